@@ -1,0 +1,84 @@
+"""Rotary frequencies of every scaling kind, as float32 numpy tables.
+
+Sources: linear 2306.15595; NTK-aware dynamic scaling; Llama 3.1 frequency bands (Llama 3 model card);
+YaRN 2309.00071. Arithmetic is float32 in the order transformers uses, so tables agree to the last bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.spec.model import Rope
+
+F32 = npt.NDArray[np.float32]
+
+
+def inverse_frequencies(rope: Rope, max_len: int) -> F32:
+    """Inverse frequency of each rotated pair, float32 [dim/2].
+
+    `max_len` is the longest sequence the engine will run. Only `dynamic` depends on it: its base is chosen
+    once from max_len, so that a token's rotation never depends on how long its sequence has become
+    (see docs/decisions). Other kinds ignore it.
+    """
+    match rope.kind:
+        case "default":
+            return _base(rope.theta, rope.dim)
+        case "linear":
+            return _base(rope.theta, rope.dim) / np.float32(rope.factor)
+        case "dynamic":
+            return _dynamic(rope, max_len)
+        case "llama3":
+            return _llama3(rope)
+        case "yarn":
+            return _yarn(rope)
+
+
+def cos_sin(rope: Rope, max_len: int) -> tuple[F32, F32]:
+    """cos and sin of position × frequency for positions 0 … max_len-1, each float32 [max_len, dim/2]."""
+    angles = np.arange(max_len, dtype=np.float32)[:, None] * inverse_frequencies(rope, max_len)[None, :]
+    factor = np.float32(rope.attention_factor)
+    return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def _base(theta: float, dim: int) -> F32:
+    exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return (np.float32(1.0) / np.power(np.float32(theta), exponent)).astype(np.float32)
+
+
+def _dynamic(rope: Rope, max_len: int) -> F32:
+    length = max(max_len, rope.original_max)
+    stretch = rope.factor * length / rope.original_max - (rope.factor - 1)
+    return _base(rope.theta * stretch ** (rope.dim / (rope.dim - 2)), rope.dim)
+
+
+def _llama3(rope: Rope) -> F32:
+    freq = _base(rope.theta, rope.dim)
+    wavelength = 2 * math.pi / freq
+    low = rope.original_max / rope.low_freq_factor
+    high = rope.original_max / rope.high_freq_factor
+    smooth = (rope.original_max / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - smooth) * freq / rope.factor + smooth * freq
+    out = np.where(wavelength > low, freq / rope.factor, freq)
+    medium = ~(wavelength < high) & ~(wavelength > low)
+    return np.where(medium, blended, out).astype(np.float32)
+
+
+def _yarn(rope: Rope) -> F32:
+    def correction(rotations: float) -> float:
+        return (rope.dim * math.log(rope.original_max / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
+
+    low, high = correction(rope.beta_fast), correction(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    if low == high:
+        high += 0.001  # avoids a division by zero
+    ramp = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
+    keep = np.float32(1.0) - ramp  # 1 where a pair turns fast enough to extrapolate
+    freq = _base(rope.theta, rope.dim)
+    return (freq / np.float32(rope.factor) * (1 - keep) + freq * keep).astype(np.float32)

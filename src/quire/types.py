@@ -1,0 +1,359 @@
+"""Words everyone shares: what a user asks, what crosses the scheduling/compute seam, what comes back.
+
+Plain data only. Token ids are ints, sequences of them are lists; there are no tensors here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MAX_LOGPROBS = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 4096
+MAX_SAMPLES = 128
+
+
+class QuireError(Exception):
+    """Base of every error that Quire raises on purpose."""
+
+
+class RequestError(QuireError):
+    """A request asks for something out of range. `field` names the offending parameter."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class CheckpointError(QuireError):
+    """A checkpoint file is missing, malformed, or disagrees with its config."""
+
+
+class UnsupportedModelError(QuireError):
+    """A config asks for something Quire does not implement. The message names the key and value."""
+
+
+class MemoryBudgetError(QuireError):
+    """The memory bound cannot hold what was asked for. The message says what to change."""
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sample ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop id or stop string
+    LENGTH = "length"  # max_tokens or the context window
+    ABORT = "abort"  # the caller gave up
+    ERROR = "error"  # numerical failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to turn logits into tokens and when to stop. Field names follow the OpenAI API and vLLM.
+
+    temperature 0 is argmax (lowest id on ties). top_k 0 or -1 is off. `max_tokens` None means up to the
+    context window. `logprobs`/`prompt_logprobs` N asks for the N most likely tokens beside the chosen one.
+    `seed` None lets the engine pick one; equal seeds give equal samples whatever else is running.
+
+    Raises RequestError naming the field when a value is out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    banned_token_ids: Sequence[int] = ()
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        _number(self, "temperature", 0.0, 1e4)
+        _number(self, "top_p", 0.0, 1.0, low_open=True)
+        _number(self, "min_p", 0.0, 1.0)
+        _number(self, "repetition_penalty", 0.0, 1e3, low_open=True)
+        _number(self, "frequency_penalty", -100.0, 100.0)
+        _number(self, "presence_penalty", -100.0, 100.0)
+        _integer(self, "top_k", -1, 2**31 - 1)
+        _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
+        _integer(self, "min_tokens", 0, 2**31 - 1)
+        _integer(self, "n", 1, MAX_SAMPLES)
+        _integer(self, "seed", -(2**63), 2**64 - 1, optional=True)
+        _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
+        _integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens {self.max_tokens}")
+        _token_ids("banned_token_ids", self.banned_token_ids)
+        _token_ids("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not set(self.allowed_token_ids) - set(self.banned_token_ids):
+                raise RequestError("allowed_token_ids", "no token is left to sample")
+        for token, bias in self.logit_bias.items():
+            if not _is_int(token) or token < 0:
+                raise RequestError("logit_bias", f"token id {token!r} is not a non-negative integer")
+            if not _is_number(bias) or not -100.0 <= bias <= 100.0:
+                raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
+        _stop_strings(self.stop)
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise RequestError when a named token id does not exist in a vocabulary of `vocab_size`."""
+        named: dict[str, Sequence[int]] = {
+            "logit_bias": list(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "banned_token_ids": self.banned_token_ids,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        for name, ids in named.items():
+            for token in ids:
+                if token >= vocab_size:
+                    raise RequestError(name, f"token id {token} is not below the vocabulary size {vocab_size}")
+        if len(set(self.banned_token_ids)) >= vocab_size:
+            raise RequestError("banned_token_ids", "every token of the vocabulary is banned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A validated ask, in token ids. One request makes `params.n` sequences.
+
+    `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
+    `namespace` separates prefix caches (cache salt, later the adapter): equal prompts in different
+    namespaces never share blocks.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    arrival: float = 0.0
+    priority: int = 0
+    namespace: str = ""
+    eos_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers whose KV blocks live and die together; one block table a group.
+
+    `window` 0 means full attention: every block is kept. Otherwise a token at position p is read only by
+    positions below p + window, and blocks wholly behind the window are given back.
+    """
+
+    layers: tuple[int, ...]
+    window: int = 0
+
+
+@dataclass(slots=True)
+class NewSeq:
+    """Everything a worker must know of a sequence, sent once when it is (re)scheduled from scratch.
+
+    `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
+    cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
+    `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back.
+    """
+
+    seq_id: int
+    token_ids: list[int]
+    prompt_len: int
+    params: SamplingParams
+    sample_index: int
+    seed: int
+    blocks: tuple[list[int], ...]
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class ScheduledSeq:
+    """One row of a step: run `token_ids` at positions start, start+1, … of sequence `seq_id`.
+
+    `new_blocks` per cache group are appended to the sequence's block table before the step. `sample` is true
+    when the row reaches the end of the known tokens, so the last position's logits give the next token.
+    `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: list[int]
+    new_blocks: tuple[list[int], ...]
+    sample: bool
+    prompt_logprobs: bool = False
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """What to run in one step. Row i of every step array is scheduled[i]; nobody sorts.
+
+    `gone` are sequences whose worker slot is to be released before this step: finished, aborted, preempted.
+    """
+
+    step: int
+    scheduled: list[ScheduledSeq]
+    new: list[NewSeq]
+    gone: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One candidate at one position: natural-log probability under the raw logits, and rank from 1."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+# The chosen token first, then the N most likely in falling order (the chosen one may appear again).
+PositionLogprobs = list[TokenLogprob]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step made, row for row.
+
+    `token_ids[i]` are the tokens accepted for scheduled[i] (empty when it did not sample); `logprobs[i]` one
+    entry per accepted token when asked for; `prompt_logprobs[i]` one entry per position of the row whose next
+    prompt token is known. `failed` are rows whose logits held NaN or Inf. `seconds` is wall time by phase.
+    """
+
+    token_ids: list[list[int]]
+    logprobs: list[list[PositionLogprobs] | None]
+    prompt_logprobs: list[list[PositionLogprobs] | None]
+    failed: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SeqEvent:
+    """What one step changed for one sequence; the engine turns it into text for the caller."""
+
+    request_id: str
+    sample_index: int
+    new_token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None
+    prompt_logprobs: list[PositionLogprobs] | None
+    finish_reason: FinishReason | None
+    stop_token_id: int | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of the engine's log book: what a step held and what it cost. Times in seconds."""
+
+    step: int
+    start: float
+    schedule_seconds: float
+    execute_seconds: float
+    update_seconds: float
+    rows: int
+    prefill_tokens: int
+    decode_tokens: int
+    context_tokens: int
+    blocks_used: int
+    running: int
+    waiting: int
+    preempted: int
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample of a request, so far or finished."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[PositionLogprobs] | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request; cached_tokens of the prompt came from the prefix cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Timings:
+    """Monotonic seconds of a request's life: arrival, first scheduled, first token, finished."""
+
+    arrival: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's samples with what was asked and what it cost."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    finished: bool = False
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number(params: SamplingParams, name: str, low: float, high: float, *, low_open: bool = False) -> None:
+    value = getattr(params, name)
+    if not _is_number(value) or value > high or value < low or (low_open and value == low):
+        bracket = "(" if low_open else "["
+        raise RequestError(name, f"{value!r} is not a number in {bracket}{low:g}, {high:g}]")
+
+
+def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
+    value = getattr(params, name)
+    if value is None and optional:
+        return
+    if not _is_int(value) or not low <= value <= high:
+        raise RequestError(name, f"{value!r} is not an integer in [{low}, {high}]")
+
+
+def _token_ids(name: str, ids: Sequence[int]) -> None:
+    for token in ids:
+        if not _is_int(token) or not 0 <= token < 2**31:
+            raise RequestError(name, f"{token!r} is not a token id")
+
+
+def _stop_strings(stop: Sequence[str]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise RequestError("stop", f"{len(stop)} strings are more than the limit of {MAX_STOP_STRINGS}")
+    for text in stop:
+        if not isinstance(text, str) or not text:
+            raise RequestError("stop", "every stop string must be a non-empty string")
+        if len(text) > MAX_STOP_STRING_CHARS:
+            raise RequestError("stop", f"a stop string of {len(text)} characters is over {MAX_STOP_STRING_CHARS}")
