@@ -1,0 +1,171 @@
+"""Lowering: ModelSpec + number formats -> Program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.cache_groups import plan_groups
+from quire.program.ops import (
+    Attend,
+    Buffer,
+    DType,
+    Embed,
+    GatedAct,
+    GatherRows,
+    HeadShape,
+    KVLayer,
+    Linear,
+    Norm,
+    Op,
+    Param,
+    Part,
+    Program,
+    RopeWrite,
+)
+from quire.spec import Layer, ModelSpec, Rope
+from quire.types import CacheGroup
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormats:
+    """Formats of a program: linear weights and their inputs, and the KV cache. Sums are always float32."""
+
+    weights: DType = "bf16"
+    kv: DType = "bf16"
+
+
+def lower(spec: ModelSpec, formats: NumberFormats) -> Program:
+    """Lower a spec to a flat op list. Pure: the same arguments give the same program."""
+    return _Lowering(spec, formats).program()
+
+
+class _Lowering:
+    """Collects params, buffers and ops while walking the layers of a spec once."""
+
+    def __init__(self, spec: ModelSpec, formats: NumberFormats) -> None:
+        self.spec, self.formats = spec, formats
+        self.params: dict[str, Param] = {}
+        self.buffers: dict[str, Buffer] = {}
+        self.body: list[Op] = []
+        self.ropes: list[Rope] = []
+
+    def program(self) -> Program:
+        spec = self.spec
+        head_parts = (Part(spec.names.embed if spec.tied else spec.names.head, spec.vocab, spec.dim, "vocab"),)
+        head = self.param("head", "linear", head_parts)
+        embed = head
+        if not spec.tied:
+            embed = self.param("embed", "table", (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),))
+        residual = self.buffer("residual", spec.dim, "f32")
+        self.body.append(Embed(embed, residual))
+        delta: str | None = None
+        for index, layer in enumerate(spec.layers):
+            delta = self.layer(index, layer, residual, delta)
+        cache = plan_groups([layer.attention.window for layer in spec.layers])
+        return Program(
+            params=tuple(self.params.values()),
+            head=self.head(residual, delta, head),
+            buffers=tuple(self.buffers.values()),
+            body=tuple(self.body),
+            ropes=tuple(self.ropes),
+            kv_layers=self.kv_layers(cache.groups),
+            cache_groups=cache.groups,
+            layers_per_group=cache.layers_per_group,
+            kv_dtype=self.formats.kv,
+            vocab=spec.vocab,
+        )
+
+    def layer(self, index: int, layer: Layer, residual: str, delta: str | None) -> str:
+        """Append one block's ops; returns the buffer still to be added to the residual stream."""
+        spec, names, att, mlp = self.spec, self.spec.names, layer.attention, layer.mlp
+        at = f"layers.{index}"
+        shape = HeadShape(att.heads, att.kv_heads, att.head_dim)
+        hidden = self.buffer("hidden", spec.dim, self.formats.weights)
+        qkv = self.buffer("qkv", shape.q_cols + 2 * shape.kv_cols, "f32")
+        mixed = self.buffer("mixed", shape.q_cols, self.formats.weights)
+        projected = self.buffer("delta", spec.dim, "f32")
+        norm = self.vector(f"{at}.attn_norm", (names.attn_norm.format(i=index),), (spec.dim,))
+        self.body.append(Norm(residual, delta, norm, spec.norm_eps, hidden))
+        sources = tuple(name.format(i=index) for name in (names.q, names.k, names.v))
+        rows, axes = (shape.q_cols, shape.kv_cols, shape.kv_cols), ("heads", "kv_heads", "kv_heads")
+        self.linear(f"{at}.qkv", hidden, qkv, sources, rows, axes, bias=att.qkv_bias)
+        norms: list[str | None] = [None, None]
+        if att.qk_norm:
+            for k, name in enumerate((names.q_norm, names.k_norm)):
+                norms[k] = self.vector(f"{at}.{'qk'[k]}_norm", (name.format(i=index),), (att.head_dim,))
+        rope = self.rope(att.rope)
+        self.body.append(RopeWrite(qkv, shape, index, rope, norms[0], norms[1], spec.norm_eps))
+        self.body.append(Attend(qkv, mixed, shape, index, att.scale, att.window))
+        self.linear(
+            f"{at}.o", mixed, projected, (names.o.format(i=index),), (spec.dim,), ("",),
+            bias=att.out_bias, col_axis="heads",
+        )  # fmt: skip
+        norm = self.vector(f"{at}.mlp_norm", (names.mlp_norm.format(i=index),), (spec.dim,))
+        self.body.append(Norm(residual, projected, norm, spec.norm_eps, hidden))
+        gate_up = self.buffer("gate_up", 2 * mlp.width, "f32")
+        gated = self.buffer("gated", mlp.width, self.formats.weights)
+        sources = (names.gate.format(i=index), names.up.format(i=index))
+        self.linear(
+            f"{at}.gate_up", hidden, gate_up, sources, (mlp.width, mlp.width), ("mlp", "mlp"), bias=mlp.bias
+        )
+        self.body.append(GatedAct(gate_up, gated, mlp.act))
+        self.linear(
+            f"{at}.down", gated, projected, (names.down.format(i=index),), (spec.dim,), ("",),
+            bias=mlp.bias, col_axis="mlp",
+        )  # fmt: skip
+        return projected
+
+    def head(self, residual: str, delta: str | None, weight: str) -> tuple[Op, ...]:
+        spec = self.spec
+        last = self.buffer("last", spec.dim, "f32", logits=True)
+        last_hidden = self.buffer("last_hidden", spec.dim, self.formats.weights, logits=True)
+        logits = self.buffer("logits", spec.vocab, "f32", logits=True)
+        norm = self.vector("final_norm", (spec.names.final_norm,), (spec.dim,))
+        return (
+            GatherRows(residual, delta, last),
+            Norm(last, None, norm, spec.norm_eps, last_hidden),
+            Linear(last_hidden, weight, None, logits),
+        )
+
+    def linear(
+        self, name: str, x: str, out: str, sources: tuple[str, ...], rows: tuple[int, ...],
+        axes: tuple[str, ...], *, bias: bool, col_axis: str = "",
+    ) -> None:  # fmt: skip
+        cols = self.buffers[x].cols
+        parts = tuple(
+            Part(f"{s}.weight", r, cols, axis, col_axis) for s, r, axis in zip(sources, rows, axes, strict=True)
+        )
+        weight = self.param(name, "linear", parts)
+        bias_name = self.vector(f"{name}.bias", tuple(f"{s}.bias" for s in sources), rows, axes) if bias else None
+        self.body.append(Linear(x, weight, bias_name, out))
+
+    def vector(
+        self, name: str, tensors: tuple[str, ...], rows: tuple[int, ...], axes: tuple[str, ...] | None = None
+    ) -> str:
+        axes = axes or ("",) * len(rows)
+        parts = tuple(Part(t, r, 0, a) for t, r, a in zip(tensors, rows, axes, strict=True))
+        self.params[name] = Param(name, "vector", parts, "f32")
+        return name
+
+    def param(self, name: str, kind: str, parts: tuple[Part, ...]) -> str:
+        assert kind in {"linear", "table"}
+        self.params[name] = Param(name, "linear" if kind == "linear" else "table", parts, self.formats.weights)
+        return name
+
+    def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False) -> str:
+        """Declare a buffer once; layers of one shape share it, another width gets a buffer of its own."""
+        name = name if self.buffers.get(name, Buffer(name, cols, dtype)).cols == cols else f"{name}_{cols}"
+        self.buffers.setdefault(name, Buffer(name, cols, dtype, "logits" if logits else "tokens"))
+        return name
+
+    def rope(self, rope: Rope) -> int:
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        return self.ropes.index(rope)
+
+    def kv_layers(self, groups: tuple[CacheGroup, ...]) -> tuple[KVLayer, ...]:
+        place = {layer: (g, k) for g, group in enumerate(groups) for k, layer in enumerate(group.layers)}
+        return tuple(
+            KVLayer(i, a.kv_heads, a.head_dim, a.window, *place[i])
+            for i, a in enumerate(layer.attention for layer in self.spec.layers)
+        )

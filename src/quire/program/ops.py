@@ -1,0 +1,261 @@
+"""The typed ops that every model is lowered to, and what they read and write.
+
+A Program is a flat list of ops over named buffers and parameters. `T` below is the number of tokens of a
+step, `N` the number of rows whose logits are wanted. Rows of a buffer are tokens (body) or logit rows (head).
+
+    body   embed · (norm · linear · rope_write · attend · linear · norm · linear · gated_act · linear)*
+    head   gather_rows · norm · linear
+
+The torch executor defines what each op computes; the native executor is compared with it op by op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.spec import Rope
+from quire.spec.model import Activation
+from quire.types import CacheGroup
+
+DType = Literal["f32", "bf16"]
+RowKind = Literal["tokens", "logits"]
+ParamKind = Literal["linear", "table", "vector"]
+DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An activation of [rows, cols]; its rows are tokens or logit rows of the step."""
+
+    name: str
+    cols: int
+    dtype: DType
+    rows: RowKind = "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One checkpoint tensor [rows, cols] (or [rows] for vectors) that fills rows of a parameter.
+
+    `row_axis` and `col_axis` are logical axes ("heads", "kv_heads", "mlp", "vocab"): what tensor parallelism
+    splits, LoRA targets and quantization read. An empty axis is never split.
+    """
+
+    tensor: str
+    rows: int
+    cols: int = 0
+    row_axis: str = ""
+    col_axis: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.cols) if self.cols else (self.rows,)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter as the executor holds it: checkpoint parts stacked along rows.
+
+    kind linear: weight [rows = out features, cols = in features], packed for the machine.
+    kind table: embedding rows [rows = vocabulary, cols], gathered by row.
+    kind vector: float32 [rows] (norm weights, biases).
+    """
+
+    name: str
+    kind: ParamKind
+    parts: tuple[Part, ...]
+    dtype: DType
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def cols(self) -> int:
+        return self.parts[0].cols
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """out[t] = table[token_ids[t]]; the table may be a tied, packed linear weight."""
+
+    table: str
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """x += delta (when given), then out = x / sqrt(mean(x²) + eps) * weight, rounded to out's dtype.
+
+    x is the float32 residual stream and is updated in place. RMSNorm: arXiv 1910.07467.
+    """
+
+    x: str
+    delta: str | None
+    weight: str
+    eps: float
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """out = x @ weightᵀ (+ bias), accumulated in float32 in ascending order of the input feature."""
+
+    x: str
+    weight: str
+    bias: str | None
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """How a fused q/k/v row is laid out: heads·head_dim of q, then kv_heads·head_dim of k, then of v."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def q_cols(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_cols(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class RopeWrite:
+    """Per head RMS-normalise q and k (when given weights), rotate both, keep q in place, write k, v to the cache.
+
+    The rotation pairs dimension d with d + rotary_dim/2 (half-split). Keys and values are rounded to the
+    cache's dtype. `rope` indexes Program.ropes, `layer` Program.kv_layers.
+    """
+
+    qkv: str
+    shape: HeadShape
+    layer: int
+    rope: int
+    q_norm: str | None
+    k_norm: str | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Causal attention of the rotated queries in `qkv` over the paged cache of `layer`.
+
+    out[t, h] = Σ softmax(scale · q·k) v over positions max(0, p-window+1) … p. The KV axis is cut at fixed
+    absolute positions, so a query's bits depend on neither batch nor chunk.
+    """
+
+    qkv: str
+    out: str
+    shape: HeadShape
+    layer: int
+    scale: float
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAct:
+    """out = act(gate) * up for gate_up = [gate | up], each of out's width."""
+
+    gate_up: str
+    out: str
+    act: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRows:
+    """out[n] = x[rows[n]] (+ delta[rows[n]]): from tokens to the rows whose logits are wanted."""
+
+    x: str
+    delta: str | None
+    out: str
+
+
+Op = Embed | Norm | Linear | RopeWrite | Attend | GatedAct | GatherRows
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """Cache of one layer: which group's block table it follows and its place inside a block of that group."""
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    group: int
+    index_in_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A model lowered to ops. `body` runs over all tokens of a step, `head` over the rows that want logits."""
+
+    params: tuple[Param, ...]
+    buffers: tuple[Buffer, ...]
+    body: tuple[Op, ...]
+    head: tuple[Op, ...]
+    ropes: tuple[Rope, ...]
+    kv_layers: tuple[KVLayer, ...]
+    cache_groups: tuple[CacheGroup, ...]
+    layers_per_group: int
+    kv_dtype: DType
+    vocab: int
+    logits: str = "logits"
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.body + self.head
+
+
+def reads(op: Op) -> tuple[str, ...]:
+    """Buffers whose content an op needs."""
+    match op:
+        case Embed():
+            names: tuple[str | None, ...] = ()
+        case Norm() | GatherRows():
+            names = (op.x, op.delta)
+        case Linear():
+            names = (op.x,)
+        case RopeWrite() | Attend():
+            names = (op.qkv,)
+        case GatedAct():
+            names = (op.gate_up,)
+    return tuple(name for name in names if name)
+
+
+def writes(op: Op) -> tuple[str, ...]:
+    """Buffers an op fills or changes."""
+    match op:
+        case Norm():
+            return (op.x, op.out)
+        case RopeWrite():
+            return (op.qkv,)
+        case _:
+            return (op.out,)
+
+
+def param_names(op: Op) -> tuple[str, ...]:
+    """Parameters an op reads."""
+    match op:
+        case Embed():
+            names: tuple[str | None, ...] = (op.table,)
+        case Norm():
+            names = (op.weight,)
+        case Linear():
+            names = (op.weight, op.bias)
+        case RopeWrite():
+            names = (op.q_norm, op.k_norm)
+        case _:
+            names = ()
+    return tuple(name for name in names if name)
