@@ -1,0 +1,101 @@
+"""What every executor does: hold weights, caches and buffers, and run a program for one step.
+
+A step is described by StepArrays: preallocated int32 arrays that the worker fills and the executor has bound
+once, so that a step itself passes three integers.
+
+    query_start   0      3   4        9          row b of the step owns tokens query_start[b] … query_start[b+1]-1
+    token_ids     a b c  d   e f g h i
+    positions     0 1 2  41  16 17 18 19 20      position of each token in its sequence
+    slots         2      0   5                   row b's line in each group's block table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.program.ops import Param, Program
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes an executor is built for; a step never exceeds them.
+
+    max_tokens: tokens in one step. max_rows: sequences in one step, and slots of the block tables.
+    max_logit_rows: rows of one head run. max_len: positions of one sequence. num_blocks: KV blocks, each of
+    block_size tokens (a multiple of 16) for layers_per_group layers.
+    """
+
+    max_tokens: int
+    max_rows: int
+    max_logit_rows: int
+    max_len: int
+    num_blocks: int
+    block_size: int = 16
+
+    @property
+    def blocks_per_row(self) -> int:
+        return -(-self.max_len // self.block_size)
+
+
+class StepArrays:
+    """The step's int32 arrays, allocated once: what a worker fills and an executor reads."""
+
+    def __init__(self, limits: Limits, num_groups: int) -> None:
+        self.token_ids: I32 = np.zeros(limits.max_tokens, np.int32)
+        self.positions: I32 = np.zeros(limits.max_tokens, np.int32)
+        self.query_start: I32 = np.zeros(limits.max_rows + 1, np.int32)
+        self.slots: I32 = np.zeros(limits.max_rows, np.int32)
+        self.logit_rows: I32 = np.zeros(limits.max_logit_rows, np.int32)
+        # [group][slot, k]: block id of tokens k·block_size …; only entries a step can read need be valid.
+        self.block_tables: tuple[I32, ...] = tuple(
+            np.zeros((limits.max_rows, limits.blocks_per_row), np.int32) for _ in range(num_groups)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.token_ids, self.positions, self.query_start, self.slots, self.logit_rows)
+        return sum(a.nbytes for a in arrays + self.block_tables)
+
+
+class Executor(Protocol):
+    """Runs a Program. Life: construct(program) → put every part → bind(limits, arrays) → run/run_head …
+
+    Raises MemoryBudgetError from bind when an arena cannot be had, ValueError for a step beyond the limits.
+    """
+
+    program: Program
+
+    def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
+        """Take one checkpoint part: raw [rows, cols] or [rows] in "F32", "F16" or "BF16" (as uint16)."""
+
+    def bind(self, limits: Limits, arrays: StepArrays) -> None:
+        """Allocate cache and buffers, and remember the arrays. Called once, after all parts are put."""
+
+    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> F32:
+        """One whole step: body over the tokens, head over arrays.logit_rows.
+
+        Returns logits [num_logit_rows, vocab], valid until the next run or run_head.
+        """
+
+    def run_head(self, num_logit_rows: int) -> F32:
+        """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
+
+    def read(self, buffer: str, rows: int) -> F32:
+        """The first rows of a buffer after the last run, as float32. For tests; see `stop_after`."""
+
+    def stop_after(self, op_index: int | None) -> None:
+        """Make later runs end after that op of Program.ops (None: run all), so buffers can be compared."""
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes held by part: weights, kv, activations, tables."""
+
+    def close(self) -> None:
+        """Give everything back."""
