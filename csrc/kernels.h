@@ -1,0 +1,165 @@
+// The kernels of one instruction set, as a table of plain functions over raw pointers.
+//
+// Callers split work into tasks; a kernel does its task on the calling thread, allocates nothing and keeps no
+// state. What a kernel computes for one row never depends on the other rows of the call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/sampling.h"
+
+namespace quire {
+
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+inline size_t dtype_bytes(DType t) { return t == DType::f32 ? 4 : 2; }
+
+// Columns (output features) of a packed panel.
+//
+//   f32  panel p:  [k][64]        w[p*64 + c, k] at k*64 + c
+//   bf16 panel p:  [k/2][64][2]   w[p*64 + c, k] at (k/2)*128 + c*2 + k%2
+//
+// Columns past the last output feature are zero.
+constexpr int kPanel = 64;
+// Tokens of a KV tile; cache blocks are whole tiles.
+constexpr int kTile = 16;
+// Keys that share one softmax rescale, counted from position 0.
+constexpr int kGroup = 64;
+// Positions of one KV partition: softmax states are merged partition by partition, in rising order.
+constexpr int kPartition = 1024;
+// Query rows (queries x heads of a group) that one attention call works on at a time.
+constexpr int kAttendRows = 48;
+
+struct LinearTask {
+  const void* x;       // [rows, k] in the weight's dtype, row pitch ldx elements
+  size_t ldx;
+  const void* w;       // packed panels
+  const float* bias;   // [n] or null
+  float* y;            // [rows, n], row pitch ldy
+  size_t ldy;
+  int rows, k, n;
+  int panel_begin, panel_end;
+};
+
+struct PackTask {
+  const void* src;     // [rows, k] row-major, `src_dtype`
+  DType src_dtype;
+  void* dst;           // packed panels of `dst_dtype`, zero-filled before the first part
+  int rows, k;
+  int row_offset;      // first output feature of this part
+  int row_begin, row_end;  // rows of the part that this task packs
+};
+
+struct NormTask {
+  float* x;            // [rows, cols], updated when delta is given
+  const float* delta;  // [rows, cols] or null
+  const float* weight;
+  void* out;           // [rows, cols] of out_dtype
+  DType out_dtype;
+  float eps;
+  int cols, row_begin, row_end;
+};
+
+// A layer's cache inside one block: K tiles of all kv heads, then V tiles of all kv heads.
+//
+//   f32   K tile [d][16]        V tile [16][d16]
+//   bf16  K tile [d/2][16][2]   V tile [8][d16][2]     pairs of d, pairs of tokens
+//
+// d16 is head_dim rounded up to 16. Tile t of head h is at ((h * tiles_per_block) + t) * tile elements.
+struct KVLayout {
+  DType dtype;
+  int kv_heads, head_dim, d16;
+  int block_size, tiles_per_block;
+  size_t tile_elems;    // 16 * d16
+  size_t v_offset;      // elements from the layer's K to its V
+  size_t block_stride;  // elements from one block to the next
+};
+
+struct RopeWriteTask {
+  float* qkv;           // [tokens, pitch]
+  size_t pitch;
+  int heads, kv_heads, head_dim, rotary_dim;
+  const float* q_norm;  // [head_dim] or null
+  const float* k_norm;
+  float eps;
+  const float* cos;     // [max_len, rotary_dim/2]
+  const float* sin;
+  const int32_t* positions;
+  const int32_t* block_table;  // of this row
+  void* cache;          // this layer's part of block 0
+  KVLayout kv;
+  int token_begin, token_end;
+};
+
+struct AttendTask {
+  const float* qkv;     // [tokens, pitch]; the rotated q of head h at h*head_dim
+  size_t pitch;
+  void* out;            // [tokens, heads*head_dim]
+  DType out_dtype;
+  size_t out_pitch;
+  int heads_per_kv;
+  int kv_head;
+  float scale;
+  int window;
+  const int32_t* positions;    // rising by one inside a row
+  const int32_t* block_table;
+  const void* cache;
+  KVLayout kv;
+  int token_begin, token_end;  // queries of one row
+  void* scratch;               // attend_scratch_bytes(head_dim)
+};
+
+struct GatedActTask {
+  const float* gate_up;  // [rows, 2*width]
+  void* out;             // [rows, width]
+  DType out_dtype;
+  int act;               // 0 silu, 1 gelu (erf), 2 gelu (tanh)
+  int width, row_begin, row_end;
+  int col_begin, col_end;
+};
+
+struct EmbedTask {
+  const void* table;     // row-major [vocab, cols] or packed panels
+  DType dtype;
+  bool packed;
+  const int32_t* ids;
+  float* out;            // [tokens, cols]
+  int cols, token_begin, token_end;
+};
+
+struct GatherTask {
+  const float* x;
+  const float* delta;    // or null
+  const int32_t* rows;
+  float* out;
+  int cols, row_begin, row_end;
+};
+
+struct Kernels {
+  const char* isa;
+  void (*linear_f32)(const LinearTask&);
+  void (*linear_bf16)(const LinearTask&);
+  void (*pack_f32)(const PackTask&);
+  void (*pack_bf16)(const PackTask&);
+  void (*norm)(const NormTask&);
+  void (*rope_write)(const RopeWriteTask&);
+  void (*attend)(const AttendTask&);
+  void (*gated_act)(const GatedActTask&);
+  void (*embed)(const EmbedTask&);
+  void (*gather)(const GatherTask&);
+  void (*to_f32)(const void* src, DType dtype, float* dst, size_t n);
+  float (*read_sum)(const void* src, size_t bytes);  // reads memory as fast as it can: bandwidth limit
+  float (*fma_loop)(int64_t iterations);             // flops_per_iteration() each: compute limits
+  float (*bf16_loop)(int64_t iterations);
+  int64_t fma_flops_per_iteration, bf16_flops_per_iteration;
+  SamplingKernels sampling;
+};
+
+// Bytes of scratch one thread needs for attend.
+constexpr size_t attend_scratch_bytes(int head_dim) {
+  const size_t d16 = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
+  // q rows, scores, probabilities, running and total outputs, and the softmax states
+  return kAttendRows * (d16 * 4 + kGroup * 4 + kGroup * 4 + 2 * d16 * 4 + 64 * 4) + 4096;
+}
+
+}  // namespace quire

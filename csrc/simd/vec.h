@@ -1,0 +1,361 @@
+// V16: sixteen float32 lanes, the unit every kernel is written in.
+//
+// avx512: one register. avx2: two. baseline: a GCC vector that the compiler lowers to what the target has.
+// Operations are lane-wise and rounded once; fma is fused on avx2 and avx512 and two roundings on baseline.
+// Horizontal sums use one fixed tree, so a result depends on the instruction set and on nothing else.
+#pragma once
+
+#include "simd/isa.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#define QUIRE_AVX512 1
+#include <immintrin.h>
+#elif defined(__AVX2__) && defined(__FMA__)
+#define QUIRE_AVX2 1
+#include <immintrin.h>
+#else
+#define QUIRE_GENERIC 1
+#endif
+
+#include <cmath>
+#include <cstring>
+
+namespace quire {
+namespace QUIRE_ISA {
+
+// ---- scalar conversions -----------------------------------------------------------------------------------
+
+QUIRE_INLINE float bits_to_float(uint32_t u) {
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+QUIRE_INLINE uint32_t float_to_bits(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return u;
+}
+QUIRE_INLINE float bf16_to_float(uint16_t h) { return bits_to_float(static_cast<uint32_t>(h) << 16); }
+// Round to nearest even; a NaN stays a (quiet) NaN.
+QUIRE_INLINE uint16_t float_to_bf16(float f) {
+  const uint32_t u = float_to_bits(f);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
+  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+QUIRE_INLINE float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+  const uint32_t exp = (h >> 10) & 31u, man = h & 0x3ffu;
+  if (exp == 31) return bits_to_float(sign | 0x7f800000u | (man << 13));
+  if (exp) return bits_to_float(sign | ((exp + 112) << 23) | (man << 13));
+  const float tiny = static_cast<float>(man) * 5.9604644775390625e-08f;  // man * 2^-24, exact
+  return (h & 0x8000u) ? -tiny : tiny;
+}
+
+// ---- V16 ----------------------------------------------------------------------------------------------------
+
+#if QUIRE_AVX512
+
+struct V16 {
+  __m512 v;
+};
+QUIRE_INLINE V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+QUIRE_INLINE void store(float* p, V16 a) { _mm512_storeu_ps(p, a.v); }
+QUIRE_INLINE V16 set1(float x) { return {_mm512_set1_ps(x)}; }
+QUIRE_INLINE V16 zero() { return {_mm512_setzero_ps()}; }
+QUIRE_INLINE V16 add(V16 a, V16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+QUIRE_INLINE V16 sub(V16 a, V16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+QUIRE_INLINE V16 mul(V16 a, V16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+QUIRE_INLINE V16 div(V16 a, V16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+QUIRE_INLINE V16 vmax(V16 a, V16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+QUIRE_INLINE V16 vmin(V16 a, V16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+QUIRE_INLINE V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// Lanes below n from a, the others from b.
+QUIRE_INLINE V16 first_n(int n, V16 a, V16 b) {
+  const __mmask16 m = n >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n < 0 ? 0 : n)) - 1u);
+  return {_mm512_mask_blend_ps(m, b.v, a.v)};
+}
+QUIRE_INLINE V16 load_n(const float* p, int n) {
+  const __mmask16 m = n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1u);
+  return {_mm512_maskz_loadu_ps(m, p)};
+}
+// Bit i set where a[i] > b[i] (false for NaN).
+QUIRE_INLINE uint32_t mask_gt(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+QUIRE_INLINE uint32_t mask_ge(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+// Bit i set where a[i] is NaN or infinite.
+QUIRE_INLINE uint32_t mask_not_finite(V16 a) { return _mm512_fpclass_ps_mask(a.v, 0x99); }
+// Nearest integer (ties to even) and 2^n for integral n in [-126, 127].
+QUIRE_INLINE V16 round_even(V16 a) { return {_mm512_roundscale_ps(a.v, 0)}; }
+QUIRE_INLINE V16 pow2n(V16 n) {
+  const __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(i, 23))};
+}
+QUIRE_INLINE V16 load_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+}
+// Round to nearest even. vcvtneps2bf16 would flush subnormals; this matches float_to_bf16 for every number.
+QUIRE_INLINE void store_bf16(uint16_t* p, V16 a) {
+  const __m512i u = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  r = _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
+}
+
+// P16: sixteen pairs of bf16. dot(acc, a, b): acc += a.hi*b.hi, then += a.lo*b.lo, lane-wise.
+struct P16 {
+  __m512i v;
+};
+QUIRE_INLINE P16 load_pairs(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
+  int32_t u;
+  std::memcpy(&u, p, 4);
+  return {_mm512_set1_epi32(u)};
+}
+QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) {
+  return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
+}
+QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+#elif QUIRE_AVX2
+
+struct V16 {
+  __m256 a, b;
+};
+QUIRE_INLINE V16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+QUIRE_INLINE void store(float* p, V16 x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+QUIRE_INLINE V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+QUIRE_INLINE V16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+#define QUIRE_BINARY(name, intrinsic) \
+  QUIRE_INLINE V16 name(V16 x, V16 y) { return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)}; }
+QUIRE_BINARY(add, _mm256_add_ps)
+QUIRE_BINARY(sub, _mm256_sub_ps)
+QUIRE_BINARY(mul, _mm256_mul_ps)
+QUIRE_BINARY(div, _mm256_div_ps)
+QUIRE_BINARY(vmax, _mm256_max_ps)
+QUIRE_BINARY(vmin, _mm256_min_ps)
+#undef QUIRE_BINARY
+QUIRE_INLINE V16 fma(V16 x, V16 y, V16 z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+QUIRE_INLINE V16 first_n(int n, V16 x, V16 y) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i m0 = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
+  const __m256i m1 = _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane);
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(m0)), _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(m1))};
+}
+QUIRE_INLINE V16 load_n(const float* p, int n) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return {_mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)),
+          n > 8 ? _mm256_maskload_ps(p + 8, _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane))
+                : _mm256_setzero_ps()};
+}
+QUIRE_INLINE uint32_t mask_gt(V16 x, V16 y) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))) << 8;
+}
+QUIRE_INLINE uint32_t mask_ge(V16 x, V16 y) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))) << 8;
+}
+QUIRE_INLINE uint32_t mask_not_finite(V16 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f), inf = _mm256_set1_ps(INFINITY);
+  // not (|x| < inf): true for infinities and NaN
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_andnot_ps(sign, x.a), inf, _CMP_NLT_UQ))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_andnot_ps(sign, x.b), inf, _CMP_NLT_UQ))) << 8;
+}
+QUIRE_INLINE V16 round_even(V16 x) {
+  return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+QUIRE_INLINE __m256 pow2n8(__m256 n) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+QUIRE_INLINE V16 pow2n(V16 n) { return {pow2n8(n.a), pow2n8(n.b)}; }
+QUIRE_INLINE __m256 load_bf16_8(const uint16_t* p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+QUIRE_INLINE V16 load_bf16(const uint16_t* p) { return {load_bf16_8(p), load_bf16_8(p + 8)}; }
+QUIRE_INLINE __m256i round_bf16_8(__m256 x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  return _mm256_srli_epi32(
+      _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(r), _mm256_castsi256_ps(quiet), nan)), 16);
+}
+QUIRE_INLINE void store_bf16(uint16_t* p, V16 x) {
+  const __m256i packed = _mm256_packus_epi32(round_bf16_8(x.a), round_bf16_8(x.b));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+struct P16 {
+  __m256i a, b;
+};
+QUIRE_INLINE P16 load_pairs(const uint16_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16))};
+}
+QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
+  int32_t u;
+  std::memcpy(&u, p, 4);
+  const __m256i x = _mm256_set1_epi32(u);
+  return {x, x};
+}
+QUIRE_INLINE __m256 pair_hi(__m256i x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+QUIRE_INLINE __m256 pair_lo(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) {
+  acc.a = _mm256_fmadd_ps(pair_hi(x.a), pair_hi(y.a), acc.a);
+  acc.b = _mm256_fmadd_ps(pair_hi(x.b), pair_hi(y.b), acc.b);
+  acc.a = _mm256_fmadd_ps(pair_lo(x.a), pair_lo(y.a), acc.a);
+  acc.b = _mm256_fmadd_ps(pair_lo(x.b), pair_lo(y.b), acc.b);
+  return acc;
+}
+QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+#else  // QUIRE_GENERIC
+
+typedef float F16v __attribute__((vector_size(64)));
+typedef int32_t I16v __attribute__((vector_size(64)));
+typedef uint32_t U16v __attribute__((vector_size(64)));
+struct V16 {
+  F16v v;
+};
+QUIRE_INLINE V16 load(const float* p) {
+  V16 r;
+  std::memcpy(&r.v, p, 64);
+  return r;
+}
+QUIRE_INLINE void store(float* p, V16 a) { std::memcpy(p, &a.v, 64); }
+QUIRE_INLINE V16 set1(float x) { return {F16v{} + x}; }
+QUIRE_INLINE V16 zero() { return {F16v{}}; }
+QUIRE_INLINE V16 add(V16 a, V16 b) { return {a.v + b.v}; }
+QUIRE_INLINE V16 sub(V16 a, V16 b) { return {a.v - b.v}; }
+QUIRE_INLINE V16 mul(V16 a, V16 b) { return {a.v * b.v}; }
+QUIRE_INLINE V16 div(V16 a, V16 b) { return {a.v / b.v}; }
+QUIRE_INLINE V16 vmax(V16 a, V16 b) { return {a.v > b.v ? a.v : b.v}; }
+QUIRE_INLINE V16 vmin(V16 a, V16 b) { return {a.v < b.v ? a.v : b.v}; }
+QUIRE_INLINE V16 fma(V16 a, V16 b, V16 c) { return {a.v * b.v + c.v}; }
+QUIRE_INLINE I16v lanes() { return I16v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+QUIRE_INLINE V16 first_n(int n, V16 a, V16 b) { return {lanes() < (I16v{} + n) ? a.v : b.v}; }
+QUIRE_INLINE V16 load_n(const float* p, int n) {
+  V16 r = zero();
+  std::memcpy(&r.v, p, static_cast<size_t>(n < 16 ? n : 16) * 4);
+  return r;
+}
+QUIRE_INLINE uint32_t mask_of(I16v m) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(m[i] & 1) << i;
+  return bits;
+}
+QUIRE_INLINE uint32_t mask_gt(V16 a, V16 b) { return mask_of(a.v > b.v); }
+QUIRE_INLINE uint32_t mask_ge(V16 a, V16 b) { return mask_of(a.v >= b.v); }
+QUIRE_INLINE uint32_t mask_not_finite(V16 a) {
+  const U16v u = (U16v)a.v & 0x7f800000u;
+  return mask_of((I16v)(u == 0x7f800000u));
+}
+QUIRE_INLINE V16 round_even(V16 a) {  // |a| < 2^22: adding 1.5 * 2^23 leaves the nearest integer
+  const F16v magic = F16v{} + 12582912.0f;
+  return {(a.v + magic) - magic};
+}
+QUIRE_INLINE V16 pow2n(V16 n) {
+  const I16v i = __builtin_convertvector(n.v, I16v) + 127;
+  return {(F16v)(i << 23)};
+}
+QUIRE_INLINE V16 load_bf16(const uint16_t* p) {
+  V16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = bf16_to_float(p[i]);
+  return r;
+}
+QUIRE_INLINE void store_bf16(uint16_t* p, V16 a) {
+  for (int i = 0; i < 16; ++i) p[i] = float_to_bf16(a.v[i]);
+}
+struct P16 {
+  U16v v;
+};
+QUIRE_INLINE P16 load_pairs(const uint16_t* p) {
+  P16 r;
+  std::memcpy(&r.v, p, 64);
+  return r;
+}
+QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
+  uint32_t u;
+  std::memcpy(&u, p, 4);
+  return {U16v{} + u};
+}
+QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) {
+  const U16v high = U16v{} + 0xffff0000u;
+  acc.v = (F16v)(a.v & high) * (F16v)(b.v & high) + acc.v;
+  acc.v = (F16v)(a.v << 16) * (F16v)(b.v << 16) + acc.v;
+  return acc;
+}
+QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+#endif
+
+// ---- on top of the above, the same for every set --------------------------------------------------------------
+
+QUIRE_INLINE void store_n(float* p, V16 a, int n) {
+  float t[16];
+  store(t, a);
+  std::memcpy(p, t, static_cast<size_t>(n < 16 ? n : 16) * sizeof(float));
+}
+QUIRE_INLINE void store_bf16_n(uint16_t* p, V16 a, int n) {
+  uint16_t t[16];
+  store_bf16(t, a);
+  std::memcpy(p, t, static_cast<size_t>(n < 16 ? n : 16) * sizeof(uint16_t));
+}
+
+// Fixed tree: halves are added until one lane is left.
+QUIRE_INLINE float reduce_add(V16 a) {
+  float t[16];
+  store(t, a);
+  for (int half = 8; half; half >>= 1)
+    for (int i = 0; i < half; ++i) t[i] += t[i + half];
+  return t[0];
+}
+QUIRE_INLINE float reduce_max(V16 a) {
+  float t[16];
+  store(t, a);
+  for (int half = 8; half; half >>= 1)
+    for (int i = 0; i < half; ++i) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
+  return t[0];
+}
+
+// e^x, relative error below 2e-7; exactly 0 at and below -87 (so e^-inf is 0), exactly 1 at 0, e^88 above 88.
+QUIRE_INLINE V16 exp(V16 x) {
+  const V16 low = set1(-87.0f);
+  const V16 c = vmax(vmin(x, set1(88.0f)), low);
+  const V16 n = round_even(mul(c, set1(1.44269504088896341f)));
+  V16 r = fma(n, set1(-0.693359375f), c);
+  r = fma(n, set1(2.12194440e-4f), r);
+  // Cephes expf's minimax polynomial
+  V16 p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = add(fma(mul(r, r), p, r), set1(1.0f));
+  const V16 y = mul(p, pow2n(n));
+#if QUIRE_AVX512
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, low.v, _CMP_GT_OQ), y.v)};
+#elif QUIRE_AVX2
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, low.a, _CMP_GT_OQ), y.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, low.b, _CMP_GT_OQ), y.b)};
+#else
+  return {x.v > low.v ? y.v : F16v{}};
+#endif
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
