@@ -1,0 +1,5 @@
+"""The same program in plain torch: the reference that defines each op. The one room that imports torch."""
+
+from quire.executor.torch.executor import TorchExecutor
+
+__all__ = ["TorchExecutor"]

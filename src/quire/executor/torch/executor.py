@@ -1,0 +1,150 @@
+"""The reference executor: runs a Program in plain torch on any torch device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.base import F32, Limits, StepArrays
+from quire.executor.torch import ops
+from quire.executor.torch.state import State
+from quire.executor.torch.step import Step, StepReader
+from quire.executor.torch.weights import Weights
+from quire.program.ops import (
+    Attend,
+    Embed,
+    GatedAct,
+    GatherRows,
+    Linear,
+    Norm,
+    Op,
+    Param,
+    Program,
+    RopeWrite,
+)
+from quire.types import MemoryBudgetError
+
+
+class TorchExecutor:
+    """An Executor (see executor/base.py) whose ops are those of executor/torch/ops.py.
+
+    device: a torch device by name ("cpu", "cuda", "cuda:1"). Products of float32 are taken in float32:
+    torch's default, which leaves TF32 off, is relied on. A step that breaks the contract of StepArrays
+    (ids, positions, slots or needed blocks out of range) is refused with ValueError before any op runs.
+    """
+
+    def __init__(self, program: Program, device: str = "cpu") -> None:
+        self.program = program
+        self._device = torch.device(device)
+        self._weights = Weights(program, self._device)
+        self._state: State | None = None
+        self._reader: StepReader | None = None
+        self._step: Step | None = None
+        self._stop: int | None = None
+
+    def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
+        self._weights.put(param, row_offset, data, dtype)
+
+    def bind(self, limits: Limits, arrays: StepArrays) -> None:
+        if self._reader is not None:
+            raise ValueError("bind was called before")
+        self._weights.check_complete()
+        try:
+            self._state = State.allocate(self.program, limits, self._device)
+        except RuntimeError as error:  # what torch raises when it cannot allocate
+            raise MemoryBudgetError(f"no memory for the KV cache and activations: {error}") from error
+        self._reader = StepReader(self.program, limits, arrays, self._device)
+
+    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> F32:
+        self._step = self._bound()[1].read(num_tokens, num_rows)
+        return self._run_ops(0, self._step, num_logit_rows)
+
+    def run_head(self, num_logit_rows: int) -> F32:
+        if self._step is None:
+            raise ValueError("run_head needs a step that was run before")
+        return self._run_ops(len(self.program.body), self._step, num_logit_rows)
+
+    def read(self, buffer: str, rows: int) -> F32:
+        found: F32 = self._bound()[0].buffers[buffer][:rows].float().cpu().numpy().copy()
+        return found
+
+    def stop_after(self, op_index: int | None) -> None:
+        if op_index is not None and not 0 <= op_index < len(self.program.ops):
+            raise ValueError(f"op_index: {op_index} is not in [0, {len(self.program.ops) - 1}]")
+        self._stop = op_index
+
+    def memory(self) -> Mapping[str, int]:
+        held = {"weights": self._weights.nbytes}
+        return held if self._state is None else held | self._state.bytes
+
+    def close(self) -> None:
+        self._weights.clear()
+        self._state = self._reader = self._step = None
+
+    def _bound(self) -> tuple[State, StepReader]:
+        if self._state is None or self._reader is None:
+            raise ValueError("bind must be called before a step is run or read")
+        return self._state, self._reader
+
+    def _run_ops(self, first: int, step: Step, num_logit_rows: int) -> F32:
+        """Ops from number `first` on; the head only when logits are wanted."""
+        state, reader = self._bound()
+        logit_rows = reader.logit_rows(num_logit_rows, len(step.positions))
+        end = len(self.program.ops if num_logit_rows else self.program.body)
+        if self._stop is not None:
+            end = min(end, self._stop + 1)
+        runner = _Runner(self.program, self._weights, state, step, logit_rows)
+        with torch.inference_mode():
+            for op in self.program.ops[first:end]:
+                runner.run(op)
+            logits: F32 = runner.buffer(self.program.logits).cpu().numpy()
+        return logits
+
+
+class _Runner:
+    """Finds the tensors that the ops of one step name."""
+
+    def __init__(
+        self, program: Program, weights: Weights, state: State, step: Step, logit_rows: Tensor
+    ) -> None:
+        self.program, self.weights, self.state = program, weights, state
+        self.step, self.logit_rows = step, logit_rows
+        self.rows = {"tokens": len(step.positions), "logits": len(logit_rows)}
+
+    def buffer(self, name: str) -> Tensor:
+        """The rows of a buffer that this step uses."""
+        return self.state.buffers[name][: self.rows[self.program.buffer(name).rows]]
+
+    def optional(self, name: str | None) -> Tensor | None:
+        return None if name is None else self.buffer(name)
+
+    def run(self, op: Op) -> None:
+        weights, buffer, step = self.weights, self.buffer, self.step
+        match op:
+            case Embed():
+                ops.embed(step.token_ids, weights[op.table], buffer(op.out))
+            case Norm():
+                ops.norm(buffer(op.x), self.optional(op.delta), weights[op.weight], op.eps, buffer(op.out))
+            case Linear():
+                ops.linear(buffer(op.x), weights[op.weight], weights.get(op.bias), buffer(op.out))
+            case RopeWrite():
+                norms = weights.get(op.q_norm), weights.get(op.k_norm)
+                rotation = self.state.rotations[op.rope].at(step.positions)
+                cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
+                ops.rope_write(
+                    op, buffer(op.qkv), norms,
+                    rotation=rotation, cache=cache, locations=step.locations[group],
+                )  # fmt: skip
+            case Attend():
+                cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
+                ops.attend(
+                    op, buffer(op.qkv),
+                    positions=step.positions, cache=cache, rows=step.rows[group], out=buffer(op.out),
+                )  # fmt: skip
+            case GatedAct():
+                ops.gated_act(buffer(op.gate_up), op.act, buffer(op.out))
+            case GatherRows():
+                ops.gather_rows(buffer(op.x), self.optional(op.delta), self.logit_rows, buffer(op.out))

@@ -1,0 +1,171 @@
+"""What each op of a program computes, in plain torch: the definition that other executors are compared with.
+
+Arithmetic is float32 throughout. A function writes its result into `out`, which rounds it to nearest even
+when `out` is bfloat16. The order of sums is left to torch, so results agree with another executor's up to
+rounding; the promise of equal bits in any batch is the native executor's.
+
+Shapes: T tokens of the step, N rows that want logits, S cached positions, H query heads, G key/value heads, D
+dimensions of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quire.program.ops import Attend, HeadShape, RopeWrite
+from quire.spec.model import Activation
+
+QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
+WEIGHT_TILE = 1 << 24  # weight elements widened to float32 at once
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Paged keys and values of one layer, each [blocks, block size, G, D]."""
+
+    keys: Tensor
+    values: Tensor
+
+    def at(self, blocks: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [S, G, D] of a sequence whose block table is `blocks`, at positions [S]."""
+        size = self.keys.shape[1]
+        where = blocks[positions // size] * size + positions % size
+        return self.keys.flatten(0, 1)[where], self.values.flatten(0, 1)[where]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """cos and sin of rotation angles, each [positions or tokens, rotated dimensions / 2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def at(self, positions: Tensor) -> Rotation:
+        return Rotation(self.cos[positions], self.sin[positions])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence of a step: it owns tokens start … stop-1; `blocks` is its line of the block table."""
+
+    start: int
+    stop: int
+    blocks: Tensor
+
+
+def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> None:
+    """out [T, C] = table [vocabulary, C] at token_ids [T]."""
+    out.copy_(table[token_ids])
+
+
+def norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    """x [T, C] += delta, in place; out = x / sqrt(mean(x²) + eps) * weight [C]."""
+    if delta is not None:
+        x.add_(delta)
+    out.copy_(rms_norm(x, weight, eps))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out [T, rows] = x [T, cols] @ weight [rows, cols]ᵀ (+ bias [rows])."""
+    x, tile = x.float(), max(1, WEIGHT_TILE // weight.shape[1])
+    for first in range(0, weight.shape[0], tile):
+        rows = slice(first, first + tile)
+        product = x @ weight[rows].float().T
+        out[:, rows] = product if bias is None else product + bias[rows]
+
+
+def rope_write(
+    op: RopeWrite, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], *, rotation: Rotation,
+    cache: LayerCache, locations: Tensor,
+) -> None:  # fmt: skip
+    """Normalise and rotate q and k of qkv [T, (H + 2G)·D]; q stays in place, k and v go to the cache.
+
+    norms: weights [D] for q and for k. locations [T]: where each token's key and value live, block id times
+    block size plus the place in the block.
+    """
+    q, k, v = split_heads(qkv, op.shape)
+    q_weight, k_weight = norms
+    q.copy_(rotate(q if q_weight is None else rms_norm(q, q_weight, op.eps), rotation))
+    k = rotate(k if k_weight is None else rms_norm(k, k_weight, op.eps), rotation)
+    cache.keys.flatten(0, 1)[locations] = k.to(cache.keys.dtype)
+    cache.values.flatten(0, 1)[locations] = v.to(cache.values.dtype)
+
+
+def attend(
+    op: Attend, qkv: Tensor, *, positions: Tensor, cache: LayerCache, rows: Sequence[Row], out: Tensor
+) -> None:
+    """out [T, H·D] = softmax(scale · q·k) v over the visible positions of each token's sequence.
+
+    The query at position p sees positions p - window + 1 … p, or 0 … p when window is 0.
+    """
+    q, _, _ = split_heads(qkv, op.shape)
+    for row in rows:
+        for start in range(row.start, row.stop, QUERY_TILE):
+            tokens = slice(start, min(start + QUERY_TILE, row.stop))
+            at = positions[tokens]
+            first = max(0, int(at.min()) - op.window + 1) if op.window else 0
+            seen = torch.arange(first, int(at.max()) + 1, device=at.device)
+            ahead = at[:, None] - seen[None, :]
+            visible = (ahead >= 0) & (ahead < op.window) if op.window else ahead >= 0
+            keys, values = cache.at(row.blocks, seen)
+            out[tokens] = attention(q[tokens], keys, values, visible, op.scale).flatten(1)
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Grouped-query attention (2305.13245) of q [T, H, D] over keys and values [S, G, D]; visible [T, S].
+
+    Query head h reads key/value head h // (H / G). Returns [T, H, D].
+    """
+    grouped = q.float().unflatten(1, (keys.shape[1], -1))  # [T, G, H/G, D]
+    scores = torch.einsum("tgrd,sgd->grts", grouped, keys.float()) * scale
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("grts,sgd->tgrd", weights, values.float()).flatten(1, 2)
+
+
+def gated_act(gate_up: Tensor, act: Activation, out: Tensor) -> None:
+    """out [T, C] = act(gate) * up for gate_up [T, 2C] = [gate | up]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    out.copy_(activate(gate, act) * up)
+
+
+def gather_rows(x: Tensor, delta: Tensor | None, rows: Tensor, out: Tensor) -> None:
+    """out [N, C] = x [T, C] at rows [N] (+ delta at rows)."""
+    out.copy_(x[rows] if delta is None else x[rows] + delta[rows])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x over its last axis, divided by its root mean square: arXiv 1910.07467."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn the first 2·P dimensions of x [T, heads, D], pairing d with d + P (arXiv 2104.09864); others pass."""
+    cos, sin = rotation.cos[:, None, :], rotation.sin[:, None, :]
+    pairs = cos.shape[-1]
+    a, b, rest = x.float().split((pairs, pairs, x.shape[-1] - 2 * pairs), dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+
+
+def split_heads(qkv: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Views [T, H, D], [T, G, D], [T, G, D] of a fused q/k/v."""
+    q, k, v = qkv.split((shape.q_cols, shape.kv_cols, shape.kv_cols), dim=-1)
+    heads = (shape.heads, shape.kv_heads, shape.kv_heads)
+    q, k, v = (x.unflatten(-1, (n, shape.head_dim)) for x, n in zip((q, k, v), heads, strict=True))
+    return q, k, v
+
+
+def activate(x: Tensor, act: Activation) -> Tensor:
+    """SiLU (1702.03118), or GELU (1606.08415) exact or with the tanh approximation."""
+    match act:
+        case "silu":
+            return functional.silu(x)
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")

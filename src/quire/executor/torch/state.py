@@ -1,0 +1,79 @@
+"""What binding allocates: activation arena, paged KV cache, rope tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.executor.base import Limits
+from quire.executor.torch.ops import LayerCache, Rotation
+from quire.executor.torch.weights import TORCH_DTYPES
+from quire.program.memory import kv_block_bytes, plan_arena
+from quire.program.ops import Program
+from quire.spec import Rope
+from quire.spec.rope import cos_sin
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`buffers` are views [max rows, cols] into one arena; `caches` go by layer, `rotations` by rope number."""
+
+    buffers: dict[str, Tensor]
+    caches: tuple[LayerCache, ...]
+    rotations: tuple[Rotation, ...]
+    bytes: dict[str, int]
+
+    @classmethod
+    def allocate(cls, program: Program, limits: Limits, device: torch.device) -> State:
+        """Raises RuntimeError when torch has no memory for it."""
+        kv_bytes = limits.num_blocks * kv_block_bytes(program, limits.block_size)
+        arena, buffers = _activations(program, limits, device)
+        rotations = tuple(_rotation(rope, limits.max_len, device) for rope in program.ropes)
+        return cls(
+            buffers=buffers,
+            caches=_caches(program, limits, torch.zeros(kv_bytes, dtype=torch.uint8, device=device)),
+            rotations=rotations,
+            bytes={
+                "kv": kv_bytes,
+                "activations": arena,
+                "tables": sum(r.cos.nbytes + r.sin.nbytes for r in rotations),
+            },
+        )
+
+
+def _rotation(rope: Rope, max_len: int, device: torch.device) -> Rotation:
+    """Tables for positions 0 … max_len-1, each [max_len, dim/2]."""
+    cos, sin = cos_sin(rope, max_len)
+    return Rotation(torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
+
+
+def _activations(program: Program, limits: Limits, device: torch.device) -> tuple[int, dict[str, Tensor]]:
+    """Arena bytes and the buffers as views into it."""
+    plan = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+    arena = torch.zeros(plan.total, dtype=torch.uint8, device=device)
+    buffers = {}
+    for buffer in program.buffers:
+        rows = limits.max_tokens if buffer.rows == "tokens" else limits.max_logit_rows
+        dtype = TORCH_DTYPES[buffer.dtype]
+        piece = arena[plan.offsets[buffer.name] :][: rows * buffer.cols * dtype.itemsize]
+        buffers[buffer.name] = piece.view(dtype).view(rows, buffer.cols)
+    return plan.total, buffers
+
+
+def _caches(program: Program, limits: Limits, memory: Tensor) -> tuple[LayerCache, ...]:
+    """Keys and values of each layer.
+
+    A block belongs to one cache group and holds that group's layers, so layers with the same place in
+    different groups share a tensor and never a block.
+    """
+    pool = memory.view(TORCH_DTYPES[program.kv_dtype]).view(
+        program.layers_per_group, 2, limits.num_blocks, -1
+    )
+    caches = []
+    for layer in program.kv_layers:
+        shape = (limits.num_blocks, limits.block_size, layer.kv_heads, layer.head_dim)
+        keys, values = pool[layer.index_in_group]
+        caches.append(LayerCache(keys.view(shape), values.view(shape)))
+    return tuple(caches)

@@ -1,0 +1,88 @@
+"""A step's arrays, checked and brought to the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.base import I32, Limits, StepArrays
+from quire.executor.torch.ops import Row
+from quire.program.ops import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the ops of one step share. `locations` [T] and `rows` are by cache group."""
+
+    token_ids: Tensor
+    positions: Tensor
+    locations: tuple[Tensor, ...]
+    rows: tuple[tuple[Row, ...], ...]
+
+
+class StepReader:
+    """Reads the bound arrays, refusing with ValueError what no executor could run."""
+
+    def __init__(self, program: Program, limits: Limits, arrays: StepArrays, device: torch.device) -> None:
+        self.limits, self.arrays, self.device = limits, arrays, device
+        self.vocab = program.vocab
+        self.windows = [group.window for group in program.cache_groups]
+
+    def read(self, num_tokens: int, num_rows: int) -> Step:
+        """The first num_tokens and num_rows of the arrays."""
+        _within("num_tokens", num_tokens, 1, self.limits.max_tokens)
+        _within("num_rows", num_rows, 1, self.limits.max_rows)
+        token_ids, positions = self.arrays.token_ids[:num_tokens], self.arrays.positions[:num_tokens]
+        starts, slots = self.arrays.query_start[: num_rows + 1], self.arrays.slots[:num_rows]
+        if starts[0] != 0 or starts[-1] != num_tokens or (np.diff(starts) < 1).any():
+            raise ValueError(
+                f"query_start {starts.tolist()} does not cut {num_tokens} tokens into {num_rows} rows"
+            )
+        _inside("token_ids", token_ids, self.vocab)
+        _inside("positions", positions, self.limits.max_len)
+        _inside("slots", slots, self.limits.max_rows)
+        groups = [self._group(g, positions, starts, slots) for g in range(len(self.windows))]
+        return Step(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            locations=tuple(locations for locations, _ in groups),
+            rows=tuple(rows for _, rows in groups),
+        )
+
+    def logit_rows(self, num_logit_rows: int, num_tokens: int) -> Tensor:
+        """The first num_logit_rows rows of the step whose logits are wanted."""
+        _within("num_logit_rows", num_logit_rows, 0, self.limits.max_logit_rows)
+        rows = self.arrays.logit_rows[:num_logit_rows]
+        _inside("logit_rows", rows, num_tokens)
+        return self._tensor(rows)
+
+    def _group(self, group: int, positions: I32, starts: I32, slots: I32) -> tuple[Tensor, tuple[Row, ...]]:
+        """Where a group's tokens are written, and each row's line of its block table."""
+        size, window = self.limits.block_size, self.windows[group]
+        rows: list[Row] = []
+        locations = np.empty(len(positions), np.int64)
+        for start, stop, slot in zip(starts[:-1].tolist(), starts[1:].tolist(), slots.tolist(), strict=True):
+            blocks, at = self.arrays.block_tables[group][slot], positions[start:stop]
+            first = max(0, int(at.min()) - window + 1) if window else 0
+            _inside(f"block_tables[{group}][{slot}]", blocks[first // size : int(at.max()) // size + 1],
+                    self.limits.num_blocks)  # fmt: skip
+            locations[start:stop] = blocks[at // size].astype(np.int64) * size + at % size
+            rows.append(Row(start, stop, self._tensor(blocks)))
+        return torch.from_numpy(locations).to(self.device), tuple(rows)
+
+    def _tensor(self, array: I32) -> Tensor:
+        """A copy on the device, as indices."""
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name}: {value} is not in [{low}, {high}]")
+
+
+def _inside(name: str, values: I32, end: int) -> None:
+    if len(values) and not (values.min() >= 0 and values.max() < end):
+        raise ValueError(f"{name}: values {values.min()} … {values.max()} are not all in [0, {end})")

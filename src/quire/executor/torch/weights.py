@@ -1,0 +1,65 @@
+"""Parameters as torch tensors, filled part by part from a checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.program.ops import Param, Program
+
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+_SOURCES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
+
+
+class Weights:
+    """A program's parameters in their natural layout: [rows, cols], or [rows] for vectors."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self._tensors = {
+            p.name: torch.empty(_shape(p), dtype=TORCH_DTYPES[p.dtype], device=device) for p in program.params
+        }
+        self._filled = {p.name: np.zeros(p.rows, np.bool_) for p in program.params}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def get(self, name: str | None) -> Tensor | None:
+        """The parameter of that name; None for None, as ops name an optional one."""
+        return None if name is None else self._tensors[name]
+
+    def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
+        """Fill rows from row_offset, rounded to the parameter's dtype; ValueError on a misfit or a second time."""
+        where = f"{param.name}[{row_offset}:{row_offset + len(data)}]"
+        if param.name not in self._tensors:
+            raise ValueError(f"{param.name} is no parameter of the program")
+        if dtype not in _SOURCES or data.dtype != _SOURCES[dtype]:
+            raise ValueError(
+                f"{where}: {dtype!r} stored as {data.dtype} is not one of F32, F16, BF16 (as uint16)"
+            )
+        if data.shape[1:] != _shape(param)[1:] or row_offset < 0 or row_offset + len(data) > param.rows:
+            raise ValueError(f"{where}: shape {data.shape} does not fit in {_shape(param)}")
+        rows = slice(row_offset, row_offset + len(data))
+        if self._filled[param.name][rows].any():
+            raise ValueError(f"{where}: was put before")
+        self._filled[param.name][rows] = True
+        source = torch.from_numpy(data if data.flags.writeable else data.copy())
+        self._tensors[param.name][rows] = source.view(torch.bfloat16) if dtype == "BF16" else source
+
+    def check_complete(self) -> None:
+        """Raise ValueError naming the parameters that still lack rows."""
+        missing = [name for name, filled in self._filled.items() if not filled.all()]
+        if missing:
+            raise ValueError(f"parameters not put whole: {', '.join(missing[:5])} ({len(missing)} in all)")
+
+    def clear(self) -> None:
+        """Give the tensors back; the parameters are then gone."""
+        self._tensors.clear()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+
+def _shape(param: Param) -> tuple[int, ...]:
+    return (param.rows,) if param.kind == "vector" else (param.rows, param.cols)

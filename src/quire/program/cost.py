@@ -1,0 +1,208 @@
+"""FLOPs and bytes of a step, op by op: what a roofline report, the planner and the simulator read.
+
+All counts are exact integers for the work the op definitions ask for, whatever kernel does it. A multiply
+and an add are two FLOPs. Bytes are the least that memory must move when nothing stays in a cache between
+ops: each weight once, each activation read and written once, each visible key and value once a row.
+Transcendentals count as EXP_FLOPS; they never decide a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.program.ops import (
+    DTYPE_BYTES,
+    Attend,
+    Embed,
+    GatedAct,
+    GatherRows,
+    Linear,
+    Norm,
+    Op,
+    Program,
+    RopeWrite,
+)
+
+NORM_FLOPS = 4  # square, add to the sum, scale, weight
+EXP_FLOPS = 4  # act(gate): exponential or error function, and the arithmetic around it
+ID_BYTES = 4  # a token id, position or row number
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence in a step: `query_len` new tokens after `context_len` tokens that are already cached."""
+
+    query_len: int
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine can do in a second: `flops` at the program's number format, `bandwidth` in bytes."""
+
+    flops: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one op or many. Bytes are split by what they belong to; ids and rope tables are activations."""
+
+    flops: int = 0
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+    kv_read_bytes: int = 0
+    kv_written_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes + self.kv_read_bytes + self.kv_written_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity in FLOPs per byte (roofline model, Williams et al. 2009); 0 without bytes."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def bound(self, machine: Machine) -> float:
+        """Least seconds on a machine: the longer of computing and moving bytes, perfectly overlapped."""
+        return max(self.flops / machine.flops, self.bytes / machine.bandwidth)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.weight_bytes + other.weight_bytes,
+            self.activation_bytes + other.activation_bytes,
+            self.kv_read_bytes + other.kv_read_bytes,
+            self.kv_written_bytes + other.kv_written_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Cost of each op of Program.ops in a step, and of the step."""
+
+    ops: tuple[Cost, ...]
+
+    @property
+    def total(self) -> Cost:
+        return sum(self.ops, Cost())
+
+
+def step_cost(program: Program, rows: Sequence[Row], logit_rows: int) -> StepCost:
+    """Cost of running `rows` with logits for `logit_rows` tokens; the head is left out when that is 0."""
+    counter = _Counter(program, rows, logit_rows)
+    body = [counter.cost(op, counter.tokens) for op in program.body]
+    head = [counter.cost(op, logit_rows) if logit_rows else Cost() for op in program.head]
+    return StepCost(tuple(body + head))
+
+
+def visible_pairs(row: Row, window: int) -> int:
+    """(query, key) pairs of causal attention: the query at position p sees min(p + 1, window) keys."""
+    first, last = (
+        row.context_len + 1,
+        row.context_len + row.query_len,
+    )  # keys each query sees, when not limited
+    if window == 0:
+        return _sum_range(first, last)
+    whole = _sum_range(first, min(last, window))
+    return whole + window * (last - max(first - 1, window)) if last > window else whole
+
+
+def visible_keys(row: Row, window: int) -> int:
+    """Positions that at least one query of the row sees."""
+    behind = max(0, row.context_len - window + 1) if window else 0
+    return row.context_len + row.query_len - behind if row.query_len else 0
+
+
+class _Counter:
+    """Looks up widths and formats of a program and counts one op at a time."""
+
+    def __init__(self, program: Program, rows: Sequence[Row], logit_rows: int) -> None:
+        self.program, self.rows, self.logit_rows = program, rows, logit_rows
+        self.tokens = sum(row.query_len for row in rows)
+        self.params = {param.name: param for param in program.params}
+        self.buffers = {buffer.name: buffer for buffer in program.buffers}
+
+    def cost(self, op: Op, n: int) -> Cost:
+        """Cost of one op over n rows."""
+        match op:
+            case Embed():
+                cost = self.embed(op, n)
+            case Norm():
+                cost = self.norm(op, n)
+            case Linear():
+                cost = self.linear(op, n)
+            case RopeWrite():
+                cost = self.rope_write(op, n)
+            case Attend():
+                cost = self.attend(op, n)
+            case GatedAct():
+                cost = self.gated_act(op, n)
+            case GatherRows():
+                cost = self.gather_rows(op, n)
+        return cost
+
+    def row_bytes(self, buffer: str, cols: int | None = None) -> int:
+        """Bytes of one row of a buffer, or of its first `cols` columns."""
+        found = self.buffers[buffer]
+        return (found.cols if cols is None else cols) * DTYPE_BYTES[found.dtype]
+
+    def vector_bytes(self, *names: str | None) -> int:
+        return sum(self.params[name].rows * DTYPE_BYTES["f32"] for name in names if name)
+
+    def embed(self, op: Embed, n: int) -> Cost:
+        table = self.params[op.table]
+        return Cost(
+            weight_bytes=n * table.cols * DTYPE_BYTES[table.dtype],
+            activation_bytes=n * (self.row_bytes(op.out) + ID_BYTES),
+        )
+
+    def norm(self, op: Norm, n: int) -> Cost:
+        cols, x = self.buffers[op.x].cols, self.row_bytes(op.x)
+        flops, moved = NORM_FLOPS * cols, x + self.row_bytes(op.out)
+        if op.delta:
+            flops, moved = flops + cols, moved + self.row_bytes(op.delta) + x
+        return Cost(n * flops, self.vector_bytes(op.weight), n * moved)
+
+    def linear(self, op: Linear, n: int) -> Cost:
+        weight = self.params[op.weight]
+        flops = 2 * n * weight.rows * weight.cols + (n * weight.rows if op.bias else 0)
+        read = weight.rows * weight.cols * DTYPE_BYTES[weight.dtype] + self.vector_bytes(op.bias)
+        return Cost(flops, read, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
+
+    def rope_write(self, op: RopeWrite, n: int) -> Cost:
+        shape, dim = op.shape, self.program.ropes[op.rope].dim
+        flops = 3 * dim * (shape.heads + shape.kv_heads)  # four products and two sums for each pair
+        flops += NORM_FLOPS * (shape.q_cols if op.q_norm else 0)
+        flops += NORM_FLOPS * (shape.kv_cols if op.k_norm else 0)
+        table = dim * DTYPE_BYTES["f32"] + ID_BYTES
+        moved = self.row_bytes(op.qkv) + self.row_bytes(op.qkv, shape.q_cols) + table
+        written = n * 2 * shape.kv_cols * DTYPE_BYTES[self.program.kv_dtype]
+        weights = self.vector_bytes(op.q_norm, op.k_norm)
+        return Cost(n * flops, weights, n * moved, kv_written_bytes=written)
+
+    def attend(self, op: Attend, n: int) -> Cost:
+        shape = op.shape
+        pairs = sum(visible_pairs(row, op.window) for row in self.rows)
+        keys = sum(visible_keys(row, op.window) for row in self.rows)
+        return Cost(
+            flops=4 * shape.q_cols * pairs,
+            activation_bytes=n * (self.row_bytes(op.qkv, shape.q_cols) + self.row_bytes(op.out)),
+            kv_read_bytes=keys * 2 * shape.kv_cols * DTYPE_BYTES[self.program.kv_dtype],
+        )
+
+    def gated_act(self, op: GatedAct, n: int) -> Cost:
+        flops = (EXP_FLOPS + 1) * self.buffers[op.out].cols
+        return Cost(n * flops, activation_bytes=n * (self.row_bytes(op.gate_up) + self.row_bytes(op.out)))
+
+    def gather_rows(self, op: GatherRows, n: int) -> Cost:
+        moved = self.row_bytes(op.x) + self.row_bytes(op.out) + ID_BYTES
+        if op.delta is None:
+            return Cost(activation_bytes=n * moved)
+        return Cost(n * self.buffers[op.x].cols, activation_bytes=n * (moved + self.row_bytes(op.delta)))
+
+
+def _sum_range(first: int, last: int) -> int:
+    """first + (first + 1) + … + last; 0 when empty."""
+    return (first + last) * (last - first + 1) // 2 if last >= first else 0

@@ -1,0 +1,131 @@
+"""Exact bytes of a program: activations in one planned arena, KV blocks, weights and rope tables.
+
+An activation's place in the arena is chosen once, from when its content is needed. Buffers whose contents
+are never needed at the same time share bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.program.ops import DTYPE_BYTES, Buffer, Op, Param, Program, reads, writes
+from quire.types import UnsupportedModelError
+
+ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
+PACKED_ROWS = 64  # output features of one packed panel of a linear weight
+PACKED_COLS = 2  # input features that one bf16 dot-product instruction takes together
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlan:
+    """Byte offset of each activation buffer in an arena of `total` bytes, all multiples of ALIGNMENT."""
+
+    offsets: dict[str, int]
+    total: int
+
+
+def plan_arena(program: Program, max_tokens: int, max_logit_rows: int) -> ArenaPlan:
+    """Place the buffers of a program so that no two that are live at one op overlap.
+
+    Greedy by size: the largest buffer first, each at the lowest offset that is free during its whole life
+    (Pisarchyk and Lee, arXiv 2001.03288, algorithm 3).
+    """
+    sizes = {b.name: buffer_bytes(b, max_tokens, max_logit_rows) for b in program.buffers}
+    neighbours = _conflicts(live_buffers(program))
+    offsets: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        taken = sorted(
+            (offsets[other], sizes[other]) for other in neighbours.get(name, ()) if other in offsets
+        )
+        offsets[name] = _lowest_gap(taken, sizes[name])
+    return ArenaPlan(offsets, max((offsets[name] + sizes[name] for name in sizes), default=0))
+
+
+def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
+    """Bytes of a buffer with all its rows, rounded up to ALIGNMENT."""
+    rows = max_tokens if buffer.rows == "tokens" else max_logit_rows
+    return _round_up(rows * buffer.cols * DTYPE_BYTES[buffer.dtype], ALIGNMENT)
+
+
+def live_buffers(program: Program) -> list[frozenset[str]]:
+    """For each op of Program.ops, the buffers that hold something needed while it runs.
+
+    That is what it reads and writes, and what an earlier op wrote and a later one reads. The head may run
+    again for other rows of the same step, so what it takes from the body stays live to its end; the logits
+    are the caller's.
+    """
+    logits = frozenset((program.logits,))
+    after = logits
+    for op in reversed(program.head):
+        after = _needed_before(op, after)
+    after |= logits
+    live: list[frozenset[str]] = []
+    for op in reversed(program.ops):
+        live.append(after | frozenset(reads(op)) | frozenset(writes(op)))
+        after = _needed_before(op, after)
+    live.reverse()
+    return live
+
+
+def kv_block_bytes(program: Program, block_size: int) -> int:
+    """Bytes of one KV block: `block_size` tokens of keys and values for each layer of a cache group.
+
+    One pool of equal blocks serves every group, so all layers must store the same width.
+    Raises UnsupportedModelError otherwise.
+    """
+    widths = {layer.kv_heads * layer.head_dim for layer in program.kv_layers}
+    if len(widths) != 1:
+        raise UnsupportedModelError(
+            "one block pool needs one width: num_key_value_heads x head_dim differs between layers: "
+            f"{sorted(widths)}"
+        )
+    per_token = 2 * widths.pop() * DTYPE_BYTES[program.kv_dtype]
+    return program.layers_per_group * block_size * per_token
+
+
+def param_bytes(param: Param) -> int:
+    """Bytes of a parameter as the native executor holds it: linear weights packed and padded, others plain."""
+    if param.kind == "linear":
+        rows, cols = _round_up(param.rows, PACKED_ROWS), _round_up(param.cols, PACKED_COLS)
+        return rows * cols * DTYPE_BYTES[param.dtype]
+    if param.kind == "table":
+        return param.rows * param.cols * DTYPE_BYTES[param.dtype]
+    return param.rows * DTYPE_BYTES["f32"]
+
+
+def weight_bytes(program: Program) -> int:
+    """Bytes of all parameters; see param_bytes."""
+    return sum(param_bytes(param) for param in program.params)
+
+
+def rope_table_bytes(program: Program, max_len: int) -> int:
+    """Bytes of the cos and sin tables, float32 [max_len, dim/2] each, one pair for each distinct rope."""
+    return sum(2 * max_len * (rope.dim // 2) * DTYPE_BYTES["f32"] for rope in program.ropes)
+
+
+def _needed_before(op: Op, after: frozenset[str]) -> frozenset[str]:
+    """Buffers whose content must exist before `op`, given those that must after it."""
+    return (after - frozenset(writes(op))) | frozenset(reads(op))
+
+
+def _conflicts(live: list[frozenset[str]]) -> dict[str, set[str]]:
+    """Which buffers may not share bytes with which."""
+    neighbours: dict[str, set[str]] = {}
+    for together in set(live):
+        for name in together:
+            neighbours.setdefault(name, set()).update(together - {name})
+    return neighbours
+
+
+def _lowest_gap(taken: list[tuple[int, int]], size: int) -> int:
+    """Lowest offset where `size` bytes fit between `taken` (offset, size) pieces, sorted by offset."""
+    offset = 0
+    for start, length in taken:
+        if offset + size <= start:
+            break
+        offset = max(offset, start + length)
+    return offset
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
