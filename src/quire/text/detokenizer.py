@@ -1,0 +1,165 @@
+"""Token ids to text as they are generated.
+
+The promise: the deltas of one sequence, joined, equal the library's decode of all its ids, and no delta ends in half a
+character. Text that a later token could still change is held back: the bytes of an unfinished character (byte level),
+an open run of byte tokens (SentencePiece style, where one bad byte turns the whole run into U+FFFD).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+# Tokens of context kept by the windowed fallback. A character has at most 4 bytes, so 3 tokens can be open; the rest
+# is room for decoders that look at a neighbour.
+_WINDOW = 8
+
+
+class Detokenizer(Protocol):
+    """Text of one sequence, built token by token."""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Append ids and return the text that is now certain. Ids that name no token add nothing.
+
+        Raises OverflowError for a negative id.
+        """
+        ...
+
+    def prime(self, token_ids: Iterable[int]) -> None:
+        """Take ids as context whose text was already shown: the joined deltas then continue the prompt's text.
+
+        Without it the first token is the start of the text, where SentencePiece-style vocabularies drop a space.
+        """
+        ...
+
+    def finish(self) -> str:
+        """The held-back rest, with U+FFFD for what never became a character. The detokenizer is then used up."""
+        ...
+
+
+class ByteLevelDetokenizer:
+    """Byte table and an incremental UTF-8 decoder: O(bytes) a token, at most 3 bytes held."""
+
+    __slots__ = ("_decode", "_table")
+
+    def __init__(self, table: Mapping[int, bytes]) -> None:
+        self._table = table
+        self._decode = _utf8_decoder("replace").decode
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        table = self._table
+        return self._decode(b"".join([table[token_id] for token_id in token_ids]))
+
+    def prime(self, token_ids: Iterable[int]) -> None:
+        self.push(token_ids)
+
+    def finish(self) -> str:
+        return self._decode(b"", True)
+
+
+class PieceDetokenizer:
+    """Pieces of text and single bytes; an open run of bytes is held until a piece of text ends it."""
+
+    __slots__ = ("_run", "_strip", "_strip_left", "_table")
+
+    def __init__(self, table: Mapping[int, str | int | None], strip: str = "", strip_count: int = 0) -> None:
+        self._table = table
+        self._run = bytearray()
+        self._strip = strip
+        self._strip_left = strip_count
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        table = self._table
+        run = self._run
+        parts: list[str] = []
+        for token_id in token_ids:
+            piece = table[token_id]
+            if isinstance(piece, str):
+                if run:
+                    parts.append(self._end_run())
+                parts.append(piece)
+            elif piece is not None:
+                run.append(piece)
+        text = "".join(parts)
+        return self._without_start(text) if self._strip_left and text else text
+
+    def prime(self, token_ids: Iterable[int]) -> None:
+        self.push(token_ids)
+
+    def finish(self) -> str:
+        text = self._end_run()
+        return self._without_start(text) if self._strip_left and text else text
+
+    def _end_run(self) -> str:
+        try:
+            text = self._run.decode("utf-8")
+        except UnicodeDecodeError:
+            text = "\ufffd" * len(self._run)
+        self._run.clear()
+        return text
+
+    def _without_start(self, text: str) -> str:
+        """Strip what is still to be stripped of the start; the first other character ends it for good."""
+        cut = 0
+        while cut < self._strip_left and text.startswith(self._strip, cut):
+            cut += 1
+        self._strip_left = self._strip_left - cut if cut == len(text) else 0
+        return text[cut:]
+
+
+class WindowedDetokenizer:
+    """Any other decoder: decode a short window twice, with and without the new tokens, and emit the difference.
+
+    Equal to the whole decode for every decoder whose effect on a token reaches no further than a few neighbours and
+    the start of the text (word pieces, BPE suffixes, Metaspace). Text is held while it ends in U+FFFD or a byte token.
+    """
+
+    __slots__ = ("_decode", "_ids", "_keep", "_open", "_read")
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        keep: Callable[[int], bool],
+        is_open: Callable[[int], bool],
+    ) -> None:
+        self._decode = decode
+        self._keep = keep  # false for ids that the decode skips: the window must hold visible tokens only
+        self._open = is_open
+        self._ids: list[int] = []
+        self._read = 0  # ids[:_read] have been shown
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        keep = self._keep
+        fresh = [token_id for token_id in token_ids if keep(token_id)]
+        if not fresh:
+            return ""
+        self._ids.extend(fresh)
+        if self._open(self._ids[-1]):
+            return ""
+        return self._advance(final=False)
+
+    def prime(self, token_ids: Iterable[int]) -> None:
+        self.push(token_ids)
+
+    def finish(self) -> str:
+        return self._advance(final=True) if self._read < len(self._ids) else ""
+
+    def _advance(self, *, final: bool) -> str:
+        shown, whole = self._decode(self._ids[: self._read]), self._decode(self._ids)
+        if not final and (whole.endswith("\ufffd") or not whole.startswith(shown)):
+            return ""
+        self._read = len(self._ids)
+        self._shrink(whole)
+        return whole[len(shown) :]
+
+    def _shrink(self, whole: str) -> None:
+        """Forget all but the last tokens, unless they are so few that they would become the start of the text."""
+        if len(self._ids) < 2 * _WINDOW or not whole:
+            return
+        tail = self._ids[-_WINDOW:]
+        if self._decode(tail[:1]) and whole.endswith(self._decode(tail[1:])):
+            self._ids = tail
+            self._read = len(tail)

@@ -1,0 +1,222 @@
+"""Reading the files of a tokenizer folder as what they are: untrusted input.
+
+`tokenizer.json` ends up in a native library whose load and pre-tokenization costs depend on the file, so its size, the
+number of entries and every regular expression in it are judged before the library sees a byte.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.types import CheckpointError
+
+MAX_TOKENIZER_BYTES = 256 * 2**20
+MAX_SIDE_FILE_BYTES = 32 * 2**20
+MAX_TEMPLATE_BYTES = 1 * 2**20
+# Every vocabulary entry and merge costs at least one comma. The largest published vocabularies (256k entries with
+# their merges as pairs) hold about 2 million.
+MAX_JSON_COMMAS = 16_000_000
+MAX_REGEX_CHARS = 8192
+MAX_REGEXES = 64
+MAX_REGEX_REPEAT = 1000
+
+_REGEX_VALUE = re.compile(rb'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
+# JSON may spell the key itself with escapes ("Regex"); no writer does, so such a file takes the slow road.
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBudget:
+    """Bounds on a tokenizer folder: sizes in bytes, `commas` counts JSON separators in tokenizer.json."""
+
+    tokenizer_bytes: int = MAX_TOKENIZER_BYTES
+    side_file_bytes: int = MAX_SIDE_FILE_BYTES
+    template_bytes: int = MAX_TEMPLATE_BYTES
+    commas: int = MAX_JSON_COMMAS
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes. Raises CheckpointError naming the file otherwise."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise CheckpointError(f"{path.name} is not a regular file")
+        if size > limit:
+            raise CheckpointError(f"{path.name} has {size} bytes, over the limit of {limit}")
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}") from None
+    if len(data) > limit:  # it grew between stat and read
+        raise CheckpointError(f"{path.name} is over the limit of {limit} bytes")
+    return data
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The UTF-8 text of a bounded file."""
+    try:
+        return read_bounded(path, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path.name} is not UTF-8 text: {error}") from None
+
+
+def read_json_object(path: Path, limit: int) -> dict[str, object]:
+    """The JSON object in a bounded file, {} when the file does not exist."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(read_text(path, limit))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def check_tokenizer_json(data: bytes, budget: LoadBudget) -> None:
+    """Raise CheckpointError when loading or running this tokenizer.json could cost too much."""
+    commas = data.count(b",")
+    if commas > budget.commas:
+        raise CheckpointError(f"tokenizer.json has {commas} JSON elements, over the limit of {budget.commas}")
+    patterns = list(_regexes(data))
+    if len(patterns) > MAX_REGEXES:
+        raise CheckpointError(
+            f"tokenizer.json has {len(patterns)} regular expressions, over the limit of {MAX_REGEXES}"
+        )
+    for pattern in patterns:
+        check_regex(pattern)
+
+
+def check_regex(pattern: str) -> None:
+    """Raise CheckpointError for a pattern that can backtrack exponentially or compile to something huge.
+
+    The rule: a group that repeats without bound must have one fixed shape (no alternation, no variable quantifier
+    inside), and counted repeats stay below 1000 in total product. Every published tokenizer pattern obeys it; the
+    ambiguous repeats that make backtracking explode, such as (a+)+ or (a|aa)*, do not.
+    """
+    if len(pattern) > MAX_REGEX_CHARS:
+        raise CheckpointError(
+            f"tokenizer.json: a regular expression of {len(pattern)} characters is over {MAX_REGEX_CHARS}"
+        )
+    # One frame a group: whether it has alternation or a variable quantifier, and the product of counted repeats.
+    stack: list[_Group] = [_Group()]
+    last: _Group | None = None  # the group that just closed, None when the last atom was a single character
+    position = 0
+    while position < len(pattern):
+        char = pattern[position]
+        if char == "(":
+            stack.append(_Group())
+            position = _skip_group_head(pattern, position + 1)
+            last = None
+            continue
+        if char == ")" and len(stack) > 1:
+            last = stack.pop()
+            stack[-1].loose |= last.loose
+            stack[-1].repeats = max(stack[-1].repeats, last.repeats)
+        elif char == "|":
+            stack[-1].loose = True
+            last = None
+        elif char == "[":
+            position = _skip_class(pattern, position)
+            last = None
+            continue
+        elif quantifier := _QUANTIFIER.match(pattern, position):
+            _quantify(pattern, quantifier, stack[-1], last)
+            position = quantifier.end()
+            last = None
+            continue
+        else:
+            position += char == "\\"
+            last = None
+        position += 1
+
+
+@dataclass(slots=True)
+class _Group:
+    loose: bool = False
+    repeats: int = 1
+
+
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d{0,9})(,?)(\d{0,9})\})[?+]?")
+_GROUP_HEAD = re.compile(r"\?(?:[:=!>]|<[=!]|P?<\w+>|[a-zA-Z-]*:?)")
+
+
+def _skip_group_head(pattern: str, position: int) -> int:
+    head = _GROUP_HEAD.match(pattern, position)
+    return head.end() if head else position
+
+
+def _skip_class(pattern: str, position: int) -> int:
+    """The position after a character class, which may nest ([a&&[^b]]) and start with a literal ]."""
+    depth = 0
+    while position < len(pattern):
+        char = pattern[position]
+        if char == "\\":
+            position += 1
+        elif char == "[":
+            depth += 1
+            if pattern.startswith("[^]", position):
+                position += 2
+            elif pattern.startswith("[]", position):
+                position += 1
+        elif char == "]":
+            depth -= 1
+            if not depth:
+                return position + 1
+        position += 1
+    return position
+
+
+def _quantify(pattern: str, quantifier: re.Match[str], outer: _Group, inner: _Group | None) -> None:
+    low, comma, high = quantifier.groups()
+    counted = low is not None
+    unbounded = (bool(comma) and not high) if counted else pattern[quantifier.start()] in "*+"
+    count = max(int(low or 0), int(high or 0), 1) if counted else 1
+    repeats = count * (inner.repeats if inner else 1)
+    if repeats > MAX_REGEX_REPEAT:
+        raise CheckpointError(
+            f"tokenizer.json: regular expression {pattern[:80]!r} repeats {repeats} times, "
+            f"over the limit of {MAX_REGEX_REPEAT}"
+        )
+    if inner is not None and inner.loose and (unbounded or count > 4):
+        raise CheckpointError(
+            f"tokenizer.json: regular expression {pattern[:80]!r} repeats a group whose shape varies, "
+            "which can backtrack without bound"
+        )
+    outer.repeats = max(outer.repeats, repeats)
+    outer.loose |= not counted or bool(comma)
+
+
+def _regexes(data: bytes) -> Iterator[str]:
+    if _ESCAPED_LETTER.search(data):
+        yield from _regexes_of(_parse(data))
+        return
+    for match in _REGEX_VALUE.finditer(data):
+        pattern = _parse(match.group(1))
+        assert isinstance(pattern, str)
+        yield pattern
+
+
+def _parse(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"tokenizer.json is not valid JSON: {error}") from None
+
+
+def _regexes_of(value: object) -> Iterator[str]:
+    """Every value of a "Regex" key, at any depth; the vocabulary's plain entries are passed over."""
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            pattern = node.get("Regex")
+            if isinstance(pattern, str):
+                yield pattern
+            stack.extend(child for child in node.values() if isinstance(child, dict | list))
+        elif isinstance(node, list):
+            stack.extend(child for child in node if isinstance(child, dict | list))

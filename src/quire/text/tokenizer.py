@@ -1,0 +1,321 @@
+"""A checkpoint's tokenizer: text to ids and back, equal to transformers' AutoTokenizer on the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, pre_tokenizers
+
+from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PieceDetokenizer, WindowedDetokenizer
+from quire.text.files import LoadBudget
+from quire.text.folder import TokenizerFolder, read_folder
+from quire.text.vocabulary import (
+    ByteLevelDecoder,
+    PieceDecoder,
+    TokenTable,
+    byte_level_bytes,
+    hide,
+    recognise_decoder,
+)
+from quire.types import CheckpointError, RequestError
+
+MAX_TOKEN_ID = 16_000_000
+
+
+class Tokenizer:
+    """Text to token ids and back for one checkpoint. Immutable once built; safe to use from several threads.
+
+    `special_tokens` maps role names ("bos_token", "eos_token", …) to token text, as chat templates see them;
+    `chat_templates` maps names to Jinja sources ("default" is the usual one).
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_templates = dict(chat_templates or {})
+        added = backend.get_added_tokens_decoder()
+        self._special_text = frozenset(token.content for token in added.values() if token.special)
+        self.special_ids = frozenset(
+            token_id for token_id, token in added.items() if token.content in self._special_text
+        )
+        self._added_ids = frozenset(added)
+        self._decoder = recognise_decoder(_state(backend.decoder))
+        # A twin without added tokens: the same model (shared, not copied) that reads control tokens as plain text.
+        self._plain = _twin(backend)
+        self._plain_inner = _without_prefix(_twin(backend))
+
+    @classmethod
+    def from_dir(cls, path: str | Path, budget: LoadBudget | None = None) -> Tokenizer:
+        """Load the tokenizer of a checkpoint folder.
+
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json and the chat template
+        files. As in transformers 5, tokenizer.json alone decides which tokens are added around a text: `add_bos_token`
+        in the config is ignored when tokenizer.json exists.
+
+        Raises CheckpointError naming the file when one is missing, malformed or over the load budget.
+        """
+        folder = read_folder(Path(path), budget or LoadBudget())
+        backend = _load(folder.tokenizer_json)
+        if folder.llama_prefix is not None:
+            _adopt_llama_pipeline(backend, folder.llama_prefix)
+        _add_tokens(backend, folder)
+        highest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+        if highest > MAX_TOKEN_ID:
+            raise CheckpointError(f"tokenizer.json: token id {highest} is over the limit of {MAX_TOKEN_ID}")
+        return cls(backend, special_tokens=folder.special_tokens, chat_templates=folder.chat_templates)
+
+    # -- sizes, ids and names -------------------------------------------------------------------------------------
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; the model's embedding may have more rows (padding)."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._named_id("pad_token")
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """The text of every special (control) token."""
+        return self._special_text
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it, None when there is none."""
+        return self._backend.token_to_id(token)
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it ("Ġthe", "▁the"); "" for an id that names no token."""
+        return [self._token(token_id) or "" for token_id in token_ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to the text (b"" for no token); a special token's are its own spelling.
+
+        For SentencePiece-style vocabularies this is the token inside a text: the space that is dropped at the very
+        start is there.
+        """
+        return self._bytes_table[_checked(token_id)]
+
+    # -- text to ids ----------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        `add_special_tokens` adds what the checkpoint puts around a text (a beginning-of-sequence token).
+        `parse_special` false reads every added token's spelling as plain text: for content that is not trusted.
+        Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can.
+        """
+        backend = self._backend if parse_special else self._plain
+        return list(_encode(backend, text, add_special_tokens).ids)
+
+    def encode_guarded(self, text: str, literals: Sequence[tuple[int, int]]) -> list[int]:
+        """Ids of a rendered chat in which the spans `literals` (character ranges, sorted) are plain text.
+
+        Spelling a control token inside a literal span gives ordinary tokens; everything else is encoded as
+        `encode(text, add_special_tokens=False)` does. Text between two real control tokens is tokenized in one piece.
+        """
+        encoding = _encode(self._backend, text, False)
+        ids: list[int] = list(encoding.ids)
+        if not literals:
+            return ids
+        real: list[tuple[int, int, int]] = []  # added tokens outside the literal spans: id, start, end
+        forged = False
+        for token_id, (start, end) in zip(ids, encoding.offsets, strict=True):
+            if token_id in self._added_ids:
+                if token_id in self.special_ids and _overlaps(literals, start, end):
+                    forged = True
+                else:
+                    real.append((token_id, start, end))
+        return self._encode_between(text, real) if forged else ids
+
+    def _encode_between(self, text: str, real: list[tuple[int, int, int]]) -> list[int]:
+        """The added tokens `real` as they are, and the text between them without added tokens."""
+        ids: list[int] = []
+        position = 0
+        for token_id, start, end in [*real, (-1, len(text), len(text))]:
+            if start > position:
+                backend = self._plain if position == 0 else self._plain_inner
+                ids.extend(_encode(backend, text[position:start], False).ids)
+            if token_id >= 0:
+                ids.append(token_id)
+            position = end
+        return ids
+
+    # -- ids to text ----------------------------------------------------------------------------------------------
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of all ids at once, as the library decodes them: what streaming must add up to.
+
+        Bytes that are not UTF-8 become U+FFFD (one for each maximal invalid part in byte-level vocabularies, one a
+        byte in a run that is not wholly valid in SentencePiece-style ones). Ids that name no token are skipped.
+        Raises RequestError for an id below 0 or over 2^32 - 1.
+        """
+        try:
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError):
+            raise RequestError("token_ids", "every token id must be an integer in [0, 2^32 - 1]") from None
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental detokenizer for one sequence."""
+        if isinstance(self._decoder, ByteLevelDecoder):
+            return ByteLevelDetokenizer(self._visible_bytes if skip_special_tokens else self._bytes_table)
+        if isinstance(self._decoder, PieceDecoder):
+            table = self._visible_pieces if skip_special_tokens else self._piece_table
+            return PieceDetokenizer(table, self._decoder.strip, self._decoder.strip_count)
+        hidden = self._special_text if skip_special_tokens else frozenset()
+        return WindowedDetokenizer(
+            lambda ids: self._backend.decode(ids, skip_special_tokens=False),
+            keep=lambda token_id: (token := self._token(token_id)) is not None and token not in hidden,
+            is_open=lambda token_id: (self._token(token_id) or "").startswith("<0x"),
+        )
+
+    # -- tables, filled as ids turn up ------------------------------------------------------------------------------
+
+    @cached_property
+    def _bytes_table(self) -> TokenTable[bytes]:
+        decoder = self._decoder
+        if isinstance(decoder, ByteLevelDecoder):
+            return TokenTable(self._token, byte_level_bytes, b"")
+        if isinstance(decoder, PieceDecoder):
+            return TokenTable(self._token, lambda token: _piece_bytes(decoder.piece(token)), b"")
+        return TokenTable(self._token, self._decode_alone, b"")
+
+    @cached_property
+    def _visible_bytes(self) -> TokenTable[bytes]:
+        return TokenTable(self._token, hide(byte_level_bytes, self._special_text, b""), b"")
+
+    @cached_property
+    def _piece_table(self) -> TokenTable[str | int | None]:
+        assert isinstance(self._decoder, PieceDecoder)
+        return TokenTable(self._token, self._decoder.piece, None)
+
+    @cached_property
+    def _visible_pieces(self) -> TokenTable[str | int | None]:
+        assert isinstance(self._decoder, PieceDecoder)
+        return TokenTable(self._token, hide(self._decoder.piece, self._special_text, None), None)
+
+    def _decode_alone(self, token: str) -> bytes:
+        decoder = self._backend.decoder
+        return (decoder.decode([token]) if decoder is not None else token).encode("utf-8")
+
+    def _token(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id)
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_to_id(token)
+
+
+def _load(data: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except BaseException as error:
+        # The library raises plain Exception for what it refuses and panics (a BaseException) on what it trusts.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise CheckpointError(f"tokenizer.json cannot be loaded: {error}") from None
+        raise
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
+    """Add what the side files declare and tokenizer.json lacks, in transformers' order (ids depend on it)."""
+    present = list(backend.get_added_tokens_decoder().values())
+    known = {repr(token) for token in present}
+    contents = {token.content for token in present}
+    missing = []
+    for _, token in sorted(folder.added_tokens.items()):
+        if repr(token) not in known:
+            missing.append(token)
+            contents.add(token.content)
+    for token in folder.named_tokens:
+        if token.content not in contents:
+            missing.append(token)
+            contents.add(token.content)
+    special = set(folder.special_tokens.values())
+    for token in missing:
+        token.special = token.special or token.content in special
+    if missing:
+        backend.add_tokens(missing)
+
+
+def _adopt_llama_pipeline(backend: tokenizers.Tokenizer, prefix: str) -> None:
+    """Give a Llama-family BPE the pipeline transformers 5 builds for it, whatever tokenizer.json says.
+
+    The difference shows after control tokens: tokenizer.json written years ago prepends a space to every stretch of
+    text, the model saw one only at the very start (`legacy: false`).
+    """
+    model = backend.model
+    if not isinstance(model, tokenizers.models.BPE):
+        return
+    model.fuse_unk = True
+    model.byte_fallback = True
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix != "never":
+        steps.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(steps)
+
+
+def _twin(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    twin = tokenizers.Tokenizer(backend.model)
+    twin.normalizer = backend.normalizer
+    twin.pre_tokenizer = backend.pre_tokenizer
+    twin.post_processor = backend.post_processor
+    return twin
+
+
+def _without_prefix(twin: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """For text that follows a control token: a Metaspace that marks only the start of a text marks nothing there."""
+    metaspace = twin.pre_tokenizer
+    if isinstance(metaspace, pre_tokenizers.Metaspace) and metaspace.prepend_scheme == "first":
+        twin.pre_tokenizer = pre_tokenizers.Metaspace(
+            replacement=metaspace.replacement, prepend_scheme="never", split=metaspace.split
+        )
+    return twin
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    try:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    except TypeError:
+        if not isinstance(text, str):
+            raise RequestError("text", f"must be a string, not {type(text).__name__}") from None
+        raise RequestError("text", "holds a lone surrogate, which is not valid Unicode text") from None
+
+
+def _state(component: object | None) -> bytes | None:
+    """A library component as the JSON it is saved as."""
+    return None if component is None else component.__getstate__()  # type: ignore[return-value]
+
+
+def _piece_bytes(piece: str | int) -> bytes:
+    return bytes([piece]) if isinstance(piece, int) else piece.encode("utf-8")
+
+
+def _overlaps(spans: Iterable[tuple[int, int]], start: int, end: int) -> bool:
+    return any(low < end and start < high for low, high in spans)
+
+
+def _checked(token_id: int) -> int:
+    if not 0 <= token_id < 2**32:
+        raise RequestError("token_id", f"{token_id} is not a token id")
+    return token_id

@@ -1,0 +1,131 @@
+"""What each token contributes to the text, for the decoders whose output is a plain concatenation.
+
+The library decodes a list of tokens at once. Two decoders, which between them cover nearly every language model, can be
+taken apart exactly into one contribution a token:
+
+- byte level (GPT-2, Radford et al. 2019): a token is a byte string, the text is the bytes read as UTF-8 where each
+  maximal invalid part becomes one U+FFFD (Unicode 15, section 3.9, "substitution of maximal subparts");
+- SentencePiece style (Kudo & Richardson 2018) with byte fallback: a token is text or one byte; a maximal run of byte
+  tokens is text when the whole run is valid UTF-8, else one U+FFFD *a byte*; a fixed number of leading characters (the
+  dummy space) is stripped from the very start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2}|\+[0-9a-fA-F])>")
+
+
+def _byte_level_alphabet() -> dict[int, int]:
+    """Code point -> byte of GPT-2's alphabet; raw characters outside it go to U+FFFF, which Latin-1 refuses."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = dict.fromkeys(others, 0xFFFF)
+    alphabet.update({256 + index: byte for index, byte in enumerate(others)})
+    alphabet.update({byte: byte for byte in printable})
+    return alphabet
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a byte-level token; a token with a character outside the alphabet stands for its own UTF-8."""
+    try:
+        return token.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ByteLevelDecoder:
+    """Concatenate bytes, then read them as UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceDecoder:
+    """Concatenate pieces: replacements within a token, byte tokens where `byte_fallback`, a strip at the start."""
+
+    replacements: tuple[tuple[str, str], ...] = ()
+    byte_fallback: bool = False
+    strip: str = ""
+    strip_count: int = 0
+
+    def piece(self, token: str) -> str | int:
+        """The text of a token, or the byte it stands for."""
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return int(match.group(1), 16)
+        return token
+
+
+def recognise_decoder(state: bytes | None) -> ByteLevelDecoder | PieceDecoder | None:
+    """The decoder described by a serialized library decoder, None when it is not one of the two exact kinds."""
+    if state is None:
+        return None
+    steps = _steps(json.loads(state))
+    if [step.get("type") for step in steps] == ["ByteLevel"]:
+        return ByteLevelDecoder()
+    replacements: list[tuple[str, str]] = []
+    while steps and steps[0].get("type") == "Replace":
+        pattern = steps[0].get("pattern")
+        old = pattern.get("String") if isinstance(pattern, dict) else None
+        new = steps.pop(0).get("content")
+        if not isinstance(old, str) or not old or not isinstance(new, str):
+            return None
+        replacements.append((old, new))
+    kinds = [step.get("type") for step in steps]
+    byte_fallback = kinds[:1] == ["ByteFallback"]
+    rest = steps[byte_fallback:]
+    if not replacements and not byte_fallback:
+        return None
+    if not rest or [step.get("type") for step in rest] == ["Fuse"]:
+        return PieceDecoder(tuple(replacements), byte_fallback)
+    if [step.get("type") for step in rest] == ["Fuse", "Strip"]:
+        content, start = rest[1].get("content"), rest[1].get("start")
+        if isinstance(content, str) and isinstance(start, int) and rest[1].get("stop") == 0:
+            return PieceDecoder(tuple(replacements), byte_fallback, content, start)
+    return None
+
+
+def _steps(decoder: dict[str, object]) -> list[dict[str, object]]:
+    if decoder.get("type") != "Sequence":
+        return [decoder]
+    nested = decoder.get("decoders")
+    assert isinstance(nested, list)
+    return [step for child in nested for step in _steps(child)]
+
+
+class TokenTable(dict[int, T], Generic[T]):
+    """Token id -> contribution, filled as ids turn up, so a large vocabulary costs nothing at start.
+
+    Ids that name no token contribute `nothing` (the library skips them) and are not remembered.
+    """
+
+    def __init__(
+        self, name: Callable[[int], str | None], contribution: Callable[[str], T], nothing: T
+    ) -> None:
+        super().__init__()
+        self._name = name
+        self._contribution = contribution
+        self._nothing = nothing
+
+    def __missing__(self, token_id: int) -> T:
+        token = self._name(token_id)
+        if token is None:
+            return self._nothing
+        value = self[token_id] = self._contribution(token)
+        return value
+
+
+def hide(contribution: Callable[[str], T], hidden: Collection[str], nothing: T) -> Callable[[str], T]:
+    """`contribution`, except that the tokens in `hidden` (by content, as the library does) give `nothing`."""
+    return lambda token: nothing if token in hidden else contribution(token)
