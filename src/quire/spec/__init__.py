@@ -1,5 +1,17 @@
 """What a model is, as data: frozen dataclasses with no tensors and no names of models."""
 
+from quire.spec.facts import ModelFacts, read_model
+from quire.spec.generation import Generation
 from quire.spec.model import MLP, Attention, Layer, ModelSpec, Rope, WeightNames
 
-__all__ = ["MLP", "Attention", "Layer", "ModelSpec", "Rope", "WeightNames"]
+__all__ = [
+    "MLP",
+    "Attention",
+    "Generation",
+    "Layer",
+    "ModelFacts",
+    "ModelSpec",
+    "Rope",
+    "WeightNames",
+    "read_model",
+]

@@ -1,7 +1,8 @@
 """Rotary frequencies of every scaling kind, as float32 numpy tables.
 
 Sources: linear 2306.15595; NTK-aware dynamic scaling; Llama 3.1 frequency bands (Llama 3 model card);
-YaRN 2309.00071. Arithmetic is float32 in the order transformers uses, so tables agree to the last bits.
+YaRN 2309.00071. Arithmetic is float32 in the order transformers uses, so tables agree to the last bits;
+powers are taken in float64 and rounded, so that they are the same on every CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def inverse_frequencies(rope: Rope, max_len: int) -> F32:
 
     `max_len` is the longest sequence the engine will run. Only `dynamic` depends on it: its base is chosen
     once from max_len, so that a token's rotation never depends on how long its sequence has become
-    (see docs/decisions). Other kinds ignore it.
+    (docs/decisions/0002-dynamic-rope.md). Other kinds ignore it.
     """
     match rope.kind:
         case "default":
@@ -43,9 +44,14 @@ def cos_sin(rope: Rope, max_len: int) -> tuple[F32, F32]:
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 
-def _base(theta: float, dim: int) -> F32:
+def _powers(theta: float, dim: int) -> F32:
+    """theta^(2k/dim) with a float32 exponent, correctly rounded: float32 `power` differs between CPUs."""
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return (np.float32(1.0) / np.power(np.float32(theta), exponent)).astype(np.float32)
+    return np.power(np.float64(theta), exponent.astype(np.float64)).astype(np.float32)
+
+
+def _base(theta: float, dim: int) -> F32:
+    return np.reciprocal(_powers(theta, dim))
 
 
 def _dynamic(rope: Rope, max_len: int) -> F32:
@@ -56,21 +62,19 @@ def _dynamic(rope: Rope, max_len: int) -> F32:
 
 def _llama3(rope: Rope) -> F32:
     freq = _base(rope.theta, rope.dim)
-    wavelength = 2 * math.pi / freq
-    low = rope.original_max / rope.low_freq_factor
-    high = rope.original_max / rope.high_freq_factor
-    smooth = (rope.original_max / wavelength - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    blended = (1 - smooth) * freq / rope.factor + smooth * freq
-    out = np.where(wavelength > low, freq / rope.factor, freq)
-    medium = ~(wavelength < high) & ~(wavelength > low)
-    return np.where(medium, blended, out).astype(np.float32)
+    factor, wavelength = np.float32(rope.factor), np.float32(2 * math.pi) / freq
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    smooth = (np.float32(rope.original_max) / wavelength - np.float32(low)) / np.float32(high - low)
+    blended = (1 - smooth) * freq / factor + smooth * freq
+    is_long = wavelength > np.float32(rope.original_max / low)
+    is_short = wavelength < np.float32(rope.original_max / high)
+    return np.where(is_long, freq / factor, np.where(is_short, freq, blended)).astype(np.float32)
 
 
 def _yarn(rope: Rope) -> F32:
     def correction(rotations: float) -> float:
-        return (rope.dim * math.log(rope.original_max / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
+        turns = rope.original_max / (rotations * 2 * math.pi)
+        return (rope.dim * math.log(turns)) / (2 * math.log(rope.theta))
 
     low, high = correction(rope.beta_fast), correction(rope.beta_slow)
     if rope.truncate:
@@ -78,7 +82,10 @@ def _yarn(rope: Rope) -> F32:
     low, high = max(low, 0), min(high, rope.dim - 1)
     if low == high:
         high += 0.001  # avoids a division by zero
-    ramp = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
-    keep = np.float32(1.0) - ramp  # 1 where a pair turns fast enough to extrapolate
-    freq = _base(rope.theta, rope.dim)
-    return (freq / np.float32(rope.factor) * (1 - keep) + freq * keep).astype(np.float32)
+    pair = np.arange(rope.dim // 2, dtype=np.float32)
+    ramp = np.clip((pair - np.float32(low)) / np.float32(high - low), 0, 1)
+    keep = 1 - ramp  # 1 where a pair turns fast enough to extrapolate
+    powers = _powers(rope.theta, rope.dim)
+    interpolated = np.reciprocal(np.float32(rope.factor) * powers)
+    out: F32 = interpolated * (1 - keep) + np.reciprocal(powers) * keep
+    return out

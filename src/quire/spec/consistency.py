@@ -1,0 +1,32 @@
+"""Checks across the parts of a checkpoint, as functions of plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.types import CheckpointError
+
+
+def check_tokenizer_size(tokenizer_size: int, vocab: int) -> None:
+    """`tokenizer_size` is the largest token id plus one. Embeddings may have spare rows, never too few.
+
+    Raises CheckpointError when the tokenizer can produce an id that the embedding lacks.
+    """
+    if tokenizer_size > vocab:
+        raise CheckpointError(
+            f"the tokenizer has ids up to {tokenizer_size - 1}, but the model's vocabulary has {vocab}"
+            " tokens: tokenizer and weights do not belong together"
+        )
+
+
+def check_token_ids(name: str, ids: Iterable[int], vocab: int) -> None:
+    """Raise CheckpointError when a special token id (`name` says which) is outside the vocabulary."""
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise CheckpointError(f"{name}: {token} is outside the vocabulary of {vocab} tokens")
+
+
+def check_context(max_model_len: int, longest: int) -> None:
+    """Raise CheckpointError when a context is asked for that the position embedding was not made for."""
+    if not 1 <= max_model_len <= longest:
+        raise CheckpointError(f"max_model_len: {max_model_len} is not in [1, {longest}], the model's context")

@@ -1,0 +1,74 @@
+"""read_model: a checkpoint folder's config files -> everything that is known before its weights are read."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.spec.config_reader import ConfigReader
+from quire.spec.families import read_spec
+from quire.spec.generation import Generation, read_generation
+from quire.spec.model import ModelSpec
+from quire.spec.rope_config import scaled_positions
+from quire.types import CheckpointError
+from quire.util.strict_json import parse_json_object, read_json_object, read_small_file
+
+MAX_CONFIG_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a checkpoint's config files say.
+
+    `longest` is the largest context the position embedding can be run at; above `spec.max_positions` only for
+    rope kind "dynamic", whose longer contexts are asked for on purpose. `notices` are sentences for the log:
+    what the files hold and Quire does not use. `config_sha256` is of config.json's bytes, in hex.
+    """
+
+    spec: ModelSpec
+    architecture: str
+    generation: Generation
+    longest: int
+    notices: tuple[str, ...]
+    config_sha256: str
+
+
+def read_model(folder: Path) -> ModelFacts:
+    """Read config.json and, if present, generation_config.json of a checkpoint folder.
+
+    Raises CheckpointError for a missing or malformed file or value, UnsupportedModelError for anything that
+    is well-formed but not implemented; both name the key and the value. Nothing is ever executed.
+    """
+    data = _config_bytes(folder)
+    notices: list[str] = []
+    config = ConfigReader(parse_json_object(data, "config.json"), "config.json", notices)
+    spec, architecture = read_spec(config)
+    if config.has("auto_map"):
+        notices.append("config.json: auto_map names Python code of the checkpoint: never loaded, ignored")
+    generation = None
+    path = folder / "generation_config.json"
+    if path.exists():
+        values = read_json_object(path, MAX_CONFIG_BYTES)
+        generation = ConfigReader(values, path.name, notices)
+    rope = spec.layers[0].attention.rope
+    return ModelFacts(
+        spec=spec,
+        architecture=architecture,
+        generation=read_generation(config, generation, spec.vocab),
+        longest=scaled_positions(rope, spec.max_positions) if rope.kind == "dynamic" else spec.max_positions,
+        notices=tuple(notices),
+        config_sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _config_bytes(folder: Path) -> bytes:
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: not a folder")
+    path = folder / "config.json"
+    if not path.exists():
+        hint = ""
+        if (folder / "params.json").exists():
+            hint = "; params.json belongs to the model's original format, the transformers format is needed"
+        raise CheckpointError(f"{folder}: no config.json{hint}")
+    return read_small_file(path, MAX_CONFIG_BYTES)

@@ -1,0 +1,75 @@
+"""Registry of model families: `model_type` or architecture -> the function that reads its config.
+
+A family is a pure function from a ConfigReader to a ModelSpec. To add one: write the function, add a line
+here and a parity test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.spec.config_reader import ConfigReader, show
+from quire.spec.families.common import refuse_foreign_keys
+from quire.spec.families.llama import llama
+from quire.spec.families.mistral import mistral
+from quire.spec.families.qwen import qwen2, qwen3
+from quire.spec.model import ModelSpec
+from quire.types import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One registry line: the names a checkpoint uses for it, and its reader."""
+
+    model_type: str
+    architectures: tuple[str, ...]
+    read: Callable[[ConfigReader], ModelSpec]
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("llama", ("LlamaForCausalLM", "LLaMAForCausalLM"), llama),
+    Family("mistral", ("MistralForCausalLM", "MinistralForCausalLM"), mistral),
+    Family("ministral", ("MinistralForCausalLM",), mistral),
+    Family("qwen2", ("Qwen2ForCausalLM",), qwen2),
+    Family("qwen3", ("Qwen3ForCausalLM",), qwen3),
+)
+
+
+def find_family(config: ConfigReader) -> tuple[Family, str]:
+    """The family of a config and the architecture to show for it.
+
+    Raises UnsupportedModelError naming model_type or architectures, and what is supported.
+    """
+    model_type = config.string("model_type", None)
+    architectures = config.strings("architectures") or ()
+    if model_type is None:
+        family = next((f for f in FAMILIES if set(f.architectures) & set(architectures)), None)
+        if family is None:
+            key = "architectures" if architectures else "model_type"
+            raise config.unsupported(key, f"supported model types are {_supported()}")
+    else:
+        family = next((f for f in FAMILIES if f.model_type == model_type), None)
+        if family is None:
+            raise config.unsupported("model_type", f"supported model types are {_supported()}")
+    if not architectures:
+        return family, family.architectures[0]
+    known = [name for name in architectures if name in family.architectures]
+    if not known:
+        expected = " or ".join(family.architectures)
+        raise UnsupportedModelError(
+            f"{config.where}: architectures = {show(list(architectures))} is not supported: "
+            f"model_type {family.model_type!r} is implemented as {expected}"
+        )
+    return family, known[0]
+
+
+def read_spec(config: ConfigReader) -> tuple[ModelSpec, str]:
+    """ModelSpec and architecture name of a parsed config.json."""
+    family, architecture = find_family(config)
+    refuse_foreign_keys(config)
+    return family.read(config), architecture
+
+
+def _supported() -> str:
+    return ", ".join(f.model_type for f in FAMILIES)

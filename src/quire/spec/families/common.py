@@ -1,0 +1,175 @@
+"""What the families share: sizes and their limits, layers, windows, and keys that must not be ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.spec.config_reader import ConfigReader
+from quire.spec.model import MLP, Activation, Attention, DTypeName, Layer, ModelSpec
+from quire.spec.rope_config import MAX_POSITIONS, read_rope, scaled_positions
+
+# Several times the largest released models; what is beyond is a mistake or an attack on memory.
+MAX_VOCAB = 2**22
+MAX_DIM = 2**17
+MAX_WIDTH = 2**20
+MAX_LAYERS = 1024
+MAX_HEADS = 2048
+MAX_HEAD_DIM = 1024
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_DTYPES: dict[str, DTypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+_LAYER_TYPES = {"full_attention": False, "attention": False, "sliding_attention": True}
+# Rotary tables that early checkpoints stored; they are recomputed from the config.
+_IGNORED_TENSORS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.inv_freq")
+# Keys that change the computation of any model that has them: key -> values that mean "off".
+_FOREIGN_KEYS: dict[str, tuple[object, ...]] = {
+    "quantization_config": (None,),
+    "compression_config": (None,),
+    "is_encoder_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "is_causal": (None, True),
+    "use_bidirectional_attention": (None, False),
+    "dual_chunk_attention_config": (None,),
+    "attention_chunk_size": (None,),
+    "per_layer_config": (None,),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+}
+
+
+def refuse_foreign_keys(config: ConfigReader) -> None:
+    """Raise UnsupportedModelError for keys of features that no family here implements."""
+    for key, off in _FOREIGN_KEYS.items():
+        value = config.values.get(key)
+        if not any(value is quiet for quiet in off):
+            raise config.unsupported(key, "this feature is not implemented")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What transformers assumes in one family when a key is absent.
+
+    `kv_heads` None means as many as heads; `head_dim` None means hidden_size / num_attention_heads.
+    """
+
+    max_positions: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    window: int = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Biases:
+    """Which linears of a block have a bias."""
+
+    qkv: bool = False
+    out: bool = False
+    mlp: bool = False
+
+
+def decoder(
+    config: ConfigReader,
+    defaults: Defaults,
+    windows: Sequence[int],
+    *,
+    biases: Biases = Biases(),
+    qk_norm: bool = False,
+) -> ModelSpec:
+    """A pre-norm decoder whose layers differ only in their window. `windows` has one entry per layer."""
+    dim = config.integer("hidden_size", high=MAX_DIM)
+    heads = config.integer("num_attention_heads", high=MAX_HEADS)
+    head_dim = _head_dim(config, defaults, dim, heads)
+    max_positions = config.integer("max_position_embeddings", defaults.max_positions, high=MAX_POSITIONS)
+    rope = read_rope(config, head_dim, max_positions)
+    mlp = MLP(config.integer("intermediate_size", high=MAX_WIDTH), _activation(config), biases.mlp)
+    kv_heads = _kv_heads(config, defaults, heads)
+
+    def attention(window: int) -> Attention:
+        return Attention(
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, scale=head_dim**-0.5,
+            qkv_bias=biases.qkv, out_bias=biases.out, qk_norm=qk_norm, window=window,
+        )  # fmt: skip
+
+    return ModelSpec(
+        vocab=config.integer("vocab_size", high=MAX_VOCAB),
+        dim=dim,
+        layers=tuple(Layer(attention(window), mlp) for window in windows),
+        norm_eps=config.number("rms_norm_eps", 1e-6, low=1e-12, high=0.1),
+        # dynamic: the unscaled length, where the rotation is the plain one (docs/decisions/0002)
+        max_positions=max_positions if rope.kind == "dynamic" else scaled_positions(rope, max_positions),
+        tied=config.boolean("tie_word_embeddings", False),
+        dtype=_dtype(config),
+        ignored=_IGNORED_TENSORS,
+    )
+
+
+def layer_count(config: ConfigReader) -> int:
+    return config.integer("num_hidden_layers", high=MAX_LAYERS)
+
+
+def window_size(config: ConfigReader, defaults: Defaults) -> int:
+    """`sliding_window`: 0 when the key is null, the family's default when it is absent."""
+    if "sliding_window" in config.values and not config.has("sliding_window"):
+        return 0
+    return config.integer("sliding_window", defaults.window, high=MAX_POSITIONS)
+
+
+def windows_of_types(config: ConfigReader, window: int) -> list[int] | None:
+    """Per-layer windows from `layer_types`, or None when the config has no such list."""
+    types = config.strings("layer_types")
+    if types is None:
+        return None
+    layers = layer_count(config)
+    if len(types) != layers:
+        raise config.error("layer_types", f"{len(types)} entries for num_hidden_layers = {layers}")
+    for name in types:
+        if name not in _LAYER_TYPES:
+            raise config.unsupported("layer_types", f"{name!r} layers are not implemented")
+    if window == 0 and any(_LAYER_TYPES[name] for name in types):
+        raise config.error("layer_types", "has sliding_attention layers, but no sliding_window is in use")
+    return [window if _LAYER_TYPES[name] else 0 for name in types]
+
+
+def _head_dim(config: ConfigReader, defaults: Defaults, dim: int, heads: int) -> int:
+    head_dim = config.integer("head_dim", defaults.head_dim, high=MAX_HEAD_DIM)
+    if head_dim is None:
+        if dim % heads:
+            raise config.error("hidden_size", f"{dim} is not a multiple of num_attention_heads = {heads}")
+        head_dim = dim // heads
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        raise config.error("head_dim", f"{head_dim} is not an even number up to {MAX_HEAD_DIM}")
+    return head_dim
+
+
+def _kv_heads(config: ConfigReader, defaults: Defaults, heads: int) -> int:
+    # An explicit null means "as many as heads" in every family; only an absent key takes the class default.
+    default = heads if "num_key_value_heads" in config.values else (defaults.kv_heads or heads)
+    kv_heads = config.integer("num_key_value_heads", default, high=MAX_HEADS)
+    if heads % kv_heads:
+        raise config.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads = {heads}")
+    return kv_heads
+
+
+def _activation(config: ConfigReader) -> Activation:
+    name = config.string("hidden_act", "silu")
+    if name not in _ACTIVATIONS:
+        raise config.unsupported("hidden_act", f"implemented activations are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _dtype(config: ConfigReader) -> DTypeName:
+    key = "dtype" if config.has("dtype") else "torch_dtype"
+    name = config.string(key, None)
+    if name is None:
+        config.notices.append(f"{config.where}: neither dtype nor torch_dtype says how weights are stored")
+        return "bfloat16"
+    if name not in _DTYPES:
+        raise config.unsupported(key, f"weights may be {', '.join(_DTYPES)}")
+    return _DTYPES[name]

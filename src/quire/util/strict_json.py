@@ -1,0 +1,59 @@
+"""JSON objects from untrusted files: bounded in size, no duplicate keys, every failure one clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+from quire.types import CheckpointError
+
+JsonObject = dict[str, object]
+
+
+def parse_json_object(data: bytes, where: str) -> JsonObject:
+    """Parse UTF-8 `data` as one JSON object.
+
+    Raises CheckpointError naming `where` for anything else: invalid UTF-8 or JSON, an array at the top, a key
+    given twice at any level, nesting beyond the parser's stack, an integer of thousands of digits.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise CheckpointError(f"{where}: not valid JSON: {detail}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_small_file(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a regular file. Raises CheckpointError when it is absent, special or over `max_bytes`."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for ever
+            raise CheckpointError(f"{path.name}: not a regular file")
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
+    if len(data) > max_bytes:
+        raise CheckpointError(f"{path.name}: larger than the limit of {max_bytes} bytes")
+    return data
+
+
+def read_json_object(path: Path, max_bytes: int) -> JsonObject:
+    """`parse_json_object` of a file of at most `max_bytes` bytes."""
+    return parse_json_object(read_small_file(path, max_bytes), path.name)
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> JsonObject:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"duplicate key {key[:100]!r}")
+            seen.add(key)
+    return out
