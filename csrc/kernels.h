@@ -88,6 +88,7 @@ struct RopeWriteTask {
   const int32_t* block_table;  // of this row
   void* cache;          // this layer's part of block 0
   KVLayout kv;
+  int chunk_begin, chunk_last;  // first and last position that this step writes for the row
   int token_begin, token_end;
 };
 
@@ -106,7 +107,7 @@ struct AttendTask {
   const void* cache;
   KVLayout kv;
   int token_begin, token_end;  // queries of one row
-  void* scratch;               // attend_scratch_bytes(head_dim)
+  void* scratch;               // attend_scratch_bytes(head_dim, heads_per_kv)
 };
 
 struct GatedActTask {
@@ -148,18 +149,19 @@ struct Kernels {
   void (*embed)(const EmbedTask&);
   void (*gather)(const GatherTask&);
   void (*to_f32)(const void* src, DType dtype, float* dst, size_t n);
+  void (*to_bf16)(const void* src, DType dtype, uint16_t* dst, size_t n);
   float (*read_sum)(const void* src, size_t bytes);  // reads memory as fast as it can: bandwidth limit
-  float (*fma_loop)(int64_t iterations);             // flops_per_iteration() each: compute limits
-  float (*bf16_loop)(int64_t iterations);
-  int64_t fma_flops_per_iteration, bf16_flops_per_iteration;
-  SamplingKernels sampling;
+  int64_t (*fma_loop)(int64_t iterations, float* sink);   // returns the flops it did: compute limits
+  int64_t (*bf16_loop)(int64_t iterations, float* sink);
+  const SamplingKernels* sampling;
 };
 
-// Bytes of scratch one thread needs for attend.
-constexpr size_t attend_scratch_bytes(int head_dim) {
+// Bytes of scratch that one thread needs for attend.
+constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv) {
   const size_t d16 = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
-  // q rows, scores, probabilities, running and total outputs, and the softmax states
-  return kAttendRows * (d16 * 4 + kGroup * 4 + kGroup * 4 + 2 * d16 * 4 + 64 * 4) + 4096;
+  const size_t rows = heads_per_kv > kAttendRows ? static_cast<size_t>(heads_per_kv) : kAttendRows;
+  // q, scores, probabilities, current and total outputs, lane sums, softmax states; each 64-byte aligned
+  return rows * (3 * d16 * 4 + 2 * kGroup * 4 + 16 * 4 + 32) + 8 * 64;
 }
 
 }  // namespace quire

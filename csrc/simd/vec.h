@@ -75,7 +75,7 @@ QUIRE_INLINE V16 first_n(int n, V16 a, V16 b) {
   return {_mm512_mask_blend_ps(m, b.v, a.v)};
 }
 QUIRE_INLINE V16 load_n(const float* p, int n) {
-  const __mmask16 m = n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1u);
+  const __mmask16 m = n >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n < 0 ? 0 : n)) - 1u);
   return {_mm512_maskz_loadu_ps(m, p)};
 }
 // Bit i set where a[i] > b[i] (false for NaN).
@@ -249,7 +249,7 @@ QUIRE_INLINE I16v lanes() { return I16v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 QUIRE_INLINE V16 first_n(int n, V16 a, V16 b) { return {lanes() < (I16v{} + n) ? a.v : b.v}; }
 QUIRE_INLINE V16 load_n(const float* p, int n) {
   V16 r = zero();
-  std::memcpy(&r.v, p, static_cast<size_t>(n < 16 ? n : 16) * 4);
+  if (n > 0) std::memcpy(&r.v, p, static_cast<size_t>(n < 16 ? n : 16) * 4);
   return r;
 }
 QUIRE_INLINE uint32_t mask_of(I16v m) {

@@ -1,0 +1,130 @@
+// Python bindings of the executor and of the machine's measured limits.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+
+#include "executor.h"
+#include "isa.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using quire::DType;
+using quire::Executor;
+
+namespace {
+
+template <class T>
+const T* at(uintptr_t address) {
+  return reinterpret_cast<const T*>(address);
+}
+
+void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>& arrays,
+          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes, DType kv_dtype) {
+  quire::StepPointers step;
+  step.token_ids = at<int32_t>(arrays.at(0));
+  step.positions = at<int32_t>(arrays.at(1));
+  step.query_start = at<int32_t>(arrays.at(2));
+  step.slots = at<int32_t>(arrays.at(3));
+  step.logit_rows = at<int32_t>(arrays.at(4));
+  for (uintptr_t table : block_tables) step.block_tables.push_back(at<int32_t>(table));
+  e.bind(limits, step, arena_bytes, block_bytes, kv_dtype);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Bytes per second that all threads together read from an arena of `bytes`.
+double measure_bandwidth(Executor& e, size_t bytes) {
+  quire::Arena arena;
+  arena.allocate(bytes);
+  const size_t share = bytes / e.threads() / 4096 * 4096;
+  auto touch = [&](int t) {
+    for (size_t i = 0; i < share; i += 4096) arena.data()[share * t + i] = 1;
+  };
+  quire::on_all(e.pool(), touch);
+  std::vector<float> sinks(e.threads() * 16);
+  auto read = [&](int t) { sinks[t * 16] = e.kernels().read_sum(arena.data() + share * t, share); };
+  quire::on_all(e.pool(), read);
+  const auto start = std::chrono::steady_clock::now();
+  quire::on_all(e.pool(), read);
+  return static_cast<double>(share) * e.threads() / seconds_since(start);
+}
+
+// Floating-point operations per second of all threads: float32 fma, or bf16 pairs.
+double measure_flops(Executor& e, bool bf16, int64_t iterations) {
+  std::vector<float> sinks(e.threads() * 16);
+  std::vector<int64_t> flops(e.threads() * 8);
+  auto loop = [&](int t) {
+    flops[t * 8] = (bf16 ? e.kernels().bf16_loop : e.kernels().fma_loop)(iterations, &sinks[t * 16]);
+  };
+  quire::on_all(e.pool(), loop);
+  const auto start = std::chrono::steady_clock::now();
+  quire::on_all(e.pool(), loop);
+  const double seconds = seconds_since(start);
+  double total = 0;
+  for (int t = 0; t < e.threads(); ++t) total += static_cast<double>(flops[t * 8]);
+  return total / seconds;
+}
+
+}  // namespace
+
+void bind_executor(nb::module_& m) {
+  m.def("supported_isas", &quire::supported_isas, "Instruction sets this CPU can run, best first.");
+
+  nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16);
+
+  nb::class_<quire::Limits>(m, "Limits")
+      .def(nb::init<>())
+      .def_rw("max_tokens", &quire::Limits::max_tokens)
+      .def_rw("max_rows", &quire::Limits::max_rows)
+      .def_rw("max_logit_rows", &quire::Limits::max_logit_rows)
+      .def_rw("max_len", &quire::Limits::max_len)
+      .def_rw("num_blocks", &quire::Limits::num_blocks)
+      .def_rw("block_size", &quire::Limits::block_size);
+
+  m.def("attend_scratch_bytes", [](int head_dim, int heads_per_kv) {
+    return quire::align_up(quire::attend_scratch_bytes(head_dim, heads_per_kv), 4096);
+  }, "head_dim"_a, "heads_per_kv"_a, "Bytes of scratch that one thread needs for attention.");
+
+  using nogil = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Executor>(m, "Executor")
+      .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
+      .def("add_weight", &Executor::add_weight, "rows"_a, "cols"_a, "dtype"_a)
+      .def("add_table", &Executor::add_table, "rows"_a, "cols"_a, "dtype"_a)
+      .def("add_vector", &Executor::add_vector, "rows"_a)
+      .def("allocate_weights", &Executor::allocate_weights)
+      .def("put", [](Executor& e, int param, int row_offset, uintptr_t src, DType dtype, int rows, int cols) {
+        e.put(param, row_offset, at<void>(src), dtype, rows, cols);
+      }, nogil(), "param"_a, "row_offset"_a, "src"_a, "dtype"_a, "rows"_a, "cols"_a)
+      .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half) {
+        return e.add_rope(at<float>(cos), at<float>(sin), max_len, half);
+      }, "cos"_a, "sin"_a, "max_len"_a, "half"_a)
+      .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a)
+      .def("add_kv_layer", &Executor::add_kv_layer, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
+      .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
+      .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "eps"_a, "out"_a)
+      .def("op_linear", &Executor::op_linear, "x"_a, "weight"_a, "bias"_a, "out"_a)
+      .def("op_rope_write", &Executor::op_rope_write, "qkv"_a, "heads"_a, "layer"_a, "rope"_a, "q_norm"_a,
+           "k_norm"_a, "eps"_a)
+      .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a)
+      .def("op_gated_act", &Executor::op_gated_act, "gate_up"_a, "out"_a, "act"_a)
+      .def("op_gather", &Executor::op_gather, "x"_a, "delta"_a, "out"_a)
+      .def("begin_head", &Executor::begin_head)
+      .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a)
+      .def("run", &Executor::run, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a)
+      .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
+      .def("stop_after", &Executor::stop_after, "op"_a, "Run no op after this one; -1 runs all.")
+      .def("buffer", [](const Executor& e, int i) { return reinterpret_cast<uintptr_t>(e.buffer(i)); }, "index"_a)
+      .def_prop_ro("weight_bytes", &Executor::weight_bytes)
+      .def_prop_ro("kv_bytes", &Executor::kv_bytes)
+      .def_prop_ro("activation_bytes", &Executor::activation_bytes)
+      .def_prop_ro("table_bytes", &Executor::table_bytes)
+      .def_prop_ro("isa", &Executor::isa)
+      .def_prop_ro("threads", &Executor::threads)
+      .def("measure_bandwidth", &measure_bandwidth, nogil(), "bytes"_a)
+      .def("measure_flops", &measure_flops, nogil(), "bf16"_a, "iterations"_a);
+}

@@ -1,0 +1,392 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "isa.h"
+
+namespace quire {
+
+namespace {
+
+constexpr int kRowChunk = 120;      // rows of a linear task: a multiple of every register tile
+constexpr int kSmallRows = 4;       // rows of a norm or rotation task
+constexpr int kActColumns = 1024;   // columns of an activation task
+constexpr size_t kTaskBytes = 64 << 10;  // weight bytes that make a linear task worth claiming
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+int round16(int n) { return ceil_div(n, 16) * 16; }
+
+}  // namespace
+
+Executor::Executor(const std::string& isa, int threads) : kernels_(kernels_for(isa)), pool_(threads) {}
+
+// ---- building -----------------------------------------------------------------------------------------------------
+
+int Executor::add_param(Param::Layout layout, int rows, int cols, DType dtype) {
+  size_t elems = static_cast<size_t>(rows) * std::max(cols, 1);
+  if (layout == Param::Layout::panels) {
+    const size_t k = dtype == DType::bf16 ? align_up(cols, 2) : static_cast<size_t>(cols);
+    elems = align_up(rows, kPanel) * k;
+  }
+  const size_t bytes = align_up(elems * dtype_bytes(dtype), 64);
+  params_.push_back({layout, rows, cols, dtype, weight_total_, bytes});
+  weight_total_ += bytes;
+  return static_cast<int>(params_.size()) - 1;
+}
+
+int Executor::add_weight(int rows, int cols, DType dtype) {
+  return add_param(Param::Layout::panels, rows, cols, dtype);
+}
+int Executor::add_table(int rows, int cols, DType dtype) { return add_param(Param::Layout::rows, rows, cols, dtype); }
+int Executor::add_vector(int rows) { return add_param(Param::Layout::vector, rows, 0, DType::f32); }
+
+void Executor::allocate_weights() { weights_.allocate(weight_total_); }
+
+template <class F>
+void Executor::parallel(int tasks, F f) {
+  std::atomic<int> next{0};
+  auto job = [&](int) {
+    for (int t = next.fetch_add(1); t < tasks; t = next.fetch_add(1)) f(t);
+  };
+  on_all(pool_, job);
+}
+
+void Executor::put(int index, int row_offset, const void* src, DType src_dtype, int rows, int cols) {
+  const Param& p = params_.at(index);
+  if (!weights_.data()) throw std::logic_error("put before allocate_weights");
+  if (row_offset < 0 || rows < 0 || row_offset + rows > p.rows || cols != p.cols)
+    throw std::invalid_argument("a part does not fit its parameter");
+  char* base = param(index);
+  const size_t width = static_cast<size_t>(std::max(cols, 1)), src_size = dtype_bytes(src_dtype);
+  if (p.layout != Param::Layout::panels) {
+    // rows and vectors keep their order; bf16 tables are rounded on the way
+    const int chunk = static_cast<int>(std::max<size_t>(1, (1 << 18) / width));
+    parallel(ceil_div(rows, chunk), [&](int t) {
+      const int begin = t * chunk, end = std::min(rows, begin + chunk);
+      const char* from = static_cast<const char*>(src) + begin * width * src_size;
+      char* to = base + (row_offset + begin) * width * dtype_bytes(p.dtype);
+      const size_t n = (end - begin) * width;
+      if (p.dtype == src_dtype) {
+        std::memcpy(to, from, n * src_size);
+      } else if (p.dtype == DType::f32) {
+        kernels_.to_f32(from, src_dtype, reinterpret_cast<float*>(to), n);
+      } else {
+        kernels_.to_bf16(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
+      }
+    });
+    return;
+  }
+  // tasks of whole panels, so that two threads never write one cache line
+  const int first = row_offset / kPanel, last = ceil_div(row_offset + rows, kPanel);
+  parallel(last - first, [&](int t) {
+    PackTask task;
+    task.src = src;
+    task.src_dtype = src_dtype;
+    task.dst = base;
+    task.rows = rows;
+    task.k = cols;
+    task.row_offset = row_offset;
+    task.row_begin = std::max(0, (first + t) * kPanel - row_offset);
+    task.row_end = std::min(rows, (first + t + 1) * kPanel - row_offset);
+    p.dtype == DType::f32 ? kernels_.pack_f32(task) : kernels_.pack_bf16(task);
+  });
+}
+
+int Executor::add_rope(const float* cos, const float* sin, int max_len, int half) {
+  const size_t n = static_cast<size_t>(max_len) * half;
+  ropes_.push_back({std::vector<float>(cos, cos + n), std::vector<float>(sin, sin + n), half});
+  return static_cast<int>(ropes_.size()) - 1;
+}
+
+int Executor::add_buffer(int cols, DType dtype, size_t offset) {
+  buffers_.push_back({cols, dtype, offset});
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Executor::add_kv_layer(int group, int kv_heads, int head_dim, size_t offset) {
+  kv_layers_.push_back({group, kv_heads, head_dim, offset});
+  return static_cast<int>(kv_layers_.size()) - 1;
+}
+
+void Executor::op_embed(int table, int out) {
+  Op op{Kind::embed};
+  op.weight = table, op.out = out;
+  ops_.push_back(op);
+}
+void Executor::op_norm(int x, int delta, int weight, float eps, int out) {
+  Op op{Kind::norm};
+  op.in = x, op.delta = delta, op.weight = weight, op.eps = eps, op.out = out;
+  ops_.push_back(op);
+}
+void Executor::op_linear(int x, int weight, int bias, int out) {
+  if (buffers_.at(x).dtype != params_.at(weight).dtype || buffers_.at(x).cols != params_.at(weight).cols)
+    throw std::invalid_argument("a linear's input must have its weight's type and width");
+  Op op{Kind::linear};
+  op.in = x, op.weight = weight, op.bias = bias, op.out = out;
+  ops_.push_back(op);
+}
+void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, float eps) {
+  if (kv_layers_.at(layer).head_dim > 512) throw std::invalid_argument("head_dim above 512 is not supported");
+  Op op{Kind::rope_write};
+  op.in = qkv, op.heads = heads, op.layer = layer, op.rope = rope, op.weight = q_norm, op.bias = k_norm, op.eps = eps;
+  ops_.push_back(op);
+}
+void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, int window) {
+  Op op{Kind::attend};
+  op.in = qkv, op.out = out, op.heads = heads, op.layer = layer, op.scale = scale, op.window = window;
+  ops_.push_back(op);
+}
+void Executor::op_gated_act(int gate_up, int out, int act) {
+  Op op{Kind::gated_act};
+  op.in = gate_up, op.out = out, op.act = act;
+  ops_.push_back(op);
+}
+void Executor::op_gather(int x, int delta, int out) {
+  Op op{Kind::gather};
+  op.in = x, op.delta = delta, op.out = out;
+  ops_.push_back(op);
+}
+void Executor::begin_head() { head_begin_ = ops_.size(); }
+
+void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes,
+                    DType kv_dtype) {
+  if (limits.block_size % kTile) throw std::invalid_argument("block_size must be a multiple of 16");
+  limits_ = limits;
+  step_ = step;
+  block_bytes_ = block_bytes;
+  kv_dtype_ = kv_dtype;
+  activations_.allocate(arena_bytes);
+  kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
+  for (const Op& op : ops_)
+    if (op.kind == Kind::attend) {
+      const KVLayer& layer = kv_layers_[op.layer];
+      scratch_per_thread_ = std::max(
+          scratch_per_thread_, align_up(attend_scratch_bytes(layer.head_dim, op.heads / layer.kv_heads), 4096));
+    }
+  scratch_.allocate(scratch_per_thread_ * pool_.threads());
+  counters_ = std::make_unique<Counter[]>(ops_.size());
+  token_row_.resize(limits.max_tokens);
+  parts_.reserve(static_cast<size_t>(limits.max_tokens) + limits.max_rows);
+}
+
+size_t Executor::table_bytes() const {
+  size_t n = 0;
+  for (const Rope& r : ropes_) n += (r.cos.size() + r.sin.size()) * sizeof(float);
+  return n;
+}
+
+KVLayout Executor::kv_layout(const KVLayer& layer) const {
+  KVLayout kv;
+  kv.dtype = kv_dtype_;
+  kv.kv_heads = layer.kv_heads;
+  kv.head_dim = layer.head_dim;
+  kv.d16 = round16(layer.head_dim);
+  kv.block_size = limits_.block_size;
+  kv.tiles_per_block = limits_.block_size / kTile;
+  kv.tile_elems = static_cast<size_t>(kTile) * kv.d16;
+  kv.v_offset = kv.tile_elems * kv.tiles_per_block * kv.kv_heads;
+  kv.block_stride = block_bytes_ / dtype_bytes(kv_dtype_);
+  return kv;
+}
+
+// ---- running ------------------------------------------------------------------------------------------------------
+
+void Executor::run(int tokens, int rows, int logit_rows) {
+  if (tokens < 0 || tokens > limits_.max_tokens || rows < 0 || rows > limits_.max_rows || logit_rows < 0 ||
+      logit_rows > limits_.max_logit_rows)
+    throw std::invalid_argument("a step beyond the limits it was bound with");
+  tokens_ = tokens, rows_ = rows, logit_rows_ = logit_rows;
+  plan_attention(rows);
+  run_ops(0, logit_rows ? ops_.size() : head_begin_);
+}
+
+void Executor::run_head(int logit_rows) {
+  if (logit_rows < 0 || logit_rows > limits_.max_logit_rows)
+    throw std::invalid_argument("more logit rows than the limit");
+  logit_rows_ = logit_rows;
+  run_ops(head_begin_, ops_.size());
+}
+
+void Executor::plan_attention(int rows) {
+  parts_.clear();
+  for (int b = 0; b < rows; ++b) {
+    const int begin = step_.query_start[b], end = step_.query_start[b + 1];
+    // Parts of even size; the kernel itself works in blocks of kAttendRows query rows.
+    const int count = ceil_div(end - begin, kAttendRows);
+    for (int i = 0; i < count; ++i)
+      parts_.push_back({b, begin + static_cast<int>(static_cast<int64_t>(end - begin) * i / count),
+                        begin + static_cast<int>(static_cast<int64_t>(end - begin) * (i + 1) / count)});
+    for (int t = begin; t < end; ++t) token_row_[t] = b;
+  }
+}
+
+void Executor::run_ops(size_t begin, size_t end) {
+  if (stop_after_ >= 0) end = std::min(end, static_cast<size_t>(stop_after_) + 1);
+  if (begin >= end) return;
+  for (size_t i = begin; i < end; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  auto job = [&](int thread) { step(begin, end, thread); };
+  on_all(pool_, job);
+}
+
+void Executor::step(size_t begin, size_t end, int thread) {
+  for (size_t i = begin; i < end; ++i) {
+    const Op& op = ops_[i];
+    const int tasks = tasks_of(op);
+    std::atomic<int>& next = counters_[i].next;
+    for (int t = next.fetch_add(1, std::memory_order_relaxed); t < tasks;
+         t = next.fetch_add(1, std::memory_order_relaxed))
+      do_task(op, t, thread);
+    if (i + 1 < end) pool_.barrier();
+  }
+}
+
+namespace {
+
+// Panels per task so that a task streams enough weight, and row chunks per panel range.
+struct LinearSplit {
+  int panels, panels_per_task, panel_tasks, row_tasks;
+};
+LinearSplit split_linear(int rows, int n, int k, DType dtype) {
+  LinearSplit s;
+  s.panels = ceil_div(n, kPanel);
+  const size_t panel_bytes = static_cast<size_t>(k) * kPanel * dtype_bytes(dtype);
+  s.panels_per_task = static_cast<int>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, panel_bytes)));
+  s.panel_tasks = ceil_div(s.panels, s.panels_per_task);
+  s.row_tasks = ceil_div(rows, kRowChunk);
+  return s;
+}
+
+}  // namespace
+
+int Executor::tasks_of(const Op& op) const {
+  const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
+  const int rows = row_count(head);
+  switch (op.kind) {
+    case Kind::linear: {
+      const Param& p = params_[op.weight];
+      const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype);
+      return s.panel_tasks * s.row_tasks;
+    }
+    case Kind::attend: return static_cast<int>(parts_.size()) * kv_layers_[op.layer].kv_heads;
+    case Kind::gated_act: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
+    default: return ceil_div(rows, kSmallRows);
+  }
+}
+
+void Executor::do_task(const Op& op, int task, int thread) {
+  const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
+  const int rows = row_count(head);
+  const int begin = task * kSmallRows, end = std::min(rows, begin + kSmallRows);
+  switch (op.kind) {
+    case Kind::embed: {
+      const Param& p = params_[op.weight];
+      kernels_.embed({param(op.weight), p.dtype, p.layout == Param::Layout::panels, step_.token_ids, f32(op.out),
+                      p.cols, begin, end});
+      return;
+    }
+    case Kind::norm: {
+      const Buffer& out = buffers_[op.out];
+      kernels_.norm({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), vector(op.weight), buffer(op.out), out.dtype,
+                     op.eps, out.cols, begin, end});
+      return;
+    }
+    case Kind::gather:
+      kernels_.gather({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), step_.logit_rows, f32(op.out),
+                       buffers_[op.out].cols, begin, end});
+      return;
+    case Kind::gated_act: {
+      const Buffer& out = buffers_[op.out];
+      const int chunks = ceil_div(out.cols, kActColumns), r = task / chunks, c = task % chunks * kActColumns;
+      kernels_.gated_act({f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, r, r + 1, c,
+                          std::min(out.cols, c + kActColumns)});
+      return;
+    }
+    case Kind::linear: return do_linear(op, task);
+    case Kind::rope_write: return do_rope_write(op, task);
+    case Kind::attend: return do_attend(op, task, thread);
+  }
+}
+
+void Executor::do_linear(const Op& op, int task) {
+  const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
+  const int rows = row_count(head);
+  const Param& p = params_[op.weight];
+  const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype);
+  // Row chunks of one panel range are neighbours in the task order: the panel is still in the cache.
+  const int panel_task = task / s.row_tasks, row_task = task % s.row_tasks;
+  const int begin = static_cast<int>(static_cast<int64_t>(rows) * row_task / s.row_tasks);
+  const int end = static_cast<int>(static_cast<int64_t>(rows) * (row_task + 1) / s.row_tasks);
+  LinearTask t;
+  t.ldx = static_cast<size_t>(p.cols);
+  t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(p.dtype);
+  t.w = param(op.weight);
+  t.bias = vector(op.bias);
+  t.ldy = static_cast<size_t>(p.rows);
+  t.y = f32(op.out) + begin * t.ldy;
+  t.rows = end - begin;
+  t.k = p.cols;
+  t.n = p.rows;
+  t.panel_begin = panel_task * s.panels_per_task;
+  t.panel_end = std::min(s.panels, t.panel_begin + s.panels_per_task);
+  p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
+}
+
+void Executor::do_rope_write(const Op& op, int task) {
+  const KVLayer& layer = kv_layers_[op.layer];
+  const Rope& rope = ropes_[op.rope];
+  RopeWriteTask t;
+  t.qkv = f32(op.in);
+  t.pitch = static_cast<size_t>(buffers_[op.in].cols);
+  t.heads = op.heads;
+  t.kv_heads = layer.kv_heads;
+  t.head_dim = layer.head_dim;
+  t.rotary_dim = rope.half * 2;
+  t.q_norm = vector(op.weight);
+  t.k_norm = vector(op.bias);
+  t.eps = op.eps;
+  t.cos = rope.cos.data();
+  t.sin = rope.sin.data();
+  t.positions = step_.positions;
+  t.cache = kv_.data() + layer.offset;
+  t.kv = kv_layout(layer);
+  const int end = std::min(tokens_, (task + 1) * kSmallRows);
+  const size_t per_row = static_cast<size_t>(limits_.blocks_per_row());
+  for (int i = task * kSmallRows; i < end; ++i) {
+    const int row = token_row_[i];
+    t.block_table = step_.block_tables[layer.group] + step_.slots[row] * per_row;
+    t.chunk_begin = step_.positions[step_.query_start[row]];
+    t.chunk_last = step_.positions[step_.query_start[row + 1] - 1];
+    t.token_begin = i;
+    t.token_end = i + 1;
+    kernels_.rope_write(t);
+  }
+}
+
+void Executor::do_attend(const Op& op, int task, int thread) {
+  const KVLayer& layer = kv_layers_[op.layer];
+  const AttendPart& part = parts_[task / layer.kv_heads];
+  const Buffer& out = buffers_[op.out];
+  AttendTask t;
+  t.qkv = f32(op.in);
+  t.pitch = static_cast<size_t>(buffers_[op.in].cols);
+  t.out = buffer(op.out);
+  t.out_dtype = out.dtype;
+  t.out_pitch = static_cast<size_t>(out.cols);
+  t.heads_per_kv = op.heads / layer.kv_heads;
+  t.kv_head = task % layer.kv_heads;
+  t.scale = op.scale;
+  t.window = op.window;
+  t.positions = step_.positions;
+  t.block_table =
+      step_.block_tables[layer.group] + step_.slots[part.row] * static_cast<size_t>(limits_.blocks_per_row());
+  t.cache = kv_.data() + layer.offset;
+  t.kv = kv_layout(layer);
+  t.token_begin = part.token_begin;
+  t.token_end = part.token_end;
+  t.scratch = scratch_.data() + scratch_per_thread_ * thread;
+  kernels_.attend(t);
+}
+
+}  // namespace quire

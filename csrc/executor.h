@@ -1,0 +1,148 @@
+// Runs a program natively: weights packed for the machine, one KV arena, one activation arena, one call a step.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace quire {
+
+// Sizes of bind(); a step never exceeds them.
+struct Limits {
+  int max_tokens = 0, max_rows = 0, max_logit_rows = 0, max_len = 0, num_blocks = 0, block_size = 0;
+  int blocks_per_row() const { return (max_len + block_size - 1) / block_size; }
+};
+
+// Addresses of the caller's int32 arrays; they outlive the executor.
+struct StepPointers {
+  const int32_t* token_ids = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* query_start = nullptr;
+  const int32_t* slots = nullptr;
+  const int32_t* logit_rows = nullptr;
+  std::vector<const int32_t*> block_tables;  // per cache group [max_rows, blocks_per_row]
+};
+
+class Executor {
+ public:
+  Executor(const std::string& isa, int threads);
+
+  // ---- building: parameters, buffers and ops, in program order; each returns its index -------------------------
+  int add_weight(int rows, int cols, DType dtype);  // packed panels
+  int add_table(int rows, int cols, DType dtype);   // row-major
+  int add_vector(int rows);
+  void allocate_weights();
+  void put(int param, int row_offset, const void* src, DType src_dtype, int rows, int cols);
+
+  int add_rope(const float* cos, const float* sin, int max_len, int half);
+  int add_buffer(int cols, DType dtype, size_t offset);
+  // A layer's cache: which group's block table, and where it starts inside a block (bytes).
+  int add_kv_layer(int group, int kv_heads, int head_dim, size_t offset);
+
+  void op_embed(int table, int out);
+  void op_norm(int x, int delta, int weight, float eps, int out);
+  void op_linear(int x, int weight, int bias, int out);
+  void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, float eps);
+  void op_attend(int qkv, int out, int heads, int layer, float scale, int window);
+  void op_gated_act(int gate_up, int out, int act);
+  void op_gather(int x, int delta, int out);
+  void begin_head();
+
+  void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes, DType kv_dtype);
+
+  // ---- running --------------------------------------------------------------------------------------------------
+  void run(int tokens, int rows, int logit_rows);
+  void run_head(int logit_rows);
+  void stop_after(int op) { stop_after_ = op; }
+
+  char* buffer(int index) const { return activations_.data() + buffers_[index].offset; }
+  size_t weight_bytes() const { return weights_.bytes(); }
+  size_t kv_bytes() const { return kv_.bytes(); }
+  size_t activation_bytes() const { return activations_.bytes() + scratch_.bytes(); }
+  size_t table_bytes() const;
+  const char* isa() const { return kernels_.isa; }
+  int threads() const { return pool_.threads(); }
+  ThreadPool& pool() { return pool_; }
+  const Kernels& kernels() const { return kernels_; }
+
+ private:
+  enum class Kind { embed, norm, linear, rope_write, attend, gated_act, gather };
+  struct Param {
+    enum class Layout { panels, rows, vector } layout;
+    int rows, cols;
+    DType dtype;
+    size_t offset, bytes;
+  };
+  struct Buffer {
+    int cols;
+    DType dtype;
+    size_t offset;
+  };
+  struct Rope {
+    std::vector<float> cos, sin;
+    int half;
+  };
+  struct KVLayer {
+    int group, kv_heads, head_dim;
+    size_t offset;
+  };
+  // One op; fields not used by its kind stay at their defaults.
+  struct Op {
+    Kind kind;
+    int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
+    int layer = -1, rope = -1, heads = 0, window = 0, act = 0;
+    float eps = 0, scale = 0;
+  };
+  // Queries of one row that one attention task takes.
+  struct AttendPart {
+    int row, token_begin, token_end;
+  };
+  struct alignas(64) Counter {
+    std::atomic<int> next{0};
+  };
+
+  int add_param(Param::Layout layout, int rows, int cols, DType dtype);
+  char* param(int index) const { return weights_.data() + params_[index].offset; }
+  const float* vector(int index) const {
+    return index < 0 ? nullptr : reinterpret_cast<const float*>(param(index));
+  }
+  float* f32(int index) const { return reinterpret_cast<float*>(buffer(index)); }
+  KVLayout kv_layout(const KVLayer& layer) const;
+  void plan_attention(int rows);
+  void run_ops(size_t begin, size_t end);
+  void step(size_t begin, size_t end, int thread);
+  int tasks_of(const Op& op) const;
+  void do_task(const Op& op, int task, int thread);
+  void do_linear(const Op& op, int task);
+  void do_rope_write(const Op& op, int task);
+  void do_attend(const Op& op, int task, int thread);
+  int row_count(bool head) const { return head ? logit_rows_ : tokens_; }
+  template <class F>
+  void parallel(int tasks, F f);
+
+  const Kernels& kernels_;
+  ThreadPool pool_;
+  std::vector<Param> params_;
+  std::vector<Buffer> buffers_;
+  std::vector<Rope> ropes_;
+  std::vector<KVLayer> kv_layers_;
+  std::vector<Op> ops_;
+  size_t head_begin_ = 0;
+  size_t weight_total_ = 0;
+  Arena weights_, kv_, activations_, scratch_;
+  size_t scratch_per_thread_ = 0, block_bytes_ = 0;
+  DType kv_dtype_ = DType::f32;
+  Limits limits_;
+  StepPointers step_;
+  std::unique_ptr<Counter[]> counters_;
+  std::vector<AttendPart> parts_;
+  std::vector<int32_t> token_row_;
+  int tokens_ = 0, rows_ = 0, logit_rows_ = 0, stop_after_ = -1;
+};
+
+}  // namespace quire

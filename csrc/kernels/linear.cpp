@@ -1,0 +1,199 @@
+// Linear layers over packed weights, and the packing itself.
+
+#include "kernels.h"
+#include "kernels/micro.h"
+#include "kernels/table.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+// k is walked in blocks so that a panel's part stays in the L2 cache while all rows pass over it. Between blocks
+// the float32 sums rest in y; a store and a load change no bit.
+constexpr int kBlockK = 1024;
+// Bytes ahead of the running load to prefetch where weights come from memory: the first rows over a panel.
+constexpr size_t kPrefetch = 2048;
+
+template <class T>
+struct Tile {
+  const typename T::elem* x;
+  size_t ldx;
+  const typename T::elem* w;
+  float* y;       // first output of the panel for this row block
+  size_t ldy;
+  const float* bias;  // of the panel, or null
+  int steps, width;   // width: valid columns of the panel
+  bool first, last, stream;
+};
+
+template <class T, int R>
+QUIRE_INLINE void tile_rows(const Tile<T>& t) {
+  constexpr int C = cols_for<R>();
+  constexpr int kVectors = kPanel / 16;
+  constexpr size_t wstride = static_cast<size_t>(kPanel) * T::step, cstride = 16 * T::step;
+  for (int c0 = 0; c0 < kVectors; c0 += C) {
+    V16 acc[R * C];
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c)
+        acc[r * C + c] = t.first ? zero() : load_n(t.y + r * t.ldy + (c0 + c) * 16, t.width - (c0 + c) * 16);
+    const typename T::elem* w = t.w + c0 * cstride;
+    if (t.stream) {
+      int s = 0;
+      for (; s + 4 <= t.steps; s += 4) {
+        for (int u = 0; u < 4; ++u)
+          for (int c = 0; c < C; ++c)
+            prefetch(reinterpret_cast<const char*>(w + (s + u) * wstride + c * cstride) + kPrefetch);
+        micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, 4);
+      }
+      micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, t.steps - s);
+    } else {
+      micro<T, R, C>(acc, t.x, t.ldx, w, wstride, cstride, t.steps);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) {
+        const int col = (c0 + c) * 16;
+        V16 v = acc[r * C + c];
+        if (t.last && t.bias) v = add(v, load_n(t.bias + col, t.width - col));
+        if (t.width - col >= 16)
+          store(t.y + r * t.ldy + col, v);
+        else if (t.width > col)
+          store_n(t.y + r * t.ldy + col, v, t.width - col);
+      }
+  }
+}
+
+template <class T>
+void tile(int rows, const Tile<T>& t) {
+  switch (rows) {
+    case 1: return tile_rows<T, 1>(t);
+    case 2: return tile_rows<T, 2>(t);
+    case 3: return tile_rows<T, 3>(t);
+    case 4: return tile_rows<T, 4>(t);
+#if QUIRE_AVX512
+    case 5: return tile_rows<T, 5>(t);
+    case 6: return tile_rows<T, 6>(t);
+#endif
+  }
+}
+
+template <class T>
+void linear(const LinearTask& task) {
+  using E = typename T::elem;
+  const E* x = static_cast<const E*>(task.x);
+  const E* w = static_cast<const E*>(task.w);
+  const int k_steps = (task.k + T::step - 1) / T::step;
+  const size_t panel_elems = static_cast<size_t>(k_steps) * kPanel * T::step;
+  const int row_blocks = (task.rows + kRows - 1) / kRows;
+  for (int p = task.panel_begin; p < task.panel_end; ++p) {
+    const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
+    for (int k0 = 0; k0 < k_steps; k0 += kBlockK / T::step) {
+      const int steps = k_steps - k0 < kBlockK / T::step ? k_steps - k0 : kBlockK / T::step;
+      // rows in blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2
+      for (int b = 0; b < row_blocks; ++b) {
+        const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / row_blocks);
+        const int r1 = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / row_blocks);
+        Tile<T> t;
+        t.x = x + r0 * task.ldx + static_cast<size_t>(k0) * T::step;
+        t.ldx = task.ldx;
+        t.w = w + p * panel_elems + static_cast<size_t>(k0) * kPanel * T::step;
+        t.y = task.y + r0 * task.ldy + static_cast<size_t>(p) * kPanel;
+        t.ldy = task.ldy;
+        t.bias = task.bias ? task.bias + static_cast<size_t>(p) * kPanel : nullptr;
+        t.steps = steps;
+        t.width = width;
+        t.first = k0 == 0;
+        t.last = k0 + steps == k_steps;
+        t.stream = b == 0;
+        tile<T>(r1 - r0, t);
+      }
+    }
+  }
+}
+
+QUIRE_INLINE float source(const void* src, DType type, size_t i) {
+  switch (type) {
+    case DType::f32: return static_cast<const float*>(src)[i];
+    case DType::bf16: return bf16_to_float(static_cast<const uint16_t*>(src)[i]);
+    default: return half_to_float(static_cast<const uint16_t*>(src)[i]);
+  }
+}
+
+void pack_f32_impl(const PackTask& t) {
+  float* dst = static_cast<float*>(t.dst);
+  const size_t panel_elems = static_cast<size_t>(t.k) * kPanel;
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    const int row = t.row_offset + r;
+    float* out = dst + (row / kPanel) * panel_elems + row % kPanel;
+    const size_t base = static_cast<size_t>(r) * t.k;
+    for (int k = 0; k < t.k; ++k) out[static_cast<size_t>(k) * kPanel] = source(t.src, t.src_dtype, base + k);
+  }
+}
+
+// Rows of one panel are interleaved pair by pair; eight pairs of every row at a time keep the writes in whole
+// cache lines.
+void pack_bf16_impl(const PackTask& t) {
+  uint16_t* dst = static_cast<uint16_t*>(t.dst);
+  const int pairs = (t.k + 1) / 2;
+  const size_t panel_elems = static_cast<size_t>(pairs) * 2 * kPanel;
+  constexpr int kPairs = 16;
+  int r = t.row_begin;
+  while (r < t.row_end) {
+    const int first = t.row_offset + r;
+    const int room = kPanel - first % kPanel;
+    const int count = t.row_end - r < room ? t.row_end - r : room;
+    uint16_t* panel = dst + (first / kPanel) * panel_elems + (first % kPanel) * 2;
+    for (int q0 = 0; q0 < pairs; q0 += kPairs) {
+      const int q1 = q0 + kPairs < pairs ? q0 + kPairs : pairs;
+      for (int i = 0; i < count; ++i) {
+        const size_t base = static_cast<size_t>(r + i) * t.k;
+        for (int q = q0; q < q1; ++q) {
+          uint16_t* out = panel + static_cast<size_t>(q) * 2 * kPanel + i * 2;
+          if (t.src_dtype == DType::bf16 && 2 * q + 1 < t.k) {
+            std::memcpy(out, static_cast<const uint16_t*>(t.src) + base + 2 * q, 4);
+            continue;
+          }
+          for (int k = 2 * q; k < 2 * q + 2; ++k)
+            out[k & 1] = k < t.k ? float_to_bf16(source(t.src, t.src_dtype, base + k)) : 0;
+        }
+      }
+    }
+    r += count;
+  }
+}
+
+void embed_impl(const EmbedTask& t) {
+  for (int i = t.token_begin; i < t.token_end; ++i) {
+    const int id = t.ids[i];
+    float* out = t.out + static_cast<size_t>(i) * t.cols;
+    if (!t.packed) {
+      const size_t base = static_cast<size_t>(id) * t.cols;
+      for (int k = 0; k < t.cols; ++k) out[k] = source(t.table, t.dtype, base + k);
+    } else if (t.dtype == DType::f32) {
+      const float* panel = static_cast<const float*>(t.table) + static_cast<size_t>(id / kPanel) * t.cols * kPanel;
+      for (int k = 0; k < t.cols; ++k) out[k] = panel[static_cast<size_t>(k) * kPanel + id % kPanel];
+    } else {
+      const size_t panel_elems = static_cast<size_t>((t.cols + 1) / 2) * 2 * kPanel;
+      const uint16_t* panel = static_cast<const uint16_t*>(t.table) + (id / kPanel) * panel_elems;
+      for (int k = 0; k < t.cols; ++k)
+        out[k] = bf16_to_float(panel[static_cast<size_t>(k / 2) * 2 * kPanel + (id % kPanel) * 2 + (k & 1)]);
+    }
+  }
+}
+
+}  // namespace
+
+void linear_f32(const LinearTask& t) { linear<F32>(t); }
+void linear_bf16(const LinearTask& t) { linear<BF16>(t); }
+void pack_f32(const PackTask& t) { pack_f32_impl(t); }
+void pack_bf16(const PackTask& t) { pack_bf16_impl(t); }
+void embed(const EmbedTask& t) { embed_impl(t); }
+void to_f32(const void* src, DType dtype, float* dst, size_t n) {
+  for (size_t i = 0; i < n; ++i) dst[i] = source(src, dtype, i);
+}
+void to_bf16(const void* src, DType dtype, uint16_t* dst, size_t n) {
+  for (size_t i = 0; i < n; ++i) dst[i] = float_to_bf16(source(src, dtype, i));
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

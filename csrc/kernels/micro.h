@@ -1,0 +1,57 @@
+// The one inner loop of Quire: R rows times C vectors of sixteen columns, summed over k in rising order.
+//
+// Linear layers, q·k and p·v are this loop over different strides. Each lane is one running sum over k, so the
+// bits of an output depend only on its own row and column, never on R, C or who computes the neighbours.
+#pragma once
+
+#include "simd/vec.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+struct F32 {
+  using elem = float;
+  static constexpr int step = 1;  // k elements that one vector step consumes
+  static inline __attribute__((always_inline)) V16 mac(V16 acc, const elem* x, const elem* w) { return fma(set1(*x), load(w), acc); }
+};
+
+struct BF16 {
+  using elem = uint16_t;
+  static constexpr int step = 2;
+  static inline __attribute__((always_inline)) V16 mac(V16 acc, const elem* x, const elem* w) {
+    return dot(acc, set1_pair(x), load_pairs(w));
+  }
+};
+
+// acc[r*C + c] += x[r*ldx + k] * w[k, c*16 ...] for `steps` steps; w advances wstride, vectors lie cstride apart.
+template <class T, int R, int C>
+QUIRE_INLINE void micro(V16* acc, const typename T::elem* x, size_t ldx, const typename T::elem* w,
+                        size_t wstride, size_t cstride, int steps) {
+  for (int s = 0; s < steps; ++s) {
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) acc[r * C + c] = T::mac(acc[r * C + c], x + r * ldx, w + c * cstride);
+    }
+    x += T::step;
+    w += wstride;
+  }
+}
+
+// Register tiles of the set: at most kRows rows at a time, kCols(R) vectors at a time.
+#if QUIRE_AVX512
+constexpr int kRows = 6;
+template <int R>
+constexpr int cols_for() {
+  return 4;
+}
+#else
+constexpr int kRows = 4;
+template <int R>
+constexpr int cols_for() {
+  return R == 1 ? 4 : R == 2 ? 2 : 1;
+}
+#endif
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,29 @@
+#include "kernels/table.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+// Constant-initialised: no code of this set may run before the CPU has been asked.
+extern const Kernels table;
+const Kernels table = {
+    QUIRE_STRINGIFY(QUIRE_ISA),
+    linear_f32,
+    linear_bf16,
+    pack_f32,
+    pack_bf16,
+    norm,
+    rope_write,
+    attend,
+    gated_act,
+    embed,
+    gather,
+    to_f32,
+    to_bf16,
+    read_sum,
+    fma_loop,
+    bf16_loop,
+    &sampling_table,
+};
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

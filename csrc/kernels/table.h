@@ -1,0 +1,28 @@
+// Kernels of this instruction set, by name; table.cpp puts them in the table.
+#pragma once
+
+#include "kernels.h"
+#include "simd/isa.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+void linear_f32(const LinearTask&);
+void linear_bf16(const LinearTask&);
+void pack_f32(const PackTask&);
+void pack_bf16(const PackTask&);
+void embed(const EmbedTask&);
+void to_f32(const void* src, DType dtype, float* dst, size_t n);
+void to_bf16(const void* src, DType dtype, uint16_t* dst, size_t n);
+void norm(const NormTask&);
+void rope_write(const RopeWriteTask&);
+void attend(const AttendTask&);
+void gated_act(const GatedActTask&);
+void gather(const GatherTask&);
+float read_sum(const void* src, size_t bytes);
+int64_t fma_loop(int64_t iterations, float* sink);
+int64_t bf16_loop(int64_t iterations, float* sink);
+extern const SamplingKernels sampling_table;  // constant-initialised, in sampling.cpp
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,14 @@
+// The native module: quire._native.
+
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+void bind_executor(nb::module_& m);
+void bind_sampler(nb::module_& m);
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native kernels and the executor. Addresses are integers; the caller keeps what they point at alive.";
+  bind_executor(m);
+  bind_sampler(m);
+}

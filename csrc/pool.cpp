@@ -1,0 +1,94 @@
+#include "pool.h"
+
+#include <climits>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+namespace {
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+constexpr int kSpins = 4000;  // some tens of microseconds
+constexpr int kYields = 50;
+
+}  // namespace
+
+void Gate::open() {
+  word_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0)
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Gate::wait_while(uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (word_.load(std::memory_order_acquire) != old) return;
+    pause();
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (word_.load(std::memory_order_acquire) != old) return;
+    sched_yield();
+  }
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (word_.load(std::memory_order_seq_cst) == old)
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads) {
+  for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true);
+  start_.open();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::run(void (*job)(void*, int), void* context) {
+  job_ = job;
+  context_ = context;
+  finished_.store(0, std::memory_order_relaxed);
+  const uint32_t before = finish_.value();
+  start_.open();
+  job(context, 0);
+  if (threads_ > 1) finish_.wait_while(before);
+}
+
+void ThreadPool::work(int thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    start_.wait_while(seen);
+    // run() opens the gate once per job and waits for everyone, so the word moves by one at a time
+    ++seen;
+    if (stop_.load()) return;
+    job_(context_, thread);
+    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_ - 1) finish_.open();
+  }
+}
+
+void ThreadPool::barrier() {
+  if (threads_ == 1) return;
+  const uint32_t before = phase_.value();
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    phase_.open();
+  } else {
+    phase_.wait_while(before);
+  }
+}
+
+}  // namespace quire
