@@ -61,12 +61,13 @@ class _Lowering:
         delta: str | None = None
         for index, layer in enumerate(spec.layers):
             delta = self.layer(index, layer, residual, delta)
+        head_ops = self.head(residual, delta, head)
         cache = plan_groups([layer.attention.window for layer in spec.layers])
         return Program(
             params=tuple(self.params.values()),
-            head=self.head(residual, delta, head),
             buffers=tuple(self.buffers.values()),
             body=tuple(self.body),
+            head=head_ops,
             ropes=tuple(self.ropes),
             kv_layers=self.kv_layers(cache.groups),
             cache_groups=cache.groups,

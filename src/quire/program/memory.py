@@ -84,7 +84,7 @@ def kv_block_bytes(program: Program, block_size: int) -> int:
 
 
 def param_bytes(param: Param) -> int:
-    """Bytes of a parameter as the native executor holds it: linear weights packed and padded, others plain."""
+    """Bytes of a parameter as the native executor holds it: linear weights packed and padded."""
     if param.kind == "linear":
         rows, cols = _round_up(param.rows, PACKED_ROWS), _round_up(param.cols, PACKED_COLS)
         return rows * cols * DTYPE_BYTES[param.dtype]

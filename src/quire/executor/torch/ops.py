@@ -145,7 +145,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the first 2·P dimensions of x [T, heads, D], pairing d with d + P (arXiv 2104.09864); others pass."""
+    """Turn the first 2·P dimensions of x [T, heads, D], pairing d with d + P (arXiv 2104.09864)."""
     cos, sin = rotation.cos[:, None, :], rotation.sin[:, None, :]
     pairs = cos.shape[-1]
     a, b, rest = x.float().split((pairs, pairs, x.shape[-1] - 2 * pairs), dim=-1)

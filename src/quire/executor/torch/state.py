@@ -18,7 +18,7 @@ from quire.spec.rope import cos_sin
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`buffers` are views [max rows, cols] into one arena; `caches` go by layer, `rotations` by rope number."""
+    """`buffers` are views [max rows, cols] into one arena; `caches` by layer, `rotations` by rope number."""
 
     buffers: dict[str, Tensor]
     caches: tuple[LayerCache, ...]

@@ -29,7 +29,7 @@ class Weights:
         return None if name is None else self._tensors[name]
 
     def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
-        """Fill rows from row_offset, rounded to the parameter's dtype; ValueError on a misfit or a second time."""
+        """Fill rows from row_offset, rounded to the parameter's dtype; ValueError on a misfit or a repeat."""
         where = f"{param.name}[{row_offset}:{row_offset + len(data)}]"
         if param.name not in self._tensors:
             raise ValueError(f"{param.name} is no parameter of the program")

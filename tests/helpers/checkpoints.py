@@ -1,0 +1,113 @@
+"""Tiny random checkpoints, written and run by transformers: what an executor's logits are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+VOCAB = 128
+LENGTH = 45  # tokens of a test sequence: three blocks of 16, the last one partly filled
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """One family or variant: a transformers config class by name, and what differs from the common sizes."""
+
+    name: str
+    config_class: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self) -> Any:
+        return getattr(transformers, self.config_class)(**(_COMMON | dict(self.overrides)))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _rope(kind: str, theta: float = 10_000.0, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=32)  # fmt: skip
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+
+TINY_MODELS = (
+    TinyModel("llama2", "LlamaConfig", {"num_key_value_heads": 4}),
+    TinyModel("llama-biases-mqa-tied", "LlamaConfig",
+              {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1,
+               "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
+    TinyModel("llama-wide-heads-gelu", "LlamaConfig", {"head_dim": 24, "hidden_act": "gelu"}
+              | _rope("default", 500_000.0)),
+    TinyModel("llama3.1", "LlamaConfig", _LLAMA3),
+    TinyModel("llama-linear", "LlamaConfig", _rope("linear", factor=4.0)),
+    TinyModel("llama-dynamic", "LlamaConfig", {"max_position_embeddings": 32} | _rope("dynamic", factor=2.0)),
+    TinyModel("llama-yarn", "LlamaConfig", {"max_position_embeddings": 128}
+              | _rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    TinyModel("qwen2-yarn-fractional", "Qwen2Config", {"max_position_embeddings": 128}
+              | _rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=0.5,
+                      truncate=False, attention_factor=1.2)),
+    TinyModel("mistral-window", "MistralConfig", {"sliding_window": 8, "head_dim": 32}),
+    TinyModel("qwen2-tied", "Qwen2Config", {"tie_word_embeddings": True}),
+    TinyModel("qwen2-mixed-windows", "Qwen2Config",
+              {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 8,
+               "max_window_layers": 0, "layer_types": _MIXED}),
+    TinyModel("qwen3", "Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True} | _rope("default", 1e6)),
+    TinyModel("qwen3-biases-mha", "Qwen3Config",
+              {"head_dim": 16, "num_key_value_heads": 4, "attention_bias": True}),
+)  # fmt: skip
+
+
+def tiny_model(name: str) -> TinyModel:
+    return next(model for model in TINY_MODELS if model.name == name)
+
+
+def save(model: TinyModel, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Write config.json and model.safetensors to `folder`; returns the transformers model, in float32.
+
+    Weights are random and as large as trained ones: logits reach about 3, norm weights spread around 1.
+    """
+    config = model.config()
+    config._attn_implementation = "eager"
+    reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(sum(map(ord, model.name)))
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            weight.copy_(_random(name, weight.shape, generator).to(dtype))
+    reference.eval().to(dtype).save_pretrained(folder)
+    return reference.float()
+
+
+def reference_logits(model: Any, tokens: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """transformers' logits [length, vocabulary] of one sequence in one pass, float32."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor(np.asarray(tokens)[None]), use_cache=False).logits
+    return logits[0].float().numpy()
+
+
+def random_tokens(seed: int, length: int = LENGTH) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(shape, generator=generator)
+    if "norm" in name:
+        return 1.0 + 0.25 * noise
+    if name.endswith("bias"):
+        return 0.3 * noise
+    if "embed_tokens" in name or "lm_head" in name:
+        return 0.8 * noise / shape[1] ** 0.5
+    sharpness = 1.5 if "q_proj" in name or "k_proj" in name else 1.0  # attention that is far from uniform
+    return sharpness * noise / shape[1] ** 0.5
