@@ -1,0 +1,53 @@
+"""Model specs built by hand: released shapes, and random small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from quire.program.lower import NumberFormats, lower
+from quire.program.ops import Program
+from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
+
+BF16 = NumberFormats("bf16", "bf16")
+F32 = NumberFormats("f32", "f32")
+
+
+def decoder_spec(
+    vocab: int, dim: int, width: int, heads: tuple[int, int, int], windows: Sequence[int], *,
+    tied: bool = False, bias: bool = False, qk_norm: bool = False,
+) -> ModelSpec:  # fmt: skip
+    """A decoder whose layers differ in their window; `heads` is (heads, kv_heads, head_dim)."""
+    rope = Rope(theta=1e4, dim=heads[2])
+    layers = tuple(
+        Layer(Attention(*heads, rope, heads[2] ** -0.5, bias, bias, qk_norm, window), MLP(width, bias=bias))
+        for window in windows
+    )
+    return ModelSpec(vocab=vocab, dim=dim, layers=layers, norm_eps=1e-6, max_positions=32768, tied=tied)
+
+
+def qwen3_0_6b() -> ModelSpec:
+    return decoder_spec(151936, 1024, 3072, (16, 8, 128), [0] * 28, tied=True, qk_norm=True)
+
+
+def llama3_70b() -> ModelSpec:
+    return decoder_spec(128256, 8192, 28672, (64, 8, 128), [0] * 80)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Programs of small random decoders in either number format."""
+    kv_heads = draw(st.integers(1, 3))
+    heads = (kv_heads * draw(st.integers(1, 3)), kv_heads, 2 * draw(st.integers(1, 20)))
+    spec = decoder_spec(
+        draw(st.integers(1, 300)),
+        draw(st.integers(1, 70)),
+        draw(st.integers(1, 200)),
+        heads,
+        draw(st.lists(st.sampled_from([0, 5, 64]), min_size=1, max_size=5)),
+        tied=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+    )
+    return lower(spec, draw(st.sampled_from([BF16, F32])))

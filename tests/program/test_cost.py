@@ -1,0 +1,123 @@
+"""FLOPs and bytes of a step, against brute-force counting and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0_6b
+from quire.program.cost import Cost, Machine, Row, step_cost, visible_keys, visible_pairs
+from quire.program.lower import lower
+from quire.program.ops import Attend, Embed, GatedAct, GatherRows, Linear, Norm, Program, RopeWrite
+
+ROWS = st.builds(Row, st.integers(1, 40), st.integers(0, 60))
+
+
+@given(ROWS, st.integers(0, 70))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_visible_pairs_and_keys_by_counting(row: Row, window: int) -> None:
+    pairs = {
+        (p, key)
+        for p in range(row.context_len, row.context_len + row.query_len)
+        for key in range(max(0, p - window + 1) if window else 0, p + 1)
+    }
+    assert visible_pairs(row, window) == len(pairs)
+    assert visible_keys(row, window) == len({key for _, key in pairs})
+
+
+@given(programs(), st.lists(ROWS, min_size=1, max_size=4), st.integers(0, 5))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_linear_flops_and_weights_by_counting(program: Program, rows: list[Row], logit_rows: int) -> None:
+    """Every linear weight is multiplied once a row and read once a step, the head only with logits."""
+    cost = step_cost(program, rows, logit_rows)
+    tokens = sum(row.query_len for row in rows)
+    for op, one in zip(program.ops, cost.ops, strict=True):
+        if isinstance(op, Linear):
+            weight, n = program.param(op.weight), logit_rows if op in program.head else tokens
+            products = sum(part.rows * part.cols for part in weight.parts)
+            assert one.flops == 2 * n * products + (n * weight.rows if op.bias else 0)
+            if n:
+                assert one.weight_bytes >= products * (2 if weight.dtype == "bf16" else 4)
+    if not logit_rows:
+        assert cost.ops[len(program.body) :] == (Cost(),) * len(program.head)
+
+
+def test_each_op_by_hand() -> None:
+    """One layer of dim 8, 2 heads and 1 kv head of 4, width 6, vocabulary 10, biases, q/k norms; bf16."""
+    spec = decoder_spec(10, 8, 6, (2, 1, 4), [3], bias=True, qk_norm=True)
+    program = lower(spec, BF16)
+    cost = step_cost(program, [Row(2, 4), Row(3, 0)], 2)  # queries at 4, 5 and at 0, 1, 2
+    found = {type(op): one for op, one in zip(program.body[:6], cost.ops[:6], strict=True)}
+    t = 5
+    assert found[Embed] == Cost(0, t * 8 * 2, t * (8 * 4 + 4))
+    assert found[Norm] == Cost(t * 32, 8 * 4, t * (8 * 4 + 8 * 2))
+    # rope: 3 heads of 4 dimensions, 2 pairs each, 6 flops a pair; 4 flops an element of the q/k norms
+    assert found[RopeWrite] == Cost(
+        t * (3 * 2 * 6 + 4 * 12), 2 * 4 * 4, t * (16 * 4 + 8 * 4 + 4 * 4 + 4), kv_written_bytes=t * 2 * 4 * 2
+    )
+    # window 3: 3 + 3 and 1 + 2 + 3 pairs; keys 2…5 and 0…2
+    assert found[Attend] == Cost(12 * 2 * 2 * 8, 0, t * (8 * 4 + 8 * 2), kv_read_bytes=7 * 2 * 4 * 2)
+    norm, gate_up, act, down = cost.ops[6:10]
+    assert norm == Cost(t * 40, 8 * 4, t * (3 * 8 * 4 + 8 * 2))  # with a delta to add
+    assert gate_up == Cost(t * (2 * 8 * 12 + 12), 8 * 12 * 2 + 12 * 4, t * (8 * 2 + 12 * 4))
+    assert isinstance(program.body[8], GatedAct)
+    assert act == Cost(t * 5 * 6, 0, t * (12 * 4 + 6 * 2))
+    assert down == Cost(t * (2 * 6 * 8 + 8), 6 * 8 * 2 + 8 * 4, t * (6 * 2 + 8 * 4))
+    assert isinstance(program.head[0], GatherRows)
+    assert cost.ops[10] == Cost(2 * 8, 0, 2 * (3 * 8 * 4 + 4))
+    assert cost.ops[12] == Cost(2 * 2 * 8 * 10, 8 * 10 * 2, 2 * (8 * 2 + 10 * 4))
+
+
+def test_decode_of_qwen3_0_6b_reads_its_weights() -> None:
+    """bf16 weights are 1.19 GB; a context of 1023 cached tokens adds 28 x 2 x 1024 x 1024 x 2 bytes of KV."""
+    total = step_cost(lower(qwen3_0_6b(), BF16), [Row(1, 1023)], 1).total
+    assert total.weight_bytes == 1_192_230_912 + 1024 * 2  # and one row of the embedding
+    assert total.kv_read_bytes == 28 * 2 * 1024 * 1024 * 2
+    assert total.kv_written_bytes == 28 * 2 * 1024 * 2
+    assert total.activation_bytes < 0.01 * total.bytes
+    assert 0.9 < total.intensity < 1.1  # two FLOPs for each two-byte weight
+
+
+def test_prefill_of_qwen3_0_6b() -> None:
+    """0.88 GFLOP a token in linears, 4 x 2048 x pairs in attention, and the head once."""
+    program = lower(qwen3_0_6b(), BF16)
+    cost = step_cost(program, [Row(512, 0)], 1)
+    linears = sum(
+        one.flops for op, one in zip(program.body, cost.ops, strict=False) if isinstance(op, Linear)
+    )
+    assert linears == 512 * 2 * 28 * 15_728_640
+    assert linears / 512 == pytest.approx(0.88e9, rel=0.002)
+    attention = sum(
+        one.flops for op, one in zip(program.ops, cost.ops, strict=True) if isinstance(op, Attend)
+    )
+    assert attention == 28 * 4 * 2048 * (512 * 513 // 2)
+    assert cost.ops[-1].flops == 2 * 155_582_464
+    rest = cost.total.flops - linears - attention - cost.ops[-1].flops
+    assert 0 < rest < 0.01 * cost.total.flops
+
+
+def test_decode_flops_of_70b_are_twice_its_parameters() -> None:
+    total = step_cost(lower(llama3_70b(), BF16), [Row(1, 0)], 1).total
+    embedding = 128256 * 8192
+    assert total.flops == pytest.approx(2 * (70_553_706_496 - embedding), rel=1e-3)
+
+
+def test_chunks_do_the_work_of_the_whole() -> None:
+    """FLOPs and written KV of the body add up exactly over chunks; weights are read once for each chunk."""
+    program = lower(decoder_spec(64, 32, 48, (4, 2, 8), [0, 5, 16]), F32)
+    whole = step_cost(program, [Row(50, 0)], 0).total
+    parts = [step_cost(program, [Row(n, start)], 0).total for n, start in ((7, 0), (1, 7), (30, 8), (12, 38))]
+    total = sum(parts, Cost())
+    assert (total.flops, total.kv_written_bytes) == (whole.flops, whole.kv_written_bytes)
+    assert total.weight_bytes > 3 * whole.weight_bytes
+    assert total.kv_read_bytes > whole.kv_read_bytes
+
+
+def test_bound_takes_the_slower_resource() -> None:
+    cost = Cost(flops=600, weight_bytes=100, activation_bytes=60, kv_read_bytes=30, kv_written_bytes=10)
+    assert cost.bytes == 200
+    assert cost.intensity == 3.0
+    assert cost.bound(Machine(flops=100.0, bandwidth=100.0)) == 6.0
+    assert cost.bound(Machine(flops=1000.0, bandwidth=100.0)) == 2.0
+    assert Cost().intensity == 0.0
