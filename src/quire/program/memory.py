@@ -73,7 +73,7 @@ def kv_block_bytes(program: Program, block_size: int) -> int:
     One pool of equal blocks serves every group, so all layers must store the same width.
     Raises UnsupportedModelError otherwise.
     """
-    widths = {layer.kv_heads * layer.head_dim for layer in program.kv_layers}
+    widths = {layer.kv_heads * kv_head_elems(layer.head_dim) for layer in program.kv_layers}
     if len(widths) != 1:
         raise UnsupportedModelError(
             "one block pool needs one width: num_key_value_heads x head_dim differs between layers: "
@@ -83,14 +83,19 @@ def kv_block_bytes(program: Program, block_size: int) -> int:
     return program.layers_per_group * block_size * per_token
 
 
+def kv_head_elems(head_dim: int) -> int:
+    """Elements that one head of one token takes in the cache: head_dim in whole vectors of sixteen."""
+    return _round_up(head_dim, 16)
+
+
 def param_bytes(param: Param) -> int:
     """Bytes of a parameter as the native executor holds it: linear weights packed and padded."""
     if param.kind == "linear":
-        rows, cols = _round_up(param.rows, PACKED_ROWS), _round_up(param.cols, PACKED_COLS)
-        return rows * cols * DTYPE_BYTES[param.dtype]
-    if param.kind == "table":
-        return param.rows * param.cols * DTYPE_BYTES[param.dtype]
-    return param.rows * DTYPE_BYTES["f32"]
+        cols = param.cols if param.dtype == "f32" else _round_up(param.cols, PACKED_COLS)
+        elems = _round_up(param.rows, PACKED_ROWS) * cols
+    else:
+        elems = param.rows * max(param.cols, 1)
+    return _round_up(elems * DTYPE_BYTES[param.dtype], ALIGNMENT)
 
 
 def weight_bytes(program: Program) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.executor.base import Limits
 from quire.executor.torch.ops import LayerCache, Rotation
 from quire.executor.torch.weights import TORCH_DTYPES
-from quire.program.memory import kv_block_bytes, plan_arena
+from quire.program.memory import kv_block_bytes, kv_head_elems, plan_arena
 from quire.program.ops import Program
 from quire.spec import Rope
 from quire.spec.rope import cos_sin
@@ -73,7 +73,8 @@ def _caches(program: Program, limits: Limits, memory: Tensor) -> tuple[LayerCach
     )
     caches = []
     for layer in program.kv_layers:
-        shape = (limits.num_blocks, limits.block_size, layer.kv_heads, layer.head_dim)
-        keys, values = pool[layer.index_in_group]
-        caches.append(LayerCache(keys.view(shape), values.view(shape)))
+        width = kv_head_elems(layer.head_dim)  # whole vectors; the executor uses the first head_dim
+        shape = (limits.num_blocks, limits.block_size, layer.kv_heads, width)
+        keys, values = (half.view(shape)[..., : layer.head_dim] for half in pool[layer.index_in_group])
+        caches.append(LayerCache(keys, values))
     return tuple(caches)

@@ -1,0 +1,218 @@
+"""The native executor: binds a Program to the C++ core once, then runs each step in one call.
+
+Everything that costs memory is planned here from the program (see program/memory), so that what
+`memory()` reports is what the process holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire import _native
+from quire.executor.base import F32, Limits, StepArrays
+from quire.program.memory import (
+    ArenaPlan,
+    kv_block_bytes,
+    kv_head_elems,
+    plan_arena,
+    rope_table_bytes,
+    weight_bytes,
+)
+from quire.program.ops import (
+    DTYPE_BYTES,
+    Attend,
+    Embed,
+    GatedAct,
+    GatherRows,
+    Linear,
+    Norm,
+    Op,
+    Param,
+    Program,
+    RopeWrite,
+)
+from quire.spec.rope import cos_sin
+from quire.types import MemoryBudgetError
+
+_DTYPES = {"f32": _native.DType.f32, "bf16": _native.DType.bf16}
+_SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
+_SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+
+
+def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, int]:
+    """What a NativeExecutor of these limits will hold, by part, before any of it is allocated."""
+    arena = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+    return {
+        "weights": weight_bytes(program),
+        "kv": limits.num_blocks * kv_block_bytes(program, limits.block_size),
+        "activations": arena.total + threads * _scratch_bytes(program),
+        "tables": rope_table_bytes(program, limits.max_len),
+    }
+
+
+class NativeExecutor:
+    """Executor over the C++ core. `isa` forces an instruction set ("" takes the best of this machine)."""
+
+    def __init__(self, program: Program, *, threads: int, isa: str = "") -> None:
+        self.program = program
+        self._core = _native.Executor(isa, threads)
+        self._params = {param.name: self._add_param(param) for param in program.params}
+        self._core.allocate_weights()
+        self._buffers: dict[str, int] = {}
+        self._limits: Limits | None = None
+        self._arrays: StepArrays | None = None
+        self._logits: F32 = np.zeros((0, program.vocab), np.float32)
+
+    @property
+    def isa(self) -> str:
+        return str(self._core.isa)
+
+    @property
+    def threads(self) -> int:
+        return int(self._core.threads)
+
+    def _add_param(self, param: Param) -> int:
+        if param.kind == "vector":
+            return int(self._core.add_vector(param.rows))
+        add = self._core.add_weight if param.kind == "linear" else self._core.add_table
+        return int(add(param.rows, param.cols, _DTYPES[param.dtype]))
+
+    def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
+        """Pack one checkpoint part; see Executor.put."""
+        rows = data.shape[0]
+        cols = data.shape[1] if data.ndim == 2 else 0
+        if not data.flags.c_contiguous or data.itemsize != _SOURCE_BYTES[dtype]:
+            raise ValueError(f"{param.name}: a part must be contiguous {dtype}")
+        source = data.ctypes.data
+        self._core.put(self._params[param.name], row_offset, source, _SOURCE_DTYPES[dtype], rows, cols)
+
+    def bind(self, limits: Limits, arrays: StepArrays) -> None:
+        """Allocate cache and buffers and remember the arrays; see Executor.bind."""
+        if self._limits is not None:
+            raise RuntimeError("bind is called once")
+        program = self.program
+        self._limits, self._arrays = limits, arrays
+        plan = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+        for buffer in program.buffers:
+            offset = plan.offsets[buffer.name]
+            self._buffers[buffer.name] = self._core.add_buffer(buffer.cols, _DTYPES[buffer.dtype], offset)
+        for rope in program.ropes:
+            cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
+            self._core.add_rope(cos.ctypes.data, sin.ctypes.data, limits.max_len, rope.dim // 2)
+        for layer in program.kv_layers:
+            layer_bytes = 2 * layer.kv_heads * kv_head_elems(layer.head_dim) * DTYPE_BYTES[program.kv_dtype]
+            offset = layer.index_in_group * layer_bytes * limits.block_size
+            self._core.add_kv_layer(layer.group, layer.kv_heads, layer.head_dim, offset)
+        for op in program.body:
+            self._add_op(op)
+        self._core.begin_head()
+        for op in program.head:
+            self._add_op(op)
+        self._allocate(limits, arrays, plan)
+        self._logits = self._view(program.logits, limits.max_logit_rows)
+
+    def _allocate(self, limits: Limits, arrays: StepArrays, plan: ArenaPlan) -> None:
+        native = _native.Limits()
+        for name in ("max_tokens", "max_rows", "max_logit_rows", "max_len", "num_blocks", "block_size"):
+            setattr(native, name, getattr(limits, name))
+        step = (arrays.token_ids, arrays.positions, arrays.query_start, arrays.slots, arrays.logit_rows)
+        block_bytes = kv_block_bytes(self.program, limits.block_size)
+        try:
+            self._core.bind(
+                native,
+                [a.ctypes.data for a in step],
+                [t.ctypes.data for t in arrays.block_tables],
+                plan.total,
+                block_bytes,
+                _DTYPES[self.program.kv_dtype],
+            )
+        except MemoryError as error:
+            need = plan.total + block_bytes * limits.num_blocks
+            raise MemoryBudgetError(f"the system would not give {need} bytes for cache and activations") from error
+
+    def _add_op(self, op: Op) -> None:
+        core, buffers = self._core, self._buffers
+        match op:
+            case Embed():
+                core.op_embed(self._params[op.table], buffers[op.out])
+            case Norm():
+                core.op_norm(
+                    buffers[op.x], self._optional(op.delta), self._params[op.weight], op.eps, buffers[op.out]
+                )
+            case Linear():
+                core.op_linear(buffers[op.x], self._params[op.weight], self._vector(op.bias), buffers[op.out])
+            case RopeWrite():
+                q_norm, k_norm = self._vector(op.q_norm), self._vector(op.k_norm)
+                heads = op.shape.heads
+                core.op_rope_write(buffers[op.qkv], heads, op.layer, op.rope, q_norm, k_norm, op.eps)
+            case Attend():
+                out = buffers[op.out]
+                core.op_attend(buffers[op.qkv], out, op.shape.heads, op.layer, op.scale, op.window)
+            case GatedAct():
+                core.op_gated_act(buffers[op.gate_up], buffers[op.out], _ACTS[op.act])
+            case GatherRows():
+                core.op_gather(buffers[op.x], self._optional(op.delta), buffers[op.out])
+
+    def _optional(self, buffer: str | None) -> int:
+        return -1 if buffer is None else self._buffers[buffer]
+
+    def _vector(self, param: str | None) -> int:
+        return -1 if param is None else self._params[param]
+
+    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> F32:
+        """One step; see Executor.run."""
+        self._core.run(num_tokens, num_rows, num_logit_rows)
+        return self._logits[:num_logit_rows]
+
+    def run_head(self, num_logit_rows: int) -> F32:
+        """The head for other rows of the same step; see Executor.run_head."""
+        self._core.run_head(num_logit_rows)
+        return self._logits[:num_logit_rows]
+
+    def stop_after(self, op_index: int | None) -> None:
+        """End later runs after this op; see Executor.stop_after."""
+        self._core.stop_after(-1 if op_index is None else op_index)
+
+    def read(self, buffer: str, rows: int) -> F32:
+        """A copy of a buffer's first rows as float32."""
+        return self._view(buffer, rows).astype(np.float32, copy=True)
+
+    def _view(self, name: str, rows: int) -> F32:
+        buffer = self.program.buffer(name)
+        size = rows * buffer.cols * DTYPE_BYTES[buffer.dtype]
+        address = self._core.buffer(self._buffers[name])
+        raw = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+        if buffer.dtype == "f32":
+            return raw.view(np.float32).reshape(rows, buffer.cols)
+        widened = raw.view(np.uint16).astype(np.uint32) << 16
+        return widened.view(np.float32).reshape(rows, buffer.cols)
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes held by part."""
+        return {
+            "weights": self._core.weight_bytes,
+            "kv": self._core.kv_bytes,
+            "activations": self._core.activation_bytes,
+            "tables": self._core.table_bytes,
+        }
+
+    def close(self) -> None:
+        """Give everything back; the executor cannot be used again."""
+        self._logits = np.zeros((0, self.program.vocab), np.float32)
+        self._core = None
+        self._arrays = None
+
+
+def _scratch_bytes(program: Program) -> int:
+    """Attention scratch of one thread: the most that any layer needs."""
+    return max(
+        int(_native.attend_scratch_bytes(op.shape.head_dim, op.shape.heads // op.shape.kv_heads))
+        for op in program.body
+        if isinstance(op, Attend)
+    )
