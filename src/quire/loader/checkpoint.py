@@ -1,0 +1,149 @@
+"""A checkpoint folder: one safetensors file, or shards and their index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from quire.loader.safetensors import SafetensorsFile
+from quire.loader.source import Array, TensorInfo
+from quire.spec.config_reader import show
+from quire.types import CheckpointError
+from quire.util.strict_json import read_json_object
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 * 2**20
+MAX_SHARDS = 4096
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class Checkpoint:
+    """All tensors of a folder. Implements Source; a context manager that closes its files.
+
+    Raises CheckpointError for: no weights, weights in a format that can run code, an index that names files
+    outside the folder, a missing shard, an index and shards that disagree.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files: list[SafetensorsFile] = []
+        self._where: dict[str, SafetensorsFile] = {}
+        try:
+            self._open(folder)
+        except CheckpointError:
+            self.close()
+            raise
+
+    def _open(self, folder: Path) -> None:
+        if (folder / SINGLE).exists():
+            self._add(folder / SINGLE)
+        elif (folder / INDEX).exists():
+            weight_map = read_index(folder / INDEX)
+            for shard in sorted(set(weight_map.values())):
+                if not (folder / shard).exists():
+                    raise CheckpointError(f"{INDEX}: shard {shard} is missing")
+                self._add(folder / shard)
+            self._compare(weight_map)
+        else:
+            raise CheckpointError(_nothing_to_load(folder))
+
+    def _add(self, path: Path) -> None:
+        file = SafetensorsFile(path)
+        self._files.append(file)
+        for name in file.names():
+            if name in self._where:
+                other = self._where[name].path.name
+                raise CheckpointError(f"tensor {show(name)} is in both {other} and {path.name}")
+            self._where[name] = file
+
+    def _compare(self, weight_map: Mapping[str, str]) -> None:
+        for name, shard in weight_map.items():
+            file = self._where.get(name)
+            if file is None or file.path.name != shard:
+                raise CheckpointError(f"{INDEX}: tensor {show(name)} is not in {shard}")
+        for name, file in self._where.items():
+            if name not in weight_map:
+                raise CheckpointError(f"{file.path.name}: tensor {show(name)} is not in {INDEX}")
+
+    def names(self) -> Iterable[str]:
+        return self._where.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._where[name].info(name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        return self._where[name].read(name, start, stop)
+
+    def release(self, name: str) -> None:
+        self._where[name].release(name)
+
+    def close(self) -> None:
+        """Unmap all files. Arrays already read stay valid."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+        self._where.clear()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor name -> shard file name of an index file.
+
+    Raises CheckpointError when it is malformed, or a shard is not the plain name of a file beside it.
+    """
+    weight_map = read_json_object(path, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path.name}: weight_map is not an object with entries")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_plain_name(shard):
+            raise CheckpointError(
+                f"{path.name}: weight_map of {show(name)}: {show(shard)} is not the plain name of a "
+                ".safetensors file"
+            )
+    shards = len(set(weight_map.values()))
+    if shards > MAX_SHARDS:
+        raise CheckpointError(f"{path.name}: {shards} shards are more than the limit of {MAX_SHARDS}")
+    return weight_map
+
+
+def _is_plain_name(shard: str) -> bool:
+    """Shards lie beside the index; a separator of any system, or a control character, is an attack."""
+    return (
+        shard.endswith(".safetensors")
+        and shard.isprintable()
+        and not any(separator in shard for separator in "/\\:")
+        and len(shard) <= 255
+    )
+
+
+def _nothing_to_load(folder: Path) -> str:
+    """Why a folder has no weights for us, as helpfully as its files allow."""
+    if not folder.is_dir():
+        return f"{folder}: not a folder"
+    files = sorted(path.name for path in folder.iterdir())
+    looked_for = f"{folder}: neither {SINGLE} nor {INDEX}"
+    safetensors = [name for name in files if name.endswith(".safetensors")]
+    if safetensors:
+        return f"{looked_for}, only {_some(safetensors)}: the transformers format and its index are needed"
+    pickles = [name for name in files if name.endswith(_PICKLES)]
+    if pickles:
+        return (
+            f"{looked_for}, only {_some(pickles)}: pickle files can run code when they are opened and are "
+            "never read; save the model again as safetensors (save_pretrained of a current transformers does)"
+        )
+    gguf = [name for name in files if name.endswith(".gguf")]
+    if gguf:
+        return f"{looked_for}, only {_some(gguf)}: GGUF is not implemented yet"
+    return f"{looked_for} in it"
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,202 @@
+"""The pull loop: a program says what it needs, a source has it, a sink takes it.
+
+Everything that can be known from names, shapes and formats is checked before the first byte is read, so a
+wrong checkpoint is refused at once. Then each part goes to the sink in row blocks, and the pages behind a
+block are given back after it: resident memory stays at one block, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
+from quire.loader.source import Sink, Source, TensorInfo
+from quire.program.ops import Param, Part
+from quire.spec import ModelSpec
+from quire.types import CheckpointError
+
+BLOCK_BYTES = 32 * 2**20
+ROW_QUANTUM = 256  # row blocks start at multiples of this many rows of their part, so packed tiles stay whole
+_SHOWN = 5
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """Which tensors a checkpoint may have beside those a program asks for.
+
+    `ignored`: regular expressions of full names. `twins`: asked-for name -> another name of the same tensor
+    (a tied embedding saved twice): the twin serves when the first is absent, and must be byte-equal when both
+    are there.
+    """
+
+    ignored: tuple[str, ...] = ()
+    twins: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> LoadRules:
+        return cls(spec.ignored, {spec.names.embed: spec.names.head} if spec.tied else {})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSummary:
+    """What was loaded: bytes and tensors read, the formats they were stored in, and names left aside."""
+
+    nbytes: int
+    tensors: int
+    dtypes: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One part to move: rows of `param` from `row_offset` on come from tensor `info`."""
+
+    param: Param
+    row_offset: int
+    info: TensorInfo
+
+
+def load(
+    params: Sequence[Param],
+    source: Source,
+    sink: Sink,
+    *,
+    rules: LoadRules | None = None,
+    progress: Progress | None = None,
+) -> LoadSummary:
+    """Give every part of every param to the sink. `progress(done, total)` is told bytes after each block.
+
+    Raises CheckpointError, before anything is put, for missing tensors, tensors nobody asked for, wrong
+    shapes and formats; and, naming the tensor, when a NaN or infinity is read.
+    """
+    rules = rules or LoadRules()
+    items = _match(params, source, rules)
+    skipped = _leftovers(items, source, rules)
+    total = sum(item.info.nbytes for item in items)
+    done = 0
+    for item in items:
+        for start, stop in row_blocks(item.info):
+            done += _move(item, start, stop, source, sink)
+            if progress is not None:
+                progress(done, total)
+    names = {item.info.name: item.info for item in items}
+    dtypes = tuple(sorted({info.dtype for info in names.values()}))
+    return LoadSummary(total, len(names), dtypes, tuple(skipped))
+
+
+def row_blocks(info: TensorInfo) -> Iterable[tuple[int, int]]:
+    """Cut a tensor into row ranges of about BLOCK_BYTES, each starting at a multiple of ROW_QUANTUM."""
+    rows = info.shape[0]
+    row_bytes = max(info.nbytes // rows, 1)
+    step = max(BLOCK_BYTES // row_bytes // ROW_QUANTUM, 1) * ROW_QUANTUM
+    return ((start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int:
+    """Read, check and hand over one row block; returns its bytes."""
+    name = item.info.name
+    data = source.read(name, start, stop)
+    bad = first_nonfinite(data, item.info.dtype)
+    if bad is not None:
+        index = [int(i) for i in np.unravel_index(bad, data.shape)]
+        index[0] += start
+        raise CheckpointError(f"tensor {name}: element {index} is NaN or infinite")
+    sink.put(item.param, item.row_offset + start, data, item.info.dtype)
+    nbytes = data.nbytes
+    del data
+    source.release(name)
+    return nbytes
+
+
+def _match(params: Sequence[Param], source: Source, rules: LoadRules) -> list[_Item]:
+    """Find each part's tensor and check its shape and format."""
+    names = set(source.names())
+    missing: list[str] = []
+    items: list[_Item] = []
+    for param in params:
+        row_offset = 0
+        for part in param.parts:
+            name = part.tensor
+            if name not in names and rules.twins.get(name) in names:
+                name = rules.twins[name]
+            if name not in names:
+                missing.append(name)
+            else:
+                info = source.info(name)
+                _check(info, part)
+                items.append(_Item(param, row_offset, info))
+            row_offset += part.rows
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {_listed(missing)}{_hint(missing, names)}")
+    return items
+
+
+def _check(info: TensorInfo, part: Part) -> None:
+    if info.shape != part.shape:
+        raise CheckpointError(
+            f"tensor {info.name}: shape {list(info.shape)}, but the config implies {list(part.shape)}"
+        )
+    if info.dtype not in FLOAT_FORMATS:
+        raise CheckpointError(
+            f"tensor {info.name}: dtype {info.dtype} is not one of {', '.join(sorted(FLOAT_FORMATS))}"
+        )
+
+
+def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules) -> list[str]:
+    """Names that may be left aside; anything else that nobody asked for means config and weights disagree."""
+    used = {item.info.name for item in items}
+    ignored = [re.compile(pattern) for pattern in rules.ignored]
+    skipped: list[str] = []
+    unexpected: list[str] = []
+    for name in source.names():
+        if name in used:
+            continue
+        twin = next((asked for asked, other in rules.twins.items() if other == name and asked in used), None)
+        if twin is not None:
+            _check_equal(twin, name, source)
+        elif not any(pattern.fullmatch(name) for pattern in ignored):
+            unexpected.append(name)
+            continue
+        skipped.append(name)
+    if unexpected:
+        raise CheckpointError(
+            f"the checkpoint has tensors that its config does not account for: {_listed(unexpected)}"
+        )
+    return skipped
+
+
+def _check_equal(name: str, twin: str, source: Source) -> None:
+    """Refuse a twin with other values: config and weights contradict each other, and either may be right."""
+    a, b = source.info(name), source.info(twin)
+    equal = (a.dtype, a.shape) == (b.dtype, b.shape)
+    if equal:
+        for start, stop in row_blocks(a):
+            one, other = (source.read(n, start, stop).reshape(-1).view(np.uint8) for n in (name, twin))
+            equal = equal and np.array_equal(one, other)
+            source.release(name)
+            source.release(twin)
+    if not equal:
+        raise CheckpointError(
+            f"tensor {twin} differs from {name}, but config.json has tie_word_embeddings = true: set it to "
+            "false if the model has an output matrix of its own"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(name[:200] for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} tensor{'s'[: len(names) > 1]}: {shown}{more}"
+
+
+def _hint(missing: Sequence[str], names: set[str]) -> str:
+    if missing == ["lm_head.weight"]:
+        return " (does the config lack tie_word_embeddings = true?)"
+    if any(name.removeprefix("model.") in names for name in missing):
+        return " (names lack the 'model.' prefix: this is a base model without its language-model head)"
+    return ""

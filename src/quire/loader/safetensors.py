@@ -1,0 +1,172 @@
+"""A strict reader of the safetensors format: https://huggingface.co/docs/safetensors.
+
+    8 bytes   N, unsigned little-endian
+    N bytes   JSON object: name -> {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__"
+    the rest  the tensors' bytes; offsets count from here, without holes or overlaps
+
+The header comes from strangers: every number is checked against the file's length, as Python integers, before
+anything is allocated or mapped. Tensors are views of a memory map and cost no memory of their own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
+from quire.spec.config_reader import show
+from quire.types import CheckpointError
+from quire.util.strict_json import parse_json_object
+
+MAX_HEADER_BYTES = 32 * 2**20  # some 200,000 tensors
+_MAX_AXES = 32
+_MAX_DIM = 2**48
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor and its bytes [begin, end) in the file's data part."""
+
+    info: TensorInfo
+    begin: int
+    end: int
+
+
+def parse_header(header: bytes, data_bytes: int, where: str) -> dict[str, Entry]:
+    """Check a header against the length of the data part and return its tensors in file order.
+
+    Raises CheckpointError naming the file (`where`) and the tensor for: malformed JSON, duplicate names,
+    unknown formats, bad shapes, a byte range that disagrees with the shape, overlaps, holes, trailing bytes.
+    """
+    if not header.startswith(b"{"):
+        raise CheckpointError(f"{where}: the header does not start with '{{'")
+    values = parse_json_object(header, f"{where}: header")
+    values.pop("__metadata__", None)
+    entries = [_entry(name, value, where) for name, value in values.items()]
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    position, before = 0, "the header"
+    for entry in entries:
+        name = show(entry.info.name)
+        if entry.begin < position:
+            raise CheckpointError(f"{where}: tensor {name} overlaps {before}")
+        if entry.begin > position:
+            raise CheckpointError(f"{where}: {entry.begin - position} unused bytes before tensor {name}")
+        if entry.end > data_bytes:
+            raise CheckpointError(f"{where}: tensor {name} ends {entry.end - data_bytes} bytes past the file")
+        position, before = entry.end, f"tensor {name}"
+    if position != data_bytes:
+        raise CheckpointError(f"{where}: {data_bytes - position} trailing bytes after {before}")
+    return {entry.info.name: entry for entry in entries}
+
+
+def _entry(name: str, value: object, where: str) -> Entry:
+    what = f"{where}: tensor {show(name)}"
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{what}: expected exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in NUMPY_TYPES:
+        raise CheckpointError(f"{what}: unknown dtype {show(dtype)}")
+    if not isinstance(shape, list) or len(shape) > _MAX_AXES:
+        raise CheckpointError(f"{what}: shape {show(shape)} is not a list of at most {_MAX_AXES} sizes")
+    if not all(_is_size(size, _MAX_DIM) for size in shape):
+        raise CheckpointError(f"{what}: shape {show(shape)} has a size that is not in [0, 2^48]")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(o, 2**63) for o in offsets):
+        raise CheckpointError(f"{what}: data_offsets {show(offsets)} is not a pair of offsets")
+    begin, end = offsets
+    info = TensorInfo(name, dtype, tuple(shape))
+    if end - begin != info.nbytes:
+        raise CheckpointError(
+            f"{what}: {dtype} of shape {shape} needs {info.nbytes} bytes, data_offsets give {end - begin}"
+        )
+    return Entry(info, begin, end)
+
+
+def _is_size(value: object, limit: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit
+
+
+class SafetensorsFile:
+    """One open safetensors file. Implements Source.
+
+    Raises CheckpointError when the file cannot be opened or its header is wrong. Tensors are read-only views
+    of the memory map: valid as long as they are referenced. The file must not shrink while it is in use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise CheckpointError(f"{path.name}: not a regular file")
+            with path.open("rb") as file:
+                self._entries, self._start, size = _read_header(file, path.name)
+                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except ValueError:  # mmap was asked for more than there is
+            raise CheckpointError(f"{path.name}: the file shrank while it was read") from None
+        except OSError as error:
+            raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
+
+    @property
+    def tensors(self) -> Mapping[str, Entry]:
+        return self._entries
+
+    def names(self) -> Iterable[str]:
+        return self._entries.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._entries[name].info
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        """Rows [start, stop) of a tensor with at least one axis; see Source."""
+        entry = self._entries[name]
+        start, stop = entry.info.rows(start, stop)
+        shape = (stop - start, *entry.info.shape[1:])
+        info = TensorInfo(name, entry.info.dtype, shape)
+        row_bytes = (entry.end - entry.begin) // max(entry.info.shape[0], 1)
+        offset = self._start + entry.begin + start * row_bytes
+        if info.nbytes == 0:
+            return np.empty(shape, NUMPY_TYPES[info.dtype])
+        self._advise("MADV_WILLNEED", offset, min(offset + 2 * info.nbytes, self._start + entry.end))
+        flat = np.frombuffer(self._map, np.uint8, info.nbytes, offset)
+        return flat.view(NUMPY_TYPES[info.dtype]).reshape(shape)
+
+    def release(self, name: str) -> None:
+        entry = self._entries[name]
+        self._advise("MADV_DONTNEED", self._start + entry.begin, self._start + entry.end)
+
+    def close(self) -> None:
+        """Unmap the file, or leave that to the last array that still looks into it."""
+        try:
+            self._map.close()
+        except BufferError:
+            del self._map
+
+    def _advise(self, advice: str, begin: int, end: int) -> None:
+        """Tell the kernel about the pages that hold bytes [begin, end), where the platform can be told."""
+        option = getattr(mmap, advice, None)
+        if option is not None and end > begin:
+            begin -= begin % mmap.PAGESIZE
+            self._map.madvise(option, begin, end - begin)
+
+
+def _read_header(file: BinaryIO, where: str) -> tuple[dict[str, Entry], int, int]:
+    """Tensors of an open file, where their bytes start, and the file's size."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(f"{where}: {size} bytes are too short for a safetensors file")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"{where}: header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
+    if length > size - 8:
+        raise CheckpointError(f"{where}: header of {length} bytes in a file of {size} bytes")
+    header = file.read(length)
+    if len(header) != length:
+        raise CheckpointError(f"{where}: the file shrank while it was read")
+    return parse_header(header, size - 8 - length, where), 8 + length, size

@@ -1,0 +1,74 @@
+"""Where weights come from and where they go: the two protocols of loading, and the number formats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.program.ops import Param
+
+Array = npt.NDArray[np.generic]
+
+# Formats by their safetensors name, as numpy can hold their bits. bfloat16 and the 8-bit floats have no numpy
+# type and are held as unsigned integers of their width.
+NUMPY_TYPES: dict[str, np.dtype[np.generic]] = {
+    name: np.dtype(code)
+    for name, code in {
+        "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "F8_E4M3": "|u1", "F8_E5M2": "|u1", "F8_E8M0": "|u1",
+        "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2",
+        "U32": "<u4", "I32": "<i4", "F32": "<f4",
+        "U64": "<u8", "I64": "<i8", "F64": "<f8", "C64": "<c8",
+    }.items()
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A stored tensor: `dtype` is a key of NUMPY_TYPES."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * NUMPY_TYPES[self.dtype].itemsize
+
+    def rows(self, start: int, stop: int | None) -> tuple[int, int]:
+        """Clip [start, stop) to the first axis. Raises IndexError when it is not a range of existing rows."""
+        end = self.shape[0] if stop is None else stop
+        if not 0 <= start <= end <= self.shape[0]:
+            raise IndexError(f"{self.name}: rows {start}:{end} of {self.shape[0]}")
+        return start, end
+
+
+class Source(Protocol):
+    """A set of named tensors that can be read in any order, in row blocks."""
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+
+    def info(self, name: str) -> TensorInfo:
+        """Format and shape; KeyError when there is no such tensor."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        """Rows [start, stop) along the first axis, read-only, in the numpy type of its format."""
+
+    def release(self, name: str) -> None:
+        """Give back the memory that reads of `name` made resident. Arrays already read stay valid."""
+
+
+class Sink(Protocol):
+    """What loading fills: an executor."""
+
+    def put(self, param: Param, row_offset: int, data: Array, dtype: str) -> None:
+        """Take rows [row_offset, row_offset + len(data)) of a parameter: [rows, cols], or [rows] for vectors.
+
+        `dtype` is "F32", "F16" or "BF16" (as uint16). `data` is only valid during the call. Every row of
+        every parameter is put exactly once.
+        """
