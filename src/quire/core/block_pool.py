@@ -1,0 +1,154 @@
+"""The books of the KV cache: who holds which block.
+
+A block is `block_size` tokens of KV for the layers of one cache group. The pool knows ids and reference
+counts only; it never sees tokens, tensors or windows. Every block is in exactly one state:
+
+    free    ── take ──▶  held  ── release to zero ──▶  free      (nobody can find it again)
+                          │  ▲
+                          │  └── hold (prefix hit) ──┐
+                          └── release to zero ──▶  cached         (published: a prefix cache can find it)
+                                                     │
+    free  ◀── withdraw (evicted) ────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from quire.types import QuireError
+
+
+class AuditError(QuireError):
+    """The books disagree with themselves or with what the block tables and the cache say."""
+
+
+class BlockPool:
+    """Block ids 0..num_blocks-1 with reference counts. Every operation is O(1) per block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks: {num_blocks} is not at least 1")
+        self.num_blocks = num_blocks
+        self.num_cached = 0
+        # Last in, first out: the block freed last is the one most likely still in the machine's caches.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._references = [0] * num_blocks
+        self._published = bytearray(num_blocks)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - len(self._free) - self.num_cached
+
+    def take(self, count: int) -> list[int]:
+        """Move `count` free blocks to held, one reference each. Raises ValueError when fewer are free."""
+        if count > len(self._free):
+            raise ValueError(f"{count} blocks asked for, {len(self._free)} of {self.num_blocks} are free")
+        if count <= 0:
+            return []
+        taken = self._free[-count:]
+        del self._free[-count:]
+        for block in taken:
+            self._references[block] = 1
+        return taken
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each held or cached block. Raises ValueError for a free one."""
+        references, published = self._references, self._published
+        for block in blocks:
+            if references[block] == 0:
+                if not published[block]:
+                    raise ValueError(f"block {block} is free and cannot be shared")
+                self.num_cached -= 1
+            references[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> list[int]:
+        """Drop a reference of each held block; at zero it becomes cached if published, else free.
+
+        Returns the ids that became cached, in order. Raises ValueError for a block nobody holds.
+        """
+        references, published, free = self._references, self._published, self._free
+        cached = []
+        for block in blocks:
+            left = references[block] - 1
+            if left < 0:
+                raise ValueError(f"block {block} is released but nobody holds it")
+            references[block] = left
+            if left == 0:
+                if published[block]:
+                    cached.append(block)
+                else:
+                    free.append(block)
+        self.num_cached += len(cached)
+        return cached
+
+    def publish(self, block: int) -> None:
+        """Say that a prefix cache can find this held block. Raises ValueError when free or known already."""
+        if not self._references[block] or self._published[block]:
+            raise ValueError(f"block {block} is not held or is already published")
+        self._published[block] = 1
+
+    def withdraw(self, block: int) -> None:
+        """Say that no prefix cache can find this block any more; a cached one becomes free."""
+        if not self._published[block]:
+            raise ValueError(f"block {block} is not published")
+        self._published[block] = 0
+        if self._references[block] == 0:
+            self.num_cached -= 1
+            self._free.append(block)
+
+    def is_cached(self, block: int) -> bool:
+        """True when the block is published and nobody holds it."""
+        return self._references[block] == 0 and self._published[block] == 1
+
+    def audit(
+        self, tables: Iterable[Iterable[int]] | None = None, published: Iterable[int] | None = None
+    ) -> None:
+        """Prove the books in O(num_blocks); raises AuditError naming the first block that is wrong.
+
+        `tables` are the live entries of every running block table: reference counts must equal them.
+        `published` are the blocks a prefix cache can find: the flags must equal them.
+        """
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise AuditError(f"blocks {_repeated(self._free)} are free twice")
+        cached = 0
+        for block in range(self.num_blocks):
+            references, known = self._references[block], self._published[block]
+            if references < 0:
+                raise AuditError(f"block {block} has {references} references")
+            if (block in free) == (references > 0 or known == 1):
+                state = f"free {block in free}, references {references}, published {bool(known)}"
+                raise AuditError(f"block {block} is not in exactly one state: {state}")
+            cached += references == 0 and known == 1
+        if cached != self.num_cached:
+            raise AuditError(f"{cached} blocks are cached but the count says {self.num_cached}")
+        if tables is not None:
+            self._audit_tables(tables)
+        if published is not None:
+            self._audit_published(list(published))
+
+    def _audit_tables(self, tables: Iterable[Iterable[int]]) -> None:
+        held = Counter(block for table in tables for block in table)
+        for block in range(self.num_blocks):
+            if held[block] != self._references[block]:
+                said = f"{self._references[block]} references, in {held[block]} block tables"
+                raise AuditError(f"block {block} has {said}")
+        strange = [block for block in held if not 0 <= block < self.num_blocks]
+        if strange:
+            raise AuditError(f"block tables name {strange}, which do not exist")
+
+    def _audit_published(self, published: list[int]) -> None:
+        if len(set(published)) != len(published):
+            raise AuditError(f"blocks {_repeated(published)} are in the cache twice")
+        said = {block for block in range(self.num_blocks) if self._published[block]}
+        if said != set(published):
+            raise AuditError(f"published flags and cache differ on {sorted(said ^ set(published))}")
+
+
+def _repeated(blocks: list[int]) -> list[int]:
+    return [block for block, count in Counter(blocks).items() if count > 1]

@@ -1,0 +1,70 @@
+"""Who goes first and who gives way.
+
+Both policies are a total order, so the running set is kept sorted and the victim of a preemption is always
+its last member: the oldest (or most urgent) sequence is never a victim while another runs, and a preempted
+one waits ahead of everything that ranks below it. Under fcfs every request therefore ends: no starvation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from quire.core.sequence import Rank, Sequence, Status
+
+POLICIES = ("fcfs", "priority")
+
+
+def rank(policy: str, seq: Sequence) -> Rank:
+    """Sort key, lowest first: arrival, then order of adding; under "priority" the priority before both."""
+    request = seq.state.request
+    if policy == "priority":
+        return (request.priority, request.arrival, seq.seq_id)
+    return (request.arrival, seq.seq_id)
+
+
+def displaces(policy: str, waiting: Sequence, running: Sequence) -> bool:
+    """May `waiting` preempt `running`? Only a more urgent class: equals would do so in turn for ever."""
+    return policy == "priority" and waiting.state.request.priority < running.state.request.priority
+
+
+class WaitingQueue:
+    """Waiting sequences by rank. Push and pop O(log n), discard O(1) amortised."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Rank, Sequence]] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (seq for _, seq in self._heap if seq.status is Status.WAITING)
+
+    def push(self, seq: Sequence) -> None:
+        """Add a sequence whose rank is set; it becomes WAITING. It must not be in the queue."""
+        seq.status = Status.WAITING
+        heapq.heappush(self._heap, (seq.rank, seq))
+        self._size += 1
+
+    def peek(self) -> Sequence | None:
+        """The first in rank, or None."""
+        while self._heap and self._heap[0][1].status is not Status.WAITING:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> Sequence:
+        """Remove and return what `peek` returns. Raises IndexError when empty."""
+        if self.peek() is None:
+            raise IndexError("nobody waits")
+        self._size -= 1
+        return heapq.heappop(self._heap)[1]
+
+    def discard(self, seq: Sequence) -> None:
+        """Remove a sequence that has just ended while waiting."""
+        seq.status = Status.ENDED
+        self._size -= 1
+        # It stays in the heap until it comes up; under overload that may be never, so don't let such pile up.
+        if len(self._heap) > 2 * self._size + 64:
+            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            heapq.heapify(self._heap)

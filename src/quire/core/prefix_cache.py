@@ -1,0 +1,289 @@
+"""Which blocks already hold the KV of a token prefix, and which to give up when room is needed.
+
+One radix-tree node per block of tokens; a node holds one block id per cache group, so a block is keyed by
+its whole token prefix and its namespace. What a prefix must still have to be worth anything differs by group:
+
+    tokens          0    16    32    48    64    80    96   112   128 = hit length
+    full group      [ 7 ][ 3 ][12 ][ 9 ][ 1 ][20 ][31 ][ 8 ]             every block
+    sliding, w=32   [ . ][ . ][ . ][ . ][ . ][ . ][19 ][26 ]             those of the last w-1 tokens
+                                                                        └─ next token reads back to 97
+
+So a hit counts only as far as every group can honour it, full blocks are given up leaf first, and a sliding
+block may be given up anywhere. Both kinds go in one order: least recently used first.
+
+Twins. Two sequences that run at once may compute the same block. Block tables are append-only, so the second
+keeps a private block of its own, a *twin* of the published one. The moment nobody holds the published block
+any more, a twin takes its place in the tree and the other block is free. Hence every unheld block is free or
+can be evicted at once, `available` is exact, and one sequence alone always has the whole pool.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quire.core.block_pool import AuditError, BlockPool
+from quire.core.capacity import first_live_block
+from quire.core.radix import Node, RadixTree
+from quire.types import NO_BLOCK, CacheGroup
+
+TOKEN_BYTES = 4
+BlockNode = Node[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A prefix that every group can honour. `blocks[group]` are table entries, NO_BLOCK behind a window."""
+
+    length: int  # tokens, a whole number of blocks
+    node: BlockNode | None  # the deepest node, None when nothing was found
+    blocks: tuple[list[int], ...]
+
+    def live(self) -> list[int]:
+        """The blocks a sequence that takes this hit will hold."""
+        return [block for group in self.blocks for block in group if block != NO_BLOCK]
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Tokens of prompts looked up, and how many of them were found."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+
+
+class PrefixCache:
+    """The blocks of one pool, findable by token prefix. Keys are int32 token ids, native byte order."""
+
+    def __init__(self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int) -> None:
+        self.stats = PrefixCacheStats()
+        self._pool = pool
+        self._groups = tuple(groups)
+        self._block_size = block_size
+        self._sliding = tuple((g, group.window) for g, group in enumerate(groups) if group.window)
+        self._tree: RadixTree[list[int]] = RadixTree(block_size * TOKEN_BYTES)
+        self._home: dict[int, tuple[BlockNode, int]] = {}  # published block -> its node and group
+        self._idle: OrderedDict[int, int] = OrderedDict()  # cached sliding block -> when it became so
+        self._twins: dict[int, list[int]] = {}  # published block -> private blocks of equal content
+        self._twin_of: dict[int, int] = {}  # the same, backwards
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out now: free ones and those that can be evicted."""
+        return self._pool.num_free + self._pool.num_cached
+
+    def match(self, key: bytes, max_tokens: int, namespace: str = "") -> Hit:
+        """The longest usable prefix of `key` of at most `max_tokens` tokens. Changes nothing."""
+        size = self._block_size
+        path = self._tree.match(key[: max_tokens // size * size * TOKEN_BYTES], namespace)
+        depth = self._honoured(path) if self._sliding else len(path)
+        if not depth:
+            return Hit(0, None, tuple([] for _ in self._groups))
+        del path[depth:]
+        blocks = []
+        for g, group in enumerate(self._groups):
+            first = first_live_block(depth * size, group.window, size)
+            blocks.append([NO_BLOCK] * first + [node.value[g] for node in path[first:]])
+        return Hit(depth * size, path[-1], tuple(blocks))
+
+    def acquire(self, hit: Hit, namespace: str = "") -> BlockNode:
+        """Hold a hit's blocks and lock its node, which is returned: the place to publish from.
+
+        The hit must come from `match` in the same namespace with no allocation in between.
+        """
+        node = self._tree.root(namespace) if hit.node is None else hit.node
+        self._tree.lock(node)
+        blocks = hit.live()
+        self._pool.hold(blocks)
+        if self._idle:
+            for block in blocks:
+                self._idle.pop(block, None)
+        return node
+
+    def unheld(self, hit: Hit) -> int:
+        """How many of a hit's blocks nobody holds: taking the hit lowers `available` by so many."""
+        is_cached = self._pool.is_cached
+        return sum(is_cached(block) for block in hit.live())
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, evicting what was used longest ago. Raises ValueError over `available`."""
+        if count > self.available:
+            raise ValueError(f"{count} blocks asked for, {self.available} are available")
+        while self._pool.num_free < count:
+            self._evict_oldest()
+        return self._pool.take(count)
+
+    def publish(self, parent: BlockNode, key: bytes, blocks: Sequence[int]) -> BlockNode:
+        """Make one computed block (one held id a group) findable below `parent`.
+
+        Moves the caller's lock from `parent` to the block's node and returns that. Where the block is known
+        already, the held ids take the place of missing or unheld ones and are twins of the others.
+        """
+        node = parent.children.get(key)
+        if node is None:
+            node = self._tree.extend(parent, key, [NO_BLOCK] * len(blocks))
+        for group, block in enumerate(blocks):
+            known = node.value[group]
+            if known == NO_BLOCK:
+                self._settle(node, group, block)
+            elif self._pool.is_cached(known):
+                self._withdraw(known)
+                self._settle(node, group, block)
+            elif known != block:
+                self._twins.setdefault(known, []).append(block)
+                self._twin_of[block] = known
+        self._tree.lock(node)
+        self._tree.unlock(parent)
+        return node
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference of each block: published ones stay findable until evicted."""
+        if self._twin_of:
+            self._forget_twins(blocks)
+        for block in self._pool.release(blocks):
+            if block in self._twins:
+                self._promote_twin(block)
+            elif self._sliding and self._groups[self._home[block][1]].window:
+                self._idle[block] = self._tree.tick()
+
+    def leave(self, node: BlockNode) -> None:
+        """Give back the lock of `acquire` or `publish`."""
+        self._tree.unlock(node)
+        self._prune(node)
+
+    def discard(self, node: BlockNode) -> None:
+        """Forget the prefix that ends at `node` as far up as nothing else needs it: it may be damaged."""
+        at: BlockNode | None = node
+        while at is not None and self._is_free_leaf(at):
+            parent = at.parent
+            self._remove(at)
+            at = parent
+
+    def drop(self, namespace: str) -> None:
+        """Forget a namespace. Raises ValueError while a sequence still runs in it."""
+        for node in self._tree.drop(namespace):
+            self._withdraw_all(node)
+
+    def clear(self) -> None:
+        """Forget everything that no sequence holds."""
+        while self._pool.num_cached:
+            self._evict_oldest()
+
+    def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> None:
+        """Prove tree, pool and block tables against each other. `tables` are the running sequences' live
+        blocks, `tips` the nodes they lock. Raises AuditError saying what is wrong. O(blocks)."""
+        try:
+            self._tree.audit()
+        except ValueError as error:
+            raise AuditError(str(error)) from error
+        found = {}
+        locks: dict[int, int] = {}
+        for tip in tips:
+            locks[id(tip)] = locks.get(id(tip), 0) + 1
+        for node in self._tree.nodes():
+            if node.locks != locks.get(id(node), 0):
+                raise AuditError(f"a node has {node.locks} locks, {locks.get(id(node), 0)} sequences use it")
+            for group, block in enumerate(node.value):
+                if block != NO_BLOCK:
+                    if self._home.get(block) != (node, group):
+                        raise AuditError(
+                            f"block {block} of group {group} is not where the cache looks for it"
+                        )
+                    found[block] = group
+                elif not self._groups[group].window:
+                    raise AuditError(f"a node lacks its block of full-attention group {group}")
+        self._pool.audit(tables, found)
+        if len(found) != len(self._home):
+            raise AuditError(f"{len(self._home)} blocks have a home, {len(found)} are in the tree")
+        idle = {b for b, group in found.items() if self._groups[group].window and self._pool.is_cached(b)}
+        if idle != set(self._idle):
+            raise AuditError(f"cached sliding blocks and their order differ on {idle ^ set(self._idle)}")
+        twins = {twin: block for block, several in self._twins.items() for twin in several}
+        if twins != self._twin_of or not found.keys() >= self._twins.keys() or found.keys() & twins.keys():
+            raise AuditError("twins and published blocks disagree")
+        if any(self._pool.is_cached(block) for block in self._twins):
+            raise AuditError("a block that nobody holds keeps twins from its place")
+
+    def _honoured(self, path: list[BlockNode]) -> int:
+        runs = [0] * len(self._sliding)  # blocks present without a gap up to here
+        best = 0
+        for depth, node in enumerate(path, 1):
+            usable = True
+            for s, (group, window) in enumerate(self._sliding):
+                runs[s] = runs[s] + 1 if node.value[group] != NO_BLOCK else 0
+                first = first_live_block(depth * self._block_size, window, self._block_size)
+                usable = usable and runs[s] >= depth - first
+            if usable:
+                best = depth
+        return best
+
+    def _evict_oldest(self) -> None:
+        leaf = self._tree.oldest()
+        if self._idle:
+            block, since = next(iter(self._idle.items()))
+            if leaf is None or since < leaf.last_use:
+                node, _ = self._home[block]
+                self._withdraw(block)
+                self._prune(node)
+                return
+        if leaf is None:
+            raise AuditError("blocks are cached but none can be evicted")
+        parent = leaf.parent
+        self._remove(leaf)
+        if parent is not None:
+            self._prune(parent)
+
+    def _prune(self, node: BlockNode) -> None:
+        # With sliding groups only, a leaf can lose its last block: then nothing can end there any more.
+        at: BlockNode | None = node
+        while at is not None and self._is_free_leaf(at) and all(block == NO_BLOCK for block in at.value):
+            parent = at.parent
+            self._tree.remove(at)
+            at = parent
+
+    @staticmethod
+    def _is_free_leaf(node: BlockNode) -> bool:
+        if node.locks or node.children or node.parent is None:
+            return False
+        return node.parent.parent is not None  # a namespace's root holds no blocks
+
+    def _remove(self, leaf: BlockNode) -> None:
+        self._tree.remove(leaf)
+        self._withdraw_all(leaf)
+
+    def _withdraw_all(self, node: BlockNode) -> None:
+        for block in node.value:
+            if block != NO_BLOCK:
+                self._withdraw(block)
+
+    def _settle(self, node: BlockNode, group: int, block: int) -> None:
+        node.value[group] = block
+        self._home[block] = (node, group)
+        self._pool.publish(block)
+
+    def _withdraw(self, block: int) -> None:
+        node, group = self._home.pop(block)
+        node.value[group] = NO_BLOCK
+        self._idle.pop(block, None)
+        self._pool.withdraw(block)
+
+    def _forget_twins(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            published = self._twin_of.pop(block, None)
+            if published is not None:
+                twins = self._twins[published]
+                twins.remove(block)
+                if not twins:
+                    del self._twins[published]
+
+    def _promote_twin(self, block: int) -> None:
+        first, *rest = self._twins.pop(block)
+        node, group = self._home[block]
+        self._withdraw(block)
+        self._settle(node, group, first)
+        del self._twin_of[first]
+        if rest:
+            self._twins[first] = rest
+            for twin in rest:
+                self._twin_of[twin] = first

@@ -1,0 +1,105 @@
+"""The requests that have not ended, and which of their samples wait.
+
+Samples of one request share their prompt's blocks: the first one queued computes the prompt, the others are
+held back until it has, and then find its blocks in the prefix cache. If it ends before that, the next leads.
+"""
+
+from __future__ import annotations
+
+from quire.core.block_pool import AuditError
+from quire.core.policy import WaitingQueue, rank
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.sequence import NEVER, RequestState, Sequence, Status
+from quire.types import Request, RequestError
+
+
+class Requests:
+    """Live requests by id, and their waiting sequences."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.waiting = WaitingQueue()
+        self._config = config
+        self._states: dict[str, RequestState] = {}
+        self._held_back = 0
+        self._next_seq_id = 0
+        self._private_namespaces = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences queued or held back."""
+        return len(self.waiting) + self._held_back
+
+    def get(self, request_id: str) -> RequestState | None:
+        """A request that has not ended, or None."""
+        return self._states.get(request_id)
+
+    def add(self, request: Request, *, limit: int, seed: int) -> None:
+        """Make and queue the request's sequences. Raises RequestError when its id is in use."""
+        if request.request_id in self._states:
+            raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        state = self._states[request.request_id] = self._make_state(request)
+        for index in range(request.params.n):
+            seq = Sequence(self._next_seq_id, index, state, limit=limit, seed=seed)
+            seq.rank = rank(self._config.policy, seq)
+            seq.status = Status.HELD_BACK
+            state.sequences.append(seq)
+            self._next_seq_id += 1
+        state.held_back.extend(state.sequences)
+        state.live = len(state.sequences)
+        self._held_back += state.live
+        self._let_in(state, 1)
+
+    def prompt_computed(self, seq: Sequence) -> None:
+        """A sequence has computed its prompt: queue the siblings that waited for it."""
+        self._let_in(seq.state, len(seq.state.held_back))
+
+    def end(self, seq: Sequence) -> bool:
+        """Mark a sequence as ended and take it off the queues; True when it was its request's last."""
+        state, was = seq.state, seq.status
+        if was is Status.HELD_BACK:
+            state.held_back.remove(seq)
+            self._held_back -= 1
+        elif was is Status.WAITING:
+            self.waiting.discard(seq)
+        seq.status = Status.ENDED
+        state.live -= 1
+        if state.live:
+            if was is not Status.HELD_BACK and state.held_back:
+                self._let_in(state, 1)
+            return False
+        del self._states[state.request.request_id]
+        return True
+
+    def audit(self, running: list[Sequence]) -> None:
+        """Prove that every live sequence is in exactly one place; raises AuditError. O(sequences)."""
+        found = dict.fromkeys(Status, 0)
+        for seq in (seq for state in self._states.values() for seq in state.sequences):
+            found[seq.status] += 1
+            computed, known = seq.computed, len(seq.tokens)
+            if seq.status is not Status.ENDED and not computed < known < seq.limit:
+                raise AuditError(f"sequence {seq.seq_id}: {computed} of {known} computed, limit {seq.limit}")
+        queued = list(self.waiting)
+        said = {Status.HELD_BACK: self._held_back, Status.WAITING: len(queued), Status.RUNNING: len(running)}
+        for status, count in said.items():
+            if found[status] != count:
+                raise AuditError(f"{found[status]} sequences are {status.name}, the books say {count}")
+        if len(set(queued)) != len(self.waiting):
+            raise AuditError("a sequence waits twice, or the queue has lost count")
+        for state in self._states.values():
+            if state.live != sum(seq.status is not Status.ENDED for seq in state.sequences):
+                raise AuditError(f"request {state.request.request_id!r} has lost count of its samples")
+
+    def _make_state(self, request: Request) -> RequestState:
+        if self._config.enable_prefix_caching:
+            return RequestState(request, "shared:" + request.namespace, NEVER)
+        if request.params.n == 1:
+            return RequestState(request, None, 0)
+        # Its samples share the prompt all the same, in a namespace that ends with the request.
+        self._private_namespaces += 1
+        name = f"request:{self._private_namespaces}"
+        return RequestState(request, name, len(request.prompt_token_ids) // self._config.block_size)
+
+    def _let_in(self, state: RequestState, count: int) -> None:
+        for _ in range(count):
+            self._held_back -= 1
+            self.waiting.push(state.held_back.popleft())

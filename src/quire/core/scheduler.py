@@ -1,0 +1,385 @@
+"""Which tokens of which sequences run in the next step.
+
+A step is `out = schedule()`, the executor's work, `events = update(out, result)`. `add`, `abort` and `finish`
+may come at any point between these calls. Not safe for use from several threads.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import insort
+from operator import attrgetter
+
+from quire.core.block_pool import AuditError
+from quire.core.policy import displaces
+from quire.core.prefix_cache import Hit, PrefixCacheStats
+from quire.core.requests import Requests
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.sequence import Sequence, Status
+from quire.core.sequence_blocks import SequenceBlocks
+from quire.core.step import (
+    StepCounts,
+    StepPlan,
+    check_result,
+    final_event,
+    make_row,
+    new_seq,
+    take_prompt_logprobs,
+)
+from quire.types import (
+    FinishReason,
+    Request,
+    SchedulerOutput,
+    SeqEvent,
+    StepOutput,
+)
+
+_by_rank = attrgetter("rank")
+
+
+class Scheduler:
+    """Sequences, the blocks they hold, and the order they run in.
+
+    Promises: what `add` accepts ends in exactly one final event per sample; under "fcfs" nobody starves;
+    whenever there is work, a step runs at least one token. `rng` draws the seed of requests that name none.
+    """
+
+    def __init__(self, config: SchedulerConfig, rng: random.Random | None = None) -> None:
+        self.config = config
+        self.step_counts = StepCounts()
+        self.num_preemptions = 0
+        self._rng = rng or random.Random()
+        self._blocks = SequenceBlocks(config)
+        self._requests = Requests(config)
+        self._running: list[Sequence] = []  # by rank, so the last one gives way first
+        self._waiting = self._requests.waiting
+        self._gone: list[int] = []
+        self._step = 0
+        self._in_flight: list[Sequence] | None = None  # row i of the step being run is _in_flight[i]
+        # Shared by every row that needs no block: readers never change a row.
+        self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences not running: queued, preempted, or waiting for a sibling's prompt."""
+        return self._requests.num_waiting
+
+    @property
+    def blocks_used(self) -> int:
+        """Blocks held by running sequences."""
+        return self._blocks.pool.num_held
+
+    @property
+    def blocks_cached(self) -> int:
+        """Blocks that nobody holds and a prefix can still hit."""
+        return self._blocks.pool.num_cached
+
+    @property
+    def prefix_stats(self) -> PrefixCacheStats:
+        return self._blocks.cache.stats
+
+    def has_work(self) -> bool:
+        """True while a sequence runs or waits."""
+        return bool(self._running or self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, one sequence per sample.
+
+        Raises RequestError naming the field and the limit when a sample could never complete, or the id
+        is in use. Samples after the first wait until it has computed the prompt, then share its blocks.
+        """
+        limit = self.config.length_limit(request)
+        seed = request.params.seed
+        seed = self._rng.getrandbits(64) if seed is None else seed % 2**64
+        self._requests.add(request, limit=limit, seed=seed)
+
+    def abort(self, request_id: str) -> list[SeqEvent]:
+        """End every sample of a request that has not ended; returns their final events (none if unknown)."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return []
+        events = []
+        # Siblings that wait for the first one go before it, so that none of them is let in.
+        for seq in reversed(state.sequences):
+            if seq.status is not Status.ENDED:
+                self._end(seq)
+                events.append(final_event(seq, FinishReason.ABORT))
+        self._sweep()
+        return events[::-1]
+
+    def finish(self, request_id: str, sample_index: int, reason: FinishReason) -> SeqEvent | None:
+        """End one sample now, as when a stop string was found in its text; returns its final event.
+
+        Returns None when that sample has ended already or does not exist.
+        """
+        state = self._requests.get(request_id)
+        if state is None or not 0 <= sample_index < len(state.sequences):
+            return None
+        seq = state.sequences[sample_index]
+        if seq.status is Status.ENDED:
+            return None
+        self._end(seq)
+        self._sweep()
+        return final_event(seq, reason)
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step; it is empty only when there is no work.
+
+        Raises ValueError when the step before it has not been given to `update`.
+        """
+        if self._in_flight:
+            raise ValueError(f"step {self._step} has not been given to update")
+        step = StepPlan(self.config.max_num_batched_tokens)
+        # The one rule: a sequence has computed < len(tokens); hand out the token budget until it is gone.
+        # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, what a prefix
+        # hit left over, and starting again after preemption are all a sequence catching up with its tokens.
+        self._advance_running(step)
+        if not step.preempted or not self._running:
+            self._admit_waiting(step)
+        self._step += 1
+        self._in_flight = step.seqs
+        self.step_counts = step.counts(self.config.max_num_batched_tokens)
+        gone, self._gone = self._gone, []
+        return SchedulerOutput(self._step, step.rows, step.new, gone)
+
+    def update(self, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
+        """Commit what step `out` made; returns what changed for callers, in row order.
+
+        Rows of sequences that ended while the step ran are ignored. Raises ValueError when `out` is not
+        the latest step or `result` does not fit it; nothing is changed then.
+        """
+        seqs = self._in_flight
+        if seqs is None or out.step != self._step:
+            raise ValueError(f"step {out.step} is not the one being run")
+        check_result(out, seqs, result)
+        self._in_flight = None
+        failed = frozenset(result.failed)
+        events = []
+        ended = False
+        for i, (seq, row, accepted) in enumerate(zip(seqs, out.scheduled, result.token_ids, strict=True)):
+            if seq.status is not Status.RUNNING:
+                continue
+            if failed and i in failed:
+                events.append(self._fail(seq))
+                ended = True
+                continue
+            kept, reason, stop = seq.append(accepted) if accepted else (0, None, None)
+            # Tokens past the known ones are in the cache only if the row ran them and they were accepted;
+            # the newest token never is.
+            end = row.start + len(row.token_ids)
+            last = len(seq.tokens) - 1
+            seq.computed = end if end < last else last
+            if seq.computed >= seq.wake:
+                self._reach_wake(seq)
+            prompt_logprobs = None
+            if row.prompt_logprobs:
+                prompt_logprobs = take_prompt_logprobs(seq, row, result.prompt_logprobs[i])
+            elif not kept:
+                continue
+            new, logprobs = accepted, result.logprobs[i]
+            if kept < len(accepted):
+                new, logprobs = accepted[:kept], logprobs[:kept] if logprobs is not None else None
+            state = seq.state
+            events.append(
+                SeqEvent(
+                    state.request.request_id,
+                    seq.sample_index,
+                    new,
+                    logprobs,
+                    prompt_logprobs,
+                    reason,
+                    stop,
+                    state.cached_tokens or 0,
+                )
+            )
+            if reason is not None:
+                self._end(seq)
+                ended = True
+        if ended:
+            self._sweep()
+        return events
+
+    def clear_prefix_cache(self) -> None:
+        """Forget every cached block that no running sequence holds."""
+        self._blocks.cache.clear()
+
+    def audit(self) -> None:
+        """Prove queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
+        self._requests.audit(self._running)
+        if len(self._running) > self.config.max_num_seqs:
+            raise AuditError(
+                f"{len(self._running)} sequences run, max_num_seqs is {self.config.max_num_seqs}"
+            )
+        if self._running != sorted(self._running, key=_by_rank):
+            raise AuditError("the running sequences are out of order")
+        self._blocks.audit(self._running)
+
+    def _advance_running(self, step: StepPlan) -> None:
+        rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
+        budget, context = step.budget, 0
+        for seq in self._running:  # a preemption shortens this list at its end, never behind the cursor
+            start = seq.computed
+            end = known = len(seq.tokens)
+            if end - start > budget:
+                if not budget:
+                    break
+                end = start + budget
+            new_blocks = no_blocks
+            if end > seq.table.capacity:
+                end = self._make_room(seq, end, step)
+                if end == start:  # it gave way itself, being the last
+                    break
+                if end > seq.table.capacity:
+                    new_blocks = self._blocks.grow(seq, end)
+            budget -= end - start
+            context += end
+            if end < known:
+                step.owed += self._blocks.catch_up(seq, end)
+            rows.append(make_row(seq, end, new_blocks))
+            seqs.append(seq)
+        step.budget = budget
+        step.context = context
+
+    def _make_room(self, seq: Sequence, end: int, step: StepPlan) -> int:
+        """The position, at most `end`, up to which a running sequence can go with the blocks there are.
+
+        Rather a shorter chunk than a preemption; when there is room for no token at all, others give way
+        from the last in rank on. Where `seq` itself is the last it gives way, and its start is returned.
+        """
+        start = seq.computed
+        while self._blocks.missing(seq, end) > self._blocks.cache.available:
+            reach = self._blocks.reach(seq)
+            if reach > start:
+                return min(end, reach)
+            self._preempt_last(step)
+            if seq.status is not Status.RUNNING:
+                return start
+        return end
+
+    def _admit_waiting(self, step: StepPlan) -> None:
+        # Strictly in rank: whoever is first and does not fit is waited for, so nobody is overtaken for ever.
+        while step.budget:
+            seq = self._waiting.peek()
+            if seq is None or not self._has_slot(seq):
+                return
+            hit = self._blocks.find(seq)
+            if self._first_end(seq, hit, step.budget) == hit.length or not self._clear_way(seq, hit, step):
+                return
+            self._waiting.pop()
+            self._start(seq, hit, step)
+
+    def _has_slot(self, seq: Sequence) -> bool:
+        running = self._running
+        return len(running) < self.config.max_num_seqs or displaces(self.config.policy, seq, running[-1])
+
+    def _first_end(self, seq: Sequence, hit: Hit, budget: int) -> int:
+        """Where a waiting sequence's first row may end; `hit.length` when it must wait for more budget."""
+        remaining = len(seq.tokens) - hit.length
+        if remaining > budget and not self.config.enable_chunked_prefill:
+            # A prompt runs whole. Only what outgrew every step's budget before a preemption is split.
+            outgrew = seq.preemptions > 0 and remaining > self.config.max_num_batched_tokens
+            return hit.length + budget if outgrew else hit.length
+        return hit.length + min(remaining, budget)
+
+    def _clear_way(self, seq: Sequence, hit: Hit, step: StepPlan) -> bool:
+        """See that a slot and blocks are there for a waiting sequence; False when it must go on waiting.
+
+        It needs room for every token it knows beside what the running ones still owe to theirs and one more
+        block a group for each of them: admitting on the first chunk alone leads to preempting it again.
+        A sequence alone needs no check, since the door refused what cannot run alone.
+        """
+        blocks, running = self._blocks, self._running
+        while running:
+            short = blocks.catch_up(seq, hit.length, hit) + blocks.cache.unheld(hit) + step.owed
+            short += len(running) * blocks.num_groups - blocks.cache.available
+            if short <= 0 and len(running) < self.config.max_num_seqs:
+                return True
+            if not self._can_displace(seq, short):
+                return False
+            self._preempt_last(step)
+        return True
+
+    def _can_displace(self, seq: Sequence, short: int) -> bool:
+        """Would `seq` have a slot and `short` blocks if less urgent running sequences gave way?
+
+        Counts blocks shared among them more than once, so a rare victim gives way in vain.
+        """
+        running = len(self._running)
+        for victim in reversed(self._running):
+            if not displaces(self.config.policy, seq, victim):
+                return False
+            running -= 1
+            short -= len(victim.table.live()) + self._blocks.num_groups
+            if short <= 0 and running < self.config.max_num_seqs:
+                return True
+        return True
+
+    def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
+        blocks, state = self._blocks, seq.state
+        end = self._first_end(seq, hit, step.budget)
+        if state.cached_tokens is None:
+            state.cached_tokens = hit.length
+            if self.config.enable_prefix_caching and not seq.prompt_logprobs_left:
+                blocks.cache.stats.queried_tokens += seq.prompt_len
+                blocks.cache.stats.hit_tokens += hit.length
+        blocks.start(seq, hit)
+        seq.status = Status.RUNNING
+        insort(self._running, seq, key=_by_rank)
+        step.new.append(new_seq(seq))
+        end = min(end, blocks.reach(seq))
+        new_blocks = blocks.grow(seq, end)
+        if end < len(seq.tokens):
+            step.owed += blocks.catch_up(seq, end)
+        step.rows.append(make_row(seq, end, new_blocks))
+        step.seqs.append(seq)
+        step.budget -= end - seq.computed
+        step.context += end
+
+    def _preempt_last(self, step: StepPlan) -> None:
+        """The last running sequence gives everything back and waits again; it will be recomputed.
+
+        Only sequences known to the worker are preempted: one started in this step outranks whoever is.
+        """
+        seq = self._running.pop()
+        if seq in step.seqs:
+            index = step.seqs.index(seq)
+            row = step.rows.pop(index)
+            del step.seqs[index]
+            end = row.start + len(row.token_ids)
+            step.budget += len(row.token_ids)
+            step.context -= end
+            step.owed -= self._blocks.catch_up(seq, end) if not row.sample else 0
+        self._blocks.give_back(seq)
+        self._gone.append(seq.seq_id)
+        self._waiting.push(seq)
+        seq.preemptions += 1
+        step.preempted += 1
+        self.num_preemptions += 1
+
+    def _reach_wake(self, seq: Sequence) -> None:
+        self._blocks.settle(seq)
+        if seq.computed >= seq.prompt_len:
+            self._requests.prompt_computed(seq)
+
+    def _fail(self, seq: Sequence) -> SeqEvent:
+        # What it published may hold the same NaN: keep it from whoever sends the prompt again.
+        node = seq.node
+        self._end(seq)
+        if node is not None:
+            self._blocks.cache.discard(node)
+        return final_event(seq, FinishReason.ERROR)
+
+    def _end(self, seq: Sequence) -> None:
+        """Release what a sequence has. One that ran stays in the running list until `_sweep`."""
+        if seq.status is Status.RUNNING:
+            self._blocks.give_back(seq)
+            self._gone.append(seq.seq_id)
+        if self._requests.end(seq):
+            self._blocks.end_request(seq.state)
+
+    def _sweep(self) -> None:
+        self._running = [seq for seq in self._running if seq.status is Status.RUNNING]

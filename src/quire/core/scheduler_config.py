@@ -1,0 +1,112 @@
+"""What a scheduler is told once, and what it refuses at the door."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from quire.core.capacity import most_tokens, peak_blocks
+from quire.core.policy import POLICIES
+from quire.types import CacheGroup, Request, RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one engine. Raises ValueError naming the field when a value is out of range.
+
+    num_blocks              blocks in the pool, shared by all groups
+    block_size              tokens a block
+    max_num_seqs            sequences that run at once
+    max_num_batched_tokens  token budget of a step
+    max_model_len           tokens of a sequence, prompt and output
+    groups                  cache groups; one block table each
+    enable_prefix_caching   keep computed blocks findable after their sequence ends
+    enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
+    policy                  "fcfs" or "priority"
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 4096
+    groups: tuple[CacheGroup, ...] = (CacheGroup((0,)),)
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    policy: str = "fcfs"
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output")
+        if not self.groups or any(group.window < 0 for group in self.groups):
+            raise ValueError("groups: at least one, with windows not below 0")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
+        if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:
+            raise ValueError(
+                f"num_blocks: {self.num_blocks} cannot hold one token in {len(self.groups)} groups"
+            )
+
+    def length_limit(self, request: Request) -> int:
+        """The length in tokens at which the request's sequences end.
+
+        Raises RequestError, naming field and limit, when one of them alone could not be run to that length:
+        what is admitted always completes. Without `max_tokens` the limit is what the pool can hold.
+        """
+        prompt = request.prompt_token_ids
+        _check_token_ids(prompt)
+        length = len(prompt)
+        if length > self.max_model_len - 1:
+            raise RequestError(
+                "prompt_token_ids",
+                f"{length} tokens are more than max_model_len {self.max_model_len} less one for the output",
+            )
+        if not self.enable_chunked_prefill:
+            self._check_whole_prompt(length)
+        # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.
+        holds = 1 + most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len - 1)
+        if length + 1 > holds:
+            raise RequestError(
+                "prompt_token_ids",
+                f"{length} tokens and one of output do not fit the KV cache, which holds {holds} tokens",
+            )
+        max_tokens = request.params.max_tokens
+        if max_tokens is None:
+            return holds
+        limit = min(length + max_tokens, self.max_model_len)
+        if limit > holds:
+            raise RequestError(
+                "max_tokens",
+                f"{length} prompt tokens and {max_tokens} of output do not fit the KV cache,"
+                f" which holds {holds} tokens",
+            )
+        return limit
+
+    def _check_whole_prompt(self, length: int) -> None:
+        if length > self.max_num_batched_tokens:
+            raise RequestError(
+                "prompt_token_ids",
+                f"{length} tokens are more than max_num_batched_tokens {self.max_num_batched_tokens},"
+                " and chunked prefill is off",
+            )
+        needs = peak_blocks(self.groups, length, length, self.block_size)
+        if needs > self.num_blocks:
+            raise RequestError(
+                "prompt_token_ids",
+                f"{length} tokens in one step need {needs} of the KV cache's {self.num_blocks} blocks,"
+                " and chunked prefill is off",
+            )
+
+
+def _check_token_ids(prompt: object) -> None:
+    if not isinstance(prompt, list | tuple | array) or not prompt:
+        raise RequestError("prompt_token_ids", "must be a non-empty list of token ids")
+    try:
+        smallest = min(array("i", prompt))
+    except (TypeError, OverflowError) as error:
+        raise RequestError("prompt_token_ids", f"must be integers below {2**31}: {error}") from None
+    if smallest < 0:
+        raise RequestError("prompt_token_ids", f"{smallest} is not a token id")

@@ -1,0 +1,146 @@
+"""A sample being generated, and its block table. Mutable, and touched by the scheduling half only."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from array import array
+from collections import deque
+
+from quire.core.prefix_cache import BlockNode
+from quire.types import FinishReason, Request
+
+Rank = tuple[float, ...]
+NEVER = sys.maxsize
+
+
+class Status(enum.Enum):
+    """Where a sequence is. A preempted one is WAITING again."""
+
+    HELD_BACK = enum.auto()  # until its sibling has computed their common prompt
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    ENDED = enum.auto()
+
+
+class BlockTable:
+    """Per cache group the block ids of a sequence, oldest first: entry i holds tokens i*size … i*size+size-1.
+
+    Append-only: entries of a sliding group below `first_live[group]` have been given back and stay as they
+    are. All groups have the same number of entries.
+    """
+
+    __slots__ = ("blocks", "capacity", "first_live")
+
+    def __init__(self, num_groups: int) -> None:
+        self.blocks: tuple[list[int], ...] = tuple([] for _ in range(num_groups))
+        self.first_live = [0] * num_groups
+        self.capacity = 0  # tokens that the entries have room for
+
+    def live(self) -> list[int]:
+        """Every block the sequence holds, in all groups."""
+        return [
+            block
+            for blocks, first in zip(self.blocks, self.first_live, strict=True)
+            for block in (blocks[first:] if first else blocks)
+        ]
+
+
+class RequestState:
+    """What the samples of one request have in common."""
+
+    __slots__ = ("cached_tokens", "held_back", "live", "namespace", "request", "sequences", "share_limit")
+
+    def __init__(self, request: Request, namespace: str | None, share_limit: int) -> None:
+        self.request = request
+        self.namespace = namespace  # where its blocks are published; None: nowhere
+        self.share_limit = share_limit  # leading blocks of a sequence that may be published
+        self.sequences: list[Sequence] = []
+        self.held_back: deque[Sequence] = deque()
+        self.live = 0  # sequences not yet ended
+        self.cached_tokens: int | None = None  # prompt tokens found when first scheduled
+
+
+class Sequence:
+    """One sample: `tokens` known so far (prompt and output), of which the first `computed` are in the cache.
+
+    `limit` is the length at which it ends. `wake` is the value of `computed` at which its blocks need
+    attention again: between two such points a step touches nothing but `tokens` and `computed`.
+    """
+
+    __slots__ = (
+        "computed",
+        "limit",
+        "min_length",
+        "node",
+        "on_worker",
+        "preemptions",
+        "prompt_len",
+        "prompt_logprobs_left",
+        "published",
+        "rank",
+        "sample_index",
+        "seed",
+        "seq_id",
+        "state",
+        "status",
+        "stop_ids",
+        "table",
+        "tokens",
+        "wake",
+    )
+
+    def __init__(self, seq_id: int, sample_index: int, state: RequestState, *, limit: int, seed: int) -> None:
+        request, params = state.request, state.request.params
+        self.seq_id = seq_id
+        self.sample_index = sample_index
+        self.state = state
+        self.limit = limit
+        self.seed = seed
+        self.rank: Rank = ()
+        self.status = Status.WAITING
+        self.tokens = list(request.prompt_token_ids)
+        self.prompt_len = len(self.tokens)
+        self.min_length = self.prompt_len + params.min_tokens
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops.update(request.eos_token_ids)
+        self.stop_ids = frozenset(stops)
+        # The first sample computes the prompt for all of them, so it alone reports the prompt's logprobs.
+        wanted = params.prompt_logprobs is not None and sample_index == 0
+        self.prompt_logprobs_left = self.prompt_len - 1 if wanted else 0
+        self.computed = 0
+        self.table = BlockTable(0)
+        self.node: BlockNode | None = None  # locked place in the prefix cache, at depth `published`
+        self.published = 0  # leading blocks known to the prefix cache
+        self.wake = NEVER
+        self.on_worker = False
+        self.preemptions = 0
+
+    def key(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Tokens start … stop-1 as a prefix-cache key."""
+        return array("i", self.tokens[start:stop]).tobytes()
+
+    @property
+    def prompt_logprobs_from(self) -> int:
+        """The first position whose prompt logprobs have not been delivered."""
+        return self.prompt_len - 1 - self.prompt_logprobs_left
+
+    def usable_prefix(self) -> int:
+        """Most leading tokens that may come from the cache: at least one token must be computed, and every
+        position whose prompt logprobs are still owed needs its logits."""
+        return self.prompt_logprobs_from if self.prompt_logprobs_left else len(self.tokens) - 1
+
+    def append(self, accepted: list[int]) -> tuple[int, FinishReason | None, int | None]:
+        """Add sampled tokens until one of them ends the sequence.
+
+        Returns how many were kept, why it ended (None: it goes on), and the stop token if one ended it.
+        """
+        tokens = self.tokens
+        for kept, token in enumerate(accepted, 1):
+            tokens.append(token)
+            if token in self.stop_ids and len(tokens) > self.min_length:
+                return kept, FinishReason.STOP, token
+            if len(tokens) >= self.limit:
+                return kept, FinishReason.LENGTH, None
+        return len(accepted), None, None

@@ -1,0 +1,154 @@
+"""The blocks of running sequences: prefix hits, growth, publishing, and giving back what left the window.
+
+The scheduler asks "does it fit?" and says "do it"; block ids, windows and the prefix cache stay in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.core.block_pool import AuditError, BlockPool
+from quire.core.capacity import blocks_for, first_live_block, window_blocks
+from quire.core.prefix_cache import Hit, PrefixCache
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.sequence import NEVER, BlockTable, RequestState, Sequence
+from quire.types import NO_BLOCK
+
+
+class SequenceBlocks:
+    """Block tables of the sequences of one scheduler, over one pool and one prefix cache."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self.cache = PrefixCache(self.pool, config.groups, config.block_size)
+        self.num_groups = len(config.groups)
+        self._size = config.block_size
+        self._keep = config.enable_prefix_caching
+        self._budget = config.max_num_batched_tokens
+        self._sliding = tuple((g, group.window) for g, group in enumerate(config.groups) if group.window)
+        self._num_full = self.num_groups - len(self._sliding)
+        self._no_hit = Hit(0, None, tuple([] for _ in config.groups))
+
+    def find(self, seq: Sequence) -> Hit:
+        """The prefix of a waiting sequence that need not be computed. Changes nothing."""
+        usable, namespace = seq.usable_prefix(), seq.state.namespace
+        if namespace is None or usable < self._size:
+            return self._no_hit
+        return self.cache.match(seq.key(0, usable), usable, namespace)
+
+    def start(self, seq: Sequence, hit: Hit) -> None:
+        """Give a waiting sequence its table, filled with the hit; `computed` becomes the hit's length."""
+        namespace = seq.state.namespace
+        if namespace is not None:
+            seq.node = self.cache.acquire(hit, namespace)
+        table = seq.table = BlockTable(self.num_groups)
+        for g, blocks in enumerate(hit.blocks):
+            table.blocks[g].extend(blocks)
+        for g, window in self._sliding:
+            table.first_live[g] = first_live_block(hit.length, window, self._size)
+        table.capacity = seq.computed = hit.length
+        seq.published = hit.length // self._size
+        self._set_wake(seq)
+
+    def missing(self, seq: Sequence, end: int) -> int:
+        """Blocks to take before the sequence can compute up to position `end`, all groups together."""
+        return max(0, blocks_for(end - seq.table.capacity, self._size)) * self.num_groups
+
+    def reach(self, seq: Sequence) -> int:
+        """The position up to which the sequence could compute with the blocks available now."""
+        return seq.table.capacity + self.cache.available // self.num_groups * self._size
+
+    def grow(self, seq: Sequence, end: int) -> tuple[list[int], ...]:
+        """Take the missing blocks up to position `end`; returns the new ids per group."""
+        count = blocks_for(end - seq.table.capacity, self._size)
+        blocks = self.cache.allocate(count * self.num_groups)
+        new = tuple(blocks[g * count : (g + 1) * count] for g in range(self.num_groups))
+        for table, ids in zip(seq.table.blocks, new, strict=True):
+            table.extend(ids)
+        seq.table.capacity += count * self._size
+        return new
+
+    def catch_up(self, seq: Sequence, computed: int, hit: Hit | None = None) -> int:
+        """Blocks still to be taken to compute every known token of `seq` from `computed` on.
+
+        For a waiting sequence `hit` is where it would start. A sliding group gives back as it goes, so it
+        never needs more than its window and one step's chunk.
+        """
+        held = seq.table.blocks[0] if hit is None else hit.blocks[0]
+        ahead = blocks_for(len(seq.tokens), self._size) - len(held)
+        if ahead <= 0:
+            return 0
+        total = ahead * self._num_full
+        chunk = min(self._budget, len(seq.tokens) - computed)
+        for _, window in self._sliding:
+            live = len(held) - first_live_block(computed, window, self._size)
+            total += max(0, min(ahead, window_blocks(window, chunk, self._size) - live))
+        return total
+
+    def settle(self, seq: Sequence) -> None:
+        """After `computed` moved: publish blocks that are full now, give back those behind every window."""
+        table, size = seq.table, self._size
+        if seq.node is not None:
+            for index in range(seq.published, min(seq.computed // size, seq.state.share_limit)):
+                key = seq.key(index * size, (index + 1) * size)
+                seq.node = self.cache.publish(seq.node, key, [blocks[index] for blocks in table.blocks])
+                seq.published = index + 1
+        for g, window in self._sliding:
+            first, live = first_live_block(seq.computed, window, size), table.first_live[g]
+            if first > live:
+                self.cache.release(table.blocks[g][live:first])
+                table.first_live[g] = first
+        self._set_wake(seq)
+
+    def give_back(self, seq: Sequence) -> None:
+        """Release everything a running sequence holds. What it published stays findable."""
+        self.cache.release(seq.table.live())
+        if seq.node is not None:
+            self.cache.leave(seq.node)
+            seq.node = None
+        seq.table = BlockTable(self.num_groups)
+        seq.computed = seq.published = 0
+        seq.wake = NEVER
+
+    def end_request(self, state: RequestState) -> None:
+        """All samples of a request have ended: without prefix caching nothing of it stays findable."""
+        if state.namespace is not None and not self._keep:
+            self.cache.drop(state.namespace)
+
+    def audit(self, running: Iterable[Sequence]) -> None:
+        """Prove every running sequence's table, then pool and cache; raises AuditError."""
+        seqs = list(running)
+        for seq in seqs:
+            self._audit_table(seq)
+        tables = [seq.table.live() for seq in seqs]
+        self.cache.audit(tables, [seq.node for seq in seqs if seq.node is not None])
+
+    def _audit_table(self, seq: Sequence) -> None:
+        table = seq.table
+        if any(len(blocks) * self._size != table.capacity for blocks in table.blocks):
+            raise AuditError(f"sequence {seq.seq_id}: groups differ in length from {table.capacity} tokens")
+        if seq.computed > table.capacity:
+            raise AuditError(f"sequence {seq.seq_id}: {seq.computed} computed, room for {table.capacity}")
+        windows = dict(self._sliding)
+        for g, first in enumerate(table.first_live):
+            if first != first_live_block(seq.computed, windows.get(g, 0), self._size):
+                raise AuditError(f"sequence {seq.seq_id}: group {g} is live from block {first}")
+            if NO_BLOCK in table.blocks[g][first:]:
+                raise AuditError(f"sequence {seq.seq_id}: group {g} lacks a block it reads")
+        path: list[bytes] = []
+        node = seq.node
+        while node is not None and len(path) < seq.published:
+            path.append(node.key)
+            node = node.parent
+        if seq.node is not None and b"".join(reversed(path)) != seq.key(0, seq.published * self._size):
+            raise AuditError(f"sequence {seq.seq_id}: its place in the cache is not its tokens")
+
+    def _set_wake(self, seq: Sequence) -> None:
+        wake = NEVER
+        if seq.node is not None and seq.published < seq.state.share_limit:
+            wake = (seq.published + 1) * self._size
+        for g, window in self._sliding:
+            wake = min(wake, (seq.table.first_live[g] + 1) * self._size + window - 1)
+        if seq.state.held_back and seq.computed < seq.prompt_len:
+            wake = min(wake, seq.prompt_len)
+        seq.wake = wake

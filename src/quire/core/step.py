@@ -1,0 +1,101 @@
+"""One step: in the making, as it is sent to the worker, and its result checked and read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from quire.core.sequence import Sequence
+from quire.types import (
+    FinishReason,
+    NewSeq,
+    PositionLogprobs,
+    ScheduledSeq,
+    SchedulerOutput,
+    SeqEvent,
+    StepOutput,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What a step holds, for its StepRecord. Decode tokens are those of rows of a single token."""
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    context_tokens: int = 0  # keys that each row's last token can see, summed, windows left aside
+    preempted: int = 0
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step in the making. `seqs[i]` is the sequence of `rows[i]`."""
+
+    budget: int  # tokens not yet handed out
+    rows: list[ScheduledSeq] = field(default_factory=list)
+    seqs: list[Sequence] = field(default_factory=list)
+    new: list[NewSeq] = field(default_factory=list)
+    owed: int = 0  # blocks that its sequences still lack for the tokens they know
+    context: int = 0
+    preempted: int = 0
+
+    def counts(self, max_num_batched_tokens: int) -> StepCounts:
+        single = sum([len(row.token_ids) == 1 for row in self.rows])
+        tokens = max_num_batched_tokens - self.budget
+        return StepCounts(tokens - single, single, self.context, self.preempted)
+
+
+def make_row(seq: Sequence, end: int, new_blocks: tuple[list[int], ...]) -> ScheduledSeq:
+    """The row that takes `seq` from `computed` to `end`."""
+    start, known = seq.computed, seq.tokens
+    wants = seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from
+    return ScheduledSeq(seq.seq_id, start, known[start:end], new_blocks, end == len(known), wants)
+
+
+def new_seq(seq: Sequence) -> NewSeq:
+    """What the worker is told of a sequence that starts, or starts again. Shares no list with it."""
+    return NewSeq(
+        seq_id=seq.seq_id,
+        token_ids=list(seq.tokens),
+        prompt_len=seq.prompt_len,
+        params=seq.state.request.params,
+        sample_index=seq.sample_index,
+        seed=seq.seed,
+        blocks=tuple(list(blocks) for blocks in seq.table.blocks),
+        stop_ids=tuple(sorted(seq.stop_ids)),
+    )
+
+
+def final_event(seq: Sequence, reason: FinishReason) -> SeqEvent:
+    """The last event of a sequence that ends without new tokens."""
+    request_id, cached = seq.state.request.request_id, seq.state.cached_tokens or 0
+    return SeqEvent(request_id, seq.sample_index, [], None, None, reason, cached_tokens=cached)
+
+
+def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -> None:
+    """Raise ValueError when a worker's result does not fit the step it was given."""
+    rows = out.scheduled
+    if not len(rows) == len(result.token_ids) == len(result.logprobs) == len(result.prompt_logprobs):
+        raise ValueError(f"step {out.step} has {len(rows)} rows, its result does not")
+    if [bool(tokens) for tokens in result.token_ids] != [row.sample for row in rows]:
+        for i, row in enumerate(rows):
+            if bool(result.token_ids[i]) != row.sample and i not in result.failed:
+                raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")
+    for i in [i for i, row in enumerate(rows) if row.prompt_logprobs]:
+        made, wanted = result.prompt_logprobs[i], _prompt_end(seqs[i], rows[i]) - rows[i].start
+        if i not in result.failed and (made is None or len(made) != wanted):
+            raise ValueError(f"row {i} should have the prompt logprobs of {wanted} positions")
+
+
+def take_prompt_logprobs(
+    seq: Sequence, row: ScheduledSeq, made: list[PositionLogprobs] | None
+) -> list[PositionLogprobs]:
+    """The entries of a row that were not delivered before a preemption; they count as delivered now."""
+    first = seq.prompt_logprobs_from
+    seq.prompt_logprobs_left = seq.prompt_len - 1 - _prompt_end(seq, row)
+    return (made or [])[first - row.start :]
+
+
+def _prompt_end(seq: Sequence, row: ScheduledSeq) -> int:
+    """Past the last position of the row whose next token is a prompt token."""
+    return min(row.start + len(row.token_ids), seq.prompt_len - 1)

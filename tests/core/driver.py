@@ -1,0 +1,136 @@
+"""Drives a scheduler with the paged worker and checks every promise after every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import FinishReason, Request, SamplingParams, SeqEvent
+
+from .paged_worker import PagedWorker, generate_alone
+
+
+@dataclass
+class Sample:
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    prompt_logprobs: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+
+
+class Driver:
+    """Every request gets a seed of its own, by which the worker knows its namespace."""
+
+    def __init__(
+        self, config: SchedulerConfig, *, burst: int = 1, failing: frozenset[int] = frozenset()
+    ) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.requests: list[Request] = []
+        self.samples: dict[tuple[str, int], Sample] = {}
+        self.worker = PagedWorker(
+            config, lambda seed: self.requests[seed].namespace, burst, lambda new: new.seed in failing
+        )
+        self.failing = failing
+        self.steps = 0
+
+    def add(
+        self,
+        prompt: list[int],
+        *,
+        priority: int = 0,
+        namespace: str = "",
+        eos: tuple[int, ...] = (),
+        **params: object,
+    ) -> Request:
+        index = len(self.requests)
+        request = Request(
+            request_id=f"r{index}",
+            prompt_token_ids=prompt,
+            params=SamplingParams(seed=index, **params),  # type: ignore[arg-type]
+            arrival=float(index),
+            priority=priority,
+            namespace=namespace,
+            eos_token_ids=eos,
+        )
+        self.scheduler.add(request)
+        self.requests.append(request)
+        for sample in range(request.params.n):
+            self.samples[request.request_id, sample] = Sample()
+        self.scheduler.audit()
+        return request
+
+    def abort(self, index: int) -> None:
+        self.take(self.scheduler.abort(f"r{index}"))
+        self.scheduler.audit()
+
+    def finish(self, index: int, sample: int) -> None:
+        event = self.scheduler.finish(f"r{index}", sample, FinishReason.STOP)
+        self.take([event] if event else [])
+        self.scheduler.audit()
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        had_work = scheduler.has_work()
+        out = scheduler.schedule()
+        scheduler.audit()
+        assert bool(out.scheduled) == had_work
+        counts = scheduler.step_counts
+        assert counts.prefill_tokens + counts.decode_tokens == out.num_tokens
+        assert counts.decode_tokens == sum(len(row.token_ids) == 1 for row in out.scheduled)
+        assert counts.context_tokens == sum(row.start + len(row.token_ids) for row in out.scheduled)
+        self.take(scheduler.update(out, self.worker.run(out)))
+        scheduler.audit()
+        self.steps += 1
+
+    def drain(self, most_steps: int = 20_000) -> None:
+        while self.scheduler.has_work():
+            self.step()
+            assert self.steps < most_steps
+        self.check_end()
+
+    def take(self, events: list[SeqEvent]) -> None:
+        for event in events:
+            sample = self.samples[event.request_id, event.sample_index]
+            assert sample.reason is None, "an event after the final one"
+            assert len(event.logprobs or event.new_token_ids) == len(event.new_token_ids)
+            sample.tokens.extend(event.new_token_ids)
+            sample.prompt_logprobs.extend(entry[0].token_id for entry in event.prompt_logprobs or ())
+            sample.reason = event.finish_reason
+            sample.stop_token_id = event.stop_token_id
+            sample.cached_tokens = event.cached_tokens
+
+    def check_end(self) -> None:
+        """Nothing runs: every sample ended once, with the tokens it gives alone, and no block is lost."""
+        scheduler = self.scheduler
+        assert scheduler.num_running == scheduler.num_waiting == scheduler.blocks_used == 0
+        if not self.config.enable_prefix_caching:
+            assert scheduler.blocks_cached == 0
+        for request in self.requests:
+            for index in range(request.params.n):
+                self.check_sample(request, index)
+        out = scheduler.schedule()
+        assert not out.scheduled
+        self.worker.run(out)
+        assert not self.worker.slots, "a worker slot was never released"
+        scheduler.clear_prefix_cache()
+        assert scheduler.blocks_cached == 0
+        scheduler.audit()
+
+    def check_sample(self, request: Request, index: int) -> None:
+        sample = self.samples[request.request_id, index]
+        assert sample.reason is not None
+        tokens, reason, stop = generate_alone(request, index, self.config.length_limit(request))
+        if (request.params.seed or 0) in self.failing and sample.reason is FinishReason.ERROR:
+            assert not sample.tokens
+            return
+        if (sample.tokens, sample.reason) == (tokens, reason):
+            assert sample.stop_token_id == stop
+            if request.params.prompt_logprobs is not None and index == 0:
+                assert sample.prompt_logprobs == list(request.prompt_token_ids)[1:]
+        else:  # cut short from outside, after a prefix of the same tokens
+            assert sample.reason in {FinishReason.ABORT, FinishReason.STOP}
+            assert sample.tokens == tokens[: len(sample.tokens)]
+            assert sample.stop_token_id is None

@@ -1,0 +1,158 @@
+"""A worker without a model, over a real paged memory.
+
+A cell of the memory remembers *which* token prefix was written into it, for which cache group. A row writes its
+cells, then every cell its queries would read must hold the right prefix: wrong sharing, a block freed too
+early and a stale block all show. The next token is a hash of the whole prefix, so it is right only if the prefix is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import (
+    FinishReason,
+    NewSeq,
+    PositionLogprobs,
+    Request,
+    ScheduledSeq,
+    SchedulerOutput,
+    StepOutput,
+    TokenLogprob,
+)
+
+VOCAB = 11  # small, so that stop ids are hit
+
+
+def prefix_hashes(tokens: Sequence[int], namespace: str) -> list[int]:
+    hashes, last = [], zlib.crc32(namespace.encode())
+    for token in tokens:
+        last = hash((last, token))
+        hashes.append(last)
+    return hashes
+
+
+def next_token(last_hash: int, seed: int, sample_index: int) -> int:
+    return hash((last_hash, seed, sample_index)) % VOCAB
+
+
+def generate_alone(request: Request, index: int, limit: int) -> tuple[list[int], FinishReason, int | None]:
+    """What sample `index` gives with nothing else running and no cache: the specification, in ten lines."""
+    params = request.params
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_token_ids))
+    tokens = list(request.prompt_token_ids)
+    last = prefix_hashes(tokens, request.namespace)[-1]
+    while True:
+        token = next_token(last, (params.seed or 0) % 2**64, index)
+        made = len(tokens) - len(request.prompt_token_ids)
+        tokens.append(token)
+        last = hash((last, token))
+        if token in stops and made >= params.min_tokens:
+            return tokens[len(request.prompt_token_ids) :], FinishReason.STOP, token
+        if len(tokens) >= limit:
+            return tokens[len(request.prompt_token_ids) :], FinishReason.LENGTH, None
+
+
+@dataclass
+class Slot:
+    new: NewSeq
+    namespace: str
+    tokens: list[int]
+    tables: list[list[int]]
+    computed: int
+    hashes: list[int] = field(default_factory=list)
+
+    def extend_hashes(self) -> None:
+        if len(self.hashes) < len(self.tokens):
+            self.hashes = prefix_hashes(self.tokens, self.namespace)
+
+
+class PagedWorker:
+    """Runs steps. `namespace_of(seed)` tells a sequence's namespace; `burst` tokens are made per sampling row;
+    `fails(seq_id)` says whose logits go bad."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        namespace_of: Callable[[int], str],
+        burst: int = 1,
+        fails: Callable[[NewSeq], bool] = lambda new: False,
+    ) -> None:
+        self.config = config
+        self.namespace_of = namespace_of
+        self.burst = burst
+        self.fails = fails
+        self.slots: dict[int, Slot] = {}
+        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
+        self.computed_tokens = 0
+
+    def run(self, out: SchedulerOutput) -> StepOutput:
+        for seq_id in out.gone:
+            del self.slots[seq_id]
+        for new in out.new:
+            assert new.seq_id not in self.slots
+            tables = [list(blocks) for blocks in new.blocks]
+            namespace = self.namespace_of(new.seed)
+            start = len(tables[0]) * self.config.block_size
+            self.slots[new.seq_id] = Slot(new, namespace, list(new.token_ids), tables, start)
+        assert len({row.seq_id for row in out.scheduled}) == len(out.scheduled) <= self.config.max_num_seqs
+        assert out.num_tokens <= self.config.max_num_batched_tokens
+        for row in out.scheduled:
+            self.write(row)
+        for row in out.scheduled:
+            self.read(row)
+        result = StepOutput([], [], [])
+        for i, row in enumerate(out.scheduled):
+            self.sample(i, row, result)
+        return result
+
+    def write(self, row: ScheduledSeq) -> None:
+        slot, size = self.slots[row.seq_id], self.config.block_size
+        end = row.start + len(row.token_ids)
+        assert row.token_ids
+        assert row.start == slot.computed
+        assert row.token_ids == slot.tokens[row.start : end]
+        assert row.sample == (end == len(slot.tokens))
+        assert len(row.new_blocks) == len(slot.tables) == len(self.config.groups)
+        slot.extend_hashes()
+        for group, (table, ids) in enumerate(zip(slot.tables, row.new_blocks, strict=True)):
+            assert all(0 <= block < self.config.num_blocks for block in ids)
+            table.extend(ids)
+            for p in range(row.start, end):
+                self.cells[table[p // size], p % size] = (group, slot.hashes[p])
+        slot.computed = end
+        self.computed_tokens += len(row.token_ids)
+
+    def read(self, row: ScheduledSeq) -> None:
+        slot, size = self.slots[row.seq_id], self.config.block_size
+        for g, group in enumerate(self.config.groups):
+            first = max(0, row.start - group.window + 1) if group.window else 0
+            for p in range(first, slot.computed):
+                cell = self.cells.get((slot.tables[g][p // size], p % size))
+                assert cell == (g, slot.hashes[p]), f"sequence {row.seq_id}, group {g}: wrong KV at {p}"
+
+    def sample(self, index: int, row: ScheduledSeq, result: StepOutput) -> None:
+        slot = self.slots[row.seq_id]
+        wanted = None
+        if row.prompt_logprobs:
+            end = min(slot.computed, slot.new.prompt_len - 1)
+            wanted = [_certain(slot.tokens[p + 1]) for p in range(row.start, end)]
+        made: list[int] = []
+        if row.sample and self.fails(slot.new):
+            result.failed.append(index)
+        elif row.sample:
+            slot.extend_hashes()
+            last = slot.hashes[-1]
+            for _ in range(self.burst):
+                made.append(next_token(last, slot.new.seed, slot.new.sample_index))
+                last = hash((last, made[-1]))
+            slot.tokens.extend(made)
+        result.token_ids.append(made)
+        result.logprobs.append([_certain(token) for token in made] if made else None)
+        result.prompt_logprobs.append(wanted)
+
+
+def _certain(token: int) -> PositionLogprobs:
+    return [TokenLogprob(token, 0.0, 1)]

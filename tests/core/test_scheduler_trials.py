@@ -1,0 +1,90 @@
+"""Random lives of a scheduler: every promise is checked after every step (see driver.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import CacheGroup, RequestError
+
+from .driver import Driver
+
+BASES = [[1, 2, 3, 4, 5, 6, 7, 8, 9] * 5, [7, 7, 7, 1, 7, 7, 2] * 7, [1, 2, 3, 4, 9, 9] * 8]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> SchedulerConfig:
+    windows = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 13]), min_size=1, max_size=3))
+    return SchedulerConfig(
+        num_blocks=draw(st.integers(len(windows) * 2, 60)),
+        block_size=draw(st.sampled_from([1, 2, 3, 4, 8])),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.integers(1, 40)),
+        max_model_len=draw(st.integers(4, 60)),
+        groups=tuple(CacheGroup((g,), window) for g, window in enumerate(windows)),
+        enable_prefix_caching=draw(st.booleans()),
+        enable_chunked_prefill=draw(st.booleans()),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+    )
+
+
+prompts = st.one_of(
+    st.tuples(st.sampled_from(BASES), st.integers(1, 40)).map(lambda t: t[0][: t[1]]),
+    st.tuples(st.sampled_from(BASES), st.integers(1, 30), st.lists(st.integers(0, 9), max_size=6)).map(
+        lambda t: t[0][: t[1]] + t[2]
+    ),
+)
+asks = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "priority": st.integers(0, 2),
+        "namespace": st.sampled_from(["", "", "a"]),
+        "eos": st.sampled_from([(), (3,), (3, 5)]),
+        "n": st.sampled_from([1, 1, 2, 4]),
+        "max_tokens": st.one_of(st.none(), st.integers(2, 25)),
+        "min_tokens": st.integers(0, 2),
+        "stop_token_ids": st.sampled_from([(), (7,)]),
+        "ignore_eos": st.booleans(),
+        "prompt_logprobs": st.sampled_from([None, None, 0]),
+    }
+)
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), asks),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("abort"), st.integers(0, 9)),
+        st.tuples(st.just("finish"), st.tuples(st.integers(0, 9), st.integers(0, 3))),
+    ),
+    min_size=2,
+    max_size=25,
+)
+
+
+def play(driver: Driver, script: list[tuple[str, Any]]) -> None:
+    for what, detail in script:
+        if what == "add":
+            try:
+                driver.add(**detail)
+            except RequestError as error:
+                event(f"refused: {error.field}")
+        elif what == "step":
+            for _ in range(detail):
+                driver.step()
+        elif what == "abort":
+            driver.abort(detail)
+        else:
+            driver.finish(*detail)
+    driver.drain()
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(config=configs(), script=actions, burst=st.sampled_from([1, 1, 3]), failing=st.sets(st.integers(0, 9)))
+def test_any_life_keeps_every_promise(
+    config: SchedulerConfig, script: list[tuple[str, Any]], burst: int, failing: set[int]
+) -> None:
+    driver = Driver(config, burst=burst, failing=frozenset(failing if len(failing) < 3 else ()))
+    play(driver, script)
+    event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
