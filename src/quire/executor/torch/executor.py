@@ -136,7 +136,7 @@ class _Runner:
                 cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
                 ops.rope_write(
                     op, buffer(op.qkv), norms,
-                    rotation=rotation, cache=cache, locations=step.locations[group],
+                    rotation=rotation, cache=cache, where=step.locations[group],
                 )  # fmt: skip
             case Attend():
                 cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group

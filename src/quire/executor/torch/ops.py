@@ -23,6 +23,9 @@ from quire.spec.model import Activation
 QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
 WEIGHT_TILE = 1 << 24  # weight elements widened to float32 at once
 
+# Where each token's key and value live: block ids [T] and places inside the blocks [T].
+Location = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
@@ -34,8 +37,13 @@ class LayerCache:
     def at(self, blocks: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [S, G, D] of a sequence whose block table is `blocks`, at positions [S]."""
         size = self.keys.shape[1]
-        where = blocks[positions // size] * size + positions % size
-        return self.keys.flatten(0, 1)[where], self.values.flatten(0, 1)[where]
+        where = blocks[positions // size], positions % size
+        return self.keys[where], self.values[where]
+
+    def write(self, where: Location, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [T, G, D] rounded to the cache's dtype."""
+        self.keys[where] = keys.to(self.keys.dtype)
+        self.values[where] = values.to(self.values.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +89,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 def rope_write(
     op: RopeWrite, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], *, rotation: Rotation,
-    cache: LayerCache, locations: Tensor,
+    cache: LayerCache, where: Location,
 ) -> None:  # fmt: skip
     """Normalise and rotate q and k of qkv [T, (H + 2G)·D]; q stays in place, k and v go to the cache.
 
-    norms: weights [D] for q and for k. locations [T]: where each token's key and value live, block id times
-    block size plus the place in the block.
+    norms: weights [D] for q and for k.
     """
     q, k, v = split_heads(qkv, op.shape)
     q_weight, k_weight = norms
     q.copy_(rotate(q if q_weight is None else rms_norm(q, q_weight, op.eps), rotation))
     k = rotate(k if k_weight is None else rms_norm(k, k_weight, op.eps), rotation)
-    cache.keys.flatten(0, 1)[locations] = k.to(cache.keys.dtype)
-    cache.values.flatten(0, 1)[locations] = v.to(cache.values.dtype)
+    cache.write(where, k, v)
 
 
 def attend(

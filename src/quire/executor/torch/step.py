@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from quire.executor.base import I32, Limits, StepArrays
-from quire.executor.torch.ops import Row
+from quire.executor.torch.ops import Location, Row
 from quire.program.ops import Program
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the ops of one step share. `locations` [T] and `rows` are by cache group."""
+    """What the ops of one step share; `locations` and `rows` are by cache group."""
 
     token_ids: Tensor
     positions: Tensor
-    locations: tuple[Tensor, ...]
+    locations: tuple[Location, ...]
     rows: tuple[tuple[Row, ...], ...]
 
 
@@ -59,19 +59,19 @@ class StepReader:
         _inside("logit_rows", rows, num_tokens)
         return self._tensor(rows)
 
-    def _group(self, group: int, positions: I32, starts: I32, slots: I32) -> tuple[Tensor, tuple[Row, ...]]:
+    def _group(self, group: int, positions: I32, starts: I32, slots: I32) -> tuple[Location, tuple[Row, ...]]:
         """Where a group's tokens are written, and each row's line of its block table."""
         size, window = self.limits.block_size, self.windows[group]
         rows: list[Row] = []
-        locations = np.empty(len(positions), np.int64)
+        block_ids = np.empty_like(positions)
         for start, stop, slot in zip(starts[:-1].tolist(), starts[1:].tolist(), slots.tolist(), strict=True):
             blocks, at = self.arrays.block_tables[group][slot], positions[start:stop]
             first = max(0, int(at.min()) - window + 1) if window else 0
             _inside(f"block_tables[{group}][{slot}]", blocks[first // size : int(at.max()) // size + 1],
                     self.limits.num_blocks)  # fmt: skip
-            locations[start:stop] = blocks[at // size].astype(np.int64) * size + at % size
+            block_ids[start:stop] = blocks[at // size]
             rows.append(Row(start, stop, self._tensor(blocks)))
-        return torch.from_numpy(locations).to(self.device), tuple(rows)
+        return (self._tensor(block_ids), self._tensor(positions % size)), tuple(rows)
 
     def _tensor(self, array: I32) -> Tensor:
         """A copy on the device, as indices."""
