@@ -15,6 +15,9 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 4096
 MAX_SAMPLES = 128
 
+# Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
+NO_BLOCK = -1
+
 
 class QuireError(Exception):
     """Base of every error that Quire raises on purpose."""
