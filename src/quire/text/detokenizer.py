@@ -1,8 +1,9 @@
 """Token ids to text as they are generated.
 
-The promise: the deltas of one sequence, joined, equal the library's decode of all its ids, and no delta ends in half a
-character. Text that a later token could still change is held back: the bytes of an unfinished character (byte level),
-an open run of byte tokens (SentencePiece style, where one bad byte turns the whole run into U+FFFD).
+The promise: the deltas of one sequence, joined, equal the library's decode of all its ids, and no delta
+ends in half a character. Text that a later token could still change is held back: the bytes of an
+unfinished character (byte level), an open run of byte tokens (SentencePiece style, where one bad byte turns
+the whole run into U+FFFD).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Protocol
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
-# Tokens of context kept by the windowed fallback. A character has at most 4 bytes, so 3 tokens can be open; the rest
-# is room for decoders that look at a neighbour.
+# Tokens of context kept by the windowed fallback. A character has at most 4 bytes, so 3 tokens can be open;
+# the rest is room for decoders that look at a neighbour.
 _WINDOW = 8
 
 
@@ -29,14 +30,18 @@ class Detokenizer(Protocol):
         ...
 
     def prime(self, token_ids: Iterable[int]) -> None:
-        """Take ids as context whose text was already shown: the joined deltas then continue the prompt's text.
+        """Take ids as context whose text was already shown: the joined deltas then continue the prompt's
+        text.
 
-        Without it the first token is the start of the text, where SentencePiece-style vocabularies drop a space.
+        Without it the first token is the start of the text, where SentencePiece-style vocabularies drop a
+        space.
         """
         ...
 
     def finish(self) -> str:
-        """The held-back rest, with U+FFFD for what never became a character. The detokenizer is then used up."""
+        """The held-back rest, with U+FFFD for what never became a character. The detokenizer is then used
+        up.
+        """
         ...
 
 
@@ -111,10 +116,12 @@ class PieceDetokenizer:
 
 
 class WindowedDetokenizer:
-    """Any other decoder: decode a short window twice, with and without the new tokens, and emit the difference.
+    """Any other decoder: decode a short window twice, with and without the new tokens, and emit the
+    difference.
 
-    Equal to the whole decode for every decoder whose effect on a token reaches no further than a few neighbours and
-    the start of the text (word pieces, BPE suffixes, Metaspace). Text is held while it ends in U+FFFD or a byte token.
+    Equal to the whole decode for every decoder whose effect on a token reaches no further than a few
+    neighbours and the start of the text (word pieces, BPE suffixes, Metaspace). Text is held while it ends
+    in U+FFFD or a byte token.
     """
 
     __slots__ = ("_decode", "_ids", "_keep", "_open", "_read")
@@ -156,7 +163,9 @@ class WindowedDetokenizer:
         return whole[len(shown) :]
 
     def _shrink(self, whole: str) -> None:
-        """Forget all but the last tokens, unless they are so few that they would become the start of the text."""
+        """Forget all but the last tokens, unless they are so few that they would become the start of the
+        text.
+        """
         if len(self._ids) < 2 * _WINDOW or not whole:
             return
         tail = self._ids[-_WINDOW:]

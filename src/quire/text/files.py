@@ -1,7 +1,8 @@
 """Reading the files of a tokenizer folder as what they are: untrusted input.
 
-`tokenizer.json` ends up in a native library whose load and pre-tokenization costs depend on the file, so its size, the
-number of entries and every regular expression in it are judged before the library sees a byte.
+`tokenizer.json` ends up in a native library whose load and pre-tokenization costs depend on the file, so
+its size, the number of entries and every regular expression in it are judged before the library sees a
+byte.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from quire.types import CheckpointError
 MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_SIDE_FILE_BYTES = 32 * 2**20
 MAX_TEMPLATE_BYTES = 1 * 2**20
-# Every vocabulary entry and merge costs at least one comma. The largest published vocabularies (256k entries with
-# their merges as pairs) hold about 2 million.
+# Every vocabulary entry and merge costs at least one comma. The largest published vocabularies (256k
+# entries with their merges as pairs) hold about 2 million.
 MAX_JSON_COMMAS = 16_000_000
 MAX_REGEX_CHARS = 8192
 MAX_REGEXES = 64
@@ -40,7 +41,9 @@ class LoadBudget:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes. Raises CheckpointError naming the file otherwise."""
+    """The bytes of a regular file of at most `limit` bytes. Raises CheckpointError naming the file
+    otherwise.
+    """
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -94,15 +97,17 @@ def check_tokenizer_json(data: bytes, budget: LoadBudget) -> None:
 def check_regex(pattern: str) -> None:
     """Raise CheckpointError for a pattern that can backtrack exponentially or compile to something huge.
 
-    The rule: a group that repeats without bound must have one fixed shape (no alternation, no variable quantifier
-    inside), and counted repeats stay below 1000 in total product. Every published tokenizer pattern obeys it; the
-    ambiguous repeats that make backtracking explode, such as (a+)+ or (a|aa)*, do not.
+    The rule: a group that repeats without bound must have one fixed shape (no alternation, no variable
+    quantifier inside), and counted repeats stay below 1000 in total product. Every published tokenizer
+    pattern obeys it; the ambiguous repeats that make backtracking explode, such as (a+)+ or (a|aa)*, do
+    not.
     """
     if len(pattern) > MAX_REGEX_CHARS:
         raise CheckpointError(
             f"tokenizer.json: a regular expression of {len(pattern)} characters is over {MAX_REGEX_CHARS}"
         )
-    # One frame a group: whether it has alternation or a variable quantifier, and the product of counted repeats.
+    # One frame a group: whether it has alternation or a variable quantifier, and the product of counted
+    # repeats.
     stack: list[_Group] = [_Group()]
     last: _Group | None = None  # the group that just closed, None when the last atom was a single character
     position = 0

@@ -1,4 +1,6 @@
-"""What a tokenizer folder says beside tokenizer.json: special tokens and chat templates, from their several files."""
+"""What a tokenizer folder says beside tokenizer.json: special tokens and chat templates, from their several
+files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _NOT_SUPPORTED = {
 class TokenizerFolder:
     """The contents of a tokenizer folder, checked for shape.
 
-    `llama_prefix` is the Metaspace scheme of a Llama-family pipeline that replaces tokenizer.json's, else None.
+    `llama_prefix` is the Metaspace scheme of a Llama-family pipeline that replaces tokenizer.json's, else
+    None.
     """
 
     tokenizer_json: bytes
@@ -65,8 +68,8 @@ def _read_tokenizer_json(path: Path, budget: LoadBudget) -> bytes:
         for name, what in _NOT_SUPPORTED.items():
             if (path / name).exists():
                 raise CheckpointError(
-                    f"{path} has {what} ({name}) but no tokenizer.json, the only vocabulary format that is read; save "
-                    "the tokenizer once with transformers (AutoTokenizer.from_pretrained(…).save_pretrained(…))"
+                    f"{path} has {what} ({name}) but no tokenizer.json, the only vocabulary format that is "
+                    "read; write one with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
                 )
         raise CheckpointError(f"{path} has no tokenizer.json")
     data = read_bounded(file, budget.tokenizer_bytes)
@@ -77,7 +80,9 @@ def _read_tokenizer_json(path: Path, budget: LoadBudget) -> bytes:
 def _special_tokens(
     path: Path, config: dict[str, object], budget: LoadBudget
 ) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """Tokens with a role by name, and further special tokens, from the config or (older) special_tokens_map.json."""
+    """Tokens with a role by name, and further special tokens, from the config or (older)
+    special_tokens_map.json.
+    """
     source = dict(config)
     if "added_tokens_decoder" not in config:
         source.update(read_json_object(path / "special_tokens_map.json", budget.side_file_bytes))
@@ -111,7 +116,7 @@ def _added_tokens(
         }
     if not isinstance(declared, dict) or len(declared) > _MAX_ADDED_TOKENS:
         raise CheckpointError(
-            f"tokenizer_config.json: added_tokens_decoder must be an object of at most {_MAX_ADDED_TOKENS} tokens"
+            f"tokenizer_config.json: added_tokens_decoder must be at most {_MAX_ADDED_TOKENS} tokens by id"
         )
     tokens: dict[int, AddedToken] = {}
     for key, value in declared.items():
@@ -141,7 +146,9 @@ def _added_token(value: object, name: str, *, special: bool = True) -> AddedToke
 
 
 def _chat_templates(path: Path, config: dict[str, object], budget: LoadBudget) -> dict[str, str]:
-    """Name -> source. Template files go before the config's entry, that before a processor's chat_template.json."""
+    """Name -> source. Template files go before the config's entry, that before a processor's
+    chat_template.json.
+    """
     templates: dict[str, str] = {}
     file = path / "chat_template.jinja"
     if file.exists():
@@ -156,7 +163,7 @@ def _chat_templates(path: Path, config: dict[str, object], budget: LoadBudget) -
     for name, source in _named_templates(value):
         if len(source) > budget.template_bytes:
             raise CheckpointError(
-                f"chat template {name!r} has {len(source)} characters, over the limit of {budget.template_bytes}"
+                f"chat template {name!r} has {len(source)} characters, over {budget.template_bytes}"
             )
         templates[name] = source
     return templates
@@ -176,7 +183,7 @@ def _named_templates(value: object) -> Iterator[tuple[str, str]]:
         pairs = [(item.get("name"), item.get("template")) for item in value if isinstance(item, dict)]
     if not pairs or len(pairs) > _MAX_TEMPLATES:
         raise CheckpointError(
-            f"tokenizer_config.json: chat_template must be a string or at most {_MAX_TEMPLATES} named templates"
+            f"tokenizer_config.json: chat_template must be text or at most {_MAX_TEMPLATES} named texts"
         )
     for name, source in pairs:
         if not isinstance(name, str) or not isinstance(source, str):
@@ -185,10 +192,11 @@ def _named_templates(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _llama_prefix(path: Path, config: dict[str, object], data: bytes, budget: LoadBudget) -> str | None:
-    """The Metaspace scheme transformers gives this folder's Llama tokenizer, None when it uses tokenizer.json as is.
+    """The Metaspace scheme transformers gives this folder's Llama tokenizer, None when it uses
+    tokenizer.json as is.
 
-    transformers 5 rebuilds the pipeline of class LlamaTokenizer for model type "llama" (and folders without a config);
-    other types that name this class, and byte-level vocabularies, keep theirs.
+    transformers 5 rebuilds the pipeline of class LlamaTokenizer for model type "llama" (and folders without
+    a config); other types that name this class, and byte-level vocabularies, keep theirs.
     """
     if config.get("tokenizer_class") not in _LLAMA_CLASSES or b'"ByteLevel"' in data:
         return None

@@ -1,7 +1,8 @@
 """Stop strings over a stream of text: nothing that might be the start of one is let out.
 
-All stop strings are matched at once by an Aho-Corasick automaton (Aho & Corasick, CACM 1975): each character is looked
-at once whatever the deltas, and what is held back is exactly the longest suffix of the text that begins a stop string.
+All stop strings are matched at once by an Aho-Corasick automaton (Aho & Corasick, CACM 1975): each
+character is looked at once whatever the deltas, and what is held back is exactly the longest suffix of the
+text that begins a stop string.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ MAX_STOP_CHARS_TOTAL = 32768  # an automaton state each: bounds the memory of on
 
 
 class StopStrings:
-    """The compiled stop strings of a request, immutable and shared by its samples. O(total characters) to build.
+    """The compiled stop strings of a request, immutable and shared by its samples. O(total characters) to
+    build.
 
     Raises RequestError for an empty string or when all strings together are over 32,768 characters.
     """

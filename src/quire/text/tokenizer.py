@@ -51,7 +51,8 @@ class Tokenizer:
         )
         self._added_ids = frozenset(added)
         self._decoder = recognise_decoder(_state(backend.decoder))
-        # A twin without added tokens: the same model (shared, not copied) that reads control tokens as plain text.
+        # A twin without added tokens: the same model (shared, not copied) that reads control tokens as
+        # plain text.
         self._plain = _twin(backend)
         self._plain_inner = _without_prefix(_twin(backend))
 
@@ -59,9 +60,9 @@ class Tokenizer:
     def from_dir(cls, path: str | Path, budget: LoadBudget | None = None) -> Tokenizer:
         """Load the tokenizer of a checkpoint folder.
 
-        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json and the chat template
-        files. As in transformers 5, tokenizer.json alone decides which tokens are added around a text: `add_bos_token`
-        in the config is ignored when tokenizer.json exists.
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json and the chat
+        template files. As in transformers 5, tokenizer.json alone decides which tokens are added around a
+        text: `add_bos_token` in the config is ignored when tokenizer.json exists.
 
         Raises CheckpointError naming the file when one is missing, malformed or over the load budget.
         """
@@ -75,7 +76,7 @@ class Tokenizer:
             raise CheckpointError(f"tokenizer.json: token id {highest} is over the limit of {MAX_TOKEN_ID}")
         return cls(backend, special_tokens=folder.special_tokens, chat_templates=folder.chat_templates)
 
-    # -- sizes, ids and names -------------------------------------------------------------------------------------
+    # -- sizes, ids and names ----------------------------------------------------------------------
 
     @cached_property
     def vocab_size(self) -> int:
@@ -110,19 +111,19 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text (b"" for no token); a special token's are its own spelling.
 
-        For SentencePiece-style vocabularies this is the token inside a text: the space that is dropped at the very
-        start is there.
+        For SentencePiece-style vocabularies this is the token inside a text: the space that is dropped at
+        the very start is there.
         """
         return self._bytes_table[_checked(token_id)]
 
-    # -- text to ids ----------------------------------------------------------------------------------------------
+    # -- text to ids -------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`.
 
         `add_special_tokens` adds what the checkpoint puts around a text (a beginning-of-sequence token).
-        `parse_special` false reads every added token's spelling as plain text: for content that is not trusted.
-        Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can.
+        `parse_special` false reads every added token's spelling as plain text: for content that is not
+        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can.
         """
         backend = self._backend if parse_special else self._plain
         return list(_encode(backend, text, add_special_tokens).ids)
@@ -131,7 +132,8 @@ class Tokenizer:
         """Ids of a rendered chat in which the spans `literals` (character ranges, sorted) are plain text.
 
         Spelling a control token inside a literal span gives ordinary tokens; everything else is encoded as
-        `encode(text, add_special_tokens=False)` does. Text between two real control tokens is tokenized in one piece.
+        `encode(text, add_special_tokens=False)` does. Text between two real control tokens is tokenized in
+        one piece.
         """
         encoding = _encode(self._backend, text, False)
         ids: list[int] = list(encoding.ids)
@@ -160,14 +162,14 @@ class Tokenizer:
             position = end
         return ids
 
-    # -- ids to text ----------------------------------------------------------------------------------------------
+    # -- ids to text -------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids at once, as the library decodes them: what streaming must add up to.
 
-        Bytes that are not UTF-8 become U+FFFD (one for each maximal invalid part in byte-level vocabularies, one a
-        byte in a run that is not wholly valid in SentencePiece-style ones). Ids that name no token are skipped.
-        Raises RequestError for an id below 0 or over 2^32 - 1.
+        Bytes that are not UTF-8 become U+FFFD (one for each maximal invalid part in byte-level
+        vocabularies, one a byte in a run that is not wholly valid in SentencePiece-style ones). Ids that
+        name no token are skipped. Raises RequestError for an id below 0 or over 2^32 - 1.
         """
         try:
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -188,7 +190,7 @@ class Tokenizer:
             is_open=lambda token_id: (self._token(token_id) or "").startswith("<0x"),
         )
 
-    # -- tables, filled as ids turn up ------------------------------------------------------------------------------
+    # -- tables, filled as ids turn up -------------------------------------------------------------
 
     @cached_property
     def _bytes_table(self) -> TokenTable[bytes]:
@@ -229,7 +231,8 @@ def _load(data: bytes) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except BaseException as error:
-        # The library raises plain Exception for what it refuses and panics (a BaseException) on what it trusts.
+        # The library raises plain Exception for what it refuses and panics (a BaseException) on what it
+        # trusts.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise CheckpointError(f"tokenizer.json cannot be loaded: {error}") from None
         raise
@@ -259,8 +262,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
 def _adopt_llama_pipeline(backend: tokenizers.Tokenizer, prefix: str) -> None:
     """Give a Llama-family BPE the pipeline transformers 5 builds for it, whatever tokenizer.json says.
 
-    The difference shows after control tokens: tokenizer.json written years ago prepends a space to every stretch of
-    text, the model saw one only at the very start (`legacy: false`).
+    The difference shows after control tokens: tokenizer.json written years ago prepends a space to every
+    stretch of text, the model saw one only at the very start (`legacy: false`).
     """
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE):
@@ -284,7 +287,9 @@ def _twin(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _without_prefix(twin: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """For text that follows a control token: a Metaspace that marks only the start of a text marks nothing there."""
+    """For text that follows a control token: a Metaspace that marks only the start of a text marks nothing
+    there.
+    """
     metaspace = twin.pre_tokenizer
     if isinstance(metaspace, pre_tokenizers.Metaspace) and metaspace.prepend_scheme == "first":
         twin.pre_tokenizer = pre_tokenizers.Metaspace(

@@ -1,13 +1,14 @@
 """What each token contributes to the text, for the decoders whose output is a plain concatenation.
 
-The library decodes a list of tokens at once. Two decoders, which between them cover nearly every language model, can be
-taken apart exactly into one contribution a token:
+The library decodes a list of tokens at once. Two decoders, which between them cover nearly every language
+model, can be taken apart exactly into one contribution a token:
 
-- byte level (GPT-2, Radford et al. 2019): a token is a byte string, the text is the bytes read as UTF-8 where each
-  maximal invalid part becomes one U+FFFD (Unicode 15, section 3.9, "substitution of maximal subparts");
-- SentencePiece style (Kudo & Richardson 2018) with byte fallback: a token is text or one byte; a maximal run of byte
-  tokens is text when the whole run is valid UTF-8, else one U+FFFD *a byte*; a fixed number of leading characters (the
-  dummy space) is stripped from the very start.
+- byte level (GPT-2, Radford et al. 2019): a token is a byte string, the text is the bytes read as UTF-8
+  where each maximal invalid part becomes one U+FFFD (Unicode 15, section 3.9, "substitution of maximal
+  subparts");
+- SentencePiece style (Kudo & Richardson 2018) with byte fallback: a token is text or one byte; a maximal
+  run of byte tokens is text when the whole run is valid UTF-8, else one U+FFFD *a byte*; a fixed number of
+  leading characters (the dummy space) is stripped from the very start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -24,7 +25,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2}|\+[0-9a-fA-F])>")
 
 
 def _byte_level_alphabet() -> dict[int, int]:
-    """Code point -> byte of GPT-2's alphabet; raw characters outside it go to U+FFFF, which Latin-1 refuses."""
+    """Code point -> byte of GPT-2's alphabet; raw characters outside it go to U+FFFF, which Latin-1
+    refuses.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = dict.fromkeys(others, 0xFFFF)
@@ -37,7 +40,9 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; a token with a character outside the alphabet stands for its own UTF-8."""
+    """The bytes of a byte-level token; a token with a character outside the alphabet stands for its own
+    UTF-8.
+    """
     try:
         return token.translate(_ALPHABET).encode("latin-1")
     except UnicodeEncodeError:
@@ -51,7 +56,9 @@ class ByteLevelDecoder:
 
 @dataclass(frozen=True, slots=True)
 class PieceDecoder:
-    """Concatenate pieces: replacements within a token, byte tokens where `byte_fallback`, a strip at the start."""
+    """Concatenate pieces: replacements within a token, byte tokens where `byte_fallback`, a strip at the
+    start.
+    """
 
     replacements: tuple[tuple[str, str], ...] = ()
     byte_fallback: bool = False
@@ -68,31 +75,43 @@ class PieceDecoder:
 
 
 def recognise_decoder(state: bytes | None) -> ByteLevelDecoder | PieceDecoder | None:
-    """The decoder described by a serialized library decoder, None when it is not one of the two exact kinds."""
+    """The decoder a serialized library decoder amounts to, None when it is not one of the two exact kinds."""
     if state is None:
         return None
     steps = _steps(json.loads(state))
-    if [step.get("type") for step in steps] == ["ByteLevel"]:
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
         return ByteLevelDecoder()
-    replacements: list[tuple[str, str]] = []
-    while steps and steps[0].get("type") == "Replace":
-        pattern = steps[0].get("pattern")
+    replaces = next((index for index, kind in enumerate(kinds) if kind != "Replace"), len(kinds))
+    replacements = _replacements(steps[:replaces])
+    byte_fallback = kinds[replaces : replaces + 1] == ["ByteFallback"]
+    rest = steps[replaces + byte_fallback :]
+    if replacements is None or not (replacements or byte_fallback):
+        return None
+    return _with_strip(PieceDecoder(replacements, byte_fallback), rest)
+
+
+def _replacements(steps: list[dict[str, object]]) -> tuple[tuple[str, str], ...] | None:
+    """The plain-text replacements of Replace steps; None when one has a regular expression."""
+    found: list[tuple[str, str]] = []
+    for step in steps:
+        pattern, new = step.get("pattern"), step.get("content")
         old = pattern.get("String") if isinstance(pattern, dict) else None
-        new = steps.pop(0).get("content")
         if not isinstance(old, str) or not old or not isinstance(new, str):
             return None
-        replacements.append((old, new))
-    kinds = [step.get("type") for step in steps]
-    byte_fallback = kinds[:1] == ["ByteFallback"]
-    rest = steps[byte_fallback:]
-    if not replacements and not byte_fallback:
-        return None
-    if not rest or [step.get("type") for step in rest] == ["Fuse"]:
-        return PieceDecoder(tuple(replacements), byte_fallback)
-    if [step.get("type") for step in rest] == ["Fuse", "Strip"]:
+        found.append((old, new))
+    return tuple(found)
+
+
+def _with_strip(decoder: PieceDecoder, rest: list[dict[str, object]]) -> PieceDecoder | None:
+    """`decoder` followed by nothing, by Fuse, or by Fuse and a Strip of the start; None for anything else."""
+    kinds = [step.get("type") for step in rest]
+    if kinds in ([], ["Fuse"]):
+        return decoder
+    if kinds == ["Fuse", "Strip"]:
         content, start = rest[1].get("content"), rest[1].get("start")
         if isinstance(content, str) and isinstance(start, int) and rest[1].get("stop") == 0:
-            return PieceDecoder(tuple(replacements), byte_fallback, content, start)
+            return replace(decoder, strip=content, strip_count=start)
     return None
 
 

@@ -1,0 +1,275 @@
+"""Chat messages to a prompt, by the checkpoint's own template, equal to transformers' apply_chat_template."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import meta
+
+from quire.text import messages as shapes
+from quire.text.content import ContentForm, content_form
+from quire.text.guarded import ControlTokens, find_free_marks
+from quire.text.meter import LimitExceededError, Meter, TemplateLimits
+from quire.text.sandbox import ChatSandbox, TemplateRefusal
+from quire.text.tokenizer import Tokenizer
+from quire.types import CheckpointError, RequestError
+
+# What the renderer itself sets; a request may not pass these as template arguments.
+_RESERVED = frozenset(
+    (
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "chat_template",
+    )
+)
+_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAsk:
+    """One conversation to render.
+
+    `tools` and `documents` are lists of JSON objects; `template_kwargs` are further variables the template
+    reads (enable_thinking, …). `add_generation_prompt` opens the assistant's turn; `continue_final_message`
+    leaves the last message open instead, so that the model goes on writing it.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A prompt. `literals` are the character ranges where the caller's own text spells a control token:
+    they are text, not control; see Tokenizer.encode_guarded.
+    """
+
+    text: str
+    literals: tuple[tuple[int, int], ...] = ()
+
+
+class ChatTemplate:
+    """One compiled template. Safe to render from several threads at once.
+
+    Raises CheckpointError when the source is over the limit or does not compile.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        control_texts: Sequence[str] | frozenset[str] = (),
+        limits: TemplateLimits | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.source = source
+        self.limits = limits or TemplateLimits()
+        self._special_tokens = dict(special_tokens or {})
+        self._control = ControlTokens(control_texts)
+        if len(source) > self.limits.source_chars:
+            raise CheckpointError(
+                f"chat template has {len(source)} characters, over the limit of {self.limits.source_chars}"
+            )
+        self._sandbox = ChatSandbox(now)
+        try:
+            tree = self._sandbox.parse(source)
+            self.variables: frozenset[str] = frozenset(meta.find_undeclared_variables(tree))
+            self._form = content_form(tree)
+            self._compiled = self._sandbox.from_string(source)
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line = getattr(error, "lineno", None)
+            where = f" (line {line})" if line else ""
+            raise CheckpointError(f"chat template does not compile{where}: {_short(error)}") from None
+
+    @property
+    def template_hash(self) -> str:
+        """SHA-256 of the source, in hex."""
+        return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def render(self, ask: ChatAsk, limits: shapes.MessageLimits | None = None) -> RenderedChat:
+        """The prompt for one conversation.
+
+        Raises RequestError for messages that are malformed, too large or that the template refuses,
+        CheckpointError for a template that breaks the sandbox or its limits.
+        """
+        copier = shapes.PlainCopier(limits or shapes.MessageLimits())
+        values = self._variables_of(ask, copier, limits or shapes.MessageLimits())
+        marks = (
+            find_free_marks(values) if ask.continue_final_message or self._control.occurs_in(values) else None
+        )
+        if marks is not None:
+            self._control.mark(values, marks)
+            if ask.continue_final_message:
+                _tag_final_message(values["messages"], marks.tag)
+        text = self._run({**self._special_tokens, **values}, copier.nodes + copier.chars // 16)
+        if marks is None:
+            return RenderedChat(text)
+        text = marks.unescape(text)
+        if ask.continue_final_message:
+            text = _cut_at_tag(text, marks.tag)
+        return RenderedChat(*self._control.unmark(text, marks))
+
+    def _variables_of(
+        self, ask: ChatAsk, copier: shapes.PlainCopier, limits: shapes.MessageLimits
+    ) -> dict[str, Any]:
+        if ask.continue_final_message and ask.add_generation_prompt:
+            raise RequestError("continue_final_message", "cannot be combined with add_generation_prompt")
+        values = dict(self._template_kwargs(ask.template_kwargs, copier))
+        messages = shapes.check_messages(ask.messages, copier, limits)
+        if self._form is ContentForm.STRING:
+            shapes.flatten(messages)
+        elif self._form is ContentForm.PARTS:
+            shapes.wrap(messages)
+        values["messages"] = messages
+        values["tools"] = _objects("tools", ask.tools, copier)
+        values["documents"] = _objects("documents", ask.documents, copier)
+        values["add_generation_prompt"] = bool(ask.add_generation_prompt)
+        return values
+
+    def _template_kwargs(self, kwargs: Mapping[str, Any], copier: shapes.PlainCopier) -> dict[str, Any]:
+        for name in kwargs:
+            if name in _RESERVED or name not in self.variables:
+                known = sorted(
+                    self.variables - _RESERVED - set(self._special_tokens) - set(self._sandbox.globals)
+                )
+                raise RequestError(
+                    "chat_template_kwargs",
+                    f"{name!r} is not an argument of this template, which reads {', '.join(known) or 'none'}",
+                )
+        return {name: copier.copy("chat_template_kwargs", value) for name, value in kwargs.items()}
+
+    def _run(self, values: dict[str, Any], input_size: int) -> str:
+        parts: list[str] = []
+        size = 0
+        try:
+            with self._sandbox.metered(Meter(self.limits, input_size)):
+                for part in self._compiled.generate(values):
+                    size += len(part)
+                    if size > self.limits.output_chars:
+                        raise RequestError(
+                            "messages",
+                            f"the rendered prompt is over {self.limits.output_chars} characters",
+                        )
+                    parts.append(part)
+        except TemplateRefusal as refusal:
+            raise RequestError("messages", f"the chat template refuses them: {_short(refusal)}") from None
+        except LimitExceededError as error:
+            raise CheckpointError(f"chat template stopped: {error}") from None
+        except (
+            jinja2.exceptions.SecurityError,
+            RecursionError,
+            MemoryError,
+            jinja2.TemplateNotFound,
+        ) as error:
+            raise CheckpointError(f"chat template stopped: {_short(error) or type(error).__name__}") from None
+        except _FAILURES as error:
+            raise RequestError("messages", f"the chat template cannot render them: {_short(error)}") from None
+        return "".join(parts)
+
+
+class ChatRenderer:
+    """A checkpoint's templates: renders with "tool_use" when tools are given and there is one, else
+    "default".
+
+    Raises CheckpointError when the checkpoint has no chat template, or no default among several.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: str | None = None,
+        limits: TemplateLimits | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        sources = {"default": template} if template is not None else dict(tokenizer.chat_templates)
+        if not sources:
+            raise CheckpointError(
+                "this model has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json): it is not a chat model; use text completion, or give a template"
+            )
+        if "default" not in sources:
+            raise CheckpointError(
+                f"this model has chat templates {sorted(sources)} but none named 'default'; give one"
+            )
+        self._tokenizer = tokenizer
+        self._templates = {
+            name: ChatTemplate(
+                source,
+                special_tokens=tokenizer.special_tokens,
+                control_texts=tokenizer.special_texts,
+                limits=limits,
+                now=now,
+            )
+            for name, source in sources.items()
+            if name in ("default", "tool_use")
+        }
+
+    @property
+    def template_hash(self) -> str:
+        """SHA-256 of the default template's source, in hex: what two deployments compare."""
+        return self._templates["default"].template_hash
+
+    def render(self, ask: ChatAsk) -> RenderedChat:
+        """The prompt text; errors as ChatTemplate.render."""
+        named = "tool_use" if ask.tools and "tool_use" in self._templates else "default"
+        return self._templates[named].render(ask)
+
+    def encode(self, ask: ChatAsk) -> list[int]:
+        """The prompt's token ids. Control tokens spelled in the caller's text are encoded as text."""
+        chat = self.render(ask)
+        return self._tokenizer.encode_guarded(chat.text, chat.literals)
+
+
+def _objects(
+    name: str, items: Sequence[Mapping[str, Any]] | None, copier: shapes.PlainCopier
+) -> list[Any] | None:
+    if items is None:
+        return None
+    if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
+        raise RequestError(name, "must be a list of objects")
+    copied: list[Any] = copier.copy(name, items)
+    return copied
+
+
+def _tag_final_message(messages: list[shapes.Message], tag: str) -> None:
+    """Append the tag to the text that is to be continued. The space after it shows whether the template
+    trims.
+    """
+    final = messages[-1]
+    content = final.get("content")
+    if isinstance(content, str):
+        final["content"] = content + tag + " "
+    elif content:
+        content[-1]["text"] += tag + " "
+    else:
+        raise RequestError("continue_final_message", "the last message has no content to continue")
+
+
+def _cut_at_tag(text: str, tag: str) -> str:
+    position = text.rfind(tag)
+    if position < 0:
+        raise RequestError(
+            "continue_final_message", "the chat template does not print the last message as it is"
+        )
+    cut = text[:position]
+    return cut if text.startswith(" ", position + len(tag)) else cut.rstrip()
+
+
+def _short(error: BaseException) -> str:
+    text = str(error)
+    return text if len(text) <= 500 else text[:500] + "…"

@@ -1,0 +1,177 @@
+"""Chat messages as they come in: checked, copied to plain data, and shaped the way templates expect them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.types import RequestError
+
+Message = dict[str, Any]
+
+# Names a message's reasoning goes by; the first is the one templates read (as in transformers).
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLimits:
+    """Bounds on what a chat request may hold; `nodes` counts every string, number and container in it."""
+
+    messages: int = 20_000
+    nodes: int = 1_000_000
+    chars: int = 1 << 23
+    depth: int = 64
+    role_chars: int = 128
+
+
+class PlainCopier:
+    """Copies request data to exact dict, list, str, int, float, bool and None, counting as it goes.
+
+    Templates then see nothing with methods of its own. Raises RequestError naming the field and the limit.
+    """
+
+    def __init__(self, limits: MessageLimits) -> None:
+        self._limits = limits
+        self.nodes = 0
+        self.chars = 0
+
+    def copy(self, field: str, value: Any, depth: int = 0) -> Any:
+        limits = self._limits
+        self.nodes += 1
+        if self.nodes > limits.nodes:
+            raise RequestError(field, f"more than {limits.nodes} values")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            self.chars += len(value)
+            if self.chars > limits.chars:
+                raise RequestError(field, f"more than {limits.chars} characters")
+            return str.__str__(value)
+        if isinstance(value, int):
+            return int.__int__(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if depth >= limits.depth:
+            raise RequestError(field, f"nested more than {limits.depth} levels deep")
+        if isinstance(value, Mapping):
+            return {self._key(field, key): self.copy(field, item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.copy(field, item, depth + 1) for item in value]
+        raise RequestError(field, f"holds a {type(value).__name__}, which is not JSON data")
+
+    def _key(self, field: str, key: Any) -> str:
+        if not isinstance(key, str):
+            raise RequestError(field, f"the key {key!r} is not a string")
+        self.chars += len(key)
+        return str.__str__(key)
+
+
+def check_messages(
+    messages: Sequence[Mapping[str, Any]], copier: PlainCopier, limits: MessageLimits
+) -> list[Message]:
+    """Messages as plain dictionaries without null entries, every one with a role and a content of a known
+    shape.
+
+    content is a string or a list of {"type": "text", "text": …} parts; null or absent only for an assistant
+    that calls tools. Tool-call arguments given as JSON text (the OpenAI form) become objects, which
+    templates print themselves. Raises RequestError("messages", …) saying which message is wrong.
+    """
+    if not isinstance(messages, list | tuple):
+        raise RequestError("messages", f"must be a list, not {type(messages).__name__}")
+    if not messages:
+        raise RequestError("messages", "must not be empty")
+    if len(messages) > limits.messages:
+        raise RequestError("messages", f"{len(messages)} messages are over the limit of {limits.messages}")
+    checked: list[Message] = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError("messages", f"message {index} must be an object, not {type(message).__name__}")
+        plain = copier.copy("messages", message)
+        # transformers does the same: a null entry would print as "None" or break a template that tests for
+        # presence
+        checked.append(
+            _check_message(index, {key: value for key, value in plain.items() if value is not None}, limits)
+        )
+    return checked
+
+
+def _check_message(index: int, message: Message, limits: MessageLimits) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError("messages", f"message {index} has no role")
+    if len(role) > limits.role_chars:
+        raise RequestError("messages", f"message {index} has a role of {len(role)} characters")
+    if "tool_calls" in message:
+        message["tool_calls"] = _check_tool_calls(index, message["tool_calls"])
+    content = message.get("content")
+    if content is None:
+        if role != "assistant" or not (message.get("tool_calls") or message.get("function_call")):
+            raise RequestError(
+                "messages", f"message {index} has no content; only an assistant with tool_calls may"
+            )
+    elif isinstance(content, list):
+        for part in content:
+            _check_part(index, part)
+    elif not isinstance(content, str):
+        raise RequestError(
+            "messages",
+            f"message {index}: content must be a string or a list of parts, not {type(content).__name__}",
+        )
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message
+
+
+def _check_part(index: int, part: Any) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise RequestError(
+            "messages", f"message {index}: a content part of type {kind!r} is not supported, only 'text'"
+        )
+    if not isinstance(part.get("text"), str):
+        raise RequestError("messages", f"message {index}: a text part needs a string in 'text'")
+
+
+def _check_tool_calls(index: int, calls: Any) -> list[Any]:
+    if not isinstance(calls, list):
+        raise RequestError(
+            "messages", f"message {index}: tool_calls must be a list, not {type(calls).__name__}"
+        )
+    for call in calls:
+        if not isinstance(call, dict):
+            raise RequestError("messages", f"message {index}: a tool call must be an object")
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError("messages", f"message {index}: a tool call needs a function with a name")
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = _parse_arguments(index, function["arguments"])
+    return calls
+
+
+def _parse_arguments(index: int, text: str) -> Any:
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError("messages", f"message {index}: tool call arguments are not valid JSON") from None
+    if not isinstance(value, dict):
+        raise RequestError("messages", f"message {index}: tool call arguments must be a JSON object")
+    return value
+
+
+def flatten(messages: list[Message]) -> None:
+    """Join text parts with newlines, in place, for templates that print content as a string."""
+    for message in messages:
+        if isinstance(message.get("content"), list):
+            message["content"] = "\n".join(part["text"] for part in message["content"])
+
+
+def wrap(messages: list[Message]) -> None:
+    """Make string contents one text part, in place, for templates that only loop over parts."""
+    for message in messages:
+        if isinstance(message.get("content"), str):
+            message["content"] = [{"type": "text", "text": message["content"]}]

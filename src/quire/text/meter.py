@@ -1,0 +1,126 @@
+"""What a template may spend: steps, characters and seconds, counted as it runs.
+
+One unit is one loop item, call, filter, test or visited element, or 16 characters touched. Everything that
+could do more than its inputs suggest is estimated *before* it runs, so that no single operation can stall
+or exhaust memory and the running count stops the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_CHARS_PER_UNIT = 16
+_CLOCK_EVERY = 2048  # units between two looks at the clock
+
+
+class LimitExceededError(Exception):
+    """A template went over a limit. Not a subclass of what jinja2 or its filters catch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateLimits:
+    """Bounds on one rendering.
+
+    `source_chars` of template text; `output_chars` of rendered text; `value_chars` of any one intermediate
+    text; `items` of any one list; `width` of padding, indents and number formats; `int_bits` of integers
+    made by arithmetic; `steps` in the units above, to which the size of the input is added; `seconds` of
+    wall time.
+    """
+
+    source_chars: int = 1 << 20
+    output_chars: int = 1 << 23
+    value_chars: int = 1 << 23
+    items: int = 1_000_000
+    width: int = 4096
+    int_bits: int = 4096
+    steps: int = 4_000_000
+    seconds: float = 10.0
+
+
+class Meter:
+    """The spending of one rendering. Raises LimitExceededError, naming the limit, once one is passed."""
+
+    __slots__ = ("_clock_at", "_deadline", "_left", "limits")
+
+    def __init__(self, limits: TemplateLimits, input_size: int = 0) -> None:
+        self.limits = limits
+        self._left = limits.steps + input_size
+        self._clock_at = self._left - _CLOCK_EVERY
+        self._deadline = time.monotonic() + limits.seconds
+
+    def spend(self, units: int = 1) -> None:
+        self._left -= units
+        if self._left < self._clock_at:
+            self._clock_at = self._left - _CLOCK_EVERY
+            if self._left < 0:
+                raise LimitExceededError(f"it took more than {self.limits.steps} steps")
+            if time.monotonic() > self._deadline:
+                raise LimitExceededError(f"it took more than {self.limits.seconds:g} seconds")
+
+    def text(self, chars: int) -> None:
+        """Account for a text of `chars` characters that exists or is about to."""
+        if chars > self.limits.value_chars:
+            raise LimitExceededError(f"it made a text of {chars} characters, over {self.limits.value_chars}")
+        self.spend(1 + chars // _CHARS_PER_UNIT)
+
+    def items(self, items: int) -> None:
+        """Account for a list of `items` elements."""
+        if items > self.limits.items:
+            raise LimitExceededError(f"it made a list of {items} items, over {self.limits.items}")
+        self.spend(1 + items // 4)
+
+    def width(self, width: int) -> None:
+        if width > self.limits.width:
+            raise LimitExceededError(f"it padded to a width of {width}, over {self.limits.width}")
+
+    def bits(self, bits: int) -> None:
+        if bits > self.limits.int_bits:
+            raise LimitExceededError(f"it made an integer of {bits} bits, over {self.limits.int_bits}")
+
+    def each(self, items: Iterable[object]) -> Iterator[object]:
+        """The items, one unit each."""
+        for item in items:
+            self.spend()
+            yield item
+
+    def result(self, value: object) -> None:
+        """Account for what an operation returned."""
+        if isinstance(value, str):
+            self.text(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.items(len(value))
+        else:
+            self.spend()
+
+    def deep(self, value: object) -> int:
+        """Characters `value` would have as text, about; shared parts count each time they would be printed.
+
+        Lists can share elements, so a small value can print, compare or sort as an exponentially large one:
+        this walk is what stops it.
+        """
+        if isinstance(value, str):
+            self.text(len(value))
+            return len(value)
+        if not isinstance(value, list | tuple | dict):
+            self.spend()
+            return 32
+        chars = 0
+        stack: list[object] = [value]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, str):
+                chars += len(node) + 4
+                self.spend(1 + len(node) // _CHARS_PER_UNIT)
+            elif isinstance(node, list | tuple | dict):
+                self.spend(1 + len(node))
+                chars += 4 * len(node) + 2
+                stack.extend(node)
+                if isinstance(node, dict):
+                    stack.extend(node.values())
+            else:
+                chars += 32
+            if chars > self.limits.value_chars:
+                self.text(chars)
+        return chars

@@ -1,0 +1,348 @@
+"""A Jinja environment for chat templates that nobody vouches for.
+
+It renders what transformers renders, and every loop item, call, filter, test, operator and output is
+metered, so that a template can neither reach Python's internals nor run, or grow, without bound. All of it
+happens in the calling thread: there is no watchdog to race with.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial, wraps
+from types import GeneratorType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro, markup_join, str_join
+from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from quire.text import guards
+from quire.text.meter import LimitExceededError, Meter
+
+# Never used by chat templates, and either random, unbounded, or HTML.
+_DROPPED_FILTERS = ("forceescape", "pprint", "random", "urlize", "wordwrap", "xmlattr")
+_REFUSED_METHODS = frozenset(("encode", "maketrans", "translate", "to_bytes", "from_bytes"))
+_MAX_TIME_FORMAT = 256
+
+# Names that no template can spell: the meter's own filters, put into the syntax tree.
+_EACH, _OPERAND, _CONCAT, _SIZED = "meter each", "meter operand", "meter concat", "meter sized"
+
+
+class TemplateRefusal(jinja2.TemplateError):
+    """The template called raise_exception: it does not accept these messages."""
+
+
+class ChatSandbox(ImmutableSandboxedEnvironment):
+    """The environment of one chat template. `now` is the clock behind strftime_now.
+
+    A rendering runs inside `metered(meter)`, which holds for the calling thread only.
+    """
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,  # constant folding would run operations while compiling, outside the meter
+            extensions=[_GenerationTag, loopcontrols],
+            finalize=self._finalize,
+        )
+        self._thread = threading.local()
+        self.concat = self._concat  # type: ignore[method-assign]
+        for name in _DROPPED_FILTERS:
+            self.filters.pop(name, None)
+        self.filters["tojson"] = _tojson
+        for name, function in self.filters.items():
+            self.filters[name] = self._metered_filter(name, function)
+        for name, function in self.tests.items():
+            self.tests[name] = self._metered_test(function)
+        self.filters.update(
+            {_EACH: self._each, _OPERAND: self._operand, _CONCAT: self._join_outputs, _SIZED: self._sized}
+        )
+        self.globals.clear()
+        self.globals.update(
+            range=_bounded_range,
+            dict=_TemplateDict(),
+            namespace=_TemplateNamespace,
+            cycler=jinja2.utils.Cycler,
+            joiner=jinja2.utils.Joiner,
+            raise_exception=_raise_exception,
+            strftime_now=partial(_strftime, now),
+        )
+
+    # -- the meter ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def metered(self, meter: Meter) -> Iterator[None]:
+        """Run a rendering of this thread on `meter`."""
+        self._thread.meter = meter
+        try:
+            yield
+        finally:
+            del self._thread.meter
+
+    @property
+    def _meter(self) -> Meter:
+        meter: Meter = self._thread.meter
+        return meter
+
+    # -- compiling ---------------------------------------------------------------------------------
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = _MeterInserter().visit(super()._parse(source, name, filename))
+        assert isinstance(tree, nodes.Template)
+        return tree
+
+    # -- what the compiled template calls ----------------------------------------------------------
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002
+        return guards.binary(self._meter, operator, left, right)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        meter = self._meter
+        meter.spend()
+        if isinstance(obj, LoopContext):  # a recursive loop descends: its items never pass a For node
+            args = tuple(meter.each(arg) if isinstance(arg, Iterable) else arg for arg in args)
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            args = guards.string_method(meter, owner, obj.__name__, args, kwargs)
+        elif isinstance(owner, LoopContext):  # loop.changed() compares
+            meter.deep(args)
+        elif isinstance(owner, list | tuple | dict):
+            meter.deep(owner) if args else meter.items(len(owner))
+        result = super().call(context, obj, *args, **kwargs)
+        meter.result(result)
+        return result
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _REFUSED_METHODS and super().is_safe_attribute(obj, attr, value)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        """Refuse at once: jinja2's own sandbox lets an unsafe attribute print as an empty string."""
+        raise jinja2.exceptions.SecurityError(
+            f"access to {attribute!r} of {type(obj).__name__!r} is not allowed"
+        )
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        owner = getattr(value, "__self__", None)
+        name = getattr(value, "__name__", None)
+        if not isinstance(owner, str) or name not in ("format", "format_map"):
+            return None
+
+        def format_text(*args: Any, **kwargs: Any) -> str:
+            formatter = guards.MeteredFormatter(self._meter, self._field)
+            if name == "format_map":
+                return type(owner)(formatter.vformat(owner, (), args[0]))
+            return type(owner)(formatter.vformat(owner, args, kwargs))
+
+        return format_text
+
+    def _field(self, value: Any, name: str, is_attribute: bool) -> Any:
+        return self.getattr(value, name) if is_attribute else self.getitem(value, name)
+
+    @jinja2.pass_context
+    def _finalize(self, context: Context, value: Any) -> Any:  # noqa: ARG002
+        if not isinstance(value, str):
+            self._meter.deep(value)
+        else:
+            self._meter.text(len(value))
+        return value
+
+    def _concat(self, parts: Iterable[str]) -> str:
+        parts = parts if isinstance(parts, list) else list(parts)
+        self._meter.text(sum(map(len, parts)))
+        return "".join(parts)
+
+    # -- what the syntax tree was changed to call --------------------------------------------------
+
+    def _each(self, items: Any) -> Any:
+        return _MeteredItems(self._meter, items)
+
+    def _operand(self, value: Any) -> Any:
+        self._meter.deep(value)
+        return value
+
+    def _sized(self, value: Any) -> Any:
+        self._meter.result(value)
+        return value
+
+    @jinja2.pass_eval_context
+    def _join_outputs(self, context: nodes.EvalContext, parts: tuple[Any, ...]) -> str:
+        meter = self._meter
+        meter.text(sum(len(part) if isinstance(part, str) else meter.deep(part) for part in parts))
+        return markup_join(parts) if context.autoescape else str_join(parts)
+
+    # -- filters and tests -------------------------------------------------------------------------
+
+    def _metered_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        guard = guards.FILTERS.get(name)
+        shallow = name in guards.SHALLOW_FILTERS
+        consuming = name in guards.CONSUMING_FILTERS
+        skip = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @wraps(function)  # carries the mark that makes jinja2 pass the context first
+        def run(*args: Any, **kwargs: Any) -> Any:
+            meter = self._meter
+            head, rest = args[:skip], list(args[skip:])
+            if consuming and rest and isinstance(rest[0], Iterator):
+                rest[0] = list(meter.each(rest[0]))
+            if guard is not None:
+                guard(meter, *rest, **kwargs)
+            elif shallow:
+                meter.result(rest[0] if rest else None)
+            else:
+                for value in (*rest, *kwargs.values()):
+                    meter.deep(value)
+            result = function(*head, *rest, **kwargs)
+            if isinstance(result, GeneratorType):
+                # Run it now: generators nested by a loop would be run, and freed, by deep recursion.
+                result = iter(list(meter.each(result)))
+            meter.result(result)
+            return result
+
+        return run
+
+    def _metered_test(self, function: Any) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            meter = self._meter
+            meter.spend()
+            if len(args) > 1:
+                for value in args:
+                    if isinstance(value, str | list | tuple | dict):
+                        meter.deep(value)
+            return function(*args, **kwargs)
+
+        return run
+
+
+class _MeterInserter(NodeTransformer):
+    """Puts the meter's filters into a template's syntax tree where jinja2 offers no hook."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _EACH)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        holders: list[Any] = [node, *node.ops]
+        for holder in holders:
+            if not isinstance(holder.expr, nodes.Const):
+                holder.expr = _filtered(holder.expr, _OPERAND)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), _CONCAT)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, _SIZED) if isinstance(node.arg, nodes.Slice) else node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    assert isinstance(node, nodes.Expr)
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class _MeteredItems:
+    """What a loop runs over, one unit an item; a length only where the original has one."""
+
+    __slots__ = ("_items", "_meter")
+
+    def __init__(self, meter: Meter, items: Any) -> None:
+        self._meter = meter
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._meter.each(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class _GenerationTag(Extension):
+    """{% generation %}…{% endgeneration %}, which marks what the assistant wrote; it renders as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class _TemplateDict:
+    """`dict` for templates: makes dictionaries and has no other attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _TemplateNamespace(Namespace):
+    """`namespace` for templates; names with a leading underscore are refused."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace attribute may not be called {name!r}")
+
+
+def _bounded_range(*args: int) -> range:
+    numbers = range(*args)
+    # len() itself fails on a range longer than a machine word
+    if (numbers.stop - numbers.start) // numbers.step > MAX_RANGE:
+        raise LimitExceededError(f"it made a range of more than {MAX_RANGE} numbers")
+    return numbers
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateRefusal(str(message))
+
+
+def _strftime(now: Callable[[], datetime], format: str) -> str:  # noqa: A002 - the name templates may pass
+    if len(format) > _MAX_TIME_FORMAT:
+        raise LimitExceededError(
+            f"it used a time format of {len(format)} characters, over {_MAX_TIME_FORMAT}"
+        )
+    return now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on it: jinja2's own filter escapes HTML characters."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
