@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.numpy import load_file
 
 from quire.executor.base import Executor
+from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
+from quire.loader import Checkpoint, LoadRules, load
 from quire.program.lower import NumberFormats, lower
 from quire.program.ops import Program
 from quire.spec.facts import read_model
@@ -29,17 +30,19 @@ class Backend:
 
     def load(self, folder: Path, formats: NumberFormats) -> Executor:
         """The checkpoint of a folder in an executor, ready to bind."""
-        executor = self.make(lower(read_model(folder).spec, formats))
-        tensors = load_file(folder / "model.safetensors")
-        for param in executor.program.params:
-            offset = 0
-            for part in param.parts:
-                executor.put(param, offset, tensors[part.tensor], "F32")
-                offset += part.rows
+        spec = read_model(folder).spec
+        executor = self.make(lower(spec, formats))
+        with Checkpoint(folder) as source:
+            load(executor.program.params, source, executor, rules=LoadRules.of(spec))
         return executor
 
 
+def _native(program: Program) -> Executor:
+    return NativeExecutor(program, threads=2)
+
+
 TORCH = Backend("torch", TorchExecutor, 1e-5)
-BACKENDS = [TORCH]
+NATIVE = Backend("native", _native, 1e-4)
+BACKENDS = [TORCH, NATIVE]
 if torch.cuda.is_available():
     BACKENDS.append(Backend("torch-cuda", lambda program: TorchExecutor(program, "cuda"), 1e-4))

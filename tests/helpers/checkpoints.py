@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,15 +87,22 @@ def save(model: TinyModel, folder: Path, dtype: torch.dtype = torch.float32) -> 
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             weight.copy_(_random(name, weight.shape, generator).to(dtype))
-    reference.eval().to(dtype).save_pretrained(folder)
-    return reference.float()
+    copy.deepcopy(reference).to(dtype).save_pretrained(folder)  # a cast rounds the rope tables as well
+    return reference.eval()
+
+
+def load_reference(folder: Path, dtype: torch.dtype) -> Any:
+    """The transformers model of a saved folder, computing in dtype."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def reference_logits(model: Any, tokens: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """transformers' logits [length, vocabulary] of one sequence in one pass, float32."""
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor(np.asarray(tokens)[None]), use_cache=False).logits
-    return logits[0].float().numpy()
+    found: npt.NDArray[np.float32] = logits[0].float().numpy()
+    return found
 
 
 def random_tokens(seed: int, length: int = LENGTH) -> list[int]:

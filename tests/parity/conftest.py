@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from helpers.checkpoints import TinyModel, random_tokens, reference_logits, save
-
+from helpers.checkpoints import TinyModel, load_reference, random_tokens, reference_logits, save
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
@@ -31,6 +30,11 @@ class Golden:
         if seed not in self._logits:
             self._logits[seed] = reference_logits(self.model, random_tokens(seed))
         return self._logits[seed]
+
+    def bfloat16_logits(self, seed: int) -> npt.NDArray[np.float32]:
+        """What transformers computes in bfloat16 with the stored weights."""
+        model = load_reference(self.folder, torch.bfloat16)
+        return reference_logits(model, random_tokens(seed))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from conftest import Golden
@@ -35,15 +36,15 @@ MIXED: Sequence[Mapping[int, int]] = (
 )
 
 
-def largest_difference(
+def differences(
     golden: Golden, backend: Backend, steps: Sequence[Mapping[int, int]], formats: NumberFormats = F32
-) -> float:
-    """Largest |logit - transformers' logit| over every token of the steps; sequence i is random_tokens(i)."""
+) -> npt.NDArray[np.float32]:
+    """|logit - transformers' logit| of every token of the steps; sequence i is random_tokens(i)."""
     executor = backend.load(golden.folder, formats)
     stepper = Stepper(executor.program, LIMITS, seed=1)
     executor.bind(LIMITS, stepper.arrays)
     done: dict[int, int] = {}
-    worst = 0.0
+    found = []
     for counts in steps:
         while len(done) <= max(counts):
             number = stepper.add(random_tokens(len(done)))
@@ -52,9 +53,9 @@ def largest_difference(
             expected = golden.logits(number)[done[number] :][: len(logits)]
             done[number] += len(logits)
             assert logits.shape == expected.shape
-            worst = max(worst, float(np.abs(logits - expected).max()))
+            found.append(np.abs(logits - expected))
     executor.close()
-    return worst
+    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
@@ -65,24 +66,24 @@ def test_reference_is_worth_comparing_with(model: TinyModel, backend: Backend, g
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_whole(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    assert largest_difference(golden(model), backend, [{0: LENGTH}]) <= backend.tolerance
+    assert differences(golden(model), backend, [{0: LENGTH}]).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_uneven_chunks(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
     steps = [{0: n} for n in (7, 1, 16, 15, 6)]
-    assert largest_difference(golden(model), backend, steps) <= backend.tolerance
+    assert differences(golden(model), backend, steps).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_decode(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
     steps = [{0: 5}] + [{0: 1}] * (LENGTH - 5)
-    assert largest_difference(golden(model), backend, steps) <= backend.tolerance
+    assert differences(golden(model), backend, steps).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_mixed_batch(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    assert largest_difference(golden(model), backend, MIXED) <= backend.tolerance
+    assert differences(golden(model), backend, MIXED).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -91,16 +92,17 @@ def test_half_precision_checkpoints_are_read_exactly(
 ) -> None:
     """Stored in 16 bits, computed in float32: the same numbers as transformers with the weights widened."""
     stored = golden(tiny_model("qwen3"), dtype)
-    assert largest_difference(stored, backend, MIXED) <= backend.tolerance
-
-
-BF16_UNIT = 2.0**-8  # half the spacing of bfloat16 at 1, its relative rounding error
+    assert differences(stored, backend, MIXED).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
-def test_bfloat16_is_as_far_as_its_rounding(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    """Weights are exact in bfloat16; inputs of linears and the cache are rounded, four times a layer."""
+def test_bfloat16_is_nearer_than_transformers(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
+    """Against float32 with the same weights: what rounding costs, root mean square.
+
+    Inputs of linears and the cache are rounded, the residual stream and the sums are not; transformers in
+    bfloat16 rounds everything. Measured: about half as far on every model.
+    """
     stored = golden(model, torch.bfloat16)
-    far = largest_difference(stored, backend, MIXED, BF16)
-    scale = np.abs(stored.logits(0)).max()
-    assert 1e-4 < far < 8 * BF16_UNIT * scale
+    ours = differences(stored, backend, MIXED, BF16)
+    theirs = np.concatenate([stored.bfloat16_logits(seed) - stored.logits(seed) for seed in range(3)])
+    assert 1e-4 < np.sqrt(np.square(ours).mean()) < 0.75 * np.sqrt(np.square(theirs).mean())

@@ -117,22 +117,29 @@ def test_kv_block_holds_the_layers_of_one_group() -> None:
     assert kv_block_bytes(program, 16) == 2 * 2 * 16 * 16 * 2
 
 
+def test_heads_are_stored_in_whole_vectors() -> None:
+    """24 dimensions take the place of 32."""
+    program = lower(decoder_spec(128, 64, 64, (4, 2, 24), [0, 0, 0]), BF16)
+    assert kv_block_bytes(program, 16) == 3 * 2 * 2 * 32 * 16 * 2
+
+
 def test_kv_of_unequal_layers_is_refused() -> None:
     program = lower(decoder_spec(128, 64, 64, (4, 2, 16), [0, 0]), BF16)
     odd = replace(program, kv_layers=(program.kv_layers[0], replace(program.kv_layers[1], kv_heads=4)))
     with pytest.raises(UnsupportedModelError, match=r"num_key_value_heads.*\[32, 64\]"):
         kv_block_bytes(odd, 16)
     same = replace(
-        program, kv_layers=(program.kv_layers[0], replace(program.kv_layers[1], kv_heads=4, head_dim=8))
+        program, kv_layers=(program.kv_layers[0], replace(program.kv_layers[1], kv_heads=1, head_dim=32))
     )
     assert kv_block_bytes(same, 16) == kv_block_bytes(program, 16)
 
 
 def test_bytes_of_one_parameter() -> None:
     assert param_bytes(Param("w", "linear", (Part("a", 60, 3), Part("b", 5, 3)), "bf16")) == 128 * 4 * 2
+    assert param_bytes(Param("w", "linear", (Part("a", 60, 3), Part("b", 5, 3)), "f32")) == 128 * 3 * 4
     assert param_bytes(Param("w", "linear", (Part("a", 64, 8),), "f32")) == 64 * 8 * 4
-    assert param_bytes(Param("t", "table", (Part("a", 65, 3),), "bf16")) == 65 * 3 * 2
-    assert param_bytes(Param("v", "vector", (Part("a", 5), Part("b", 2)), "bf16")) == 7 * 4
+    assert param_bytes(Param("t", "table", (Part("a", 65, 3),), "bf16")) == 448  # 390
+    assert param_bytes(Param("v", "vector", (Part("a", 5), Part("b", 2)), "bf16")) == 64  # 28
 
 
 def test_weights_of_qwen3_0_6b() -> None:
