@@ -62,9 +62,12 @@ def _dynamic(rope: Rope, max_len: int) -> F32:
 
 def _llama3(rope: Rope) -> F32:
     freq = _base(rope.theta, rope.dim)
-    factor, wavelength = np.float32(rope.factor), np.float32(2 * math.pi) / freq
+    factor = np.float32(rope.factor)
+    # A number divided by a tensor is the reciprocal times the number in torch: two roundings.
+    wavelength = np.reciprocal(freq) * np.float32(2 * math.pi)
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    smooth = (np.float32(rope.original_max) / wavelength - np.float32(low)) / np.float32(high - low)
+    turns = np.reciprocal(wavelength) * np.float32(rope.original_max)
+    smooth = (turns - np.float32(low)) / np.float32(high - low)
     blended = (1 - smooth) * freq / factor + smooth * freq
     is_long = wavelength > np.float32(rope.original_max / low)
     is_short = wavelength < np.float32(rope.original_max / high)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.model import Rope
-from quire.types import CheckpointError
+from quire.types import CheckpointError, UnsupportedModelError
 
 MAX_POSITIONS = 2**28
 _DEFAULT_THETA = 10_000.0
@@ -135,7 +135,9 @@ def _linear(base: Rope, _config: ConfigReader, scaling: ConfigReader, _max_posit
 
 def _dynamic(base: Rope, _config: ConfigReader, scaling: ConfigReader, max_positions: int) -> Rope:
     if base.dim <= 2:
-        raise scaling.unsupported("rope_type", f"a head of {base.dim} dimensions has no NTK exponent")
+        raise UnsupportedModelError(
+            f"{scaling.where}: 'dynamic' needs heads wider than {base.dim} dimensions"
+        )
     return replace(base, kind="dynamic", factor=_factor(scaling), original_max=max_positions)
 
 
