@@ -1,8 +1,9 @@
 """A worker without a model, over a real paged memory.
 
-A cell of the memory remembers *which* token prefix was written into it, for which cache group. A row writes its
-cells, then every cell its queries would read must hold the right prefix: wrong sharing, a block freed too
-early and a stale block all show. The next token is a hash of the whole prefix, so it is right only if the prefix is.
+A cell of the memory remembers *which* token prefix was written into it, for which cache group. A row writes
+its cells, then every cell its queries would read must hold the right prefix: wrong sharing, a block freed
+too early and a stale block all show. The next token is a hash of the whole prefix, so it is right only if
+the prefix is.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Slot:
 
 
 class PagedWorker:
-    """Runs steps. `namespace_of(seed)` tells a sequence's namespace; `burst` tokens are made per sampling row;
-    `fails(seq_id)` says whose logits go bad."""
+    """Runs steps. `namespace_of(seed)` tells a sequence's namespace, `burst` tokens are made a sampling row,
+    `fails(new)` says whose logits go bad."""
 
     def __init__(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from quire.core.capacity import peak_blocks
 from quire.core.scheduler_config import SchedulerConfig
 from quire.types import CacheGroup, RequestError
 
@@ -88,3 +90,68 @@ def test_any_life_keeps_every_promise(
     driver = Driver(config, burst=burst, failing=frozenset(failing if len(failing) < 3 else ()))
     play(driver, script)
     event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
+
+
+def crowded_config(rng: random.Random) -> SchedulerConfig:
+    """A pool that holds little more than one of the longest sequences, so that nearly everything collides."""
+    windows = [rng.choice([0, 0, 2, 4, 7, 12]) for _ in range(rng.randint(1, 3))]
+    groups = tuple(CacheGroup((g,), window) for g, window in enumerate(windows))
+    size, length, budget = rng.choice([1, 2, 4]), rng.randint(20, 60), rng.randint(4, 80)
+    chunked = rng.random() < 0.7
+    if not chunked:
+        budget = max(budget, length // 2)
+    peak = peak_blocks(groups, length, 1 if chunked else length, size)
+    return SchedulerConfig(
+        num_blocks=int(peak * rng.uniform(1, 2.5)),
+        block_size=size,
+        max_num_seqs=rng.randint(1, 8),
+        max_num_batched_tokens=budget,
+        max_model_len=length,
+        groups=groups,
+        enable_prefix_caching=rng.random() < 0.7,
+        enable_chunked_prefill=chunked,
+        policy=rng.choice(["fcfs", "priority"]),
+    )
+
+
+def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
+    longest = config.max_model_len - 2
+    if not config.enable_chunked_prefill:
+        longest = min(longest, config.max_num_batched_tokens)
+    base = rng.choice(BASES)[: rng.randint(1, longest)]
+    if rng.random() < 0.4:
+        base = base[: rng.randint(1, len(base))] + [rng.randint(0, 9) for _ in range(3)]
+    return {
+        "prompt": base[:longest],
+        "priority": rng.randint(0, 2),
+        "namespace": rng.choice(["", "", "a"]),
+        "eos": rng.choice([(), (3,)]),
+        "n": rng.choice([1, 1, 1, 2, 5]),
+        "max_tokens": rng.choice([None, 1, rng.randint(1, 40)]),
+        "prompt_logprobs": rng.choice([None, None, None, 2]),
+    }
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
+    rng = random.Random(seed)
+    config = crowded_config(rng)
+    failing = frozenset(rng.sample(range(20), 2)) if rng.random() < 0.3 else frozenset()
+    driver = Driver(config, burst=rng.choice([1, 1, 2]), failing=failing)
+    added = 0
+    while added < 20:
+        for _ in range(rng.choice([0, 0, 1, 1, 3, 8])):
+            driver.add(**crowded_ask(rng, config))
+            added += 1
+        for _ in range(rng.randint(1, 5)):
+            driver.step()
+        if rng.random() < 0.1:
+            driver.abort(rng.randint(0, added))
+        if rng.random() < 0.1:
+            driver.finish(rng.randint(0, added), rng.randint(0, 2))
+        if rng.random() < 0.02:
+            driver.scheduler.clear_prefix_cache()
+    driver.drain()
+    event(f"preemptions: {'none' if not driver.scheduler.num_preemptions else 'some'}")
+    event(f"evictions or hits: {driver.scheduler.prefix_stats.hit_tokens > 0}")

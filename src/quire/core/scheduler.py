@@ -264,15 +264,21 @@ class Scheduler:
         # Strictly in rank: whoever is first and does not fit is waited for, so nobody is overtaken for ever.
         while step.budget:
             seq = self._waiting.peek()
-            if seq is None or not self._has_slot(seq):
+            if seq is None or not self._may_have_slot(seq):
                 return
             hit = self._blocks.find(seq)
-            if self._first_end(seq, hit, step.budget) == hit.length or not self._clear_way(seq, hit, step):
+            if self._first_end(seq, hit, step.budget) == hit.length:
                 return
-            self._waiting.pop()
-            self._start(seq, hit, step)
+            short = self._shortage(seq, hit, step)
+            if short <= 0 and len(self._running) < self.config.max_num_seqs:
+                self._waiting.pop()
+                self._start(seq, hit, step)
+            elif self._can_displace(seq, short):
+                self._preempt_last(step)  # and look again: what was found may have changed hands
+            else:
+                return
 
-    def _has_slot(self, seq: Sequence) -> bool:
+    def _may_have_slot(self, seq: Sequence) -> bool:
         running = self._running
         return len(running) < self.config.max_num_seqs or displaces(self.config.policy, seq, running[-1])
 
@@ -285,28 +291,23 @@ class Scheduler:
             return hit.length + budget if outgrew else hit.length
         return hit.length + min(remaining, budget)
 
-    def _clear_way(self, seq: Sequence, hit: Hit, step: StepPlan) -> bool:
-        """See that a slot and blocks are there for a waiting sequence; False when it must go on waiting.
+    def _shortage(self, seq: Sequence, hit: Hit, step: StepPlan) -> int:
+        """How many blocks are missing to admit a waiting sequence; 0 or less when it fits.
 
         It needs room for every token it knows beside what the running ones still owe to theirs and one more
         block a group for each of them: admitting on the first chunk alone leads to preempting it again.
-        A sequence alone needs no check, since the door refused what cannot run alone.
+        A sequence alone always fits, since the door refused what cannot run alone.
         """
-        blocks, running = self._blocks, self._running
-        while running:
-            short = blocks.catch_up(seq, hit.length, hit) + blocks.cache.unheld(hit) + step.owed
-            short += len(running) * blocks.num_groups - blocks.cache.available
-            if short <= 0 and len(running) < self.config.max_num_seqs:
-                return True
-            if not self._can_displace(seq, short):
-                return False
-            self._preempt_last(step)
-        return True
+        if not self._running:
+            return 0
+        blocks = self._blocks
+        needs = blocks.catch_up(seq, hit.length, hit) + blocks.cache.unheld(hit) + step.owed
+        return needs + len(self._running) * blocks.num_groups - blocks.cache.available
 
     def _can_displace(self, seq: Sequence, short: int) -> bool:
-        """Would `seq` have a slot and `short` blocks if less urgent running sequences gave way?
+        """Would a slot and `short` more blocks be there if less urgent running sequences gave way?
 
-        Counts blocks shared among them more than once, so a rare victim gives way in vain.
+        Blocks that several of them share count more than once here: rarely, one gives way in vain.
         """
         running = len(self._running)
         for victim in reversed(self._running):
