@@ -1,0 +1,23 @@
+"""Quire: LLM inference and serving on native CPU kernels, without torch at run time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+    from quire.types import RequestOutput, SamplingParams
+
+_HOMES = {"LLM": "quire.llm", "SamplingParams": "quire.types", "RequestOutput": "quire.types"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names load on first use, so that importing the package costs nothing."""
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'quire' has no attribute {name!r}")

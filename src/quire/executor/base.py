@@ -59,10 +59,11 @@ class StepArrays:
             np.zeros((limits.max_rows, limits.blocks_per_row), np.int32) for _ in range(num_groups)
         )
 
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.token_ids, self.positions, self.query_start, self.slots, self.logit_rows)
-        return sum(a.nbytes for a in arrays + self.block_tables)
+
+def step_array_bytes(limits: Limits, num_groups: int) -> int:
+    """Bytes of StepArrays of these limits."""
+    words = 2 * limits.max_tokens + 2 * limits.max_rows + 1 + limits.max_logit_rows
+    return 4 * (words + num_groups * limits.max_rows * limits.blocks_per_row)
 
 
 class Executor(Protocol):

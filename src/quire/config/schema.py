@@ -1,0 +1,77 @@
+"""What a person may choose about an engine. None means "decide for me"; config.resolve decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def option(default: Any, text: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
+    """A config field with what the command line needs to offer it."""
+    return field(default=default, metadata={"help": text, "choices": choices, "metavar": metavar})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """An engine as asked for. Field names are the long options of the command line, as vLLM names them."""
+
+    dtype: str = option(
+        "auto",
+        "number format of the weights; auto: float32 for float32 checkpoints, else bfloat16",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    kv_cache_dtype: str = option(
+        "auto", "number format of the KV cache; auto: as the weights", choices=("auto", "float32", "bfloat16")
+    )
+    memory: int | None = option(
+        None, "hard bound on this process's memory, like 6GiB (default: 80%% of what is available)", metavar="SIZE"
+    )
+    max_model_len: int | None = option(
+        None, "longest sequence in tokens, prompt and output (default: the model's, or what fits)", metavar="N"
+    )
+    max_num_seqs: int = option(64, "sequences that run at once", metavar="N")
+    max_num_batched_tokens: int = option(512, "tokens computed in one step", metavar="N")
+    block_size: int = option(16, "tokens of one KV block, a multiple of 16", metavar="N")
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prompt beginnings")
+    enable_chunked_prefill: bool = option(True, "split long prompts over steps, beside running sequences")
+    scheduling_policy: str = option(
+        "fcfs", "order of waiting requests; priority: lower numbers first", choices=("fcfs", "priority")
+    )
+    load_format: str = option(
+        "auto", "random: seeded random weights from config.json alone, for benchmarks", choices=("auto", "random")
+    )
+    seed: int = option(0, "seed of random weights and of requests that bring none", metavar="N")
+    threads: int | None = option(None, "threads of the kernels (default: all usable cores)", metavar="N")
+    executor: str = option(
+        "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
+    )
+    device: str = option("cpu", "device of the torch executor", metavar="NAME")
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            choices, value = f.metadata["choices"], getattr(self, f.name)
+            if choices and value not in choices:
+                raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
+        for name in ("memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name}: {value!r} is not a positive integer")
+        if self.block_size < 16 or self.block_size % 16:
+            raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """Every choice made: what the engine is built from. `asked` is kept for reports."""
+
+    asked: EngineConfig
+    weights: str  # "f32" or "bf16"
+    kv: str
+    memory: int
+    threads: int
+    isa: str  # "" is the best of the machine
+    max_model_len: int
+    shrink_model_len: bool  # the length was not asked for and may be reduced to what fits
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    notices: tuple[str, ...] = ()

@@ -1,0 +1,130 @@
+"""From a checkpoint folder to a running engine: read, lower, plan memory, load, bind."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.config import env
+from quire.config.resolve import MachineFacts, resolve
+from quire.config.resolve import ModelFacts as ConfigFacts
+from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.budget import MemoryPlan, plan_memory
+from quire.engine.core import EngineCore
+from quire.executor.base import Executor
+from quire.loader import Checkpoint, LoadRules, RandomWeights, load, resolve_model
+from quire.program.lower import NumberFormats, lower
+from quire.program.ops import DType, Program
+from quire.spec.consistency import check_tokenizer_size
+from quire.spec.facts import ModelFacts, read_model
+from quire.text.tokenizer import Tokenizer
+from quire.types import CheckpointError
+from quire.util.platform import available_memory, resident_bytes, usable_cores
+from quire.worker.sampler import Sampler
+from quire.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from quire.loader.load import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint's facts and tokenizer, before any weight is read."""
+
+    folder: Path
+    facts: ModelFacts
+    tokenizer: Tokenizer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A bound engine and how it came to be."""
+
+    model: Model
+    config: ResolvedConfig
+    program: Program
+    plan: MemoryPlan
+    executor: Executor
+    core: EngineCore
+
+
+def open_model(name: str | Path) -> Model:
+    """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
+
+    Raises CheckpointError or UnsupportedModelError naming the file and key.
+    """
+    folder = resolve_model(name)
+    facts = read_model(folder)
+    tokenizer = None
+    if (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists():
+        tokenizer = Tokenizer.from_dir(folder)
+        check_tokenizer_size(tokenizer.highest_id + 1, facts.spec.vocab)
+    return Model(folder, facts, tokenizer)
+
+
+def decide(model: Model, asked: EngineConfig) -> tuple[ResolvedConfig, Program, MemoryPlan]:
+    """Everything that is known before weights are read: choices, program, memory by part."""
+    spec = model.facts.spec
+    resident = resident_bytes()
+    machine = MachineFacts(usable_cores(), resident, available_memory(), env.isa())
+    config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
+    program = lower(spec, NumberFormats(_dtype(config.weights), _dtype(config.kv)))
+    return config, program, plan_memory(program, config, resident)
+
+
+def build(model: Model, asked: EngineConfig, progress: Progress | None = None) -> Built:
+    """Load the weights and bind an engine. `progress(done, total)` is told bytes of weights.
+
+    Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
+    """
+    config, program, plan = decide(model, asked)
+    executor = _executor(program, config)
+    _load(model, program, config, executor, progress)
+    sampler = Sampler(program.vocab, config.max_num_seqs, isa=config.isa, threads=config.threads)
+    worker = Worker(executor, sampler, plan.limits)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=plan.limits.num_blocks,
+            block_size=plan.limits.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=plan.limits.max_len,
+            groups=program.cache_groups,
+            enable_prefix_caching=asked.enable_prefix_caching,
+            enable_chunked_prefill=asked.enable_chunked_prefill,
+            policy=asked.scheduling_policy,
+        ),
+        random.Random(asked.seed),
+    )
+    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker))
+
+
+def _executor(program: Program, config: ResolvedConfig) -> Executor:
+    if config.asked.executor == "native":
+        from quire.executor.native import NativeExecutor
+
+        return NativeExecutor(program, threads=config.threads, isa=config.isa)
+    try:
+        from quire.executor.torch import TorchExecutor
+    except ImportError as error:
+        raise CheckpointError("executor 'torch' needs torch: pip install 'quire[gpu]'") from error
+    return TorchExecutor(program, device=config.asked.device)
+
+
+def _load(
+    model: Model, program: Program, config: ResolvedConfig, executor: Executor, progress: Progress | None
+) -> None:
+    rules = LoadRules.of(model.facts.spec)
+    if config.asked.load_format == "random":
+        load(program.params, RandomWeights(program.params, config.asked.seed), executor, rules=rules, progress=progress)
+        return
+    with Checkpoint(model.folder) as checkpoint:
+        load(program.params, checkpoint, executor, rules=rules, progress=progress)
+
+
+def _dtype(name: str) -> DType:
+    return "f32" if name == "f32" else "bf16"

@@ -1,0 +1,161 @@
+"""Events of sequences -> text and RequestOutput: detokenization, stop strings, usage, timings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer
+from quire.text.stop import StopMatcher, StopStrings
+from quire.text.tokenizer import Tokenizer
+from quire.types import (
+    CompletionOutput,
+    FinishReason,
+    PositionLogprobs,
+    Request,
+    RequestOutput,
+    SeqEvent,
+    Timings,
+    Usage,
+)
+
+PRIME_TOKENS = 16
+
+Stop = Callable[[str, int], SeqEvent | None]
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Text of one sample as it grows."""
+
+    output: CompletionOutput
+    detokenizer: Detokenizer | None
+    matcher: StopMatcher | None
+    new_text: str = ""
+
+
+@dataclass(slots=True)
+class _State:
+    """A request on its way."""
+
+    request: Request
+    output: RequestOutput
+    samples: list[_Sample]
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one step added to one sample: new text (may be empty) and new token ids."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+class OutputProcessor:
+    """Turns SeqEvents into RequestOutputs. Without a tokenizer, outputs hold token ids and no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stop: Stop, clock: Callable[[], float]) -> None:
+        self._tokenizer, self._stop, self._clock = tokenizer, stop, clock
+        self._states: dict[str, _State] = {}
+
+    def add(self, request: Request, prompt: str | None, stops: StopStrings | None) -> RequestOutput:
+        """Start following a request; the RequestOutput that grows with it."""
+        params = request.params
+        output = RequestOutput(
+            request_id=request.request_id,
+            prompt=prompt,
+            prompt_token_ids=list(request.prompt_token_ids),
+            outputs=[CompletionOutput(index=i, text="", token_ids=[]) for i in range(params.n)],
+            usage=Usage(prompt_tokens=len(request.prompt_token_ids)),
+            timings=Timings(arrival=request.arrival),
+        )
+        samples = []
+        for completion in output.outputs:
+            if params.logprobs is not None:
+                completion.logprobs = []
+            detokenizer = self._tokenizer and self._tokenizer.detokenizer(params.skip_special_tokens)
+            if detokenizer is not None and not isinstance(detokenizer, ByteLevelDetokenizer):
+                # SentencePiece-style text drops a space at its very start, and the output is not the start
+                detokenizer.prime(request.prompt_token_ids[-PRIME_TOKENS:])
+            matcher = stops.matcher(include=params.include_stop_str_in_output) if stops else None
+            samples.append(_Sample(completion, detokenizer, matcher))
+        self._states[request.request_id] = _State(request, output, samples)
+        return output
+
+    def started(self, request_ids: list[str]) -> None:
+        """Note when requests were first scheduled; later times, after preemption, change nothing."""
+        now = self._clock()
+        for request_id in request_ids:
+            state = self._states.get(request_id)
+            if state and not state.output.timings.scheduled:
+                state.output.timings.scheduled = now
+
+    def take(self, events: list[SeqEvent]) -> list[TextDelta]:
+        """Apply one step's events; what changed, sample by sample. Finished requests are forgotten."""
+        now = self._clock()
+        deltas = []
+        for event in events:
+            state = self._states.get(event.request_id)
+            if state is not None and not state.samples[event.sample_index].output.finish_reason:
+                deltas.append(self._apply(state, event, now))
+        return deltas
+
+    def _apply(self, state: _State, event: SeqEvent, now: float) -> TextDelta:
+        sample = state.samples[event.sample_index]
+        output, timings = sample.output, state.output.timings
+        state.output.usage.cached_tokens = event.cached_tokens
+        if event.prompt_logprobs:
+            state.prompt_logprobs += event.prompt_logprobs
+        if event.new_token_ids:
+            timings.first_token = timings.first_token or now
+            output.token_ids += event.new_token_ids
+            state.output.usage.completion_tokens += len(event.new_token_ids)
+        if output.logprobs is not None and event.logprobs:
+            output.logprobs += event.logprobs
+        reason, stop_reason = event.finish_reason, event.stop_token_id
+        matched = self._extend(sample, state.request, event)
+        if matched is not None:
+            self._stop(event.request_id, event.sample_index)
+            reason, stop_reason = FinishReason.STOP, None
+        if reason is not None:
+            output.finish_reason = reason
+            output.stop_reason = matched if matched is not None else stop_reason
+            self._close(state, now)
+        text, sample.new_text = sample.new_text, ""
+        return TextDelta(event.request_id, event.sample_index, text, event.new_token_ids, reason)
+
+    def _extend(self, sample: _Sample, request: Request, event: SeqEvent) -> str | None:
+        """Add an event's text to its sample; the stop string that ends it, if one does."""
+        if sample.detokenizer is None:
+            return None
+        tokens = event.new_token_ids
+        if event.stop_token_id is not None and not request.params.include_stop_str_in_output:
+            tokens = tokens[:-1]  # the stop token is in token_ids, and not in the text
+        text = sample.detokenizer.push(tokens)
+        if event.finish_reason is not None:
+            text += sample.detokenizer.finish()
+        matched = None
+        # below min_tokens text passes by the matcher: a stop string may not end the sample yet
+        if sample.matcher is not None and len(sample.output.token_ids) > request.params.min_tokens:
+            text, matched = sample.matcher.push(text)
+            if matched is None and event.finish_reason is not None:
+                text += sample.matcher.finish()
+        sample.output.text += text
+        sample.new_text += text
+        return matched
+
+    def _close(self, state: _State, now: float) -> None:
+        """Finish the request when its last sample has ended."""
+        if any(sample.output.finish_reason is None for sample in state.samples):
+            return
+        output = state.output
+        output.finished = True
+        output.timings.finished = now
+        if state.request.params.prompt_logprobs is not None:
+            # the first prompt token has no logprob: nothing comes before it
+            output.prompt_logprobs = [None, *state.prompt_logprobs]
+        del self._states[output.request_id]

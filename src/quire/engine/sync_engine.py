@@ -1,0 +1,86 @@
+"""SyncEngine: the blocking engine behind the Python API and the command line."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from quire.engine.build import Built
+from quire.engine.output import OutputProcessor, TextDelta
+from quire.text.stop import StopStrings
+from quire.types import Request, RequestError, RequestOutput, SamplingParams
+
+
+class SyncEngine:
+    """Adds requests and steps until they are done. One thread calls it."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.core = built.core
+        self._output = OutputProcessor(built.model.tokenizer, self.core.finish, time.perf_counter)
+        self._ids = itertools.count()
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        prompt_text: str | None = None,
+    ) -> RequestOutput:
+        """Queue a prompt (text or token ids); returns the output that grows as `step` is called.
+
+        `prompt_text` is what to report for a prompt given as ids. Raises RequestError naming the field when
+        the request could never complete.
+        """
+        vocab = self.built.program.vocab
+        params.check_vocab(vocab)
+        if isinstance(prompt, str):
+            prompt_text, token_ids = prompt, self.encode(prompt)
+        else:
+            token_ids = list(prompt)
+        self._check_prompt(token_ids, vocab)
+        if params.stop and self.built.model.tokenizer is None:
+            raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
+        stops = StopStrings(params.stop) if params.stop else None
+        request = Request(
+            request_id=f"request-{next(self._ids)}",
+            prompt_token_ids=token_ids,
+            params=params,
+            arrival=time.perf_counter(),
+            priority=priority,
+            namespace=cache_salt,
+            eos_token_ids=self.built.model.facts.generation.eos_token_ids,
+        )
+        self.core.add(request)
+        return self._output.add(request, prompt_text, stops)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt with what the checkpoint adds around a text."""
+        tokenizer = self.built.model.tokenizer
+        if tokenizer is None:
+            raise RequestError("prompt", "this model folder has no tokenizer; give token ids")
+        return tokenizer.encode(text)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; its output is marked finished."""
+        self._output.take(self.core.abort(request_id))
+
+    def has_work(self) -> bool:
+        return self.core.has_work()
+
+    def step(self) -> list[TextDelta]:
+        """Run one step; what it added, sample by sample."""
+        events = self.core.step()
+        self._output.started(self.core.started)
+        return self._output.take(events)
+
+    @staticmethod
+    def _check_prompt(token_ids: list[int], vocab: int) -> None:
+        if not token_ids:
+            raise RequestError("prompt", "the prompt has no tokens")
+        for token in token_ids:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
+                raise RequestError("prompt_token_ids", f"{token!r} is not a token id below {vocab}")

@@ -1,0 +1,35 @@
+"""Progress bars on long work; silent when asked or when nobody watches."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+
+class ByteProgress:
+    """A bar over bytes for callbacks of the form (done, total). A context manager; shows nothing until called."""
+
+    def __init__(self, label: str, *, enabled: bool = True) -> None:
+        self._label = label
+        self._enabled = enabled and sys.stderr.isatty()
+        self._bar = None
+        self._done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._enabled:
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=self._label, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+        self._bar.update(done - self._done)
+        self._done = done
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
