@@ -271,5 +271,5 @@ def _cut_at_tag(text: str, tag: str) -> str:
 
 
 def _short(error: BaseException) -> str:
-    text = str(error)
+    text = str(getattr(error, "message", None) or error)  # jinja2's str() adds source lines
     return text if len(text) <= 500 else text[:500] + "…"

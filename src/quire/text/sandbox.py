@@ -32,6 +32,7 @@ from quire.text.meter import LimitExceededError, Meter
 _DROPPED_FILTERS = ("forceescape", "pprint", "random", "urlize", "wordwrap", "xmlattr")
 _REFUSED_METHODS = frozenset(("encode", "maketrans", "translate", "to_bytes", "from_bytes"))
 _MAX_TIME_FORMAT = 256
+_MACRO_UNITS = 10  # a macro call costs several microseconds
 
 # Names that no template can spell: the meter's own filters, put into the syntax tree.
 _EACH, _OPERAND, _CONCAT, _SIZED = "meter each", "meter operand", "meter concat", "meter sized"
@@ -110,7 +111,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         meter = self._meter
-        meter.spend()
+        meter.spend(_MACRO_UNITS if isinstance(obj, Macro) else 1)
         if isinstance(obj, LoopContext):  # a recursive loop descends: its items never pass a For node
             args = tuple(meter.each(arg) if isinstance(arg, Iterable) else arg for arg in args)
         owner = getattr(obj, "__self__", None)
@@ -228,6 +229,12 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
 class _MeterInserter(NodeTransformer):
     """Puts the meter's filters into a template's syntax tree where jinja2 offers no hook."""
+
+    def _refuse(self, node: nodes.Node) -> nodes.Node:
+        kind = type(node).__name__.lower()
+        raise jinja2.TemplateAssertionError(f"a chat template may not {kind} another one", node.lineno)
+
+    visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse  # noqa: N815
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
