@@ -1,8 +1,77 @@
-// Sampling kernels: passes over one row of logits.
+// Sampling kernels: passes over one row of logits, or over a list of candidates taken from one.
+//
+// A row is cut into blocks of kSampleBlock tokens. The first pass keeps every block's maximum, and later passes
+// skip the blocks that cannot matter. Every operation is one correctly rounded IEEE operation (no fused multiply-add) in
+// a fixed order, so that all instruction sets give the same bits for the same logits.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
 
 namespace quire {
 
-struct SamplingKernels {};
+constexpr int kSampleBlock = 512;
+// e^s is exactly 0 below this s.
+constexpr float kLowestExponent = -87.0f;
+constexpr int kPivots = 4;
+
+constexpr int sample_blocks(int n) { return (n + kSampleBlock - 1) / kSampleBlock; }
+
+struct RowMax {
+  float max;    // -inf when every value is -inf; meaningless when not finite
+  bool finite;  // no NaN and no +inf (-inf is allowed); true when not asked for
+};
+
+struct ExpTask {
+  const float* x;          // [n]
+  int n;
+  float max;               // at least every x, finite
+  float inv_temperature;
+  const float* block_max;  // or null
+  float* e;                // [n] e^((x - max) / temperature), or null
+  float* block_sum;        // [sample_blocks(n)] or null
+};
+
+struct MeasureTask {
+  const float* x;          // [n]
+  const float* e;          // [n] weights, or null to count
+  int n;
+  const float* block_max;  // or null
+  float pivots[kPivots];
+};
+
+struct CollectTask {
+  const float* x;          // [n]
+  const int32_t* ids;      // [n] rising, or null: the index is the id
+  int n;
+  const float* block_max;  // or null
+  float least, upper;      // takes least <= x < upper; least is above -inf
+  int32_t tie_id;          // of the values equal to least, only ids up to this one
+  int capacity;
+  float* values;           // [capacity]; may be x itself
+  int32_t* out_ids;        // [capacity]; may be ids itself
+};
+
+struct RankTask {
+  const float* x;          // [n]
+  int n;
+  const float* block_max;  // or null
+  float value;
+  int32_t id;
+};
+
+struct SamplingKernels {
+  // Maxima of the row and of its blocks; optionally looks for NaN and +inf.
+  RowMax (*row_max)(const float* x, int n, bool check, float* block_max);
+  // y = x where the token's bit is set (bit i%32 of word i/32), else -inf. y may be x.
+  void (*mask_row)(const float* x, const uint32_t* bits, int n, float* y);
+  void (*exp_row)(const ExpTask&);
+  // out[j] = number of x >= pivots[j], or the sum of their weights.
+  void (*measure)(const MeasureTask&, double* out);
+  // Copies matching values and ids in rising id order. Returns how many, or capacity + 1 when there are more.
+  int (*collect)(const CollectTask&);
+  // How many tokens come before (value, id): greater values, and equal ones with a lower id.
+  int64_t (*count_before)(const RankTask&);
+};
 
 }  // namespace quire

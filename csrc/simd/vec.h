@@ -81,6 +81,14 @@ QUIRE_INLINE V16 load_n(const float* p, int n) {
 // Bit i set where a[i] > b[i] (false for NaN).
 QUIRE_INLINE uint32_t mask_gt(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 QUIRE_INLINE uint32_t mask_ge(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+// Lane i of e where a[i] >= b[i], else 0.
+QUIRE_INLINE V16 keep_ge(V16 e, V16 a, V16 b) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), e.v)};
+}
+// Lane i of a where bit i is set, else of b.
+QUIRE_INLINE V16 select_bits(uint32_t bits, V16 a, V16 b) {
+  return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), b.v, a.v)};
+}
 // Bit i set where a[i] is NaN or infinite.
 QUIRE_INLINE uint32_t mask_not_finite(V16 a) { return _mm512_fpclass_ps_mask(a.v, 0x99); }
 // Nearest integer (ties to even) and 2^n for integral n in [-126, 127].
@@ -161,6 +169,17 @@ QUIRE_INLINE uint32_t mask_gt(V16 x, V16 y) {
 QUIRE_INLINE uint32_t mask_ge(V16 x, V16 y) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ))) |
          static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))) << 8;
+}
+QUIRE_INLINE V16 keep_ge(V16 e, V16 x, V16 y) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), e.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ), e.b)};
+}
+QUIRE_INLINE V16 select_bits(uint32_t bits, V16 x, V16 y) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i m0 = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lane);
+  const __m256i m1 = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits >> 8)), lane);
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(m0, lane))),
+          _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(_mm256_cmpeq_epi32(m1, lane)))};
 }
 QUIRE_INLINE uint32_t mask_not_finite(V16 x) {
   const __m256 sign = _mm256_set1_ps(-0.0f), inf = _mm256_set1_ps(INFINITY);
@@ -259,6 +278,11 @@ QUIRE_INLINE uint32_t mask_of(I16v m) {
 }
 QUIRE_INLINE uint32_t mask_gt(V16 a, V16 b) { return mask_of(a.v > b.v); }
 QUIRE_INLINE uint32_t mask_ge(V16 a, V16 b) { return mask_of(a.v >= b.v); }
+QUIRE_INLINE V16 keep_ge(V16 e, V16 a, V16 b) { return {a.v >= b.v ? e.v : F16v{}}; }
+QUIRE_INLINE V16 select_bits(uint32_t bits, V16 a, V16 b) {
+  const U16v one = (U16v{} + bits) >> (U16v)lanes() & 1u;
+  return {(I16v)one != 0 ? a.v : b.v};
+}
 QUIRE_INLINE uint32_t mask_not_finite(V16 a) {
   const U16v u = (U16v)a.v & 0x7f800000u;
   return mask_of((I16v)(u == 0x7f800000u));

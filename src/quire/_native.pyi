@@ -1,6 +1,10 @@
 """Types of the compiled module; see csrc/bind_executor.cpp and csrc/bind_sampler.cpp."""
 
 import enum
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
 
 class DType(enum.Enum):
     f32 = 0
@@ -59,3 +63,52 @@ class Executor:
     def buffer(self, index: int) -> int: ...
     def measure_bandwidth(self, bytes: int) -> float: ...
     def measure_flops(self, bf16: bool, iterations: int) -> float: ...
+
+class SlotParams:
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    min_tokens: int
+    logprobs: int
+    seed: int
+    sample_index: int
+    prompt_len: int
+    restricted: bool
+    allowed: list[int]
+    banned: list[int]
+    stop_ids: list[int]
+    bias_ids: list[int]
+    bias_values: list[float]
+    @property
+    def penalized(self) -> bool: ...
+
+class Sampler:
+    @overload
+    def __init__(self, vocab: int, max_slots: int, isa: str, threads: int) -> None: ...
+    @overload
+    def __init__(self, vocab: int, max_slots: int, executor: Executor) -> None: ...
+    def add(self, slot: int, params: SlotParams, tokens: npt.NDArray[np.int32]) -> None: ...
+    def drop(self, slot: int) -> None: ...
+    def sample(
+        self,
+        logits: npt.NDArray[np.float32],
+        slots: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        bitmask: npt.NDArray[np.int32] | None,
+    ) -> int: ...
+    def logprobs(self, row: int) -> tuple[float, int, list[int], list[float]]: ...
+    def score(
+        self, logits: npt.NDArray[np.float32], target_token_ids: npt.NDArray[np.int32], count: int
+    ) -> list[tuple[float, int, list[int], list[float]]] | None: ...
+    def tokens(self) -> npt.NDArray[np.int32]: ...
+    def status(self) -> npt.NDArray[np.int32]: ...
+    def memory(self) -> int: ...
+    @staticmethod
+    def bound(vocab: int, max_slots: int, threads: int, max_len: int, named: int) -> int: ...
+
+def philox4x32(counter: list[int], key0: int, key1: int) -> list[int]: ...
+def uniform(seed: int, sample_index: int, position: int) -> float: ...

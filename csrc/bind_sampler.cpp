@@ -1,0 +1,155 @@
+// Python bindings of the sampler.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "executor.h"
+#include "isa.h"
+#include "philox.h"
+#include "sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using quire::Executor;
+using quire::Logprobs;
+using quire::SlotParams;
+
+namespace {
+
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bits = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using View = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
+
+void require(bool ok, const char* message) {
+  if (!ok) throw std::invalid_argument(message);
+}
+
+int thread_count(int threads) {
+  if (threads < 1 || threads > 1024) throw std::invalid_argument("threads: " + std::to_string(threads) + " is not in [1, 1024]");
+  return threads;
+}
+
+// A sampler with threads of its own, or with those of an executor.
+class BoundSampler {
+ public:
+  BoundSampler(int vocab, int max_slots, const std::string& isa, int threads)
+      : own_(thread_count(threads) > 1 ? std::make_unique<quire::ThreadPool>(threads) : nullptr),
+        sampler_(vocab, max_slots, quire::kernels_for(isa), own_.get()) {}
+  BoundSampler(int vocab, int max_slots, Executor& e) : sampler_(vocab, max_slots, e.kernels(), &e.pool()) {}
+
+  quire::Sampler& sampler() { return sampler_; }
+
+  int sample(Logits logits, Ids slots, Ids positions, nb::object bitmask) {
+    require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
+    require(slots.shape(0) == logits.shape(0), "slots: as many slots as rows of logits are needed");
+    require(positions.shape(0) == logits.shape(0), "positions: as many positions as rows of logits are needed");
+    quire::SampleTask task{logits.data(), slots.data(), positions.data(), nullptr, static_cast<int>(logits.shape(0))};
+    Bits bits;
+    if (!bitmask.is_none()) {
+      bits = nb::cast<Bits>(bitmask);
+      require(bits.shape(0) == logits.shape(0) && bits.shape(1) == (logits.shape(1) + 31) / 32,
+              "bitmask: one row of ceil(vocab / 32) words for every row of logits is needed");
+      task.bitmask = reinterpret_cast<const uint32_t*>(bits.data());
+    }
+    nb::gil_scoped_release release;
+    return sampler_.sample(task);
+  }
+
+  // (logprob and rank of the token, ids and logprobs of the most likely ones)
+  static nb::tuple to_tuple(const Logprobs& p) {
+    nb::list ids, values;
+    for (int i = 0; i < p.count; ++i) {
+      ids.append(p.ids[i]);
+      values.append(p.values[i]);
+    }
+    return nb::make_tuple(p.chosen, p.rank, ids, values);
+  }
+
+  nb::object logprobs(int row) const {
+    require(row >= 0 && row < sampler_.max_slots(), "row: out of range");
+    return to_tuple(sampler_.logprobs()[row]);
+  }
+
+  nb::object score(Logits logits, Ids targets, int count) {
+    require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
+    require(targets.shape(0) == logits.shape(0), "target_token_ids: as many as rows of logits are needed");
+    std::vector<Logprobs> out(targets.shape(0));
+    bool finite;
+    {
+      nb::gil_scoped_release release;
+      finite = sampler_.score(logits.data(), targets.data(), static_cast<int>(out.size()), count, out.data());
+    }
+    if (!finite) return nb::none();
+    nb::list rows;
+    for (const Logprobs& p : out) rows.append(to_tuple(p));
+    return rows;
+  }
+
+ private:
+  std::unique_ptr<quire::ThreadPool> own_;
+  quire::Sampler sampler_;
+};
+
+View view_of(nb::handle self, const std::vector<int32_t>& values) {
+  return View(values.data(), {values.size()}, self);
+}
+
+void bind_slot_params(nb::module_& m) {
+  nb::class_<SlotParams>(m, "SlotParams")
+      .def(nb::init<>())
+      .def_rw("temperature", &SlotParams::temperature)
+      .def_rw("top_k", &SlotParams::top_k)
+      .def_rw("top_p", &SlotParams::top_p)
+      .def_rw("min_p", &SlotParams::min_p)
+      .def_rw("repetition_penalty", &SlotParams::repetition_penalty)
+      .def_rw("frequency_penalty", &SlotParams::frequency_penalty)
+      .def_rw("presence_penalty", &SlotParams::presence_penalty)
+      .def_rw("min_tokens", &SlotParams::min_tokens)
+      .def_rw("logprobs", &SlotParams::logprobs)
+      .def_rw("seed", &SlotParams::seed)
+      .def_rw("sample_index", &SlotParams::sample_index)
+      .def_rw("prompt_len", &SlotParams::prompt_len)
+      .def_rw("restricted", &SlotParams::restricted)
+      .def_rw("allowed", &SlotParams::allowed)
+      .def_rw("banned", &SlotParams::banned)
+      .def_rw("stop_ids", &SlotParams::stop_ids)
+      .def_rw("bias_ids", &SlotParams::bias_ids)
+      .def_rw("bias_values", &SlotParams::bias_values)
+      .def_prop_ro("penalized", &SlotParams::penalized);
+}
+
+}  // namespace
+
+void bind_sampler(nb::module_& m) {
+  bind_slot_params(m);
+  nb::class_<BoundSampler>(m, "Sampler")
+      .def(nb::init<int, int, const std::string&, int>(), "vocab"_a, "max_slots"_a, "isa"_a, "threads"_a)
+      .def(nb::init<int, int, Executor&>(), nb::keep_alive<1, 4>(), "vocab"_a, "max_slots"_a, "executor"_a)
+      .def("add", [](BoundSampler& s, int slot, const SlotParams& params, Ids tokens) {
+        s.sampler().add(slot, params, tokens.data(), tokens.shape(0));
+      }, "slot"_a, "params"_a, "tokens"_a)
+      .def("drop", [](BoundSampler& s, int slot) { s.sampler().drop(slot); }, "slot"_a)
+      .def("sample", &BoundSampler::sample, "logits"_a, "slots"_a, "positions"_a, "bitmask"_a.none())
+      .def("logprobs", &BoundSampler::logprobs, "row"_a)
+      .def("score", &BoundSampler::score, "logits"_a, "target_token_ids"_a, "count"_a)
+      .def("tokens", [](nb::handle self) {
+        return view_of(self, nb::cast<BoundSampler&>(self).sampler().tokens());
+      }, "The last step's tokens, -1 where a row failed: a view of [max_slots], rewritten by the next sample().")
+      .def("status", [](nb::handle self) {
+        return view_of(self, nb::cast<BoundSampler&>(self).sampler().status());
+      }, "The last step's outcome: 0 sampled, 1 NaN or inf in the logits, 2 no token left. A view like tokens().")
+      .def("memory", [](BoundSampler& s) { return s.sampler().memory(); })
+      .def_static("bound", &quire::Sampler::bound, "vocab"_a, "max_slots"_a, "threads"_a, "max_len"_a, "named"_a);
+  m.def("philox4x32", &quire::philox4x32, "counter"_a, "key0"_a, "key1"_a, "Philox4x32-10 of a counter and a key.");
+  m.def("uniform", [](uint64_t seed, uint32_t sample, uint64_t position) {
+    return quire::uniform(seed, sample, position, quire::Draw::token);
+  }, "seed"_a, "sample_index"_a, "position"_a, "The number in [0, 1) that draws the token at a position.");
+}

@@ -1,0 +1,107 @@
+// Choosing from one row of logits: truncation, the draw, the most likely tokens, ranks.
+//
+// Tokens are ordered by falling logit, the lower id first among equals. Every truncation keeps a beginning of that order,
+// described by a Cut, and is found by narrowing a bracket of logits until few enough candidates are left to sort: the
+// row itself is never sorted. Nothing here depends on the thread or on other rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/sampling.h"
+
+namespace quire {
+
+// Values and, for a list, their token ids in rising order.
+struct View {
+  const float* x;
+  const int32_t* ids;      // null: a whole row, the index is the id
+  int n;
+  const float* block_max;  // of a row; null for a list
+};
+
+// Keeps x > least, and of x == least the ids up to tie_id.
+struct Cut {
+  float least;
+  int32_t tie_id = std::numeric_limits<int32_t>::max();
+};
+
+struct Truncation {
+  double temperature = 1.0;  // above 0
+  int top_k = 0;             // below 1 is off
+  double top_p = 1.0;        // 1 is off
+  double min_p = 0.0;        // 0 is off
+};
+
+// A thread's buffers for rows of one vocabulary size. Not to be shared between threads.
+class RowSampler {
+ public:
+  RowSampler(const SamplingKernels& kernels, int vocab);
+
+  // Maxima of a row. `scan` looks for NaN and +inf; `rescan` is for a row already checked. The View that a scan
+  // returns is valid until the next call of the same function.
+  View scan(const float* x, RowMax* top);
+  View rescan(const float* x, RowMax* top);
+
+  // Where a changed copy of a row is made, [vocab].
+  float* edited() { return edited_.data(); }
+
+  // The first token whose logit is `max`.
+  int32_t argmax(const View& row, float max) const;
+
+  // A token of the truncated distribution by inversion in id order, u in [0, 1).
+  int32_t draw(const View& row, float max, const Truncation& truncation, double u);
+
+  // ln of the sum of e^x.
+  double log_sum_exp(const View& row, float max);
+
+  // The `count` most likely tokens in order; fewer when fewer are above -inf. Returns how many.
+  int top(const View& row, int count, int32_t* ids, float* values);
+
+  // 1 for the most likely token.
+  int rank(const View& row, int32_t token) const;
+
+  size_t bytes() const;
+  static size_t bound(int vocab);
+
+ private:
+  // What a cut is measured by: the number of values, or the sum of their weights e^((x - max) / temperature).
+  struct Weights {
+    const float* e = nullptr;  // null counts
+    float max = 0, inv_temperature = 0;
+  };
+  // The cut is at a value in [least, upper): below >= target > above.
+  struct Bracket {
+    float least, upper;
+    double above;   // measure(x >= upper)
+    double below;   // measure(x >= least), negative when not known yet
+    double target;
+  };
+  enum class Found { cut, too_many, too_few };
+
+  Cut find_cut(const View& v, const Weights& w, Bracket b, float guess);
+  Found cut_inside(const View& v, const Weights& w, const Bracket& b, float least, double* measured, Cut* cut);
+  Cut cut_ties(const View& v, const Weights& w, const Bracket& b) const;
+  int choose_pivots(const View& v, const Weights& w, const Bracket& b, int pass, float* pivots);
+  void narrow(const View& v, const Weights& w, const float* pivots, Bracket* b) const;
+  double measure_from(const View& v, const Weights& w, float least) const;
+  float block_quantile(const View& v, int count);
+
+  bool cut_top_k(const View& v, int k, float floor, Cut* cut);
+  Cut cut_top_p(const View& v, float max, const Truncation& t, float inv_temperature);
+  View keep(const View& v, const Cut& cut);
+  int32_t pick(const View& v, float max, float inv_temperature, double u);
+
+  const SamplingKernels& k_;
+  int vocab_;
+  std::vector<float> edited_, weights_, values_;
+  std::vector<int32_t> ids_;
+  std::vector<float> raw_block_max_, block_max_, block_sum_, block_order_;
+  std::vector<float> small_x_, small_e_;
+  std::vector<int32_t> small_ids_;
+  std::vector<uint64_t> keys_;
+};
+
+}  // namespace quire

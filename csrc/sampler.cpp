@@ -1,0 +1,260 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "philox.h"
+
+namespace quire {
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+[[noreturn]] void refuse_row(int row, int slot, const std::string& what) {
+  refuse("row " + std::to_string(row) + ": slot " + std::to_string(slot) + " " + what);
+}
+
+size_t mask_words(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }
+
+void check_ids(const char* name, const int32_t* ids, size_t n, int vocab) {
+  for (size_t i = 0; i < n; ++i)
+    if (ids[i] < 0 || ids[i] >= vocab)
+      refuse(std::string(name) + ": token id " + std::to_string(ids[i]) + " is not in the vocabulary of " +
+             std::to_string(vocab));
+}
+
+void check_ids(const char* name, const std::vector<int32_t>& ids, int vocab) {
+  check_ids(name, ids.data(), ids.size(), vocab);
+}
+
+// Changed logits stay finite, so that differences from the maximum are never NaN. -inf (not allowed) stays.
+float clamp_logit(float x) { return x == -kInfinity ? x : std::clamp(x, -FLT_MAX, FLT_MAX); }
+
+template <class T>
+size_t capacity_bytes(const std::vector<T>& v) {
+  return v.capacity() * sizeof(T);
+}
+
+}  // namespace
+
+Sampler::Sampler(int vocab, int max_slots, const Kernels& kernels, ThreadPool* pool)
+    : kernels_(kernels), vocab_(vocab), pool_(pool) {
+  if (vocab < 1 || vocab > 1 << 24) refuse("vocab: " + std::to_string(vocab) + " is not in [1, 2^24]");
+  if (max_slots < 1 || max_slots > 1 << 20)
+    refuse("max_slots: " + std::to_string(max_slots) + " is not in [1, 2^20]");
+  for (int t = 0; t < (pool ? pool->threads() : 1); ++t)
+    row_samplers_.push_back(std::make_unique<RowSampler>(*kernels.sampling, vocab));
+  slots_.resize(max_slots);
+  seen_.resize(max_slots);
+  tokens_.resize(max_slots);
+  status_.resize(max_slots);
+  logprobs_.resize(max_slots);
+}
+
+// ---- slots --------------------------------------------------------------------------------------------------------
+
+void Sampler::add(int index, const SlotParams& params, const int32_t* tokens, size_t num_tokens) {
+  if (index < 0 || index >= max_slots()) refuse("slot: " + std::to_string(index) + " does not exist");
+  if (slots_[index]) refuse("slot: " + std::to_string(index) + " is taken");
+  if (params.logprobs > kMaxLogprobs) refuse("logprobs: more than " + std::to_string(kMaxLogprobs));
+  if (params.bias_ids.size() != params.bias_values.size()) refuse("logit_bias: as many ids as values are needed");
+  if (params.prompt_len < 0) refuse("prompt_len: " + std::to_string(params.prompt_len) + " is negative");
+  check_ids("allowed_token_ids", params.allowed, vocab_);
+  check_ids("banned_token_ids", params.banned, vocab_);
+  check_ids("stop_ids", params.stop_ids, vocab_);
+  check_ids("logit_bias", params.bias_ids, vocab_);
+  if (params.penalized()) check_ids("token_ids", tokens, num_tokens, vocab_);
+
+  auto slot = std::make_unique<Slot>();
+  slot->params = params;
+  const bool many_banned = params.banned.size() > mask_words(vocab_);
+  if (params.restricted || many_banned) {
+    slot->mask.assign(mask_words(vocab_), params.restricted ? 0u : ~0u);
+    for (int32_t id : params.allowed) slot->mask[id / 32] |= 1u << (id % 32);
+    for (int32_t id : params.banned) slot->mask[id / 32] &= ~(1u << (id % 32));
+    slot->params.banned = std::vector<int32_t>();
+  }
+  slot->params.allowed = std::vector<int32_t>();  // now in the mask
+  if (params.penalized())
+    for (size_t i = 0; i < num_tokens; ++i) {
+      if (static_cast<int>(i) < params.prompt_len)
+        slot->counts.see(tokens[i]);
+      else
+        slot->counts.add(tokens[i]);
+    }
+  slots_[index] = std::move(slot);
+}
+
+void Sampler::drop(int slot) {
+  if (slot < 0 || slot >= max_slots() || !slots_[slot]) refuse("slot: " + std::to_string(slot) + " is not in use");
+  slots_[slot].reset();
+}
+
+// ---- sampling -----------------------------------------------------------------------------------------------------
+
+void Sampler::check(const SampleTask& task) {
+  if (task.rows > max_slots()) refuse("rows: " + std::to_string(task.rows) + " rows are more than there are slots");
+  ++checks_;
+  for (int i = 0; i < task.rows; ++i) {
+    const int slot = task.slots[i];
+    if (slot < 0 || slot >= max_slots() || !slots_[slot]) refuse_row(i, slot, "is not in use");
+    if (seen_[slot] == checks_) refuse_row(i, slot, "has another row in this step");
+    seen_[slot] = checks_;
+    if (task.positions[i] < slots_[slot]->params.prompt_len)
+      refuse_row(i, slot, "cannot sample position " + std::to_string(task.positions[i]) + " inside the prompt");
+  }
+}
+
+// f(row, its thread's RowSampler) for every row.
+template <class F>
+void Sampler::for_rows(int rows, F f) {
+  if (!pool_ || rows < 2 || pool_->threads() == 1) {
+    for (int i = 0; i < rows; ++i) f(i, *row_samplers_[0]);
+    return;
+  }
+  std::atomic<int> next{0};
+  auto job = [&](int thread) {
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < rows;) f(i, *row_samplers_[thread]);
+  };
+  on_all(*pool_, job);
+}
+
+int Sampler::sample(const SampleTask& task) {
+  check(task);
+  for_rows(task.rows, [&](int row, RowSampler& rows) { sample_row(task, row, rows); });
+  return static_cast<int>(std::count_if(status_.begin(), status_.begin() + task.rows, [](int32_t s) { return s != 0; }));
+}
+
+void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
+  Slot& slot = *slots_[task.slots[row]];
+  const SlotParams& p = slot.params;
+  const float* raw = task.logits + static_cast<size_t>(row) * vocab_;
+  const uint32_t* bitmask = task.bitmask ? task.bitmask + static_cast<size_t>(row) * mask_words(vocab_) : nullptr;
+  auto finish = [&](RowStatus status, int32_t token) {
+    status_[row] = static_cast<int32_t>(status);
+    tokens_[row] = token;
+  };
+
+  RowMax raw_max;
+  const View raw_view = rows.scan(raw, &raw_max);
+  if (!raw_max.finite) return finish(RowStatus::not_finite, -1);
+  if (raw_max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
+
+  RowMax max = raw_max;
+  View view = raw_view;
+  const float* x = edit(slot, raw, bitmask, task.positions[row] - p.prompt_len, rows);
+  if (x != raw) view = rows.rescan(x, &max);
+  if (max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
+
+  int32_t token;
+  if (p.temperature == 0.0) {
+    token = rows.argmax(view, max.max);
+  } else {
+    const double u = uniform(p.seed, p.sample_index, static_cast<uint64_t>(task.positions[row]), Draw::token);
+    token = rows.draw(view, max.max, Truncation{p.temperature, p.top_k, p.top_p, p.min_p}, u);
+  }
+  if (p.logprobs >= 0) fill_logprobs(raw_view, raw_max.max, token, p.logprobs, rows, &logprobs_[row]);
+  if (p.penalized()) slot.counts.add(token);
+  finish(RowStatus::ok, token);
+}
+
+// The row with masks, bias and penalties applied: a copy, or the row itself when nothing changes it.
+const float* Sampler::edit(const Slot& slot, const float* x, const uint32_t* bitmask, int outputs,
+                           RowSampler& rows) const {
+  const SlotParams& p = slot.params;
+  const bool hold_stops = outputs < p.min_tokens && !p.stop_ids.empty();
+  if (!bitmask && slot.mask.empty() && p.banned.empty() && !hold_stops && p.bias_ids.empty() && !p.penalized())
+    return x;
+  float* y = rows.edited();
+  if (!slot.mask.empty()) {
+    kernels_.sampling->mask_row(x, slot.mask.data(), vocab_, y);
+    if (bitmask) kernels_.sampling->mask_row(y, bitmask, vocab_, y);
+  } else if (bitmask) {
+    kernels_.sampling->mask_row(x, bitmask, vocab_, y);
+  } else {
+    std::memcpy(y, x, static_cast<size_t>(vocab_) * sizeof(float));
+  }
+  for (int32_t id : p.banned) y[id] = -kInfinity;
+  if (hold_stops)
+    for (int32_t id : p.stop_ids) y[id] = -kInfinity;
+  for (size_t i = 0; i < p.bias_ids.size(); ++i)
+    y[p.bias_ids[i]] = clamp_logit(y[p.bias_ids[i]] + p.bias_values[i]);
+  if (p.penalized()) penalize(slot, y);
+  return y;
+}
+
+// Repetition penalty: Keskar et al., CTRL, 2019 (arXiv:1909.05858), over prompt and output. Frequency and presence:
+// OpenAI's API reference, over the output.
+void Sampler::penalize(const Slot& slot, float* x) const {
+  const float repetition = static_cast<float>(slot.params.repetition_penalty);
+  const float frequency = static_cast<float>(slot.params.frequency_penalty);
+  const float presence = static_cast<float>(slot.params.presence_penalty);
+  slot.counts.each([&](int32_t token, uint32_t outputs) {
+    float y = x[token];
+    y = y > 0 ? y / repetition : y * repetition;
+    if (outputs) y = y - frequency * static_cast<float>(outputs) - presence;
+    x[token] = clamp_logit(y);
+  });
+}
+
+// ---- log-probabilities ----------------------------------------------------------------------------------------------
+
+void Sampler::fill_logprobs(const View& row, float max, int32_t token, int count, RowSampler& rows,
+                            Logprobs* out) const {
+  const double log_sum = rows.log_sum_exp(row, max);
+  out->chosen = static_cast<float>(row.x[token] - log_sum);
+  out->rank = rows.rank(row, token);
+  out->count = rows.top(row, count, out->ids, out->values);
+  for (int i = 0; i < out->count; ++i) out->values[i] = static_cast<float>(out->values[i] - log_sum);
+}
+
+bool Sampler::score(const float* logits, const int32_t* targets, int num_rows, int count, Logprobs* out) {
+  check_ids("target_token_ids", targets, static_cast<size_t>(num_rows), vocab_);
+  if (count < 0 || count > kMaxLogprobs) refuse("top_n: " + std::to_string(count) + " is not in [0, 64]");
+  std::atomic<bool> finite{true};
+  for_rows(num_rows, [&](int i, RowSampler& rows) {
+    RowMax max;
+    const View row = rows.scan(logits + static_cast<size_t>(i) * vocab_, &max);
+    if (!max.finite || max.max == -kInfinity) {
+      finite.store(false, std::memory_order_relaxed);
+      return;
+    }
+    fill_logprobs(row, max.max, targets[i], count, rows, &out[i]);
+  });
+  return finite.load();
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------------------
+
+size_t Sampler::memory() const {
+  size_t bytes = sizeof(Sampler) + capacity_bytes(row_samplers_) + capacity_bytes(slots_) + capacity_bytes(seen_) +
+                 capacity_bytes(tokens_) + capacity_bytes(status_) + capacity_bytes(logprobs_);
+  for (const auto& rows : row_samplers_) bytes += rows->bytes();
+  for (const auto& slot : slots_) {
+    if (!slot) continue;
+    const SlotParams& p = slot->params;
+    bytes += sizeof(Slot) + capacity_bytes(slot->mask) + slot->counts.bytes() + capacity_bytes(p.allowed) +
+             capacity_bytes(p.banned) + capacity_bytes(p.stop_ids) + capacity_bytes(p.bias_ids) +
+             capacity_bytes(p.bias_values);
+  }
+  return bytes;
+}
+
+size_t Sampler::bound(int vocab, int max_slots, int threads, int max_len, int named) {
+  const size_t slot = sizeof(Slot) + mask_words(vocab) * 4 + static_cast<size_t>(named) * 8 +
+                      TokenCounts::bound(static_cast<size_t>(std::min(max_len, vocab)));
+  const size_t per_slot = slot + sizeof(slots_[0]) + sizeof(seen_[0]) + sizeof(tokens_[0]) + sizeof(status_[0]) +
+                          sizeof(logprobs_[0]);
+  return sizeof(Sampler) + static_cast<size_t>(max_slots) * per_slot +
+         static_cast<size_t>(std::max(threads, 1)) * (RowSampler::bound(vocab) + sizeof(row_samplers_[0]));
+}
+
+}  // namespace quire

@@ -1,0 +1,129 @@
+// The sampler of one worker: sampling state per sequence slot, and one call for all rows of a step.
+//
+// Order of operations on a row of raw logits:
+//   1. a row with NaN or +inf fails; log-probabilities are taken here
+//   2. allowed tokens, grammar mask, banned tokens, min_tokens, logit bias
+//   3. repetition penalty, frequency penalty, presence penalty
+//   4. temperature 0: argmax. Otherwise temperature, top-k, top-p, min-p and a draw
+//
+// A row's result depends on its logits, its slot's state, its position and nothing else.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "row_sampler.h"
+#include "token_counts.h"
+
+namespace quire {
+
+constexpr int kMaxLogprobs = 64;
+
+enum class RowStatus : int32_t { ok = 0, not_finite = 1, nothing_left = 2 };
+
+struct SlotParams {
+  double temperature = 1.0;
+  int top_k = 0;
+  double top_p = 1.0;
+  double min_p = 0.0;
+  double repetition_penalty = 1.0;
+  double frequency_penalty = 0.0;
+  double presence_penalty = 0.0;
+  int min_tokens = 0;
+  int logprobs = -1;  // -1 for none
+  uint64_t seed = 0;
+  uint32_t sample_index = 0;
+  int prompt_len = 0;
+  bool restricted = false;  // only `allowed` may be sampled
+  std::vector<int32_t> allowed, banned, stop_ids, bias_ids;
+  std::vector<float> bias_values;
+
+  bool penalized() const {
+    return repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0;
+  }
+};
+
+// One step's rows. Row i belongs to slots[i], and its token will stand at positions[i] of the sequence.
+struct SampleTask {
+  const float* logits;       // [rows, vocab], not changed
+  const int32_t* slots;      // [rows], no slot twice
+  const int32_t* positions;  // [rows]
+  const uint32_t* bitmask;   // [rows, ceil(vocab/32)] of allowed tokens, or null
+  int rows;
+};
+
+// Log-probabilities under the raw logits: of one given token and of the most likely ones.
+struct Logprobs {
+  float chosen;
+  int32_t rank;
+  int32_t count;  // entries of ids and values, in order of rank from 1
+  int32_t ids[kMaxLogprobs];
+  float values[kMaxLogprobs];
+};
+
+// Not thread-safe: one call at a time.
+class Sampler {
+ public:
+  // `pool` null samples on the calling thread; otherwise rows are spread over the pool, which must outlive this.
+  // Throws std::invalid_argument.
+  Sampler(int vocab, int max_slots, const Kernels& kernels, ThreadPool* pool);
+
+  // Takes a slot for a sequence. `tokens` are its prompt and its outputs so far, looked at only by penalties.
+  // Throws std::invalid_argument when the slot is taken or a token id is outside the vocabulary.
+  void add(int slot, const SlotParams& params, const int32_t* tokens, size_t num_tokens);
+  // Throws std::invalid_argument when the slot is free.
+  void drop(int slot);
+
+  // Samples every row into tokens() (-1 for a failed row), status() and, for slots that asked, logprobs(). Sampled
+  // tokens count as output in later penalties. Returns the number of failed rows.
+  // Throws std::invalid_argument, and changes nothing, for a bad slot or position.
+  int sample(const SampleTask& task);
+
+  // Log-probabilities of targets[i] under logits row i, with the `count` most likely tokens. Returns false when a
+  // row holds NaN or +inf, or no finite value. Throws std::invalid_argument for a bad target or count.
+  bool score(const float* logits, const int32_t* targets, int rows, int count, Logprobs* out);
+
+  int vocab() const { return vocab_; }
+  int max_slots() const { return static_cast<int>(slots_.size()); }
+  bool wants_logprobs(int slot) const { return slots_[slot] && slots_[slot]->params.logprobs >= 0; }
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  const std::vector<int32_t>& status() const { return status_; }
+  const std::vector<Logprobs>& logprobs() const { return logprobs_; }
+
+  // Bytes held now, and the most that can ever be held by sequences of up to max_len tokens whose requests name up to
+  // `named` tokens (in logit_bias, banned ids and stop ids together).
+  size_t memory() const;
+  static size_t bound(int vocab, int max_slots, int threads, int max_len, int named);
+
+ private:
+  struct Slot {
+    SlotParams params;           // `allowed` and `banned` are empty once they are in the mask
+    std::vector<uint32_t> mask;  // bit set: may be sampled; empty when all may
+    TokenCounts counts;          // only when penalized
+  };
+
+  void check(const SampleTask& task);
+  void sample_row(const SampleTask& task, int row, RowSampler& rows);
+  const float* edit(const Slot& slot, const float* x, const uint32_t* bitmask, int outputs, RowSampler& rows) const;
+  void penalize(const Slot& slot, float* x) const;
+  void fill_logprobs(const View& row, float max, int32_t token, int count, RowSampler& rows, Logprobs* out) const;
+  template <class F>
+  void for_rows(int rows, F f);
+
+  const Kernels& kernels_;
+  const int vocab_;
+  ThreadPool* const pool_;
+  std::vector<std::unique_ptr<RowSampler>> row_samplers_;  // one a thread
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<uint64_t> seen_;  // per slot: the last check() that met it
+  uint64_t checks_ = 0;
+  std::vector<int32_t> tokens_, status_;
+  std::vector<Logprobs> logprobs_;
+};
+
+}  // namespace quire

@@ -1,0 +1,177 @@
+"""Logits to tokens: sampling state per sequence slot, over the native sampler.
+
+Order of operations on a row of raw logits:
+
+1. A row that holds NaN or +inf fails. Log-probabilities and ranks are taken here, before any change.
+2. allowed_token_ids, the grammar bitmask, banned_token_ids, min_tokens (stop ids cannot be sampled yet),
+   logit_bias.
+3. repetition_penalty over prompt and output (a positive logit is divided, another multiplied: Keskar et al.,
+   CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI API reference).
+4. temperature 0 takes the greatest logit. Otherwise logits are divided by the temperature; top_k keeps the k
+   greatest; top_p the fewest of those that reach p of their probability; min_p those at least min_p times as
+   likely as the likeliest; and one token is drawn. Equal logits rank by id, the lower first, so each of these
+   sets is unique.
+
+The draw inverts the cumulative distribution in id order at a uniform from Philox4x32-10 keyed by the request's
+seed, with the sample index and the token's position as counter. A token thus depends on its logits, its
+sequence's own state and its position: not on other rows, the row's number, threads or the instruction set.
+
+See docs/sampling.md for where transformers and vLLM order things differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire import _native
+from quire.types import NewSeq, PositionLogprobs, SamplingParams, TokenLogprob
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+_FAILURES = {1: "the logits hold NaN or infinity", 2: "no token is left to sample"}
+_NO_TOKENS: I32 = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What one call sampled, row for row.
+
+    token_ids: int32 [rows], -1 where the row failed. failed: row -> why. logprobs: per row the chosen token and
+    then the most likely ones, None where the slot did not ask or the row failed.
+    """
+
+    token_ids: I32
+    failed: dict[int, str]
+    logprobs: list[PositionLogprobs | None]
+
+
+class Sampler:
+    """Sampling for `max_slots` sequences over a vocabulary of `vocab` tokens. One call at a time.
+
+    `isa` picks an instruction set, "" the best. Rows are spread over `threads`, or, when a native `executor` is
+    given, over its threads. Raises ValueError for sizes out of range.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        max_slots: int,
+        isa: str = "",
+        threads: int = 1,
+        *,
+        executor: _native.Executor | None = None,
+    ) -> None:
+        if executor is None:
+            self._native = _native.Sampler(vocab, max_slots, isa, threads)
+        else:
+            self._native = _native.Sampler(vocab, max_slots, executor)
+        self._tokens = self._native.tokens()
+        self._status = self._native.status()
+        self._top_n = [0] * max_slots  # prompt_logprobs of each slot
+        self._asked: set[int] = set()  # slots that want logprobs
+
+    def add(self, slot: int, new: NewSeq) -> None:
+        """Take a slot for a sequence, new or resumed: penalties see all of new.token_ids.
+
+        Raises ValueError when the slot is taken or a token id is not in the vocabulary.
+        """
+        params = _slot_params(new)
+        tokens = np.array(new.token_ids, np.int32) if params.penalized else _NO_TOKENS
+        self._native.add(slot, params, tokens)
+        self._top_n[slot] = new.params.prompt_logprobs or 0
+        if new.params.logprobs is not None:
+            self._asked.add(slot)
+
+    def drop(self, slot: int) -> None:
+        """Free a slot. Raises ValueError when it is not in use."""
+        self._native.drop(slot)
+        self._asked.discard(slot)
+
+    def top_n(self, slot: int) -> int:
+        """How many likely tokens the slot's prompt_logprobs asks for."""
+        return self._top_n[slot]
+
+    def sample(self, logits: F32, slots: I32, positions: I32, bitmask: I32 | None = None) -> SampledRows:
+        """Sample one token for every row and count it as output of its slot.
+
+        logits: [rows, vocab], C-contiguous, left unchanged. slots: [rows], no slot twice. positions: [rows],
+        index in its sequence of the token to be sampled. bitmask: [rows, ceil(vocab / 32)], bit i % 32 of word
+        i // 32 set when token i is allowed. Raises ValueError, having changed nothing, when these disagree.
+        """
+        failures = self._native.sample(logits, slots, positions, bitmask)
+        rows = len(logits)
+        token_ids = self._tokens[:rows].copy()
+        failed: dict[int, str] = {}
+        if failures:
+            failed = {i: _FAILURES[code] for i, code in enumerate(self._status[:rows].tolist()) if code}
+        logprobs: list[PositionLogprobs | None] = [None] * rows
+        if self._asked:
+            for row, (slot, token) in enumerate(zip(slots.tolist(), token_ids.tolist(), strict=True)):
+                if slot in self._asked and row not in failed:
+                    logprobs[row] = _position(token, self._native.logprobs(row))
+        return SampledRows(token_ids, failed, logprobs)
+
+    def prompt_logprobs(
+        self, logits: F32, target_token_ids: I32, top_n: int
+    ) -> list[PositionLogprobs] | None:
+        """Log-probabilities of target_token_ids[i] under row i of the raw logits, and of the top_n likeliest.
+
+        None when a row holds NaN or +inf, or nothing but -inf: the sequence has failed. Raises ValueError for
+        a target outside the vocabulary or top_n outside [0, 64].
+        """
+        scored = self._native.score(logits, target_token_ids, top_n)
+        if scored is None:
+            return None
+        return [_position(t, entry) for t, entry in zip(target_token_ids.tolist(), scored, strict=True)]
+
+    def memory(self) -> int:
+        """Bytes held now."""
+        return self._native.memory()
+
+    @staticmethod
+    def memory_bound(vocab: int, max_slots: int, threads: int, max_len: int, named: int) -> int:
+        """The most bytes ever held for sequences of up to max_len tokens.
+
+        named: the most tokens that one request lists in logit_bias, banned_token_ids and stop ids together.
+        """
+        return _native.Sampler.bound(vocab, max_slots, threads, max_len, named)
+
+
+def _slot_params(new: NewSeq) -> _native.SlotParams:
+    asked: SamplingParams = new.params
+    params = _native.SlotParams()
+    params.temperature = asked.temperature
+    params.top_k = max(asked.top_k, 0)
+    params.top_p = asked.top_p
+    params.min_p = asked.min_p
+    params.repetition_penalty = asked.repetition_penalty
+    params.frequency_penalty = asked.frequency_penalty
+    params.presence_penalty = asked.presence_penalty
+    params.min_tokens = asked.min_tokens
+    params.logprobs = -1 if asked.logprobs is None else asked.logprobs
+    params.seed = new.seed % 2**64
+    params.sample_index = new.sample_index
+    params.prompt_len = new.prompt_len
+    if asked.allowed_token_ids is not None:
+        params.restricted = True
+        params.allowed = _unique(asked.allowed_token_ids)
+    params.banned = _unique(asked.banned_token_ids)
+    params.stop_ids = _unique(new.stop_ids)
+    params.bias_ids = list(asked.logit_bias)
+    params.bias_values = list(asked.logit_bias.values())
+    return params
+
+
+def _unique(ids: Sequence[int]) -> list[int]:
+    return sorted(set(ids))
+
+
+def _position(token: int, entry: tuple[float, int, list[int], list[float]]) -> PositionLogprobs:
+    logprob, rank, ids, values = entry
+    best = [TokenLogprob(i, value, n) for n, (i, value) in enumerate(zip(ids, values, strict=True), 1)]
+    return [TokenLogprob(token, logprob, rank), *best]
