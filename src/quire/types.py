@@ -169,7 +169,8 @@ class NewSeq:
 
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
-    `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back.
+    `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
+    records only.
     """
 
     seq_id: int
@@ -180,6 +181,7 @@ class NewSeq:
     seed: int
     blocks: tuple[list[int], ...]
     stop_ids: tuple[int, ...] = ()
+    request_id: str = ""
 
 
 @dataclass(slots=True)

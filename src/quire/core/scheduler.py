@@ -22,13 +22,13 @@ from quire.core.step import (
     StepPlan,
     check_result,
     final_event,
-    make_row,
     new_seq,
     take_prompt_logprobs,
 )
 from quire.types import (
     FinishReason,
     Request,
+    ScheduledSeq,
     SchedulerOutput,
     SeqEvent,
     StepOutput,
@@ -157,32 +157,32 @@ class Scheduler:
             raise ValueError(f"step {out.step} is not the one being run")
         check_result(out, seqs, result)
         self._in_flight = None
-        failed = frozenset(result.failed)
+        failed, rows, running = frozenset(result.failed), out.scheduled, Status.RUNNING
         events = []
         ended = False
-        for i, (seq, row, accepted) in enumerate(zip(seqs, out.scheduled, result.token_ids, strict=True)):
-            if seq.status is not Status.RUNNING:
+        for i, seq in enumerate(seqs):
+            if seq.status is not running:
                 continue
             if failed and i in failed:
                 events.append(self._fail(seq))
                 ended = True
                 continue
-            kept, reason, stop = seq.append(accepted) if accepted else (0, None, None)
+            row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None
+            reason = stop = None
+            if new:
+                kept, reason, stop = seq.append(new)
+                if kept < len(new):
+                    new, logprobs = new[:kept], logprobs[:kept] if logprobs is not None else None
             # Tokens past the known ones are in the cache only if the row ran them and they were accepted;
             # the newest token never is.
-            end = row.start + len(row.token_ids)
-            last = len(seq.tokens) - 1
-            seq.computed = end if end < last else last
-            if seq.computed >= seq.wake:
+            end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
+            seq.computed = end = end if end < last else last
+            if end >= seq.wake:
                 self._reach_wake(seq)
-            prompt_logprobs = None
             if row.prompt_logprobs:
                 prompt_logprobs = take_prompt_logprobs(seq, row, result.prompt_logprobs[i])
-            elif not kept:
+            elif not new:
                 continue
-            new, logprobs = accepted, result.logprobs[i]
-            if kept < len(accepted):
-                new, logprobs = accepted[:kept], logprobs[:kept] if logprobs is not None else None
             state = seq.state
             events.append(
                 SeqEvent(
@@ -193,7 +193,7 @@ class Scheduler:
                     prompt_logprobs,
                     reason,
                     stop,
-                    state.cached_tokens or 0,
+                    state.cached_tokens,
                 )
             )
             if reason is not None:
@@ -239,7 +239,9 @@ class Scheduler:
             context += end
             if end < known:
                 step.owed += self._blocks.catch_up(seq, end)
-            rows.append(make_row(seq, end, new_blocks))
+            wants = seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from
+            tokens = seq.tokens[start:end]
+            rows.append(ScheduledSeq(seq.seq_id, start, tokens, new_blocks, end == known, wants))
             seqs.append(seq)
         step.budget = budget
         step.context = context
@@ -322,7 +324,8 @@ class Scheduler:
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
         end = self._first_end(seq, hit, step.budget)
-        if state.cached_tokens is None:
+        if not state.started:
+            state.started = True
             state.cached_tokens = hit.length
             if self.config.enable_prefix_caching and not seq.prompt_logprobs_left:
                 blocks.cache.stats.queried_tokens += seq.prompt_len
@@ -335,9 +338,11 @@ class Scheduler:
         new_blocks = blocks.grow(seq, end)
         if end < len(seq.tokens):
             step.owed += blocks.catch_up(seq, end)
-        step.rows.append(make_row(seq, end, new_blocks))
+        start, sample = seq.computed, end == len(seq.tokens)
+        wants = seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from
+        step.rows.append(ScheduledSeq(seq.seq_id, start, seq.tokens[start:end], new_blocks, sample, wants))
         step.seqs.append(seq)
-        step.budget -= end - seq.computed
+        step.budget -= end - start
         step.context += end
 
     def _preempt_last(self, step: StepPlan) -> None:

@@ -49,7 +49,16 @@ class BlockTable:
 class RequestState:
     """What the samples of one request have in common."""
 
-    __slots__ = ("cached_tokens", "held_back", "live", "namespace", "request", "sequences", "share_limit")
+    __slots__ = (
+        "cached_tokens",
+        "held_back",
+        "live",
+        "namespace",
+        "request",
+        "sequences",
+        "share_limit",
+        "started",
+    )
 
     def __init__(self, request: Request, namespace: str | None, share_limit: int) -> None:
         self.request = request
@@ -58,7 +67,8 @@ class RequestState:
         self.sequences: list[Sequence] = []
         self.held_back: deque[Sequence] = deque()
         self.live = 0  # sequences not yet ended
-        self.cached_tokens: int | None = None  # prompt tokens found when first scheduled
+        self.cached_tokens = 0  # prompt tokens found in the cache when first scheduled
+        self.started = False
 
 
 class Sequence:
@@ -136,11 +146,12 @@ class Sequence:
 
         Returns how many were kept, why it ended (None: it goes on), and the stop token if one ended it.
         """
-        tokens = self.tokens
-        for kept, token in enumerate(accepted, 1):
+        tokens, before = self.tokens, len(self.tokens)
+        for token in accepted:
             tokens.append(token)
-            if token in self.stop_ids and len(tokens) > self.min_length:
-                return kept, FinishReason.STOP, token
-            if len(tokens) >= self.limit:
-                return kept, FinishReason.LENGTH, None
+            length = len(tokens)
+            if token in self.stop_ids and length > self.min_length:
+                return length - before, FinishReason.STOP, token
+            if length >= self.limit:
+                return length - before, FinishReason.LENGTH, None
         return len(accepted), None, None

@@ -45,13 +45,6 @@ class StepPlan:
         return StepCounts(tokens - single, single, self.context, self.preempted)
 
 
-def make_row(seq: Sequence, end: int, new_blocks: tuple[list[int], ...]) -> ScheduledSeq:
-    """The row that takes `seq` from `computed` to `end`."""
-    start, known = seq.computed, seq.tokens
-    wants = seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from
-    return ScheduledSeq(seq.seq_id, start, known[start:end], new_blocks, end == len(known), wants)
-
-
 def new_seq(seq: Sequence) -> NewSeq:
     """What the worker is told of a sequence that starts, or starts again. Shares no list with it."""
     return NewSeq(
@@ -63,12 +56,13 @@ def new_seq(seq: Sequence) -> NewSeq:
         seed=seq.seed,
         blocks=tuple(list(blocks) for blocks in seq.table.blocks),
         stop_ids=tuple(sorted(seq.stop_ids)),
+        request_id=seq.state.request.request_id,
     )
 
 
 def final_event(seq: Sequence, reason: FinishReason) -> SeqEvent:
     """The last event of a sequence that ends without new tokens."""
-    request_id, cached = seq.state.request.request_id, seq.state.cached_tokens or 0
+    request_id, cached = seq.state.request.request_id, seq.state.cached_tokens
     return SeqEvent(request_id, seq.sample_index, [], None, None, reason, cached_tokens=cached)
 
 

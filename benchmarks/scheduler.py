@@ -1,0 +1,132 @@
+"""What a step costs before and after the executor: schedule + update, without a model.
+
+    PYTHONPATH=src python benchmarks/scheduler.py [--steps 300] [--repeat 5]
+
+Decode in steady state (every sequence one token a step, blocks taken and published as they fill), admission
+with and without prefix hits, and the radix tree alone. Prints JSON, then the same as a table. Times are the
+best of `--repeat` runs, in microseconds; the garbage collector is left on, as in the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from array import array
+from collections.abc import Callable
+
+from quire.core.radix import RadixTree
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import CacheGroup, Request, SamplingParams, SchedulerOutput, StepOutput
+
+FULL = (CacheGroup((0,)),)
+HYBRID = (CacheGroup((0,)), *(CacheGroup((g,), 1024) for g in range(1, 6)))
+
+
+def result_of(out: SchedulerOutput) -> StepOutput:
+    rows = len(out.scheduled)
+    token_ids = [[7] if row.sample else [] for row in out.scheduled]
+    return StepOutput(token_ids, [None] * rows, [None] * rows)
+
+
+def make_scheduler(groups: tuple[CacheGroup, ...], *, caching: bool = True) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            num_blocks=400_000,
+            max_num_seqs=256,
+            max_num_batched_tokens=1 << 20,
+            max_model_len=1 << 17,
+            groups=groups,
+            enable_prefix_caching=caching,
+        )
+    )
+
+
+def request(index: int, prompt: list[int], max_tokens: int = 1 << 16) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, seed=index)
+    return Request(request_id=str(index), prompt_token_ids=prompt, params=params, arrival=float(index))
+
+
+def decode(rows: int, groups: tuple[CacheGroup, ...], steps: int) -> float:
+    """Mean seconds of schedule + update over `steps` steps of `rows` decoding sequences."""
+    scheduler = make_scheduler(groups)
+    for index in range(rows):
+        # Unlike lengths and tokens: block boundaries fall on different steps, as in life.
+        scheduler.add(request(index, [index, *range(500 + index % 16)]))
+    spent = 0.0
+    for step in range(steps + 5):
+        start = time.perf_counter()
+        out = scheduler.schedule()
+        middle = time.perf_counter()
+        result = result_of(out)
+        again = time.perf_counter()
+        scheduler.update(out, result)
+        if step >= 5:
+            spent += middle - start + time.perf_counter() - again
+    return spent / steps
+
+
+def admit(length: int, *, hit: bool) -> float:
+    """Seconds of the step that starts a prompt of `length` tokens, known to the cache or not."""
+    scheduler = make_scheduler(FULL)
+    prompt = list(range(length))
+    if hit:
+        scheduler.add(request(0, prompt, 1))
+        out = scheduler.schedule()
+        scheduler.update(out, result_of(out))
+    scheduler.add(request(1, prompt, 8))
+    start = time.perf_counter()
+    out = scheduler.schedule()
+    middle = time.perf_counter()
+    result = result_of(out)
+    again = time.perf_counter()
+    scheduler.update(out, result)
+    return middle - start + time.perf_counter() - again
+
+
+def match(length: int, prompts: int) -> float:
+    """Seconds to match a key of `length` tokens in a tree of `prompts` prompts of 1,024 tokens."""
+    tree: RadixTree[int] = RadixTree(64)
+    for index in range(prompts):
+        tree.insert(array("i", [index, *range(1023)]).tobytes(), list(range(64)))
+    key = array("i", range(length)).tobytes()
+    tree.insert(key, list(range(length // 16)))
+    start = time.perf_counter()
+    for _ in range(100):
+        tree.match(key)
+    return (time.perf_counter() - start) / 100
+
+
+def cases(steps: int) -> dict[str, Callable[[], float]]:
+    return {
+        "decode step, 32 running": lambda: decode(32, FULL, steps),
+        "decode step, 256 running": lambda: decode(256, FULL, steps),
+        "decode step, 32 running, 1 full + 5 sliding groups": lambda: decode(32, HYBRID, steps),
+        "decode step, 256 running, 1 full + 5 sliding groups": lambda: decode(256, HYBRID, steps),
+        "start a prompt of 2,048 tokens, new": lambda: admit(2048, hit=False),
+        "start a prompt of 2,048 tokens, all but 16 cached": lambda: admit(2048, hit=True),
+        "start a prompt of 65,536 tokens, all but 16 cached": lambda: admit(65536, hit=True),
+        "radix match of 1,024 tokens among 2,000 prompts": lambda: match(1024, 2000),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300, help="decode steps a run")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each case, the best counts")
+    asked = parser.parse_args()
+    times = {
+        name: round(min(case() for _ in range(asked.repeat)) * 1e6, 1)
+        for name, case in cases(asked.steps).items()
+    }
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    print(json.dumps({"python": python, "machine": platform.machine(), "microseconds": times}))
+    print()
+    for name, micro in times.items():
+        print(f"| {name} | {micro:,.1f} µs |")
+
+
+if __name__ == "__main__":
+    main()
