@@ -59,7 +59,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     read = facts(tmp_path, {**recommended, "max_new_tokens": 256, "transformers_version": "4.51.0"})
     expected = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "max_tokens": 256}
     assert read.generation.sampling == expected
-    SamplingParams(**read.generation.sampling)  # type: ignore[arg-type]
+    SamplingParams(**read.generation.sampling)
     assert facts(tmp_path, {"do_sample": False, "temperature": 0.7}).generation.sampling == {
         "temperature": 0.0
     }

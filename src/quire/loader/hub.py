@@ -22,6 +22,8 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
 
     Raises CheckpointError when neither works, with both reasons.
     """
+    if not str(model):
+        raise CheckpointError("no model was named")
     path = Path(model).expanduser()
     if path.is_dir():
         return path

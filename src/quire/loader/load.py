@@ -69,8 +69,11 @@ def load(
     *,
     rules: LoadRules | None = None,
     progress: Progress | None = None,
+    block_bytes: int = BLOCK_BYTES,
 ) -> LoadSummary:
     """Give every part of every param to the sink. `progress(done, total)` is told bytes after each block.
+
+    A block is about `block_bytes` of whole rows, and starts at a multiple of ROW_QUANTUM rows of its part.
 
     Raises CheckpointError, before anything is put, for missing tensors, tensors nobody asked for, wrong
     shapes and formats; and, naming the tensor, when a NaN or infinity is read.
@@ -81,7 +84,7 @@ def load(
     total = sum(item.info.nbytes for item in items)
     done = 0
     for item in items:
-        for start, stop in row_blocks(item.info):
+        for start, stop in row_blocks(item.info, block_bytes):
             done += _move(item, start, stop, source, sink)
             if progress is not None:
                 progress(done, total)
@@ -90,11 +93,11 @@ def load(
     return LoadSummary(total, len(names), dtypes, tuple(skipped))
 
 
-def row_blocks(info: TensorInfo) -> Iterable[tuple[int, int]]:
-    """Cut a tensor into row ranges of about BLOCK_BYTES, each starting at a multiple of ROW_QUANTUM."""
+def row_blocks(info: TensorInfo, block_bytes: int) -> Iterable[tuple[int, int]]:
+    """Cut a tensor into row ranges of about `block_bytes`, each starting at a multiple of ROW_QUANTUM."""
     rows = info.shape[0]
     row_bytes = max(info.nbytes // rows, 1)
-    step = max(BLOCK_BYTES // row_bytes // ROW_QUANTUM, 1) * ROW_QUANTUM
+    step = max(block_bytes // row_bytes // ROW_QUANTUM, 1) * ROW_QUANTUM
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
 
 
@@ -102,6 +105,8 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
     """Read, check and hand over one row block; returns its bytes."""
     name = item.info.name
     data = source.read(name, start, stop)
+    if not data.flags.aligned:  # the format allows any offset; kernels read whole numbers
+        data = data.copy()
     bad = first_nonfinite(data, item.info.dtype)
     if bad is not None:
         index = [int(i) for i in np.unravel_index(bad, data.shape)]
@@ -176,7 +181,7 @@ def _check_equal(name: str, twin: str, source: Source) -> None:
     a, b = source.info(name), source.info(twin)
     equal = (a.dtype, a.shape) == (b.dtype, b.shape)
     if equal:
-        for start, stop in row_blocks(a):
+        for start, stop in row_blocks(a, BLOCK_BYTES):
             one, other = (source.read(n, start, stop).reshape(-1).view(np.uint8) for n in (name, twin))
             equal = equal and np.array_equal(one, other)
             source.release(name)

@@ -83,7 +83,8 @@ def _entry(name: str, value: object, where: str) -> Entry:
     info = TensorInfo(name, dtype, tuple(shape))
     if end - begin != info.nbytes:
         raise CheckpointError(
-            f"{what}: {dtype} of shape {shape} needs {info.nbytes} bytes, data_offsets give {end - begin}"
+            f"{what}: {dtype} of shape {show(shape)} needs {show(info.nbytes)} bytes, "
+            f"data_offsets give {end - begin}"
         )
     return Entry(info, begin, end)
 

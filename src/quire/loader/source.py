@@ -69,6 +69,6 @@ class Sink(Protocol):
     def put(self, param: Param, row_offset: int, data: Array, dtype: str) -> None:
         """Take rows [row_offset, row_offset + len(data)) of a parameter: [rows, cols], or [rows] for vectors.
 
-        `dtype` is "F32", "F16" or "BF16" (as uint16). `data` is only valid during the call. Every row of
-        every parameter is put exactly once.
+        `dtype` is "F32", "F16" or "BF16" (as uint16). `data` is C-contiguous, aligned, perhaps read-only, and
+        only valid during the call. Every row of every parameter is put exactly once.
         """

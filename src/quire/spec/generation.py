@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quire.spec.config_reader import ConfigReader, show
 from quire.types import CheckpointError, RequestError, SamplingParams
@@ -41,7 +42,7 @@ class Generation:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     pad_token_id: int | None
-    sampling: Mapping[str, float | int]
+    sampling: Mapping[str, Any]  # numbers; Any, so that SamplingParams(**sampling) type-checks
 
 
 def read_generation(config: ConfigReader, generation: ConfigReader | None, vocab: int) -> Generation:
@@ -84,8 +85,8 @@ def _token_id(reader: ConfigReader, key: str, vocab: int) -> int | None:
     return token
 
 
-def _sampling(generation: ConfigReader) -> dict[str, float | int]:
-    out: dict[str, float | int] = {}
+def _sampling(generation: ConfigReader) -> dict[str, Any]:
+    out: dict[str, Any] = {}
     for key in ("temperature", "top_p", "min_p", "repetition_penalty"):
         number = generation.number(key, None, low=0.0, high=1e4)
         if number is not None:
@@ -97,7 +98,7 @@ def _sampling(generation: ConfigReader) -> dict[str, float | int]:
     if generation.has("do_sample") and not generation.boolean("do_sample", True):
         out["temperature"] = 0.0
     try:
-        SamplingParams(**out)  # type: ignore[arg-type]
+        SamplingParams(**out)
     except RequestError as error:
         raise CheckpointError(f"{generation.where}: {error}") from None
     for key, off in _NOT_APPLIED.items():

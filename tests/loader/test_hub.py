@@ -1,0 +1,92 @@
+"""Resolving a model argument, without a network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from quire.loader import resolve_model
+from quire.loader.hub import ALLOWED, IGNORED
+from quire.types import CheckpointError
+
+
+def test_a_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("org/name") == Path("org/name")
+    assert resolve_model(tmp_path) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("~/org") == tmp_path / "org"
+
+
+@pytest.mark.parametrize(
+    "name", ["./absent", "/absent/x", "a/b/c", "../x", "org/na me", "-x/y", "org/..", "a//b"]
+)
+def test_what_cannot_be_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no such folder, and not a hub name"):
+        resolve_model(name)
+
+
+def test_no_name() -> None:
+    with pytest.raises(CheckpointError, match="no model was named"):
+        resolve_model("")
+
+
+def test_a_file_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"a file; give the folder"):
+        resolve_model(tmp_path / "model.safetensors")
+
+
+def test_hub_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_model("org/model-1.5", revision="main") == tmp_path
+    assert asked == {
+        "name": "org/model-1.5",
+        "revision": "main",
+        "allow_patterns": ALLOWED,
+        "ignore_patterns": IGNORED,
+    }
+
+
+def test_what_is_fetched() -> None:
+    files = [
+        "config.json", "generation_config.json", "model.safetensors", "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja",
+        "merges.txt", "pytorch_model.bin", "consolidated.safetensors", "original/params.json",
+        "onnx/model.safetensors", "modeling_x.py", "model.gguf", "README.md",
+    ]  # fmt: skip
+    kept = huggingface_hub.utils.filter_repo_objects(files, allow_patterns=ALLOWED, ignore_patterns=IGNORED)
+    assert list(kept) == files[:9]
+
+
+def test_offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot in the cache is found without a network; an absent one is a clear error."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--cached"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="org/absent: no such folder, and the hub did not give it: "):
+        resolve_model("org/absent")
+    assert resolve_model("org/cached") == snapshot
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match="huggingface_hub is not installed"):
+        resolve_model("org/name")
