@@ -10,6 +10,7 @@ anything is allocated or mapped. Tensors are views of a memory map and cost no m
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -143,10 +144,8 @@ class SafetensorsFile:
 
     def close(self) -> None:
         """Unmap the file, or leave that to the last array that still looks into it."""
-        try:
+        with contextlib.suppress(BufferError):  # an array still looks into it, and keeps it alive
             self._map.close()
-        except BufferError:
-            del self._map
 
     def _advise(self, advice: str, begin: int, end: int) -> None:
         """Tell the kernel about the pages that hold bytes [begin, end), where the platform can be told."""
