@@ -14,6 +14,8 @@ MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 4096
 MAX_SAMPLES = 128
+# Tokens that logit_bias, banned_token_ids and stop_token_ids may name together.
+MAX_NAMED_TOKENS = 4096
 
 # Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
 NO_BLOCK = -1
@@ -116,6 +118,12 @@ class SamplingParams:
             if not _is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
         _stop_strings(self.stop)
+        named = len(self.logit_bias) + len(self.banned_token_ids) + len(self.stop_token_ids)
+        if named > MAX_NAMED_TOKENS:
+            raise RequestError(
+                "logit_bias", f"{named} tokens in logit_bias, banned_token_ids and stop_token_ids are more than the "
+                f"limit of {MAX_NAMED_TOKENS}",
+            )  # fmt: skip
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise RequestError when a named token id does not exist in a vocabulary of `vocab_size`."""

@@ -16,7 +16,7 @@ from quire.executor.base import Limits, step_array_bytes
 from quire.executor.native import planned_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.ops import Program
-from quire.types import MemoryBudgetError
+from quire.types import MAX_NAMED_TOKENS, MemoryBudgetError
 from quire.util.sizes import format_size
 from quire.worker.sampler import Sampler
 
@@ -88,7 +88,9 @@ def _plan(
         "tables": planned["tables"],
         "activations": planned["activations"],
         "step": step_array_bytes(limits, len(program.cache_groups)),
-        "sampler": Sampler.planned_bytes(program.vocab, config.max_num_seqs, config.threads),
+        "sampler": Sampler.memory_bound(
+            program.vocab, config.max_num_seqs, config.threads, length, MAX_NAMED_TOKENS
+        ),
     }
     kv_bytes = kv_block_bytes(program, asked.block_size)
     block_bytes = kv_bytes + TOKEN_OVERHEAD * asked.block_size

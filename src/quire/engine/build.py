@@ -16,6 +16,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
 from quire.executor.base import Executor
+from quire.executor.native import NativeExecutor
 from quire.loader import Checkpoint, LoadRules, RandomWeights, load, resolve_model
 from quire.program.lower import NumberFormats, lower
 from quire.program.ops import DType, Program
@@ -66,14 +67,16 @@ def open_model(name: str | Path) -> Model:
     return Model(folder, facts, tokenizer)
 
 
-def decide(model: Model, asked: EngineConfig) -> tuple[ResolvedConfig, Program, MemoryPlan]:
-    """Everything that is known before weights are read: choices, program, memory by part."""
+def machine_facts() -> MachineFacts:
+    """What this machine has, and what this process holds, now."""
+    return MachineFacts(usable_cores(), resident_bytes(), available_memory(), env.isa())
+
+
+def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[ResolvedConfig, Program]:
+    """All choices and the program, before memory is planned or weights are read."""
     spec = model.facts.spec
-    resident = resident_bytes()
-    machine = MachineFacts(usable_cores(), resident, available_memory(), env.isa())
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
-    program = lower(spec, NumberFormats(_dtype(config.weights), _dtype(config.kv)))
-    return config, program, plan_memory(program, config, resident)
+    return config, lower(spec, NumberFormats(_dtype(config.weights), _dtype(config.kv)))
 
 
 def build(model: Model, asked: EngineConfig, progress: Progress | None = None) -> Built:
@@ -81,10 +84,12 @@ def build(model: Model, asked: EngineConfig, progress: Progress | None = None) -
 
     Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
     """
-    config, program, plan = decide(model, asked)
+    machine = machine_facts()
+    config, program = choose(model, asked, machine)
+    plan = plan_memory(program, config, machine.resident_memory)
     executor = _executor(program, config)
     _load(model, program, config, executor, progress)
-    sampler = Sampler(program.vocab, config.max_num_seqs, isa=config.isa, threads=config.threads)
+    sampler = _sampler(program, config, executor)
     worker = Worker(executor, sampler, plan.limits)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -105,14 +110,19 @@ def build(model: Model, asked: EngineConfig, progress: Progress | None = None) -
 
 def _executor(program: Program, config: ResolvedConfig) -> Executor:
     if config.asked.executor == "native":
-        from quire.executor.native import NativeExecutor
-
         return NativeExecutor(program, threads=config.threads, isa=config.isa)
     try:
         from quire.executor.torch import TorchExecutor
     except ImportError as error:
         raise CheckpointError("executor 'torch' needs torch: pip install 'quire[gpu]'") from error
     return TorchExecutor(program, device=config.asked.device)
+
+
+def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sampler:
+    rows = config.max_num_seqs
+    if isinstance(executor, NativeExecutor):
+        return Sampler(program.vocab, rows, executor=executor.core)
+    return Sampler(program.vocab, rows, config.isa, config.threads)
 
 
 def _load(

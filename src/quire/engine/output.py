@@ -86,13 +86,12 @@ class OutputProcessor:
         self._states[request.request_id] = _State(request, output, samples)
         return output
 
-    def started(self, request_ids: list[str]) -> None:
+    def started(self, request_ids: list[str], at: float) -> None:
         """Note when requests were first scheduled; later times, after preemption, change nothing."""
-        now = self._clock()
         for request_id in request_ids:
             state = self._states.get(request_id)
             if state and not state.output.timings.scheduled:
-                state.output.timings.scheduled = now
+                state.output.timings.scheduled = at
 
     def take(self, events: list[SeqEvent]) -> list[TextDelta]:
         """Apply one step's events; what changed, sample by sample. Finished requests are forgotten."""

@@ -74,7 +74,7 @@ class SyncEngine:
     def step(self) -> list[TextDelta]:
         """Run one step; what it added, sample by sample."""
         events = self.core.step()
-        self._output.started(self.core.started)
+        self._output.started(self.core.started, self.core.records[-1].start)
         return self._output.take(events)
 
     @staticmethod

@@ -70,6 +70,11 @@ class NativeExecutor:
         self._logits: F32 = np.zeros((0, program.vocab), np.float32)
 
     @property
+    def core(self) -> _native.Executor:
+        """The native object, for what shares its threads: the sampler."""
+        return self._core
+
+    @property
     def isa(self) -> str:
         return str(self._core.isa)
 
@@ -205,8 +210,8 @@ class NativeExecutor:
     def close(self) -> None:
         """Give everything back; the executor cannot be used again."""
         self._logits = np.zeros((0, self.program.vocab), np.float32)
-        self._core = None
         self._arrays = None
+        del self._core
 
 
 def _scratch_bytes(program: Program) -> int:

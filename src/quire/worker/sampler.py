@@ -6,15 +6,16 @@ Order of operations on a row of raw logits:
 2. allowed_token_ids, the grammar bitmask, banned_token_ids, min_tokens (stop ids cannot be sampled yet),
    logit_bias.
 3. repetition_penalty over prompt and output (a positive logit is divided, another multiplied: Keskar et al.,
-   CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI API reference).
+   CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI's API
+   reference).
 4. temperature 0 takes the greatest logit. Otherwise logits are divided by the temperature; top_k keeps the k
    greatest; top_p the fewest of those that reach p of their probability; min_p those at least min_p times as
    likely as the likeliest; and one token is drawn. Equal logits rank by id, the lower first, so each of these
    sets is unique.
 
-The draw inverts the cumulative distribution in id order at a uniform from Philox4x32-10 keyed by the request's
-seed, with the sample index and the token's position as counter. A token thus depends on its logits, its
-sequence's own state and its position: not on other rows, the row's number, threads or the instruction set.
+The draw inverts the cumulative distribution in id order at a uniform from Philox4x32-10 keyed by the
+request's seed, with the sample index and the token's position as counter. A token thus depends on its logits,
+its sequence's own state and its position: not on other rows, the row's number, threads or instruction set.
 
 See docs/sampling.md for where transformers and vLLM order things differently.
 """
@@ -41,8 +42,8 @@ _NO_TOKENS: I32 = np.empty(0, np.int32)
 class SampledRows:
     """What one call sampled, row for row.
 
-    token_ids: int32 [rows], -1 where the row failed. failed: row -> why. logprobs: per row the chosen token and
-    then the most likely ones, None where the slot did not ask or the row failed.
+    token_ids: int32 [rows], -1 where the row failed. failed: row -> why. logprobs: per row the chosen token
+    and then the most likely ones, None where the slot did not ask or the row failed.
     """
 
     token_ids: I32
@@ -53,8 +54,8 @@ class SampledRows:
 class Sampler:
     """Sampling for `max_slots` sequences over a vocabulary of `vocab` tokens. One call at a time.
 
-    `isa` picks an instruction set, "" the best. Rows are spread over `threads`, or, when a native `executor` is
-    given, over its threads. Raises ValueError for sizes out of range.
+    `isa` picks an instruction set, "" the best. Rows are spread over `threads`, or, when a native `executor`
+    is given, over its threads. Raises ValueError for sizes out of range.
     """
 
     def __init__(
@@ -100,8 +101,8 @@ class Sampler:
         """Sample one token for every row and count it as output of its slot.
 
         logits: [rows, vocab], C-contiguous, left unchanged. slots: [rows], no slot twice. positions: [rows],
-        index in its sequence of the token to be sampled. bitmask: [rows, ceil(vocab / 32)], bit i % 32 of word
-        i // 32 set when token i is allowed. Raises ValueError, having changed nothing, when these disagree.
+        index in its sequence of the token to sample. bitmask: [rows, ceil(vocab / 32)], bit i % 32 of word
+        i // 32 set where token i is allowed. Raises ValueError, having changed nothing, when these disagree.
         """
         failures = self._native.sample(logits, slots, positions, bitmask)
         rows = len(logits)

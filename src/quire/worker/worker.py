@@ -37,8 +37,10 @@ class Worker:
             self._sample(logits, sampling, out.scheduled, result)
         sampled = time.perf_counter()
         for row, item in enumerate(out.scheduled):
-            if item.prompt_logprobs:
+            if item.prompt_logprobs and row not in result.failed:
                 result.prompt_logprobs[row] = self._prompt_logprobs(row, item)
+                if result.prompt_logprobs[row] is None:
+                    result.failed.append(row)
         ended = time.perf_counter()
         result.seconds = {
             "prepare": prepared - started,
@@ -64,18 +66,20 @@ class Worker:
         lines = np.array([self._slots[item.seq_id].line for item in rows], np.int32)
         positions = np.array([item.start + len(item.token_ids) for item in rows], np.int32)
         sampled = self._sampler.sample(logits, lines, positions)
-        failed = set(sampled.failed)
-        for k, row in enumerate(sampling):
-            if k in failed:
+        for k, (row, token) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
+            if k in sampled.failed:
                 result.failed.append(row)
                 continue
-            result.token_ids[row] = [int(sampled.token_ids[k])]
+            result.token_ids[row] = [token]
             entry = sampled.logprobs[k]
             if entry is not None:
                 result.logprobs[row] = [entry]
 
-    def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> list[PositionLogprobs]:
-        """Logprobs of the prompt tokens that follow this row's positions, the head run in bounded slices."""
+    def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> list[PositionLogprobs] | None:
+        """Logprobs of the prompt tokens that follow this row's positions, the head run in bounded slices.
+
+        None when logits held NaN or infinity: the sequence has failed.
+        """
         slot = self._slots[item.seq_id]
         stop = min(item.start + len(item.token_ids), len(slot.prompt) - 1)
         base = int(self.arrays.query_start[row]) - item.start
@@ -85,5 +89,8 @@ class Worker:
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
             logits = self._executor.run_head(last - first)
             targets = np.array(slot.prompt[first + 1 : last + 1], np.int32)
-            found += self._sampler.prompt_logprobs(logits, targets, self._sampler.top_n(slot.line))
+            scored = self._sampler.prompt_logprobs(logits, targets, self._sampler.top_n(slot.line))
+            if scored is None:
+                return None
+            found += scored
         return found

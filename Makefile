@@ -1,0 +1,44 @@
+# make test    set up .venv with everything the tests need, then lint, type-check and test
+# make serve   set up .venv with Quire alone, then chat with MODEL (a checkpoint folder or hub name)
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+# A build writes a few large object files at a time; two cores are what it can count on.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+
+.PHONY: test check serve install clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(NATIVE) | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+install: $(VENV)/.installed
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+# MODEL unset: a small checkpoint with random weights is written, which shows the machinery and talks nonsense.
+serve: $(VENV)/.installed
+ifdef MODEL
+	$(BIN)/quire chat $(MODEL) $(ARGS)
+else
+	$(BIN)/python tools/demo_checkpoint.py build/demo
+	$(BIN)/quire generate build/demo --prompt "Once upon a time" --max-tokens 64 $(ARGS)
+endif
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,107 @@
+"""Generate from a prompt and print the text, or one JSON object with --json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from quire.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+from quire.cli.report import notice
+from quire.types import PositionLogprobs, RequestError, RequestOutput
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="checkpoint folder, or a hub name such as organisation/name")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="text to continue; - reads standard input")
+    source.add_argument("--prompt-token-ids", metavar="IDS", help="token ids to continue, like 1,2,3")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
+    add_sampling_options(parser, max_tokens=256)
+    add_engine_options(parser, seed=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.llm import LLM
+
+    prompt = _prompt(args)
+    with LLM(args.model, progress=not args.quiet, **engine_fields(args)) as llm:
+        if not args.quiet:
+            notice(llm)
+        params = sampling_params(args, llm.default_params())
+        if args.json:
+            (output,) = llm.generate([prompt], params)
+            json.dump(to_json(output), sys.stdout, ensure_ascii=False)
+            print()
+        elif params.n == 1:
+            for delta in llm.stream(prompt, params):
+                print(delta.text, end="", flush=True)
+            print()
+        else:
+            (output,) = llm.generate([prompt], params)
+            for sample in output.outputs:
+                print(f"[{sample.index}] {sample.text}")
+    return 0
+
+
+def engine_fields(args: argparse.Namespace) -> dict[str, Any]:
+    import dataclasses
+
+    config = engine_config(args)
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
+def _prompt(args: argparse.Namespace) -> str | list[int]:
+    if args.prompt_token_ids is not None:
+        try:
+            return [int(token) for token in args.prompt_token_ids.split(",")]
+        except ValueError:
+            raise RequestError("prompt-token-ids", "must be integers separated by commas") from None
+    return sys.stdin.read() if args.prompt == "-" else str(args.prompt)
+
+
+def to_json(output: RequestOutput) -> dict[str, Any]:
+    """A request's output as plain JSON values. Times are seconds; logprobs are natural logarithms."""
+    timings, usage = output.timings, output.usage
+    decoded = usage.completion_tokens - len(output.outputs)
+    decode_seconds = timings.finished - timings.first_token
+    result: dict[str, Any] = {
+        "id": output.request_id,
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "outputs": [
+            {
+                "index": sample.index,
+                "text": sample.text,
+                "token_ids": sample.token_ids,
+                "finish_reason": sample.finish_reason,
+                "stop_reason": sample.stop_reason,
+                **({} if sample.logprobs is None else {"logprobs": [_logprobs(p) for p in sample.logprobs]}),
+            }
+            for sample in output.outputs
+        ],
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "timings": {
+            "queue_seconds": timings.scheduled - timings.arrival,
+            "time_to_first_token_seconds": timings.first_token - timings.arrival,
+            "prefill_seconds": timings.first_token - timings.scheduled,
+            "decode_seconds": decode_seconds,
+            "total_seconds": timings.finished - timings.arrival,
+            "decode_tokens_per_second": decoded / decode_seconds if decoded > 0 and decode_seconds > 0 else None,
+        },
+    }
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [None if p is None else _logprobs(p) for p in output.prompt_logprobs]
+    return result
+
+
+def _logprobs(position: PositionLogprobs) -> dict[str, Any]:
+    chosen, *top = [{"token_id": c.token_id, "logprob": c.logprob, "rank": c.rank} for c in position]
+    return {**chosen, "top": top}

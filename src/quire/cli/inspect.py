@@ -1,0 +1,269 @@
+"""Show what a model is, without loading its weights: spec, ops, bytes, and what a step costs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.options import add_engine_options, engine_config
+from quire.types import MemoryBudgetError
+from quire.util.sizes import format_size
+
+if TYPE_CHECKING:
+    from quire.config.schema import EngineConfig, ResolvedConfig
+    from quire.engine.budget import MemoryPlan
+    from quire.engine.build import Model
+    from quire.program.cost import Machine, Row
+    from quire.program.ops import Op, Program
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="checkpoint folder, or a hub name such as organisation/name")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--ops", action="store_true", help="list every op of every layer")
+    parser.add_argument("--prefill", type=int, default=512, metavar="N", help="prompt of the sample prefill step")
+    parser.add_argument("--context", type=int, default=1024, metavar="N", help="context of the sample decode step")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences of the sample decode step")
+    parser.add_argument(
+        "--no-measure", action="store_true", help="do not measure this machine's limits; no bounds are printed"
+    )
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.engine.build import open_model
+
+    model = open_model(args.model)
+    report = describe(model, engine_config(args), args)
+    if args.json:
+        json.dump(report, sys.stdout, ensure_ascii=False)
+        print()
+    else:
+        print("\n".join(_lines(report, all_ops=args.ops)))
+    return 0
+
+
+def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """Everything `quire inspect` knows, as plain JSON values. Bytes are bytes, times seconds."""
+    from quire.engine.build import choose, machine_facts
+    from quire.engine.budget import plan_memory
+    from quire.program.cost import Row
+    from quire.program.memory import param_bytes
+
+    facts = machine_facts()
+    config, program = choose(model, asked, facts)
+    try:
+        memory: dict[str, Any] = _memory(plan_memory(program, config, facts.resident_memory))
+    except MemoryBudgetError as error:
+        memory = {"error": str(error)}
+    machine = None if args.no_measure else _measure(config)
+    steps = {
+        "prefill": [Row(args.prefill, 0)],
+        "decode": [Row(1, args.context)] * args.batch,
+    }
+    spec = dataclasses.asdict(model.facts.spec)
+    layers = spec.pop("layers")
+    return {
+        "model": str(model.folder),
+        "architecture": model.facts.architecture,
+        "notices": [*model.facts.notices, *config.notices],
+        "config_sha256": model.facts.config_sha256,
+        "spec": {**spec, "layers": _runs(layers)},
+        "vocabulary_of_tokenizer": model.tokenizer.vocab_size if model.tokenizer else None,
+        "eos_token_ids": list(model.facts.generation.eos_token_ids),
+        "formats": {"weights": config.weights, "kv": config.kv},
+        "params": [
+            {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
+             "dtype": p.dtype, "bytes": param_bytes(p), "tensors": [part.tensor for part in p.parts]}
+            for p in program.params
+        ],
+        "parameters": sum(p.rows * max(p.cols, 1) for p in program.params),
+        "ops": [_op(op) for op in program.ops],
+        "body_ops": len(program.body),
+        "kv": _kv(program),
+        "memory": memory,
+        "machine": machine and dataclasses.asdict(machine),
+        "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
+    }  # fmt: skip
+
+
+def _measure(config: ResolvedConfig) -> Machine:
+    """This machine's limits now, over the threads that would be used: the best of three."""
+    from quire import _native
+    from quire.program.cost import Machine
+
+    core = _native.Executor(config.isa, config.threads)
+    bf16 = config.weights == "bf16"
+    bandwidth = max(core.measure_bandwidth(256 * 2**20) for _ in range(3))
+    return Machine(max(core.measure_flops(bf16, 2_000_000) for _ in range(3)), bandwidth)
+
+
+def _runs(layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Equal neighbouring layers as one entry: {"first", "last", **layer}."""
+    runs: list[dict[str, Any]] = []
+    for i, layer in enumerate(layers):
+        if runs and {k: v for k, v in runs[-1].items() if k not in {"first", "last"}} == layer:
+            runs[-1]["last"] = i
+        else:
+            runs.append({"first": i, "last": i, **layer})
+    return runs
+
+
+def _op(op: Op) -> dict[str, Any]:
+    return {"op": type(op).__name__, **dataclasses.asdict(op)}
+
+
+def _kv(program: Program) -> dict[str, Any]:
+    from quire.program.memory import kv_block_bytes
+    from quire.program.ops import DTYPE_BYTES
+
+    elems = sum(2 * layer.kv_heads * layer.head_dim for layer in program.kv_layers)
+    return {
+        "dtype": program.kv_dtype,
+        "bytes_per_token": elems * DTYPE_BYTES[program.kv_dtype],
+        "block_bytes_of_16_tokens": kv_block_bytes(program, 16),
+        "groups": [{"layers": list(g.layers), "window": g.window} for g in program.cache_groups],
+    }
+
+
+def _memory(plan: MemoryPlan) -> dict[str, Any]:
+    return {
+        "bound": plan.bound,
+        "sum": plan.total,
+        "parts": plan.parts,
+        "limits": dataclasses.asdict(plan.limits),
+        "kv_tokens": plan.limits.num_blocks * plan.limits.block_size,
+    }
+
+
+def _step(program: Program, rows: list[Row], machine: Machine | None) -> dict[str, Any]:
+    from quire.program.cost import step_cost
+
+    total = step_cost(program, rows, len(rows)).total
+    result: dict[str, Any] = {
+        "rows": len(rows),
+        "query_len": rows[0].query_len,
+        "context_len": rows[0].context_len,
+        "flops": total.flops,
+        "bytes": total.bytes,
+        "weight_bytes": total.weight_bytes,
+        "kv_bytes": total.kv_read_bytes + total.kv_written_bytes,
+        "intensity": total.intensity,
+    }
+    if machine is not None:
+        seconds = total.bound(machine)
+        compute = total.flops / machine.flops >= total.bytes / machine.bandwidth
+        result |= {
+            "bound_seconds": seconds,
+            "bound_by": "compute" if compute else "memory bandwidth",
+            "bound_tokens_per_second": sum(r.query_len for r in rows) / seconds,
+        }
+    return result
+
+
+def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
+    spec = report["spec"]
+    lines = [
+        f"{report['architecture']}  {report['model']}",
+        f"  {report['parameters'] / 1e6:.1f} M parameters, vocabulary {spec['vocab']}, width {spec['dim']}, "
+        f"context {spec['max_positions']}, {'tied' if spec['tied'] else 'untied'} embeddings, stored {spec['dtype']}",
+    ]
+    lines += [_layer_line(run) for run in spec["layers"]]
+    lines += [f"note: {text}" for text in report["notices"]]
+    lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
+    lines += _op_lines(report, all_ops=all_ops)
+    lines += ["", "parameters"]
+    lines += _param_lines(report["params"], all_params=all_ops)
+    kv = report["kv"]
+    lines += ["", f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes a token, {len(kv['groups'])} group(s)"]
+    for group in kv["groups"]:
+        window = f"window {group['window']}" if group["window"] else "full attention"
+        lines.append(f"  {len(group['layers'])} layers, {window}")
+    lines += ["", "memory", *_memory_lines(report["memory"])]
+    lines += ["", "steps", *_step_lines(report)]
+    return lines
+
+
+def _layer_line(run: dict[str, Any]) -> str:
+    att, mlp = run["attention"], run["mlp"]
+    kind = "MHA" if att["heads"] == att["kv_heads"] else "MQA" if att["kv_heads"] == 1 else "GQA"
+    window = f", window {att['window']}" if att["window"] else ""
+    rope = att["rope"]
+    scaling = "" if rope["kind"] == "default" else f" {rope['kind']} x{rope['factor']:g}"
+    extras = "".join(
+        text for on, text in ((att["qk_norm"], ", q/k norm"), (att["qkv_bias"], ", q/k/v bias")) if on
+    )
+    return (
+        f"  layers {run['first']}-{run['last']}: {kind} {att['heads']}/{att['kv_heads']} heads of {att['head_dim']}"
+        f"{window}{extras}, rope {rope['theta']:g}{scaling}; gated {mlp['act']} MLP of {mlp['width']}"
+    )
+
+
+def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
+    shapes = {p["name"]: p["shape"] for p in report["params"]}
+    ops = report["ops"]
+    body = report["body_ops"]
+    layers = len({op["layer"] for op in ops if op["op"] == "Attend"})
+    per_layer = (body - 1) // layers
+    shown = range(len(ops)) if all_ops else [*range(1 + per_layer), *range(body, len(ops))]
+    lines = []
+    for i in shown:
+        if i == body and not all_ops:
+            lines.append(f"  … the same {per_layer} ops for each of {layers} layers, then the head:")
+        op = ops[i]
+        weight = op.get("weight") or op.get("table")
+        shape = f" {weight} {shapes[weight]}" if weight else ""
+        source = op.get("x") or op.get("qkv") or op.get("gate_up") or ""
+        lines.append(f"  {i:>4}  {op['op']:<10} {source:>8} -> {op.get('out') or op.get('qkv')}{shape}")
+    return lines
+
+
+def _param_lines(params: list[dict[str, Any]], *, all_params: bool) -> list[str]:
+    if all_params:
+        return [f"  {p['name']:<28} {p['shape']!s:<16} {p['dtype']}  {format_size(p['bytes'])}" for p in params]
+    kinds: dict[str, tuple[int, int]] = {}
+    for p in params:
+        name = p["name"].split(".")[-1] if p["name"].startswith("layers.") else p["name"]
+        count, total = kinds.get(name, (0, 0))
+        kinds[name] = (count + 1, total + p["bytes"])
+    return [f"  {name:<12} x{count:<4} {format_size(total):>11}" for name, (count, total) in kinds.items()]
+
+
+def _memory_lines(memory: dict[str, Any]) -> list[str]:
+    if "error" in memory:
+        return [f"  {memory['error']}"]
+    lines = [f"  {name:<12} {format_size(size):>11}" for name, size in memory["parts"].items()]
+    lines.append(f"  {'sum':<12} {format_size(memory['sum']):>11}  of {format_size(memory['bound'])}")
+    limits = memory["limits"]
+    lines.append(
+        f"  {memory['kv_tokens']} tokens of KV; sequences up to {limits['max_len']}, "
+        f"{limits['max_rows']} at once, {limits['max_tokens']} tokens a step"
+    )
+    return lines
+
+
+def _step_lines(report: dict[str, Any]) -> list[str]:
+    machine = report["machine"]
+    lines = []
+    if machine:
+        lines.append(
+            f"  this machine: {machine['bandwidth'] / 1e9:.1f} GB/s, {machine['flops'] / 1e9:.0f} GFLOP/s"
+            f" ({report['formats']['weights']})"
+        )
+    for name, step in report["steps"].items():
+        bound = ""
+        if machine:
+            bound = (
+                f"; at least {step['bound_seconds'] * 1e3:.2f} ms by {step['bound_by']}"
+                f" ({step['bound_tokens_per_second']:.1f} tokens/s)"
+            )
+        lines.append(
+            f"  {name}: {step['rows']} x {step['query_len']} tokens after {step['context_len']}: "
+            f"{step['flops'] / 1e9:.3f} GFLOP, {step['bytes'] / 1e9:.4f} GB, "
+            f"{step['intensity']:.1f} FLOP/byte{bound}"
+        )
+    return lines

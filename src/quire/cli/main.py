@@ -1,0 +1,61 @@
+"""The `quire` command. Only what a subcommand needs is imported, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from quire import __version__
+
+# name -> (module, one line of help)
+COMMANDS = {
+    "generate": ("quire.cli.generate", "generate from a prompt"),
+    "chat": ("quire.cli.chat", "talk to a model"),
+    "inspect": ("quire.cli.inspect", "show what a model is, what it costs and what would be computed"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0 done, 1 the model or request was refused, 2 bad usage."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    if not args or args[0] not in COMMANDS:
+        parser.parse_args(args or ["--help"])
+        return 0
+    command = importlib.import_module(COMMANDS[args[0]][0])
+    sub = argparse.ArgumentParser(prog=f"quire {args[0]}", description=command.__doc__)
+    command.add_arguments(sub)
+    options = sub.parse_args(args[1:])
+    from quire.types import QuireError
+
+    try:
+        return int(command.run(options))
+    except QuireError as error:
+        print(f"quire: {error}", file=sys.stderr)
+    except ValueError as error:
+        # a choice that cannot be met: the message starts with the field, which is the option's name
+        print(f"quire: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="quire",
+        description="LLM inference and serving: native CPU kernels, paged KV cache, the same bits whatever the load.",
+        epilog=f"commands:\n{listing}\n\nquire COMMAND --help explains a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=list(COMMANDS), help="what to do", metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"quire {__version__}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""What commands say on standard error about the engine they started."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+
+
+def notice(llm: LLM) -> None:
+    """Print the memory bound by part and what the user should know."""
+    built = llm.built
+    how = f"{built.config.weights} weights, {built.config.kv} KV, {built.config.threads} threads"
+    isa = getattr(built.executor, "isa", "torch")
+    print(f"{built.model.facts.architecture}: {how}, {isa}", file=sys.stderr)
+    for line in llm.memory_report():
+        print(f"  {line}", file=sys.stderr)
+    for text in llm.notices:
+        print(f"note: {text}", file=sys.stderr)
