@@ -42,7 +42,7 @@ def _native(program: Program) -> Executor:
 
 
 TORCH = Backend("torch", TorchExecutor, 1e-5)
-NATIVE = Backend("native", _native, 1e-4)
+NATIVE = Backend("native", _native, 2e-5)
 BACKENDS = [TORCH, NATIVE]
 if torch.cuda.is_available():
     BACKENDS.append(Backend("torch-cuda", lambda program: TorchExecutor(program, "cuda"), 1e-4))

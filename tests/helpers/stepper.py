@@ -117,8 +117,13 @@ class BufferDifference:
     op_index: int
     op: str
     buffer: str
+    rms: float  # root mean square of the difference
+    scale: float  # root mean square of the first executor's values
     max_abs: float
-    scale: float  # largest absolute value in the first executor
+
+    @property
+    def relative(self) -> float:
+        return self.rms / max(self.scale, 1e-30)
 
 
 def compare_buffers(a: Executor, b: Executor, size: StepSize) -> list[BufferDifference]:
@@ -137,13 +142,15 @@ def compare_buffers(a: Executor, b: Executor, size: StepSize) -> list[BufferDiff
             left, right = (e.read(name, size.num_tokens if tokens else size.num_logit_rows) for e in (a, b))
             if isinstance(op, RopeWrite):  # keys and values go to the cache; what the buffer keeps is q
                 left, right = left[:, : op.shape.q_cols], right[:, : op.shape.q_cols]
-            far = float(np.abs(left - right).max())
-            found.append(BufferDifference(index, type(op).__name__, name, far, float(np.abs(left).max())))
+            far = left - right
+            rms, scale = (float(np.sqrt(np.square(x).mean())) for x in (far, left))
+            largest = float(np.abs(far).max())
+            found.append(BufferDifference(index, type(op).__name__, name, rms, scale, largest))
     for executor in (a, b):
         executor.stop_after(None)
     return found
 
 
 def first_difference(found: Sequence[BufferDifference], tolerance: float) -> BufferDifference | None:
-    """The first buffer that is further apart than tolerance times its largest value."""
-    return next((d for d in found if not d.max_abs <= tolerance * max(d.scale, 1.0)), None)
+    """The first buffer that is apart by more than `tolerance` of its values, root mean square, or by NaN."""
+    return next((d for d in found if not d.relative <= tolerance), None)

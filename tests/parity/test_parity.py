@@ -2,60 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from conftest import Golden
 
 from helpers.backends import BACKENDS, Backend
-from helpers.checkpoints import LENGTH, TINY_MODELS, TinyModel, random_tokens, tiny_model
+from helpers.checkpoints import TINY_MODELS, TinyModel, tiny_model
+from helpers.golden import Golden, MakeGolden
+from helpers.runs import CHUNKS, DECODE, MIXED, WHOLE, Logits, Steps, run_steps
 from helpers.specs import BF16, F32
-from helpers.stepper import Stepper
-from quire.executor.base import Limits
 from quire.program.lower import NumberFormats
 
-LIMITS = Limits(max_tokens=64, max_rows=5, max_logit_rows=8, max_len=LENGTH, num_blocks=40)
-MakeGolden = Callable[..., Golden]
-pytestmark = [
-    pytest.mark.parametrize("backend", BACKENDS, ids=str),
-]
-
-# Steps of a mixed batch: new tokens of each sequence. Sequences start, prefill in chunks and decode in turn.
-MIXED: Sequence[Mapping[int, int]] = (
-    {0: 20},
-    {0: 1, 1: 9},
-    {0: 1, 1: 16, 2: 30},
-    *({0: 1, 1: 1, 2: 1},) * 4,
-    {0: 1, 2: 1, 3: 17},
-    {0: 1, 1: 7, 2: 1, 3: 28},
-    *({0: 1, 1: 1, 2: 1},) * 5,
-    {1: 2, 2: 3},
-)
+pytestmark = pytest.mark.parametrize("backend", BACKENDS, ids=str)
 
 
-def differences(
-    golden: Golden, backend: Backend, steps: Sequence[Mapping[int, int]], formats: NumberFormats = F32
-) -> npt.NDArray[np.float32]:
-    """|logit - transformers' logit| of every token of the steps; sequence i is random_tokens(i)."""
-    executor = backend.load(golden.folder, formats)
-    stepper = Stepper(executor.program, LIMITS, seed=1)
-    executor.bind(LIMITS, stepper.arrays)
-    done: dict[int, int] = {}
-    found = []
-    for counts in steps:
-        while len(done) <= max(counts):
-            number = stepper.add(random_tokens(len(done)))
-            done[number] = 0
-        for number, logits in stepper.step(executor, counts).items():
-            expected = golden.logits(number)[done[number] :][: len(logits)]
-            done[number] += len(logits)
-            assert logits.shape == expected.shape
-            found.append(np.abs(logits - expected))
-    executor.close()
-    return np.concatenate(found)
+def differences(golden: Golden, backend: Backend, steps: Steps, formats: NumberFormats = F32) -> Logits:
+    """|logit - transformers' logit| of every token of the steps."""
+    found = run_steps(golden.folder, backend, steps, formats)
+    return np.concatenate(
+        [np.abs(logits - golden.logits(i)[: len(logits)]) for i, logits in enumerate(found)]
+    )
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
@@ -66,19 +32,17 @@ def test_reference_is_worth_comparing_with(model: TinyModel, backend: Backend, g
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_whole(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    assert differences(golden(model), backend, [{0: LENGTH}]).max() <= backend.tolerance
+    assert differences(golden(model), backend, WHOLE).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_uneven_chunks(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    steps = [{0: n} for n in (7, 1, 16, 15, 6)]
-    assert differences(golden(model), backend, steps).max() <= backend.tolerance
+    assert differences(golden(model), backend, CHUNKS).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_decode(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    steps = [{0: 5}] + [{0: 1}] * (LENGTH - 5)
-    assert differences(golden(model), backend, steps).max() <= backend.tolerance
+    assert differences(golden(model), backend, DECODE).max() <= backend.tolerance
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)

@@ -50,7 +50,7 @@ class TorchExecutor:
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         if self._reader is not None:
-            raise ValueError("bind was called before")
+            raise RuntimeError("bind is called once")
         self._weights.check_complete()
         try:
             self._state = State.allocate(self.program, limits, self._device)
@@ -64,7 +64,7 @@ class TorchExecutor:
 
     def run_head(self, num_logit_rows: int) -> F32:
         if self._step is None:
-            raise ValueError("run_head needs a step that was run before")
+            raise RuntimeError("run_head needs a step that was run before")
         return self._run_ops(len(self.program.body), self._step, num_logit_rows)
 
     def read(self, buffer: str, rows: int) -> F32:
@@ -86,7 +86,7 @@ class TorchExecutor:
 
     def _bound(self) -> tuple[State, StepReader]:
         if self._state is None or self._reader is None:
-            raise ValueError("bind must be called before a step is run or read")
+            raise RuntimeError("bind must be called before a step is run or read")
         return self._state, self._reader
 
     def _run_ops(self, first: int, step: Step, num_logit_rows: int) -> F32:

@@ -1,0 +1,165 @@
+"""What every executor promises besides numbers: logit rows, limits, stopping, memory, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from helpers.backends import BACKENDS, Backend
+from helpers.specs import BF16, F32, decoder_spec
+from quire.executor.base import Executor, Limits, StepArrays
+from quire.executor.torch import TorchExecutor
+from quire.program.lower import NumberFormats, lower
+from quire.program.memory import kv_block_bytes, plan_arena, rope_table_bytes
+from quire.program.ops import Program
+
+LIMITS = Limits(max_tokens=32, max_rows=3, max_logit_rows=4, max_len=40, num_blocks=6)
+SPEC = decoder_spec(100, 48, 40, (4, 2, 16), [0, 8], tied=True, qk_norm=True)
+
+
+def put_random(executor: Executor) -> None:
+    random = np.random.default_rng(0)
+    for param in executor.program.params:
+        shape = (param.rows,) if param.kind == "vector" else (param.rows, param.cols)
+        executor.put(param, 0, (random.standard_normal(shape) * 0.3).astype(np.float32), "F32")
+
+
+def ready(make: Callable[[Program], Executor], formats: NumberFormats = F32) -> tuple[Executor, StepArrays]:
+    """A bound executor, and arrays that hold one row of ten tokens in slot 2."""
+    executor = make(lower(SPEC, formats))
+    put_random(executor)
+    arrays = StepArrays(LIMITS, len(executor.program.cache_groups))
+    executor.bind(LIMITS, arrays)
+    arrays.token_ids[:10] = range(10, 20)
+    arrays.positions[:10] = range(10)
+    arrays.query_start[:2] = 0, 10
+    arrays.slots[0] = 2
+    for group, table in enumerate(arrays.block_tables):
+        table[2] = 2 * group, 2 * group + 1, 5
+    return executor, arrays
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+class TestEveryExecutor:
+    def test_logit_rows_may_be_any_rows_in_any_order(self, backend: Backend) -> None:
+        executor, arrays = ready(backend.make)
+        arrays.logit_rows[:4] = 9, 0, 4, 9
+        logits = executor.run(10, 1, 4).copy()
+        assert logits.shape == (4, 100)
+        np.testing.assert_array_equal(logits[0], logits[3])
+        arrays.logit_rows[:2] = 4, 0
+        np.testing.assert_allclose(executor.run_head(2), logits[[2, 1]], atol=1e-5)
+
+    def test_a_step_without_logits_can_be_asked_for_them_later(self, backend: Backend) -> None:
+        executor, arrays = ready(backend.make)
+        arrays.logit_rows[0] = 9
+        expected = executor.run(10, 1, 1).copy()
+        assert executor.run(10, 1, 0).shape == (0, 100)
+        np.testing.assert_allclose(executor.run_head(1), expected, atol=1e-5)
+
+    def test_a_repeated_step_gives_the_same_bits(self, backend: Backend) -> None:
+        executor, _ = ready(backend.make, BF16)
+        first = executor.run(10, 1, 1).copy()
+        np.testing.assert_array_equal(executor.run(10, 1, 1), first)
+
+    def test_stopping_leaves_the_buffers_of_that_op(self, backend: Backend) -> None:
+        executor, _ = ready(backend.make, BF16)
+        executor.stop_after(0)
+        executor.run(10, 1, 1)
+        embedding = executor.read("residual", 10)
+        executor.stop_after(1)
+        executor.run(10, 1, 1)
+        hidden = executor.read("hidden", 10)
+        assert embedding.shape == hidden.shape == (10, 48)
+        assert embedding.dtype == hidden.dtype == np.float32
+        assert not (hidden.view(np.uint32) & 0xFFFF).any()  # bfloat16 values
+        executor.stop_after(None)
+        assert np.isfinite(executor.run(10, 1, 1)).all()
+
+    @pytest.mark.parametrize("sizes", [(33, 1, 1), (10, 4, 1), (10, 1, 5), (10, 1, -1)])
+    def test_a_step_beyond_the_limits_is_refused(self, backend: Backend, sizes: tuple[int, int, int]) -> None:
+        executor, _ = ready(backend.make)
+        with pytest.raises(ValueError):
+            executor.run(*sizes)
+        executor.run(10, 1, 1)
+        with pytest.raises(ValueError):
+            executor.run_head(5)
+
+    def test_binding_twice_is_an_error(self, backend: Backend) -> None:
+        executor, arrays = ready(backend.make)
+        with pytest.raises(RuntimeError):
+            executor.bind(LIMITS, arrays)
+
+    def test_memory_names_the_parts(self, backend: Backend) -> None:
+        executor, _ = ready(backend.make, BF16)
+        memory, program = executor.memory(), executor.program
+        assert set(memory) == {"weights", "kv", "activations", "tables"}
+        assert memory["kv"] == 6 * kv_block_bytes(program, 16)
+        assert memory["tables"] == rope_table_bytes(program, 40)
+        assert memory["activations"] >= plan_arena(program, 32, 4).total
+        executor.close()
+
+
+class TestTorchExecutor:
+    """The reference refuses what breaks the contract of StepArrays instead of computing nonsense."""
+
+    @pytest.mark.parametrize(
+        ("name", "index", "value"),
+        [
+            ("token_ids", 3, 100), ("token_ids", 0, -1), ("positions", 9, 40), ("positions", 0, -1),
+            ("slots", 0, 3), ("query_start", 1, 9), ("query_start", 0, 1), ("logit_rows", 0, 10),
+        ],
+    )  # fmt: skip
+    def test_arrays_out_of_range(self, name: str, index: int, value: int) -> None:
+        executor, arrays = ready(TorchExecutor)
+        getattr(arrays, name)[index] = value
+        with pytest.raises(ValueError, match=name):
+            executor.run(10, 1, 1)
+
+    @pytest.mark.parametrize(("sizes", "name"), [((0, 1, 1), "num_tokens"), ((10, 0, 1), "num_rows")])
+    def test_empty_steps(self, sizes: tuple[int, int, int], name: str) -> None:
+        executor, _ = ready(TorchExecutor)
+        with pytest.raises(ValueError, match=name):
+            executor.run(*sizes)
+
+    def test_blocks_are_checked_where_they_are_read(self) -> None:
+        executor, arrays = ready(TorchExecutor)
+        arrays.block_tables[0][2, 1] = 6  # positions 16 … are not in the step
+        executor.run(10, 1, 1)
+        arrays.block_tables[0][2, 0] = 6
+        with pytest.raises(ValueError, match=r"block_tables\[0\]\[2\].*\[0, 6\)"):
+            executor.run(10, 1, 1)
+
+    def test_order_of_calls(self) -> None:
+        executor = TorchExecutor(lower(SPEC, F32))
+        arrays = StepArrays(LIMITS, 2)
+        with pytest.raises(RuntimeError, match="bind"):
+            executor.run(1, 1, 1)
+        with pytest.raises(ValueError, match="not put whole"):
+            executor.bind(LIMITS, arrays)
+        put_random(executor)
+        executor.bind(LIMITS, arrays)
+        with pytest.raises(RuntimeError, match="run before"):
+            executor.run_head(1)
+        with pytest.raises(ValueError, match="op_index"):
+            executor.stop_after(len(executor.program.ops))
+
+    def test_parts_that_do_not_fit(self) -> None:
+        executor = TorchExecutor(lower(SPEC, F32))
+        head = executor.program.param("head")
+        good = np.zeros((50, 48), np.float32)
+        executor.put(head, 50, good, "F32")
+        with pytest.raises(ValueError, match="put before"):
+            executor.put(head, 99, good[:1], "F32")
+        with pytest.raises(ValueError, match="does not fit"):
+            executor.put(head, 1, np.zeros((50, 47), np.float32), "F32")
+        with pytest.raises(ValueError, match="does not fit"):
+            executor.put(head, 51, good, "F32")
+        with pytest.raises(ValueError, match="not one of"):
+            executor.put(head, 0, good.astype(np.float64), "F64")
+        with pytest.raises(ValueError, match="not one of"):
+            executor.put(head, 0, good, "BF16")
+        with pytest.raises(ValueError, match="no parameter"):
+            executor.put(lower(decoder_spec(9, 8, 8, (1, 1, 8), [0]), F32).param("embed"), 0, good, "F32")

@@ -1,0 +1,93 @@
+"""What a parity test would miss, it would miss here: one fact of the config changed gives other logits.
+
+Facts that change which tensors a model has never get that far: the loader refuses the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.backends import BACKENDS, Backend
+from helpers.checkpoints import LENGTH, random_tokens, tiny_model
+from helpers.golden import Golden, MakeGolden
+from helpers.specs import F32
+from helpers.stepper import Stepper
+from quire.executor.base import Limits
+from quire.types import CheckpointError
+
+LIMITS = Limits(max_tokens=LENGTH, max_rows=1, max_logit_rows=LENGTH, max_len=LENGTH, num_blocks=20)
+PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+pytestmark = pytest.mark.parametrize("backend", BACKENDS, ids=str)
+
+
+def changed(folder: Path, to: Path, changes: dict[str, Any]) -> Path:
+    """A copy of a checkpoint with other values in its config.json."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(config | changes))
+    return to
+
+
+def difference(golden: Golden, folder: Path, backend: Backend) -> float:
+    """Largest |logit difference| of one sequence between the changed folder and the true model."""
+    executor = backend.load(folder, F32)
+    stepper = Stepper(executor.program, LIMITS)
+    executor.bind(LIMITS, stepper.arrays)
+    number = stepper.add(random_tokens(0))
+    logits = stepper.step(executor, {number: LENGTH})[number]
+    return float(np.abs(logits - golden.logits(0)).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mistral-window", {"sliding_window": None}),
+        ("mistral-window", {"sliding_window": 9}),
+        ("qwen2-mixed-windows", {"layer_types": ["full_attention"] * 4}),
+        ("qwen2-mixed-windows", {"layer_types": ["sliding_attention"] * 4}),
+        ("llama3.1", PLAIN),
+        ("llama-linear", PLAIN),
+        ("llama-dynamic", PLAIN),
+        ("llama-yarn", PLAIN),
+        ("llama2", {"rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0}}),
+        ("llama2", {"hidden_act": "gelu"}),
+        ("llama-wide-heads-gelu", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("llama2", {"rms_norm_eps": 1e-3}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_other_facts_give_other_logits(
+    name: str, changes: dict[str, Any], backend: Backend, golden: MakeGolden, tmp_path: Path
+) -> None:
+    true = golden(tiny_model(name))
+    folder = changed(true.folder, tmp_path / "changed", changes)
+    assert difference(true, true.folder, backend) <= backend.tolerance
+    assert difference(true, folder, backend) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "tensor"),
+    [
+        ("llama-biases-mqa-tied", {"attention_bias": False}, r"self_attn\..*bias"),
+        ("llama-biases-mqa-tied", {"mlp_bias": False}, r"mlp\..*bias"),
+        ("llama2", {"attention_bias": True}, r"self_attn\..*bias"),
+        ("llama2", {"tie_word_embeddings": True}, "lm_head"),
+        ("qwen2-tied", {"tie_word_embeddings": False}, "lm_head"),
+        ("qwen3", {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "norm"),
+        ("llama2", {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, "norm"),
+        ("llama2", {"num_key_value_heads": 2}, "k_proj"),
+        ("llama2", {"num_hidden_layers": 1}, r"layers\.1"),
+    ],
+)
+def test_facts_that_the_tensors_contradict_are_refused(
+    name: str, changes: dict[str, Any], tensor: str, *, backend: Backend, golden: MakeGolden, tmp_path: Path
+) -> None:
+    folder = changed(golden(tiny_model(name)).folder, tmp_path / "changed", changes)
+    with pytest.raises(CheckpointError, match=tensor):
+        backend.load(folder, F32)
