@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 
+_COUNTS = ("memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
+
+
 def option(default: Any, text: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
     """A config field with what the command line needs to offer it."""
     return field(default=default, metadata={"help": text, "choices": choices, "metavar": metavar})
@@ -32,6 +35,9 @@ class EngineConfig:
     max_num_seqs: int = option(64, "sequences that run at once", metavar="N")
     max_num_batched_tokens: int = option(512, "tokens computed in one step", metavar="N")
     block_size: int = option(16, "tokens of one KV block, a multiple of 16", metavar="N")
+    num_kv_blocks: int | None = option(
+        None, "KV blocks, within the memory bound (default: what the bound holds)", metavar="N"
+    )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prompt beginnings")
     enable_chunked_prefill: bool = option(True, "split long prompts over steps, beside running sequences")
     scheduling_policy: str = option(
@@ -52,7 +58,7 @@ class EngineConfig:
             choices, value = f.metadata["choices"], getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
-        for name in ("memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name}: {value!r} is not a positive integer")

@@ -96,7 +96,14 @@ def _plan(
     block_bytes = kv_bytes + TOKEN_OVERHEAD * asked.block_size
     per_sequence = limits.blocks_per_row * len(program.cache_groups)
     blocks = max(0, config.memory - sum(fixed.values())) // block_bytes
-    if asked.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
+    if asked.num_kv_blocks is not None:
+        if asked.num_kv_blocks > blocks:
+            raise MemoryBudgetError(
+                f"num_kv_blocks: {asked.num_kv_blocks} blocks of {format_size(block_bytes)} do not fit; "
+                f"{format_size(config.memory)} holds {blocks}"
+            )
+        blocks = asked.num_kv_blocks
+    elif asked.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
         blocks = min(blocks, 2 * per_sequence * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "text": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), per_sequence
