@@ -3,10 +3,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -33,7 +35,8 @@ void require(bool ok, const char* message) {
 }
 
 int thread_count(int threads) {
-  if (threads < 1 || threads > 1024) throw std::invalid_argument("threads: " + std::to_string(threads) + " is not in [1, 1024]");
+  if (threads < 1 || threads > 1024)
+    throw std::invalid_argument("threads: " + std::to_string(threads) + " is not in [1, 1024]");
   return threads;
 }
 
@@ -47,17 +50,15 @@ class BoundSampler {
 
   quire::Sampler& sampler() { return sampler_; }
 
-  int sample(Logits logits, Ids slots, Ids positions, nb::object bitmask) {
+  int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> bitmask) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     require(slots.shape(0) == logits.shape(0), "slots: as many slots as rows of logits are needed");
     require(positions.shape(0) == logits.shape(0), "positions: as many positions as rows of logits are needed");
     quire::SampleTask task{logits.data(), slots.data(), positions.data(), nullptr, static_cast<int>(logits.shape(0))};
-    Bits bits;
-    if (!bitmask.is_none()) {
-      bits = nb::cast<Bits>(bitmask);
-      require(bits.shape(0) == logits.shape(0) && bits.shape(1) == (logits.shape(1) + 31) / 32,
+    if (bitmask) {
+      require(bitmask->shape(0) == logits.shape(0) && bitmask->shape(1) == (logits.shape(1) + 31) / 32,
               "bitmask: one row of ceil(vocab / 32) words for every row of logits is needed");
-      task.bitmask = reinterpret_cast<const uint32_t*>(bits.data());
+      task.bitmask = reinterpret_cast<const uint32_t*>(bitmask->data());
     }
     nb::gil_scoped_release release;
     return sampler_.sample(task);
@@ -135,11 +136,12 @@ void bind_sampler(nb::module_& m) {
       .def(nb::init<int, int, Executor&>(), nb::keep_alive<1, 4>(), "vocab"_a, "max_slots"_a, "executor"_a)
       .def("add", [](BoundSampler& s, int slot, const SlotParams& params, Ids tokens) {
         s.sampler().add(slot, params, tokens.data(), tokens.shape(0));
-      }, "slot"_a, "params"_a, "tokens"_a)
+      }, "slot"_a, "params"_a, "tokens"_a.noconvert())
       .def("drop", [](BoundSampler& s, int slot) { s.sampler().drop(slot); }, "slot"_a)
-      .def("sample", &BoundSampler::sample, "logits"_a, "slots"_a, "positions"_a, "bitmask"_a.none())
+      .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "slots"_a.noconvert(),
+           "positions"_a.noconvert(), "bitmask"_a.noconvert().none())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
-      .def("score", &BoundSampler::score, "logits"_a, "target_token_ids"_a, "count"_a)
+      .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a)
       .def("tokens", [](nb::handle self) {
         return view_of(self, nb::cast<BoundSampler&>(self).sampler().tokens());
       }, "The last step's tokens, -1 where a row failed: a view of [max_slots], rewritten by the next sample().")

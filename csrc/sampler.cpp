@@ -35,8 +35,10 @@ void check_ids(const char* name, const std::vector<int32_t>& ids, int vocab) {
   check_ids(name, ids.data(), ids.size(), vocab);
 }
 
-// Changed logits stay finite, so that differences from the maximum are never NaN. -inf (not allowed) stays.
-float clamp_logit(float x) { return x == -kInfinity ? x : std::clamp(x, -FLT_MAX, FLT_MAX); }
+// A finite logit stays finite, so that no difference is NaN and no token is lost; -inf (not allowed) stays -inf.
+float change(float before, float after) {
+  return before == -kInfinity ? before : std::clamp(after, -FLT_MAX, FLT_MAX);
+}
 
 template <class T>
 size_t capacity_bytes(const std::vector<T>& v) {
@@ -185,8 +187,10 @@ const float* Sampler::edit(const Slot& slot, const float* x, const uint32_t* bit
   for (int32_t id : p.banned) y[id] = -kInfinity;
   if (hold_stops)
     for (int32_t id : p.stop_ids) y[id] = -kInfinity;
-  for (size_t i = 0; i < p.bias_ids.size(); ++i)
-    y[p.bias_ids[i]] = clamp_logit(y[p.bias_ids[i]] + p.bias_values[i]);
+  for (size_t i = 0; i < p.bias_ids.size(); ++i) {
+    float& logit = y[p.bias_ids[i]];
+    logit = change(logit, logit + p.bias_values[i]);
+  }
   if (p.penalized()) penalize(slot, y);
   return y;
 }
@@ -199,9 +203,9 @@ void Sampler::penalize(const Slot& slot, float* x) const {
   const float presence = static_cast<float>(slot.params.presence_penalty);
   slot.counts.each([&](int32_t token, uint32_t outputs) {
     float y = x[token];
-    y = y > 0 ? y / repetition : y * repetition;
+    y = change(y, y > 0 ? y / repetition : y * repetition);
     if (outputs) y = y - frequency * static_cast<float>(outputs) - presence;
-    x[token] = clamp_logit(y);
+    x[token] = change(x[token], y);
   });
 }
 
