@@ -147,10 +147,13 @@ class PrefixCache:
             elif self._sliding and self._groups[self._home[block][1]].window:
                 self._idle[block] = self._tree.tick()
 
-    def leave(self, node: BlockNode) -> None:
-        """Give back the lock of `acquire` or `publish`."""
+    def leave(self, node: BlockNode, blocks: Sequence[int]) -> None:
+        """Give back the lock of `acquire` or `publish`, and every block still held: a sequence has ended."""
+        # The lock first, so that the node is older than its sliding blocks: to lose those of the last window
+        # before the node would leave a prefix that holds memory and can never be hit.
         self._tree.unlock(node)
         self._prune(node)
+        self.release(blocks)
 
     def discard(self, node: BlockNode) -> None:
         """Forget the prefix that ends at `node` as far up as nothing else needs it: it may be damaged."""

@@ -102,9 +102,10 @@ class SequenceBlocks:
 
     def give_back(self, seq: Sequence) -> None:
         """Release everything a running sequence holds. What it published stays findable."""
-        self.cache.release(seq.table.live())
-        if seq.node is not None:
-            self.cache.leave(seq.node)
+        if seq.node is None:
+            self.cache.release(seq.table.live())
+        else:
+            self.cache.leave(seq.node, seq.table.live())
             seq.node = None
         seq.table = BlockTable(self.num_groups)
         seq.computed = seq.published = 0

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core.cache_groups import plan_groups
+from quire.core.capacity import blocks_for, first_live_block, most_tokens, peak_blocks, window_blocks
+from quire.types import CacheGroup, UnsupportedModelError
+
+
+def test_equal_layers_make_one_group() -> None:
+    plan = plan_groups([0] * 32)
+    assert plan.groups == (CacheGroup(tuple(range(32))),)
+    assert (plan.layers_per_group, plan.padded_layers) == (32, 0)
+    assert plan_groups([4096] * 3).groups == (CacheGroup((0, 1, 2), 4096),)
+
+
+def test_the_drawing() -> None:
+    plan = plan_groups([48, 48, 48, 48, 0] * 2)
+    assert plan.layers_per_group == 2
+    assert [(group.layers, group.window) for group in plan.groups] == [
+        ((4, 9), 0),
+        ((0, 1), 48),
+        ((2, 3), 48),
+        ((5, 6), 48),
+        ((7, 8), 48),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("windows", "size", "groups", "padded"),
+    [
+        ([512] * 22 + [0] * 4, 4, 7, 2),  # 2 would pad nothing but takes 13 groups
+        ([128, 0] * 12, 12, 2, 0),  # every size pads nothing: the fewest groups
+        ([512] * 5 + [0], 1, 6, 0),
+        ([512] * 29 + [0] * 7, 10, 4, 4),
+        ([0, 8, 16, 32], 1, 4, 0),
+    ],
+)
+def test_the_least_padding_within_the_limit(windows: list[int], size: int, groups: int, padded: int) -> None:
+    plan = plan_groups(windows)
+    assert (plan.layers_per_group, len(plan.groups), plan.padded_layers) == (size, groups, padded)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    windows=st.lists(st.sampled_from([0, 8, 64]), min_size=1, max_size=40),
+    max_groups=st.integers(3, 9),
+)
+def test_every_layer_is_in_one_group_of_its_window(windows: list[int], max_groups: int) -> None:
+    plan = plan_groups(windows, max_groups)
+    assert sorted(layer for group in plan.groups for layer in group.layers) == list(range(len(windows)))
+    assert all(windows[layer] == group.window for group in plan.groups for layer in group.layers)
+    assert all(0 < len(group.layers) <= plan.layers_per_group for group in plan.groups)
+    assert len(plan.groups) <= max_groups
+    kinds = [windows.count(window) for window in set(windows)]
+    for size in range(1, len(windows) + 1):
+        groups = sum(blocks_for(count, size) for count in kinds)
+        assert groups > max_groups or groups * size - len(windows) >= plan.padded_layers
+
+
+def test_what_cannot_be_planned() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"9 distinct ones, the limit is 8"):
+        plan_groups(range(9))
+    for windows in ([], [-1]):
+        with pytest.raises(ValueError, match="windows"):
+            plan_groups(windows)
+
+
+def read_by(position: int, window: int) -> range:
+    return range(max(0, position - window + 1) if window else 0, position + 1)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    window=st.integers(0, 20), size=st.integers(1, 6), computed=st.integers(0, 60), chunk=st.integers(1, 20)
+)
+def test_block_arithmetic_equals_counting(window: int, size: int, computed: int, chunk: int) -> None:
+    first = first_live_block(computed, window, size)
+    assert first == read_by(computed, window)[0] // size
+    touched = {p // size for q in range(computed, computed + chunk) for p in read_by(q, window)}
+    assert min(touched) == first
+    if window:
+        assert len(touched) <= window_blocks(window, chunk, size)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    windows=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    size=st.integers(1, 5),
+    tokens=st.integers(1, 50),
+    chunk=st.integers(1, 60),
+)
+def test_peak_is_never_passed_on_the_way(windows: list[int], size: int, tokens: int, chunk: int) -> None:
+    groups = [CacheGroup((i,), window) for i, window in enumerate(windows)]
+    peak = peak_blocks(groups, tokens, chunk, size)
+    for start in range(0, tokens, chunk):
+        end = min(start + chunk, tokens)
+        held = sum(blocks_for(end, size) - first_live_block(start, window, size) for window in windows)
+        assert held <= peak
+    holds = most_tokens(groups, peak, size, 1000)
+    assert peak_blocks(groups, holds, 1, size) <= peak
+    assert holds == 1000 or peak_blocks(groups, holds + 1, 1, size) > peak
+    assert peak_blocks(groups, tokens, 1, size) <= peak
+    assert holds >= tokens

@@ -1,0 +1,166 @@
+"""Would the trials notice? Each control breaks one thing on purpose; the same checks must then fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from quire.core import prefix_cache, sequence_blocks
+from quire.core.block_pool import AuditError, BlockPool
+from quire.core.prefix_cache import Hit, PrefixCache
+from quire.core.radix import RadixTree
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.sequence import Sequence
+from quire.types import CacheGroup
+
+from .driver import Driver
+
+CONFIG = SchedulerConfig(
+    num_blocks=22,
+    block_size=2,
+    max_num_seqs=6,
+    max_num_batched_tokens=16,
+    max_model_len=40,
+    groups=(CacheGroup((0,)), CacheGroup((1,), window=5)),
+)
+
+
+def live(config: SchedulerConfig = CONFIG) -> Driver:
+    """A fixed life with shared prefixes, siblings, namespaces, aborts and pressure."""
+    rng = random.Random(3)
+    driver = Driver(config)
+    for index in range(14):
+        prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(3, 8)] + [rng.randint(0, 3) for _ in range(4)]
+        driver.add(
+            prompt, max_tokens=rng.randint(1, 20), n=rng.choice([1, 2]), namespace=rng.choice(["", "a"])
+        )
+        for _ in range(rng.randint(0, 2)):
+            driver.step()
+        if index % 5 == 4:
+            driver.abort(index - 1)
+    for _ in range(2):  # the same prompt of whole blocks again
+        driver.add([1, 2, 3, 4], max_tokens=3)
+        driver.drain(2000)
+    return driver
+
+
+def test_unbroken_it_passes() -> None:
+    driver = live()
+    assert driver.scheduler.num_preemptions
+    assert driver.scheduler.prefix_stats.hit_tokens
+
+
+def leak(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "release", lambda self, blocks: [])
+
+
+def hold_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "hold", lambda self, blocks: None)
+
+
+def hand_out_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "take", lambda self, count: self._free[-count:] if count else [])
+
+
+def forget_namespaces(patch: pytest.MonkeyPatch) -> None:
+    match = PrefixCache.match
+    acquire = PrefixCache.acquire
+    patch.setattr(PrefixCache, "match", lambda self, key, most, name="": match(self, key, most, "all"))
+    patch.setattr(PrefixCache, "acquire", lambda self, hit, name="": acquire(self, hit, "all"))
+
+
+def forget_the_window(patch: pytest.MonkeyPatch) -> None:
+    """Hits count where a sliding group has lost its blocks."""
+    patch.setattr(PrefixCache, "_honoured", lambda self, path: len(path))
+
+
+def free_one_block_too_early(patch: pytest.MonkeyPatch) -> None:
+    right = sequence_blocks.first_live_block
+    patch.setattr(
+        sequence_blocks,
+        "first_live_block",
+        lambda computed, window, size: right(computed, window - size, size) if window else 0,
+    )
+    patch.setattr(prefix_cache, "first_live_block", sequence_blocks.first_live_block)
+
+
+def key_by_last_block_only(patch: pytest.MonkeyPatch) -> None:
+    """Blocks found by their own tokens, not by their whole prefix."""
+
+    def match(self: RadixTree[object], key: bytes, namespace: str = "") -> list[object]:
+        known = {node.key: node for node in self.nodes()}
+        path = []
+        for start in range(0, len(key) - self.block_bytes + 1, self.block_bytes):
+            node = known.get(key[start : start + self.block_bytes])
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+    patch.setattr(RadixTree, "match", match)
+
+
+def never_unlock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixTree, "unlock", lambda self, node: None)
+
+
+def evict_what_is_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RadixTree, "lock", lambda self, node: None)
+    patch.setattr(RadixTree, "unlock", lambda self, node: self.touch(node))
+
+
+def forget_twins(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixCache, "_promote_twin", lambda self, block: None)
+
+
+def publish_before_computed(patch: pytest.MonkeyPatch) -> None:
+    right = sequence_blocks.SequenceBlocks.settle
+
+    def settle(self: sequence_blocks.SequenceBlocks, seq: Sequence) -> None:
+        seq.computed += 1
+        right(self, seq)
+        seq.computed -= 1
+
+    patch.setattr(sequence_blocks.SequenceBlocks, "settle", settle)
+
+
+def hit_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sequence, "usable_prefix", lambda self: len(self.tokens))
+
+
+def lose_a_hit_block(patch: pytest.MonkeyPatch) -> None:
+    live_blocks = Hit.live
+    patch.setattr(Hit, "live", lambda self: live_blocks(self)[1:])
+
+
+def never_sweep(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_sweep", lambda self: None)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        leak,
+        hold_nothing,
+        hand_out_twice,
+        forget_namespaces,
+        forget_the_window,
+        free_one_block_too_early,
+        key_by_last_block_only,
+        never_unlock,
+        evict_what_is_held,
+        forget_twins,
+        publish_before_computed,
+        hit_the_last_token,
+        lose_a_hit_block,
+        never_sweep,
+    ],
+)
+def test_broken_it_is_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        break_it(patch)
+        with pytest.raises((AssertionError, AuditError, ValueError, KeyError, IndexError)):
+            live()

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import CacheGroup, Request, RequestError, SamplingParams
+
+
+def config(**changes: Any) -> SchedulerConfig:
+    values: dict[str, Any] = {
+        "num_blocks": 10,
+        "block_size": 4,
+        "max_model_len": 100,
+        "max_num_batched_tokens": 20,
+    }
+    return SchedulerConfig(**(values | changes))
+
+
+def limit(config: SchedulerConfig, prompt: Any, max_tokens: int | None = None) -> int:
+    params = SamplingParams(max_tokens=max_tokens)
+    return config.length_limit(Request(request_id="r", prompt_token_ids=prompt, params=params))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_blocks", 0),
+        ("block_size", 0),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", -1),
+        ("max_model_len", 1),
+        ("groups", ()),
+        ("groups", (CacheGroup((0,), -4),)),
+        ("policy", "random"),
+    ],
+)
+def test_a_config_out_of_range_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        config(**{field: value})
+
+
+def test_a_pool_too_small_for_one_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_blocks: 1 cannot hold one token in 2 groups"):
+        config(num_blocks=1, groups=(CacheGroup((0,)), CacheGroup((1,), 8)))
+
+
+def test_the_limit_is_prompt_and_max_tokens_within_the_model() -> None:
+    roomy = config(num_blocks=1000)
+    assert limit(roomy, [1] * 10, 5) == 15
+    assert limit(roomy, [1] * 10, 500) == 100
+    assert limit(roomy, [1] * 10) == 100
+
+
+def test_without_max_tokens_the_limit_is_what_the_pool_holds() -> None:
+    assert limit(config(), [1] * 10) == 41  # 10 blocks of 4, and one token that is sampled but never computed
+    assert limit(config(), [1] * 40) == 41
+    assert limit(config(), [1] * 10, 31) == 41
+
+
+def test_sliding_groups_count_by_their_window() -> None:
+    # 16 tokens at any alignment touch 5 blocks, whatever the length.
+    assert limit(config(groups=(CacheGroup((0,), 16),)), [1] * 50) == 100
+    mixed = config(groups=(CacheGroup((0,)), CacheGroup((1,), 4)))  # 2 for the window, 8 full blocks
+    assert limit(mixed, [1] * 10) == 33
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompt", "max_tokens", "field", "message"),
+    [
+        ({}, [], 5, "prompt_token_ids", "non-empty"),
+        ({}, "text", 5, "prompt_token_ids", "list of token ids"),
+        ({}, ["a"], 5, "prompt_token_ids", "integers below"),
+        ({}, [2**31], 5, "prompt_token_ids", "integers below"),
+        ({}, [4, -1], 5, "prompt_token_ids", "-1 is not a token id"),
+        ({}, [1] * 100, 5, "prompt_token_ids", "100 tokens are more than max_model_len 100"),
+        ({}, [1] * 41, 5, "prompt_token_ids", "41 tokens and one of output .* holds 41 tokens"),
+        ({}, [1] * 40, 2, "max_tokens", "40 prompt tokens and 2 of output .* holds 41 tokens"),
+        (
+            {"enable_chunked_prefill": False},
+            [1] * 21,
+            5,
+            "prompt_token_ids",
+            "21 tokens are more than max_num_batched_tokens 20",
+        ),
+        (
+            {"enable_chunked_prefill": False, "num_blocks": 4, "groups": (CacheGroup((0,), 2),)},
+            [1] * 17,
+            5,
+            "prompt_token_ids",
+            "need 5 of the KV cache's 4 blocks",
+        ),
+    ],
+)
+def test_what_can_never_run_is_refused_with_the_numbers(
+    changes: dict[str, Any], prompt: Any, max_tokens: int, field: str, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        limit(config(**changes), prompt, max_tokens)
+    assert caught.value.field == field
+
+
+def test_any_sequence_of_ids_will_do() -> None:
+    for prompt in ([1, 2], (1, 2), array("i", [1, 2])):
+        assert limit(config(), prompt, 2) == 4
