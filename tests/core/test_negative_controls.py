@@ -41,9 +41,11 @@ def live(config: SchedulerConfig = CONFIG) -> Driver:
             driver.step()
         if index % 5 == 4:
             driver.abort(index - 1)
-    for _ in range(2):  # the same prompt of whole blocks again
-        driver.add([1, 2, 3, 4], max_tokens=3)
-        driver.drain(2000)
+    driver.drain()
+    driver.add([1, 2, 3, 4], max_tokens=3)
+    driver.step()
+    driver.add([1, 2, 3, 4], max_tokens=3)  # whole blocks, all of them known
+    driver.drain()
     return driver
 
 
