@@ -18,6 +18,7 @@ from quire.program.ops import (
     Norm,
     Op,
     Param,
+    ParamKind,
     Part,
     Program,
     RopeWrite,
@@ -51,8 +52,8 @@ class _Lowering:
 
     def program(self) -> Program:
         spec = self.spec
-        head_parts = (Part(spec.names.embed if spec.tied else spec.names.head, spec.vocab, spec.dim, "vocab"),)
-        head = self.param("head", "linear", head_parts)
+        head_name = spec.names.embed if spec.tied else spec.names.head
+        head = self.param("head", "linear", (Part(head_name, spec.vocab, spec.dim, "vocab"),))
         embed = head
         if not spec.tied:
             embed = self.param("embed", "table", (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),))
@@ -89,7 +90,7 @@ class _Lowering:
         self.body.append(Norm(residual, delta, norm, spec.norm_eps, hidden))
         sources = tuple(name.format(i=index) for name in (names.q, names.k, names.v))
         rows, axes = (shape.q_cols, shape.kv_cols, shape.kv_cols), ("heads", "kv_heads", "kv_heads")
-        self.linear(f"{at}.qkv", hidden, qkv, sources, rows, axes, bias=att.qkv_bias)
+        self.linear(f"{at}.qkv", hidden, qkv, sources, rows, axes=axes, bias=att.qkv_bias)
         norms: list[str | None] = [None, None]
         if att.qk_norm:
             for k, name in enumerate((names.q_norm, names.k_norm)):
@@ -98,7 +99,7 @@ class _Lowering:
         self.body.append(RopeWrite(qkv, shape, index, rope, norms[0], norms[1], spec.norm_eps))
         self.body.append(Attend(qkv, mixed, shape, index, att.scale, att.window))
         self.linear(
-            f"{at}.o", mixed, projected, (names.o.format(i=index),), (spec.dim,), ("",),
+            f"{at}.o", mixed, projected, (names.o.format(i=index),), (spec.dim,), axes=("",),
             bias=att.out_bias, col_axis="heads",
         )  # fmt: skip
         norm = self.vector(f"{at}.mlp_norm", (names.mlp_norm.format(i=index),), (spec.dim,))
@@ -107,11 +108,17 @@ class _Lowering:
         gated = self.buffer("gated", mlp.width, self.formats.weights)
         sources = (names.gate.format(i=index), names.up.format(i=index))
         self.linear(
-            f"{at}.gate_up", hidden, gate_up, sources, (mlp.width, mlp.width), ("mlp", "mlp"), bias=mlp.bias
+            f"{at}.gate_up",
+            hidden,
+            gate_up,
+            sources,
+            (mlp.width, mlp.width),
+            axes=("mlp", "mlp"),
+            bias=mlp.bias,
         )
         self.body.append(GatedAct(gate_up, gated, mlp.act))
         self.linear(
-            f"{at}.down", gated, projected, (names.down.format(i=index),), (spec.dim,), ("",),
+            f"{at}.down", gated, projected, (names.down.format(i=index),), (spec.dim,), axes=("",),
             bias=mlp.bias, col_axis="mlp",
         )  # fmt: skip
         return projected
@@ -129,15 +136,17 @@ class _Lowering:
         )
 
     def linear(
-        self, name: str, x: str, out: str, sources: tuple[str, ...], rows: tuple[int, ...],
-        axes: tuple[str, ...], *, bias: bool, col_axis: str = "",
+        self, name: str, x: str, out: str, sources: tuple[str, ...], rows: tuple[int, ...], *,
+        axes: tuple[str, ...], bias: bool, col_axis: str = "",
     ) -> None:  # fmt: skip
         cols = self.buffers[x].cols
         parts = tuple(
-            Part(f"{s}.weight", r, cols, axis, col_axis) for s, r, axis in zip(sources, rows, axes, strict=True)
+            Part(f"{source}.weight", n, cols, axis, col_axis)
+            for source, n, axis in zip(sources, rows, axes, strict=True)
         )
         weight = self.param(name, "linear", parts)
-        bias_name = self.vector(f"{name}.bias", tuple(f"{s}.bias" for s in sources), rows, axes) if bias else None
+        biases = tuple(f"{source}.bias" for source in sources)
+        bias_name = self.vector(f"{name}.bias", biases, rows, axes) if bias else None
         self.body.append(Linear(x, weight, bias_name, out))
 
     def vector(
@@ -148,9 +157,8 @@ class _Lowering:
         self.params[name] = Param(name, "vector", parts, "f32")
         return name
 
-    def param(self, name: str, kind: str, parts: tuple[Part, ...]) -> str:
-        assert kind in {"linear", "table"}
-        self.params[name] = Param(name, "linear" if kind == "linear" else "table", parts, self.formats.weights)
+    def param(self, name: str, kind: ParamKind, parts: tuple[Part, ...]) -> str:
+        self.params[name] = Param(name, kind, parts, self.formats.weights)
         return name
 
     def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False) -> str:

@@ -127,7 +127,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class RopeWrite:
-    """Per head RMS-normalise q and k (when given weights), rotate both, keep q in place, write k, v to the cache.
+    """Per head RMS-normalise q and k (when given weights), rotate both, keep q in place, cache k and v.
 
     The rotation pairs dimension d with d + rotary_dim/2 (half-split). Keys and values are rounded to the
     cache's dtype. `rope` indexes Program.ropes, `layer` Program.kv_layers.
@@ -193,7 +193,7 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A model lowered to ops. `body` runs over all tokens of a step, `head` over the rows that want logits."""
+    """A model lowered to ops. `body` runs over all tokens of a step, `head` over rows that want logits."""
 
     params: tuple[Param, ...]
     buffers: tuple[Buffer, ...]

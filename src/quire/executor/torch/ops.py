@@ -21,7 +21,7 @@ from quire.program.ops import Attend, HeadShape, RopeWrite
 from quire.spec.model import Activation
 
 QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
-WEIGHT_TILE = 1 << 24  # weight elements widened to float32 at once
+WEIGHT_TILE = 1 << 22  # weight elements widened to float32 at once, some megabytes
 
 # Where each token's key and value live: block ids [T] and places inside the blocks [T].
 Location = tuple[Tensor, Tensor]
