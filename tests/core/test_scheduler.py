@@ -367,6 +367,22 @@ def test_a_more_urgent_request_takes_slot_and_blocks() -> None:
     scheduler.audit()
 
 
+def test_what_was_found_is_looked_up_again_after_someone_gave_way() -> None:
+    scheduler = make(max_num_seqs=2, policy="priority")
+    scheduler.add(ask("low", list(range(1, 13)), priority=5, max_tokens=9))
+    run(scheduler)
+    scheduler.add(ask("mid", list(range(1, 13)), priority=3, max_tokens=9, prompt_logprobs=0))
+    out = scheduler.schedule()
+    logprobs = [[TokenLogprob(1, 0.0, 1)]] * 11
+    scheduler.update(out, StepOutput([[7], [7]], [None, None], [None, logprobs]))
+    # The prefix that "high" finds is held by "low", which gives way to it: its blocks pass to "mid"'s twins.
+    scheduler.add(ask("high", list(range(1, 14)), priority=0, max_tokens=2))
+    out, _ = run(scheduler)
+    assert out.gone == [0]
+    assert spans(out)[-1] == (2, 12, 13)
+    scheduler.audit()
+
+
 def test_nobody_gives_way_in_vain() -> None:
     scheduler = make(max_num_seqs=4, policy="priority", num_blocks=8)
     scheduler.add(ask("urgent", [1] * 16, priority=0, max_tokens=9))

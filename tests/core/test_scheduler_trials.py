@@ -132,7 +132,7 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
     rng = random.Random(seed)
