@@ -1,0 +1,123 @@
+"""Lowering: every name an op uses exists, shapes agree, and buffers are filled before they are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from helpers.specs import BF16, F32, decoder_spec, programs
+from quire.program.lower import lower
+from quire.program.ops import (
+    Attend,
+    Embed,
+    GatedAct,
+    GatherRows,
+    Linear,
+    Norm,
+    Op,
+    Program,
+    RopeWrite,
+    param_names,
+    reads,
+    writes,
+)
+from quire.spec import MLP, ModelSpec, Rope
+
+
+def check_shapes(program: Program, op: Op) -> None:
+    """Widths, number formats and param kinds of one op fit together."""
+
+    def cols(name: str | None) -> int:
+        return 0 if name is None else program.buffer(name).cols
+
+    match op:
+        case Embed():
+            assert program.param(op.table).kind in {"table", "linear"}
+            assert program.param(op.table).cols == cols(op.out)
+        case Norm():
+            assert cols(op.x) == cols(op.out) == program.param(op.weight).rows
+            assert op.delta is None or cols(op.delta) == cols(op.x)
+            assert program.buffer(op.x).dtype == "f32"
+        case Linear():
+            weight = program.param(op.weight)
+            assert (cols(op.x), cols(op.out)) == (weight.cols, weight.rows)
+            assert op.bias is None or program.param(op.bias).rows == weight.rows
+        case RopeWrite():
+            layer = program.kv_layers[op.layer]
+            assert cols(op.qkv) == op.shape.q_cols + 2 * op.shape.kv_cols
+            assert (layer.kv_heads, layer.head_dim) == (op.shape.kv_heads, op.shape.head_dim)
+            assert program.ropes[op.rope].dim <= op.shape.head_dim
+        case Attend():
+            assert cols(op.out) == op.shape.q_cols
+            assert program.kv_layers[op.layer].window == op.window
+        case GatedAct():
+            assert cols(op.gate_up) == 2 * cols(op.out)
+        case GatherRows():
+            assert cols(op.x) == cols(op.out)
+
+
+@given(programs())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_programs_are_well_formed(program: Program) -> None:
+    names = [param.name for param in program.params]
+    assert sorted(names) == sorted({name for op in program.ops for name in param_names(op)})
+    filled: set[str] = set()
+    for op in program.ops:
+        assert set(reads(op)) <= filled
+        filled |= set(writes(op))
+        check_shapes(program, op)
+    assert filled == {buffer.name for buffer in program.buffers}
+    rows = {name: program.buffer(name).rows for name in filled}
+    assert {rows[name] for op in program.body for name in reads(op) + writes(op)} == {"tokens"}
+    assert {rows[name] for op in program.head for name in writes(op)} == {"logits"}
+
+
+@given(programs())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_each_layer_has_one_place_in_the_cache(program: Program) -> None:
+    for layer in program.kv_layers:
+        group = program.cache_groups[layer.group]
+        assert group.layers[layer.index_in_group] == layer.layer
+        assert group.window == layer.window
+        assert layer.index_in_group < program.layers_per_group
+
+
+def test_tied_embedding_is_one_parameter() -> None:
+    tied, untied = (lower(decoder_spec(100, 8, 8, (2, 1, 4), [0], tied=t), BF16) for t in (True, False))
+    assert {p.name for p in untied.params} - {p.name for p in tied.params} == {"embed"}
+    assert untied.param("embed").kind == "table"
+    assert [part.tensor for part in tied.param("head").parts] == ["model.embed_tokens.weight"]
+
+
+def test_every_tensor_of_a_layer_is_asked_for_once() -> None:
+    program = lower(decoder_spec(100, 8, 6, (2, 1, 4), [0, 0], bias=True, qk_norm=True), F32)
+    asked = [part.tensor for param in program.params for part in param.parts]
+    assert len(asked) == len(set(asked)) == 2 * (4 + 4 + 3 + 3 + 2 + 2) + 3
+    qkv = program.param("layers.1.qkv")
+    assert [(part.tensor[-13:], part.rows) for part in qkv.parts] == [
+        ("q_proj.weight", 8), ("k_proj.weight", 4), ("v_proj.weight", 4)
+    ]  # fmt: skip
+
+
+def with_second_layer(spec: ModelSpec, width: int, rope: Rope) -> ModelSpec:
+    layer = spec.layers[1]
+    other = replace(layer, mlp=MLP(width), attention=replace(layer.attention, rope=rope))
+    return replace(spec, layers=(spec.layers[0], other))
+
+
+def test_layers_of_other_shapes_get_buffers_and_ropes_of_their_own() -> None:
+    spec = decoder_spec(100, 8, 6, (2, 1, 4), [0, 0])
+    assert len(lower(spec, F32).ropes) == 1
+    program = lower(with_second_layer(spec, 10, Rope(theta=1e6, dim=4)), F32)
+    assert len(program.ropes) == 2
+    assert {"gate_up", "gate_up_20", "gated", "gated_10"} <= {buffer.name for buffer in program.buffers}
+
+
+def test_number_formats_reach_weights_inputs_and_cache() -> None:
+    program = lower(decoder_spec(100, 8, 6, (2, 1, 4), [0]), BF16)
+    assert {p.dtype for p in program.params if p.kind != "vector"} == {"bf16"}
+    assert {p.dtype for p in program.params if p.kind == "vector"} == {"f32"}
+    assert program.kv_dtype == "bf16"
+    rounded = {buffer.name for buffer in program.buffers if buffer.dtype == "bf16"}
+    assert rounded == {op.x for op in program.ops if isinstance(op, Linear)}
