@@ -209,6 +209,14 @@ void Executor::run_head(int logit_rows) {
   run_ops(head_begin_, ops_.size());
 }
 
+void Executor::fill_cache(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (kv_dtype_ == DType::bf16) bits = (bits >> 16) * 0x10001u;
+  uint32_t* words = reinterpret_cast<uint32_t*>(kv_.data());
+  std::fill(words, words + block_bytes_ * limits_.num_blocks / 4, bits);
+}
+
 void Executor::plan_attention(int rows) {
   parts_.clear();
   for (int b = 0; b < rows; ++b) {

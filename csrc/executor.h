@@ -58,6 +58,7 @@ class Executor {
   // ---- running --------------------------------------------------------------------------------------------------
   void run(int tokens, int rows, int logit_rows);
   void run_head(int logit_rows);
+  void fill_cache(float value);  // every element of the cache; tests fill it with NaN
   void stop_after(int op) { stop_after_ = op; }
 
   char* buffer(int index) const { return activations_.data() + buffers_[index].offset; }
