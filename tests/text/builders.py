@@ -1,4 +1,6 @@
-"""Tokenizers trained on the spot: byte level (GPT-2, Qwen style) and SentencePiece style (Llama, Mistral, Gemma)."""
+"""Tokenizers trained on the spot: byte level (GPT-2, Qwen style) and SentencePiece style (Llama, Mistral,
+Gemma).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ WORDS = (
 CORPUS = [f"{line} {index}" for index in range(40) for line in WORDS]
 
 QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CHAT_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
@@ -47,16 +50,22 @@ def byte_level(split: str | None = None, *, nfc: bool = False) -> tokenizers.Tok
 
 
 def sentencepiece_bpe(scheme: str) -> tokenizers.Tokenizer:
-    """A BPE with byte fallback. `scheme`: "normalizer" (old Llama files), "first" (Mistral), "never" (Gemma)."""
+    """A BPE with byte fallback. `scheme`: "normalizer" (old Llama files), "first" (Mistral), "never"
+    (Gemma).
+    """
     trained = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = pre_tokenizers.Split("▁", behavior="merged_with_next")
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     # The byte tokens must be in the vocabulary without being added tokens, so only the vocabulary is kept.
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=tokens, limit_alphabet=90, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=tokens, limit_alphabet=90, show_progress=False
+    )
     trained.train_from_iterator(CORPUS, trainer)
     model = json.loads(trained.to_str())["model"]
-    merges = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]]
+    merges = [
+        tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ")) for merge in model["merges"]
+    ]
     tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab=model["vocab"], merges=merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     )
@@ -72,7 +81,9 @@ def sentencepiece_bpe(scheme: str) -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.Sequence(steps)
     for token in ("<unk>", "<s>", "</s>"):
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-    tokenizer.add_special_tokens([AddedToken("[INST]", normalized=False), AddedToken("[/INST]", normalized=False)])
+    tokenizer.add_special_tokens(
+        [AddedToken("[INST]", normalized=False), AddedToken("[/INST]", normalized=False)]
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
@@ -95,7 +106,9 @@ def word_piece() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=500, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=500, special_tokens=["[UNK]", "[SEP]"], show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 

@@ -13,7 +13,11 @@ from .builders import QWEN_SPLIT, byte_level, sentencepiece_bpe, suffix_bpe, uni
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Name -> folder, one for each kind of tokenizer."""
     root = tmp_path_factory.mktemp("tokenizers")
-    chat = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    chat = {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     llama = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     old = {**llama, "tokenizer_class": "LlamaTokenizer"}
     return {
@@ -28,11 +32,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             root / "gemma", sentencepiece_bpe("never"), **llama, tokenizer_class="PreTrainedTokenizerFast"
         ),
         "plain-file": write_folder(
-            root / "plain-file", sentencepiece_bpe("normalizer"), **llama, tokenizer_class="PreTrainedTokenizerFast"
+            root / "plain-file",
+            sentencepiece_bpe("normalizer"),
+            **llama,
+            tokenizer_class="PreTrainedTokenizerFast",
         ),
         "unigram": write_folder(
             root / "unigram", unigram(), **llama, tokenizer_class="PreTrainedTokenizerFast"
         ),
-        "word-piece": write_folder(root / "word-piece", word_piece(), tokenizer_class="PreTrainedTokenizerFast"),
+        "word-piece": write_folder(
+            root / "word-piece", word_piece(), tokenizer_class="PreTrainedTokenizerFast"
+        ),
         "suffix": write_folder(root / "suffix", suffix_bpe(), tokenizer_class="PreTrainedTokenizerFast"),
     }

@@ -39,7 +39,9 @@ def test_any_cut_gives_what_the_whole_text_gives(deltas, stops, include):
             held = text[len(shown) :]
             assert shown + held == text
             assert not held or any(stop.startswith(held) for stop in stops)
-            longer = [text[start:] for start in range(len(shown)) if any(s.startswith(text[start:]) for s in stops)]
+            longer = [
+                text[start:] for start in range(len(shown)) if any(s.startswith(text[start:]) for s in stops)
+            ]
             assert not longer
     if matched is None:
         shown += matcher.finish()

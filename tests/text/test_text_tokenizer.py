@@ -18,13 +18,36 @@ from quire.types import CheckpointError, RequestError
 
 from .builders import QWEN_SPLIT, byte_level, sentencepiece_bpe, write_folder
 
-KINDS = ["gpt2", "qwen", "llama-new", "llama-old", "mistral", "gemma", "plain-file", "unigram", "word-piece", "suffix"]
-SPECIAL_TEXTS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "<s>", "</s>", "[INST]", "[/INST]", "▁"]
+KINDS = [
+    "gpt2",
+    "qwen",
+    "llama-new",
+    "llama-old",
+    "mistral",
+    "gemma",
+    "plain-file",
+    "unigram",
+    "word-piece",
+    "suffix",
+]
+SPECIAL_TEXTS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<tool_call>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "▁",
+]
 
 text = st.lists(
     st.one_of(
         st.text(max_size=12),
-        st.sampled_from([*SPECIAL_TEXTS, " ", "  ", "\n", "\t", "\0", "the quick", "é", "👍🏽", "👩‍👩‍👧", "<0x41>"]),
+        st.sampled_from(
+            [*SPECIAL_TEXTS, " ", "  ", "\n", "\t", "\0", "the quick", "é", "👍🏽", "👩‍👩‍👧", "<0x41>"]
+        ),
     ),
     max_size=8,
 ).map("".join)
@@ -186,12 +209,19 @@ def test_truncation_and_padding_in_the_file_do_not_cut_prompts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "merged"), [("llama", True), ("mistral", False), (None, True)], ids=["llama", "mistral", "none"]
+    ("model_type", "merged"),
+    [("llama", True), ("mistral", False), (None, True)],
+    ids=["llama", "mistral", "none"],
 )
 def test_llama_class_pipeline_follows_the_model_type(tmp_path, model_type, merged):
     backend = sentencepiece_bpe("normalizer")
     folder = write_folder(
-        tmp_path, backend, tokenizer_class="LlamaTokenizer", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tmp_path,
+        backend,
+        tokenizer_class="LlamaTokenizer",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
     )
     if model_type:
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -221,7 +251,7 @@ def test_chat_templates_come_from_every_place_they_live(tmp_path):
     assert templates(chat_template="config") == {"default": "file", "tool_use": "tools"}
 
 
-# -- untrusted files ------------------------------------------------------------------------------------------
+# -- untrusted files -------------------------------------------------------------------------------
 
 
 def test_missing_and_foreign_vocabularies_are_refused_by_name(tmp_path):
@@ -287,14 +317,25 @@ def test_malformed_config_is_a_checkpoint_error(tmp_path, config):
         Tokenizer.from_dir(tmp_path)
 
 
-BACKTRACKING = [r"(a+)+$", r"(a|aa)*b", r"(\w*)*!", r"((a?){2,})*c", r"(?:x+y*)+z", r"(a{1,5})+", r"(.|\n)*x", r"((a+)b)*"]
+BACKTRACKING = [
+    r"(a+)+$",
+    r"(a|aa)*b",
+    r"(\w*)*!",
+    r"((a?){2,})*c",
+    r"(?:x+y*)+z",
+    r"(a{1,5})+",
+    r"(.|\n)*x",
+    r"((a+)b)*",
+]
 EXPLODING = [r"a{100000}", r"(a{100}){100}", r"((a{20}){20}){20}", "a" * 9000]
 PUBLISHED = [
     QWEN_SPLIT,
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*",
     r" ?[^(\s|[.,!?…。，、।۔،])]+",
     r"\d{1,3}(?=(?:\d{3})*\b)|[^\W\d]+",
     r"[一-龥぀-ゟ゠-ヿ]+",

@@ -31,7 +31,17 @@ _RESERVED = frozenset(
         "chat_template",
     )
 )
-_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+# What jinja2 and its filters raise for values they cannot handle.
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    RuntimeError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +125,7 @@ class ChatTemplate:
             self._control.mark(values, marks)
             if ask.continue_final_message:
                 _tag_final_message(values["messages"], marks.tag)
-        text = self._run({**self._special_tokens, **values}, copier.nodes + copier.chars // 16)
+        text = self._run({**self._special_tokens, **values}, 8 * copier.nodes + copier.chars // 2)
         if marks is None:
             return RenderedChat(text)
         text = marks.unescape(text)

@@ -30,11 +30,10 @@ class Detokenizer(Protocol):
         ...
 
     def prime(self, token_ids: Iterable[int]) -> None:
-        """Take ids as context whose text was already shown: the joined deltas then continue the prompt's
-        text.
+        """Take ids as context whose text was already shown: the deltas then continue the prompt's text.
 
         Without it the first token is the start of the text, where SentencePiece-style vocabularies drop a
-        space.
+        space. A character that the context leaves unfinished comes out whole once it is complete.
         """
         ...
 
@@ -93,6 +92,13 @@ class PieceDetokenizer:
 
     def prime(self, token_ids: Iterable[int]) -> None:
         self.push(token_ids)
+        try:
+            shown = self._run.decode("utf-8")
+        except UnicodeDecodeError:
+            return
+        self._run.clear()
+        if shown:
+            self._without_start(shown)
 
     def finish(self) -> str:
         text = self._end_run()
@@ -149,7 +155,8 @@ class WindowedDetokenizer:
         return self._advance(final=False)
 
     def prime(self, token_ids: Iterable[int]) -> None:
-        self.push(token_ids)
+        self._ids.extend(token_id for token_id in token_ids if self._keep(token_id))
+        self._advance(final=False)
 
     def finish(self) -> str:
         return self._advance(final=True) if self._read < len(self._ids) else ""

@@ -20,10 +20,10 @@ _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u30
 def binary(meter: Meter, operation: str, left: Any, right: Any) -> Any:
     """`left operation right` for the four operations that can grow without bound: + * ** %."""
     if operation == "+":
-        if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-            meter.items(len(left) + len(right))
-        elif isinstance(left, str) and isinstance(right, str):
+        if isinstance(left, str) and isinstance(right, str):
             meter.text(len(left) + len(right))
+        elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            meter.items(len(left) + len(right))
         else:
             meter.spend()
         return operator.add(left, right)

@@ -1,8 +1,8 @@
 """What a template may spend: steps, characters and seconds, counted as it runs.
 
-One unit is one loop item, call, filter, test or visited element, or 16 characters touched. Everything that
-could do more than its inputs suggest is estimated *before* it runs, so that no single operation can stall
-or exhaust memory and the running count stops the rest.
+One unit is one call, filter, test or visited element, a third of a loop item, or 16 characters touched.
+Everything that could do more than its inputs suggest is estimated *before* it runs, so that no single
+operation can stall or exhaust memory and the running count stops the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _CHARS_PER_UNIT = 16
+_ITEM_UNITS = 3
 _CLOCK_EVERY = 2048  # units between two looks at the clock
 
 
@@ -35,7 +36,7 @@ class TemplateLimits:
     items: int = 1_000_000
     width: int = 4096
     int_bits: int = 4096
-    steps: int = 4_000_000
+    steps: int = 2_000_000
     seconds: float = 10.0
 
 
@@ -80,9 +81,9 @@ class Meter:
             raise LimitExceededError(f"it made an integer of {bits} bits, over {self.limits.int_bits}")
 
     def each(self, items: Iterable[object]) -> Iterator[object]:
-        """The items, one unit each."""
+        """The items, each for what a pass through a loop costs."""
         for item in items:
-            self.spend()
+            self.spend(_ITEM_UNITS)
             yield item
 
     def result(self, value: object) -> None:

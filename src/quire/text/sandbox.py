@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial, wraps
+from functools import wraps
 from types import GeneratorType
 from typing import Any
 
@@ -78,7 +78,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
             cycler=jinja2.utils.Cycler,
             joiner=jinja2.utils.Joiner,
             raise_exception=_raise_exception,
-            strftime_now=partial(_strftime, now),
+            strftime_now=_clock(now),
         )
 
     # -- the meter ---------------------------------------------------------------------------------
@@ -334,12 +334,13 @@ def _raise_exception(message: object) -> None:
     raise TemplateRefusal(str(message))
 
 
-def _strftime(now: Callable[[], datetime], format: str) -> str:  # noqa: A002 - the name templates may pass
-    if len(format) > _MAX_TIME_FORMAT:
-        raise LimitExceededError(
-            f"it used a time format of {len(format)} characters, over {_MAX_TIME_FORMAT}"
-        )
-    return now().strftime(format)
+def _clock(now: Callable[[], datetime]) -> Callable[[str], str]:
+    def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may pass
+        if len(format) > _MAX_TIME_FORMAT:
+            raise LimitExceededError(f"it used a time format of over {_MAX_TIME_FORMAT} characters")
+        return now().strftime(format)
+
+    return strftime_now
 
 
 def _tojson(

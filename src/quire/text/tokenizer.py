@@ -71,10 +71,11 @@ class Tokenizer:
         if folder.llama_prefix is not None:
             _adopt_llama_pipeline(backend, folder.llama_prefix)
         _add_tokens(backend, folder)
-        highest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+        tokenizer = cls(backend, special_tokens=folder.special_tokens, chat_templates=folder.chat_templates)
+        highest = tokenizer.highest_id
         if highest > MAX_TOKEN_ID:
             raise CheckpointError(f"tokenizer.json: token id {highest} is over the limit of {MAX_TOKEN_ID}")
-        return cls(backend, special_tokens=folder.special_tokens, chat_templates=folder.chat_templates)
+        return tokenizer
 
     # -- sizes, ids and names ----------------------------------------------------------------------
 
@@ -82,6 +83,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; the model's embedding may have more rows (padding)."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def highest_id(self) -> int:
+        """The largest token id; -1 for an empty vocabulary."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -175,6 +181,8 @@ class Tokenizer:
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError):
             raise RequestError("token_ids", "every token id must be an integer in [0, 2^32 - 1]") from None
+        except BaseException as error:
+            raise _readable(error) from None
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental detokenizer for one sequence."""
@@ -185,7 +193,7 @@ class Tokenizer:
             return PieceDetokenizer(table, self._decoder.strip, self._decoder.strip_count)
         hidden = self._special_text if skip_special_tokens else frozenset()
         return WindowedDetokenizer(
-            lambda ids: self._backend.decode(ids, skip_special_tokens=False),
+            lambda ids: self.decode(ids, skip_special_tokens=False),
             keep=lambda token_id: (token := self._token(token_id)) is not None and token not in hidden,
             is_open=lambda token_id: (self._token(token_id) or "").startswith("<0x"),
         )
@@ -231,11 +239,17 @@ def _load(data: bytes) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except BaseException as error:
-        # The library raises plain Exception for what it refuses and panics (a BaseException) on what it
-        # trusts.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise CheckpointError(f"tokenizer.json cannot be loaded: {error}") from None
-        raise
+        raise _readable(error) from None
+
+
+def _readable(error: BaseException) -> BaseException:
+    """A failure of the library as a CheckpointError; what is not its own (an interrupt) unchanged.
+
+    It raises plain Exception for what it refuses and panics, a BaseException, on what it trusted.
+    """
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return CheckpointError(f"tokenizer.json: the tokenizers library cannot use it: {error}")
+    return error
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
@@ -305,6 +319,8 @@ def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) 
         if not isinstance(text, str):
             raise RequestError("text", f"must be a string, not {type(text).__name__}") from None
         raise RequestError("text", "holds a lone surrogate, which is not valid Unicode text") from None
+    except BaseException as error:
+        raise _readable(error) from None
 
 
 def _state(component: object | None) -> bytes | None:
