@@ -126,6 +126,6 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("table_bytes", &Executor::table_bytes)
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("threads", &Executor::threads)
-      .def("measure_bandwidth", &measure_bandwidth, nogil(), "bytes"_a)
+      .def("measure_bandwidth", &measure_bandwidth, nogil(), "size"_a)
       .def("measure_flops", &measure_flops, nogil(), "bf16"_a, "iterations"_a);
 }

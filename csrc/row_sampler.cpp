@@ -12,8 +12,9 @@ namespace {
 
 // Candidates that are sorted directly.
 constexpr int kSmall = 1024;
-// Values looked at to place pivots.
-constexpr int kProbes = 512;
+// Values looked at to place the first pivots, and later ones, when most values lie outside the bracket.
+constexpr int kFirstProbes = 512;
+constexpr int kProbes = 4096;
 // A nucleus is first looked for above this many block maxima: most are smaller.
 constexpr int kFirstBlocks = 64;
 // Probabilities are float32: a cumulative sum this close below top_p has reached it.
@@ -225,7 +226,7 @@ Cut RowSampler::cut_ties(const View& v, const Weights& w, const Bracket& b) cons
 
 // Pivots around where a sample of the bracket puts the cut. Returns about how many values the bracket holds.
 int RowSampler::choose_pivots(const View& v, const Weights& w, const Bracket& b, int pass, float* pivots) {
-  const int stride = std::max(1, v.n / kProbes);
+  const int stride = std::max(1, v.n / (pass == 0 ? kFirstProbes : kProbes));
   int hits = 0;
   double total = 0;
   for (int i = 0; i < v.n && hits < kSmall; i += stride)
@@ -243,7 +244,8 @@ int RowSampler::choose_pivots(const View& v, const Weights& w, const Bracket& b,
     int at = 0;
     for (double sum = 0; at < hits - 1; ++at)
       if ((sum += w.e ? w.e[static_cast<uint32_t>(keys_[at])] : 1.0f) >= goal) break;
-    const int spread = static_cast<int>(std::sqrt(static_cast<double>(hits)));  // two deviations of a median
+    // A quantile of a sample is off by about the root of the number of values beyond it.
+    const int spread = 1 + static_cast<int>(std::sqrt(static_cast<double>(std::min(at, hits - 1 - at))));
     const int offsets[kPivots] = {-3 * spread, -spread, spread, 3 * spread};
     for (int j = pass % 2; j < kPivots; ++j)
       pivots[j] = value_of(keys_[std::clamp(at + offsets[j], 0, hits - 1)]);

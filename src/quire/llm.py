@@ -52,7 +52,8 @@ class LLM:
         """What the user should know about how the model is run."""
         built = self._built
         shrunk = built.plan.limits.max_len < built.config.max_model_len
-        fits = f"context of {built.plan.limits.max_len} tokens: {built.config.max_model_len} do not fit the memory bound"
+        limit, asked = built.plan.limits.max_len, built.config.max_model_len
+        fits = f"context of {limit} tokens: {asked} do not fit the memory bound"
         return [*built.model.facts.notices, *built.config.notices, *([fits] if shrunk else [])]
 
     def memory_report(self) -> list[str]:

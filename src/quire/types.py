@@ -136,7 +136,9 @@ class SamplingParams:
         for name, ids in named.items():
             for token in ids:
                 if token >= vocab_size:
-                    raise RequestError(name, f"token id {token} is not below the vocabulary size {vocab_size}")
+                    raise RequestError(
+                        name, f"token id {token} is not below the vocabulary size {vocab_size}"
+                    )
         if len(set(self.banned_token_ids)) >= vocab_size:
             raise RequestError("banned_token_ids", "every token of the vocabulary is banned")
 
@@ -369,4 +371,6 @@ def _stop_strings(stop: Sequence[str]) -> None:
         if not isinstance(text, str) or not text:
             raise RequestError("stop", "every stop string must be a non-empty string")
         if len(text) > MAX_STOP_STRING_CHARS:
-            raise RequestError("stop", f"a stop string of {len(text)} characters is over {MAX_STOP_STRING_CHARS}")
+            raise RequestError(
+                "stop", f"a stop string of {len(text)} characters is over {MAX_STOP_STRING_CHARS}"
+            )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+
 from helpers.checkpoints import save, tiny_model
-from helpers.tokenizers import write_byte_tokenizer
+from helpers.tokenizers import Folder, write_byte_tokenizer
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
-
-Folder = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")

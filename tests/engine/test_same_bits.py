@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.conftest import Folder
+from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
 from quire.types import PositionLogprobs
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from helpers.checkpoints import VOCAB
+
+Folder = Callable[..., Path]  # (name of a tiny model, dtype) -> its checkpoint folder
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"

@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers.stepper import Stepper, StepSize, compare_buffers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.stepper import Stepper, StepSize, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
 from quire.executor.native import NativeExecutor
@@ -69,7 +69,9 @@ def fill(program: Program, executors: list[Executor], dtype: str = "F32") -> Non
             offset += part.rows
 
 
-def pair(name: str, formats: tuple[DType, DType], isa: str, threads: int = 2) -> tuple[Executor, Executor, Stepper]:
+def pair(
+    name: str, formats: tuple[DType, DType], isa: str, threads: int = 2
+) -> tuple[Executor, Executor, Stepper]:
     program = lower(shape(name), NumberFormats(*formats))
     native: Executor = NativeExecutor(program, threads=threads, isa=isa)
     reference: Executor = TorchExecutor(program)
@@ -144,7 +146,9 @@ def steps_of(stepper: Stepper, executor: Executor, plan: list[dict[int, int]]) -
     return {number: np.concatenate(parts) for number, parts in found.items()}
 
 
-def bound(name: str, formats: tuple[DType, DType], isa: str, threads: int, seed: int) -> tuple[Executor, Stepper]:
+def bound(
+    name: str, formats: tuple[DType, DType], isa: str, threads: int, seed: int
+) -> tuple[Executor, Stepper]:
     program = lower(shape(name), NumberFormats(*formats))
     executor = NativeExecutor(program, threads=threads, isa=isa)
     fill(program, [executor])

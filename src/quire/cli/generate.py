@@ -94,7 +94,9 @@ def to_json(output: RequestOutput) -> dict[str, Any]:
             "prefill_seconds": timings.first_token - timings.scheduled,
             "decode_seconds": decode_seconds,
             "total_seconds": timings.finished - timings.arrival,
-            "decode_tokens_per_second": decoded / decode_seconds if decoded > 0 and decode_seconds > 0 else None,
+            "decode_tokens_per_second": decoded / decode_seconds
+            if decoded > 0 and decode_seconds > 0
+            else None,
         },
     }
     if output.prompt_logprobs is not None:

@@ -25,11 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="checkpoint folder, or a hub name such as organisation/name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--ops", action="store_true", help="list every op of every layer")
-    parser.add_argument("--prefill", type=int, default=512, metavar="N", help="prompt of the sample prefill step")
-    parser.add_argument("--context", type=int, default=1024, metavar="N", help="context of the sample decode step")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences of the sample decode step")
     parser.add_argument(
-        "--no-measure", action="store_true", help="do not measure this machine's limits; no bounds are printed"
+        "--prefill", type=int, default=512, metavar="N", help="prompt of the sample prefill step"
+    )
+    parser.add_argument(
+        "--context", type=int, default=1024, metavar="N", help="context of the sample decode step"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="sequences of the sample decode step"
+    )
+    parser.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="do not measure this machine's limits; no bounds are printed",
     )
     add_engine_options(parser)
 
@@ -49,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Everything `quire inspect` knows, as plain JSON values. Bytes are bytes, times seconds."""
-    from quire.engine.build import choose, machine_facts
     from quire.engine.budget import plan_memory
+    from quire.engine.build import choose, machine_facts
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
@@ -179,7 +187,10 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines += ["", "parameters"]
     lines += _param_lines(report["params"], all_params=all_ops)
     kv = report["kv"]
-    lines += ["", f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes a token, {len(kv['groups'])} group(s)"]
+    lines += [
+        "",
+        f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes a token, {len(kv['groups'])} group(s)",
+    ]
     for group in kv["groups"]:
         window = f"window {group['window']}" if group["window"] else "full attention"
         lines.append(f"  {len(group['layers'])} layers, {window}")
@@ -224,7 +235,9 @@ def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
 
 def _param_lines(params: list[dict[str, Any]], *, all_params: bool) -> list[str]:
     if all_params:
-        return [f"  {p['name']:<28} {p['shape']!s:<16} {p['dtype']}  {format_size(p['bytes'])}" for p in params]
+        return [
+            f"  {p['name']:<28} {p['shape']!s:<16} {p['dtype']}  {format_size(p['bytes'])}" for p in params
+        ]
     kinds: dict[str, tuple[int, int]] = {}
     for p in params:
         name = p["name"].split(".")[-1] if p["name"].startswith("layers.") else p["name"]

@@ -79,12 +79,15 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) ->
         "--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated"
     )
     group.add_argument(
-        "--stop-token-id", action="append", type=int, default=[], metavar="ID", help="end at this token; may be repeated"
+        "--stop-token-id",
+        action="append",
+        type=int,
+        default=[],
+        metavar="ID",
+        help="end at this token; may be repeated",
     )
     group.add_argument("--ignore-eos", action="store_true", help="do not end at the end-of-sequence token")
-    group.add_argument(
-        "--keep-special-tokens", action="store_true", help="show special tokens in the text"
-    )
+    group.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
 
 
 def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:

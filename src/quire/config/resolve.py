@@ -36,7 +36,9 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
     if dtype == "auto":
         dtype = "float32" if model.dtype == "float32" else "bfloat16"
         if model.dtype == "float16":
-            notices.append("the checkpoint is float16: weights are rounded to bfloat16 (--dtype float32 keeps them exact)")
+            notices.append(
+                "the checkpoint is float16: weights are rounded to bfloat16 (--dtype float32 keeps them exact)"
+            )
     kv = dtype if asked.kv_cache_dtype == "auto" else asked.kv_cache_dtype
     length = asked.max_model_len or model.max_positions
     if not 2 <= length <= model.longest:
@@ -48,7 +50,9 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
     if not asked.enable_chunked_prefill and batched < length:
         # without chunks a prompt must fit one step
         batched = length
-        notices.append(f"max_num_batched_tokens raised to {length}: without chunked prefill a prompt runs whole")
+        notices.append(
+            f"max_num_batched_tokens raised to {length}: without chunked prefill a prompt runs whole"
+        )
     return ResolvedConfig(
         asked=asked,
         weights=_DTYPES[dtype],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-
 _COUNTS = ("memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
 
 
@@ -27,10 +26,14 @@ class EngineConfig:
         "auto", "number format of the KV cache; auto: as the weights", choices=("auto", "float32", "bfloat16")
     )
     memory: int | None = option(
-        None, "hard bound on this process's memory, like 6GiB (default: 80%% of what is available)", metavar="SIZE"
+        None,
+        "hard bound on this process's memory, like 6GiB (default: 80%% of what is available)",
+        metavar="SIZE",
     )
     max_model_len: int | None = option(
-        None, "longest sequence in tokens, prompt and output (default: the model's, or what fits)", metavar="N"
+        None,
+        "longest sequence in tokens, prompt and output (default: the model's, or what fits)",
+        metavar="N",
     )
     max_num_seqs: int = option(64, "sequences that run at once", metavar="N")
     max_num_batched_tokens: int = option(512, "tokens computed in one step", metavar="N")
@@ -44,7 +47,9 @@ class EngineConfig:
         "fcfs", "order of waiting requests; priority: lower numbers first", choices=("fcfs", "priority")
     )
     load_format: str = option(
-        "auto", "random: seeded random weights from config.json alone, for benchmarks", choices=("auto", "random")
+        "auto",
+        "random: seeded random weights from config.json alone, for benchmarks",
+        choices=("auto", "random"),
     )
     seed: int = option(0, "seed of random weights and of requests that bring none", metavar="N")
     threads: int | None = option(None, "threads of the kernels (default: all usable cores)", metavar="N")

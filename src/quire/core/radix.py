@@ -1,9 +1,9 @@
 """A radix tree over byte strings in whole blocks, with locks and least-recently-used eviction of leaves.
 
 Shape: one node a block. A compressed tree (one node a run of blocks, split where two keys part) has fewer
-nodes to visit, but every owner of this tree acts on single blocks: it drops one, locks up to one, moves one to
-another tier. With one node a block nothing is ever split, a node never changes identity, and a match costs
-0.1 to 0.2 microseconds a block (`benchmarks/scheduler.py`), far below the cost of computing one.
+nodes to visit, but every owner of this tree acts on single blocks: it drops one, locks up to one, moves one
+to another tier. With one node a block nothing is ever split, a node never changes identity, and a match
+costs 0.1 to 0.2 microseconds a block (`benchmarks/scheduler.py`), far below the cost of computing one.
 
 Cost: match and insert O(blocks of the key); lock, unlock, touch O(1); eviction O(log leaves).
 

@@ -15,9 +15,10 @@ from quire.core.policy import displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
 from quire.core.requests import Requests
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.sequence import Sequence, Status
+from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
 from quire.core.step import (
+    Blocked,
     StepCounts,
     StepPlan,
     check_result,
@@ -33,6 +34,8 @@ from quire.types import (
     SeqEvent,
     StepOutput,
 )
+
+LOOK_AGAIN_STEPS = 16
 
 _by_rank = attrgetter("rank")
 
@@ -56,6 +59,7 @@ class Scheduler:
         self._gone: list[int] = []
         self._step = 0
         self._in_flight: list[Sequence] | None = None  # row i of the step being run is _in_flight[i]
+        self._blocked: Blocked | None = None
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
 
@@ -268,16 +272,22 @@ class Scheduler:
             seq = self._waiting.peek()
             if seq is None or not self._may_have_slot(seq):
                 return
+            room = self._room(step)
+            blocked = self._blocked
+            if blocked and blocked.seq is seq and blocked.needs > room and self._step < blocked.until:
+                return  # looking up a long prompt in every step would cost more than the step
             hit = self._blocks.find(seq)
             if self._first_end(seq, hit, step.budget) == hit.length:
                 return
-            short = self._shortage(seq, hit, step)
-            if short <= 0 and len(self._running) < self.config.max_num_seqs:
+            needs = self._blocks.catch_up(seq, hit.length, hit) + self._blocks.cache.unheld(hit)
+            if needs <= room and len(self._running) < self.config.max_num_seqs:
+                self._blocked = None
                 self._waiting.pop()
                 self._start(seq, hit, step)
-            elif self._can_displace(seq, short):
+            elif self._can_displace(seq, needs - room):
                 self._preempt_last(step)  # and look again: what was found may have changed hands
             else:
+                self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
 
     def _may_have_slot(self, seq: Sequence) -> bool:
@@ -293,18 +303,17 @@ class Scheduler:
             return hit.length + budget if outgrew else hit.length
         return hit.length + min(remaining, budget)
 
-    def _shortage(self, seq: Sequence, hit: Hit, step: StepPlan) -> int:
-        """How many blocks are missing to admit a waiting sequence; 0 or less when it fits.
+    def _room(self, step: StepPlan) -> int:
+        """Blocks for the tokens that a newly admitted sequence knows, all of them.
 
-        It needs room for every token it knows beside what the running ones still owe to theirs and one more
-        block a group for each of them: admitting on the first chunk alone leads to preempting it again.
-        A sequence alone always fits, since the door refused what cannot run alone.
+        That is what is available less what the running ones still owe to theirs and one more block a group
+        for each of them: admitting on a first chunk alone leads to preempting it again. A sequence alone
+        always has room, since the door refused what cannot run alone.
         """
-        if not self._running:
-            return 0
-        blocks = self._blocks
-        needs = blocks.catch_up(seq, hit.length, hit) + blocks.cache.unheld(hit) + step.owed
-        return needs + len(self._running) * blocks.num_groups - blocks.cache.available
+        running = len(self._running)
+        if not running:
+            return NEVER
+        return self._blocks.cache.available - step.owed - running * self._blocks.num_groups
 
     def _can_displace(self, seq: Sequence, short: int) -> bool:
         """Would a slot and `short` more blocks be there if less urgent running sequences gave way?

@@ -45,6 +45,15 @@ class StepPlan:
         return StepCounts(tokens - single, single, self.context, self.preempted)
 
 
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The first in the queue, and how many blocks it lacked room for when last looked at."""
+
+    seq: Sequence
+    needs: int
+    until: int  # step at which to look again in any case: it may find more of its prefix by then
+
+
 def new_seq(seq: Sequence) -> NewSeq:
     """What the worker is told of a sequence that starts, or starts again. Shares no list with it."""
     return NewSeq(

@@ -47,7 +47,9 @@ class MemoryPlan:
         lines = [f"{name:<{width}}  {format_size(size):>11}" for name, size in self.parts.items()]
         tokens = self.limits.num_blocks * self.limits.block_size
         lines.append(f"{'sum':<{width}}  {format_size(self.total):>11}  of {format_size(self.bound)}")
-        lines.append(f"{self.limits.num_blocks} KV blocks of {self.limits.block_size} tokens: {tokens} tokens")
+        lines.append(
+            f"{self.limits.num_blocks} KV blocks of {self.limits.block_size} tokens: {tokens} tokens"
+        )
         return lines
 
 

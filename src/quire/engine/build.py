@@ -130,7 +130,13 @@ def _load(
 ) -> None:
     rules = LoadRules.of(model.facts.spec)
     if config.asked.load_format == "random":
-        load(program.params, RandomWeights(program.params, config.asked.seed), executor, rules=rules, progress=progress)
+        load(
+            program.params,
+            RandomWeights(program.params, config.asked.seed),
+            executor,
+            rules=rules,
+            progress=progress,
+        )
         return
     with Checkpoint(model.folder) as checkpoint:
         load(program.params, checkpoint, executor, rules=rules, progress=progress)

@@ -77,7 +77,7 @@ class OutputProcessor:
         for completion in output.outputs:
             if params.logprobs is not None:
                 completion.logprobs = []
-            detokenizer = self._tokenizer and self._tokenizer.detokenizer(params.skip_special_tokens)
+            detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens) if self._tokenizer else None
             if detokenizer is not None and not isinstance(detokenizer, ByteLevelDetokenizer):
                 # SentencePiece-style text drops a space at its very start, and the output is not the start
                 detokenizer.prime(request.prompt_token_ids[-PRIME_TOKENS:])

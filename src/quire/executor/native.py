@@ -139,7 +139,9 @@ class NativeExecutor:
             )
         except MemoryError as error:
             need = plan.total + block_bytes * limits.num_blocks
-            raise MemoryBudgetError(f"the system would not give {need} bytes for cache and activations") from error
+            raise MemoryBudgetError(
+                f"the system would not give {need} bytes for cache and activations"
+            ) from error
 
     def _add_op(self, op: Op) -> None:
         core, buffers = self._core, self._buffers
@@ -192,11 +194,12 @@ class NativeExecutor:
         buffer = self.program.buffer(name)
         size = rows * buffer.cols * DTYPE_BYTES[buffer.dtype]
         address = self._core.buffer(self._buffers[name])
-        raw = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+        raw: npt.NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         if buffer.dtype == "f32":
-            return raw.view(np.float32).reshape(rows, buffer.cols)
-        widened = raw.view(np.uint16).astype(np.uint32) << 16
-        return widened.view(np.float32).reshape(rows, buffer.cols)
+            floats: F32 = raw.view(np.float32)
+        else:
+            floats = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return floats.reshape(rows, buffer.cols)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held by part."""

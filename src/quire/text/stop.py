@@ -108,7 +108,10 @@ class StopMatcher:
         if self.matched is not None:
             return "", self.matched
         stops = self._stops
-        state, position, size = self._state, 0, len(delta)
+        state = self._state
+        if not state and stops._first.search(delta) is None:  # nearly every delta
+            return delta, None
+        position, size = 0, len(delta)
         while True:
             if not state:
                 candidate = stops._first.search(delta, position)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class ByteProgress:
@@ -12,7 +16,7 @@ class ByteProgress:
     def __init__(self, label: str, *, enabled: bool = True) -> None:
         self._label = label
         self._enabled = enabled and sys.stderr.isatty()
-        self._bar = None
+        self._bar: tqdm[Any] | None = None
         self._done = 0
 
     def __call__(self, done: int, total: int) -> None:
@@ -21,7 +25,10 @@ class ByteProgress:
         if self._bar is None:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=self._label, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+            bar: tqdm[Any] = tqdm(
+                total=total, desc=self._label, unit="B", unit_scale=True, file=sys.stderr, leave=False
+            )
+            self._bar = bar
         self._bar.update(done - self._done)
         self._done = done
 

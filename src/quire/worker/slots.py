@@ -62,7 +62,8 @@ def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -
     Returns the number of tokens, and the rows (indices into scheduled) that sample; arrays.logit_rows names the
     last token of each of those.
     """
-    start, sampling = 0, []
+    start = 0
+    sampling: list[int] = []
     for row, item in enumerate(scheduled):
         slot = slots[item.seq_id]
         slots.append(slot, item.new_blocks)
