@@ -279,7 +279,7 @@ operators = st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "~", "==", "<"
 FILTERS = (
     "upper;length;list;join(',');first;default('d');string;trim;indent(3, true);replace('a', 'xy');center(7);"
     "round(1);int;float;sort;unique | list;batch(2) | list;slice(2) | list;map('string') | list;max;sum;abs;"
-    "reverse | list;format(1, 2.5);select | list;items | list;dictsort;truncate(1);e;safe;wordcount;last;title"
+    "reverse | list;format(1, 2.5);select | list;items | list;dictsort;truncate(1);e;safe;last;title"
 )
 METHODS = (
     "upper();split('a');replace('a', 'b');center(6, '*');join(['x', 'y']);format(1, 'z');zfill(5);get('k');"
