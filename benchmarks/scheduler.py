@@ -3,8 +3,9 @@
     PYTHONPATH=src python benchmarks/scheduler.py [--steps 300] [--repeat 5]
 
 Decode in steady state (every sequence one token a step, blocks taken and published as they fill), admission
-with and without prefix hits, and the radix tree alone. Prints JSON, then the same as a table. Times are the
-best of `--repeat` runs, in microseconds; the garbage collector is left on, as in the engine.
+with and without prefix hits, and the radix tree alone. Prints JSON, then the same as a table, in
+microseconds. A decode step is the median of its run, and of `--repeat` runs the best counts, since other work
+on the machine only ever adds. The garbage collector is left on, as in the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import time
 from array import array
 from collections.abc import Callable
@@ -31,15 +33,14 @@ def result_of(out: SchedulerOutput) -> StepOutput:
     return StepOutput(token_ids, [None] * rows, [None] * rows)
 
 
-def make_scheduler(groups: tuple[CacheGroup, ...], *, caching: bool = True) -> Scheduler:
+def make_scheduler(groups: tuple[CacheGroup, ...], num_blocks: int = 400_000) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
-            num_blocks=400_000,
+            num_blocks=num_blocks,
             max_num_seqs=256,
             max_num_batched_tokens=1 << 20,
             max_model_len=1 << 17,
             groups=groups,
-            enable_prefix_caching=caching,
         )
     )
 
@@ -50,22 +51,43 @@ def request(index: int, prompt: list[int], max_tokens: int = 1 << 16) -> Request
 
 
 def decode(rows: int, groups: tuple[CacheGroup, ...], steps: int) -> float:
-    """Mean seconds of schedule + update over `steps` steps of `rows` decoding sequences."""
+    """Median seconds of schedule + update over `steps` steps of `rows` decoding sequences."""
     scheduler = make_scheduler(groups)
     for index in range(rows):
         # Unlike lengths and tokens: block boundaries fall on different steps, as in life.
         scheduler.add(request(index, [index, *range(500 + index % 16)]))
-    spent = 0.0
-    for step in range(steps + 5):
-        start = time.perf_counter()
-        out = scheduler.schedule()
-        middle = time.perf_counter()
-        result = result_of(out)
-        again = time.perf_counter()
-        scheduler.update(out, result)
-        if step >= 5:
-            spent += middle - start + time.perf_counter() - again
-    return spent / steps
+    for _ in range(5):
+        one_step(scheduler)
+    return statistics.median(one_step(scheduler) for _ in range(steps))
+
+
+def blocked(length: int) -> float:
+    """Mean seconds of a step of 32 decoding sequences while a prompt of `length` tokens, half of it known to the
+    cache, waits for blocks."""
+    prompt = list(range(length))
+    scheduler = make_scheduler(FULL, num_blocks=length // 16 + 200)
+    scheduler.add(request(0, prompt[: length // 2], 1))
+    one_step(scheduler)
+    for index in range(1, 33):
+        scheduler.add(request(index, [index, *range(95)], 256))
+    for _ in range(3):
+        one_step(scheduler)
+    scheduler.add(request(33, prompt, 8))
+    spent = statistics.fmean(one_step(scheduler) for _ in range(48))  # the lookups are one step in 16
+    if scheduler.num_waiting != 1 or scheduler.num_running != 32:
+        raise RuntimeError("the case no longer measures a blocked prompt")
+    return spent
+
+
+def one_step(scheduler: Scheduler) -> float:
+    """Seconds of schedule + update of the next step."""
+    start = time.perf_counter()
+    out = scheduler.schedule()
+    middle = time.perf_counter()
+    result = result_of(out)
+    again = time.perf_counter()
+    scheduler.update(out, result)
+    return middle - start + time.perf_counter() - again
 
 
 def admit(length: int, *, hit: bool) -> float:
@@ -74,16 +96,9 @@ def admit(length: int, *, hit: bool) -> float:
     prompt = list(range(length))
     if hit:
         scheduler.add(request(0, prompt, 1))
-        out = scheduler.schedule()
-        scheduler.update(out, result_of(out))
+        one_step(scheduler)
     scheduler.add(request(1, prompt, 8))
-    start = time.perf_counter()
-    out = scheduler.schedule()
-    middle = time.perf_counter()
-    result = result_of(out)
-    again = time.perf_counter()
-    scheduler.update(out, result)
-    return middle - start + time.perf_counter() - again
+    return one_step(scheduler)
 
 
 def match(length: int, prompts: int) -> float:
@@ -105,6 +120,8 @@ def cases(steps: int) -> dict[str, Callable[[], float]]:
         "decode step, 256 running": lambda: decode(256, FULL, steps),
         "decode step, 32 running, 1 full + 5 sliding groups": lambda: decode(32, HYBRID, steps),
         "decode step, 256 running, 1 full + 5 sliding groups": lambda: decode(256, HYBRID, steps),
+        "decode step, 32 running, a prompt of 8,192 tokens blocked": lambda: blocked(8192),
+        "decode step, 32 running, a prompt of 65,536 tokens blocked": lambda: blocked(65536),
         "start a prompt of 2,048 tokens, new": lambda: admit(2048, hit=False),
         "start a prompt of 2,048 tokens, all but 16 cached": lambda: admit(2048, hit=True),
         "start a prompt of 65,536 tokens, all but 16 cached": lambda: admit(65536, hit=True),
@@ -113,7 +130,9 @@ def cases(steps: int) -> dict[str, Callable[[], float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300, help="decode steps a run")
     parser.add_argument("--repeat", type=int, default=5, help="runs of each case, the best counts")
     asked = parser.parse_args()
