@@ -20,8 +20,10 @@ CHAT_TEMPLATE = (
 
 
 def write_byte_tokenizer(folder: Path) -> None:
-    """Byte-level tokens for ids 3 …; ids 0-2 are <pad>, <s>, </s>. Covers ASCII and most of Latin-1's start."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB - 3]
+    """Byte-level tokens for ids 3 …; ids 0-2 are <pad>, <s>, </s>. Covers printable ASCII, space and newline."""
+    space_and_newline = ["\u0120", "\u010a"]
+    printable = [c for c in sorted(pre_tokenizers.ByteLevel.alphabet()) if c not in space_and_newline]
+    alphabet = [*space_and_newline, *printable][: VOCAB - 3]
     vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

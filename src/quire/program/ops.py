@@ -147,7 +147,8 @@ class Attend:
     """Causal attention of the rotated queries in `qkv` over the paged cache of `layer`.
 
     out[t, h] = Σ softmax(scale · q·k) v over positions max(0, p-window+1) … p. The KV axis is cut at fixed
-    absolute positions, so a query's bits depend on neither batch nor chunk.
+    absolute positions, so a query's bits depend on neither batch nor chunk. Scores and sums are float32; an
+    executor may round queries and probabilities to the cache's dtype before it multiplies, as the native one does.
     """
 
     qkv: str
