@@ -79,7 +79,11 @@ class BruteForce:
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.sampled_from(["insert", "insert", "touch", "lock", "unlock", "evict"]), keys)))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["insert", "insert", "touch", "lock", "unlock", "evict", "remove"]), keys)
+    )
+)
 def test_eviction_is_exactly_least_recently_used(moves: list[tuple[str, bytes]]) -> None:
     tree, model = RadixTree[int](BLOCK), BruteForce()
     for move, key in moves:
@@ -100,6 +104,9 @@ def test_eviction_is_exactly_least_recently_used(moves: list[tuple[str, bytes]])
             elif move == "lock":
                 tree.lock(path[-1])
                 model.locks[found] = model.locks.get(found, 0) + 1
+            elif move == "remove" and not path[-1].children and not path[-1].locks:
+                tree.remove(path[-1])
+                del model.stamp[found]
             elif move == "unlock" and model.locks.get(found):
                 tree.unlock(path[-1])
                 model.locks[found] -= 1
@@ -120,6 +127,15 @@ def test_a_lock_keeps_its_ancestors() -> None:
     tree.unlock(deep)
     assert [node.value for node in iter(tree.evict, None)] == [3, 2, 1]
     assert len(tree) == 0
+
+
+def test_a_parent_was_used_when_its_removed_child_was() -> None:
+    tree: RadixTree[int] = RadixTree(1)
+    child = tree.insert(b"ab", [1, 2])
+    other = tree.insert(b"c", [3])
+    tree.touch(child)
+    tree.remove(child)
+    assert tree.evict() is other
 
 
 def test_an_empty_namespace_leaves_nothing_behind() -> None:

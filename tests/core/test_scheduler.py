@@ -160,6 +160,18 @@ def test_accepted_tokens_that_no_row_ran_are_computed_next() -> None:
     assert spans(scheduler.schedule()) == [(0, 3, 5)]
 
 
+def test_rejected_drafts_do_not_count_as_computed() -> None:
+    scheduler = make()
+    scheduler.add(ask("a", [1, 2, 3], max_tokens=9))
+    run(scheduler)
+    for drafts, accepted, next_start in (([8, 9, 9], [8, 5], 5), ([8], [6], 6), ([4, 4], [4, 4, 1], 9)):
+        out = scheduler.schedule()
+        out.scheduled[0].token_ids.extend(drafts)  # as a proposer would
+        scheduler.update(out, answer(out, [accepted]))
+        assert scheduler._running[0].computed == next_start
+        assert len(scheduler._running[0].tokens) == next_start + 1
+
+
 def test_a_second_request_starts_where_the_prefix_is_known() -> None:
     scheduler = make()
     scheduler.add(ask("a", list(range(1, 11)), max_tokens=1))
@@ -211,6 +223,23 @@ def test_samples_wait_for_the_first_and_share_its_prompt(caching: bool) -> None:
     assert not scheduler.has_work()
     assert scheduler.blocks_cached == (3 if caching else 0)
     scheduler.audit()
+
+
+def test_samples_start_as_soon_as_the_prompt_is_computed_and_share_nothing_else() -> None:
+    groups = (CacheGroup((0,)), CacheGroup((1,), window=3))
+    scheduler = make(enable_prefix_caching=False, max_num_batched_tokens=12, groups=groups)
+    scheduler.add(ask("a", list(range(1, 15)), n=2, max_tokens=12))
+    assert [spans(run(scheduler)[0]) for _ in range(3)] == [
+        [(0, 0, 12)],
+        [(0, 12, 14)],  # ends within the block it began: no block is full, but the prompt is known
+        [(0, 14, 15), (1, 12, 14)],
+    ]
+    for _ in range(8):
+        run(scheduler)
+    assert scheduler.has_work()
+    assert (
+        len(scheduler._blocks.cache._tree) == 3
+    )  # the prompt's whole blocks: outputs are of no use to others
 
 
 def test_if_the_first_sample_ends_early_the_next_one_leads() -> None:

@@ -142,7 +142,7 @@ class Scheduler:
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, what a prefix
         # hit left over, and starting again after preemption are all a sequence catching up with its tokens.
         self._advance_running(step)
-        if not step.preempted or not self._running:
+        if not step.preempted:
             self._admit_waiting(step)
         self._step += 1
         self._in_flight = step.seqs
