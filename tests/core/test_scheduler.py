@@ -225,8 +225,11 @@ def test_samples_wait_for_the_first_and_share_its_prompt(caching: bool) -> None:
     scheduler.audit()
 
 
-def test_samples_start_as_soon_as_the_prompt_is_computed_and_share_nothing_else() -> None:
-    groups = (CacheGroup((0,)), CacheGroup((1,), window=3))
+@pytest.mark.parametrize("windows", [(0,), (0, 3)])
+def test_samples_start_as_soon_as_the_prompt_is_computed_and_share_nothing_else(
+    windows: tuple[int, ...],
+) -> None:
+    groups = tuple(CacheGroup((g,), window) for g, window in enumerate(windows))
     scheduler = make(enable_prefix_caching=False, max_num_batched_tokens=12, groups=groups)
     scheduler.add(ask("a", list(range(1, 15)), n=2, max_tokens=12))
     assert [spans(run(scheduler)[0]) for _ in range(3)] == [
