@@ -71,6 +71,25 @@ BOMBS = {
     + "{% set ns.l = [ns.l, ns.l] %}{% set ns.m = [ns.m, ns.m] %}"
     + END
     + "{{ [ns.l, ns.m] | max }}": "(text of|steps)",
+    NS + "{% set ns.l = [ns.l, ns.l] %}" + END + "{{ '{0!r}'.format(ns.l) }}": "text of",
+    NS + "{% set ns.l = [ns.l, ns.l] %}" + END + "{{ {'a': ns.l}.values() }}": "text of",
+    NS + "{% set ns.l = [ns.l, ns.l] %}" + END + "{{ {'a': ns.l}.items() ~ '' }}": "text of",
+    NS + "{% set ns.l = [ns.l, ns.l] %}" + END + "{{ raise_exception(ns.l) }}": "text of",
+    NS + "{% set ns.t = (ns.t, ns.t) %}" + END + "{{ {ns.t: 1} }}": "text of",
+    NS + "{% set ns.t = (ns.t,) * 2 %}" + END + "{{ {ns.t: 1} }}": "text of",
+    "{% macro f() %}{% set ns.t = varargs %}{% endmacro %}"
+    + NS
+    + "{% set _ = f(ns.t, ns.t) %}"
+    + END: "text of",
+    "{{ ('a' * 4000000).strip('b' * 4000000 ~ 'a') }}": "steps",
+    "{{ ('a' * 4000000) | trim('b' * 4000000 ~ 'a') }}": "steps",
+    "{{ ('a' * 4000000).rfind('b' ~ 'a' * 2000000) }}": "steps",
+    "{{ ('a' * 4000000).rsplit('b' ~ 'a' * 2000000) }}": "steps",
+    "{{ ('f' * 4000000) | int(0, 16) }}": "width of",
+    "{{ ('a ' * 4000000) | title }}": "list of",
+    "{{ ('a ' * 4000000) | wordcount }}": "list of",
+    "{{ ('ab' * 4000000) | list | length }}": "list of",
+    "{{ ('ab' * 4000000) | sort | length }}": "list of",
     "{{ '%1000000000d' % 1 }}": "width of 1000000000",
     "{{ '%(a(b)c)1000000000d' % {'a(b)c': 1} }}": "width of 1000000000",
     "{{ '%.1000000000f' % 1.5 }}": "width of 1000000000",
@@ -130,6 +149,11 @@ def test_memory_stays_small_whatever_the_bomb():
         assert tracemalloc.get_traced_memory()[1] < 150 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_printing_a_namespace_prints_none_of_its_values():
+    source = NS + "{% set ns.l = [ns.l, ns.l] %}" + END + "{{ ns }}{{ ns ~ '' }}{{ ns | string }}"
+    assert ChatTemplate(source).render(ASK).text == "<Namespace>" * 3
 
 
 def test_output_is_bounded_and_is_the_request_s_problem():
@@ -212,11 +236,12 @@ def test_walks_to_internals_are_refused(source):
         "{% if 1 %}" * 500 + "{% endif %}" * 500,
         "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,
         "{{ " + "9" * 5000 + " }}",
+        "{{ 0x" + "f" * 5000 + " }}",
         "{% generation %}",
         "{{ 'x' }} \x00 {% break %}",
         "x" * (2 << 20),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_what_does_not_compile_is_a_checkpoint_error(source):
     with pytest.raises(CheckpointError, match=r"chat template (does not compile|has)"):

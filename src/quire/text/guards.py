@@ -12,6 +12,8 @@ from quire.text.meter import LimitExceededError, Meter
 Arguments = tuple[Any, ...]
 
 MAX_JSON_INDENT = 32
+# Methods of str that CPython runs in time (length of the text) x (length of the argument).
+_QUADRATIC_METHODS = frozenset(("strip", "lstrip", "rstrip", "rfind", "rindex", "rsplit", "rpartition"))
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
@@ -110,6 +112,10 @@ class MeteredFormatter(Formatter):
             value = self._get(value, name, is_attribute)
         return value, first
 
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        self._meter.deep(value)
+        return super().convert_field(value, conversion)
+
     def format_field(self, value: Any, format_spec: str) -> str:
         digits = "".join(char if char.isdigit() else " " for char in format_spec).split()
         for number in digits:
@@ -137,7 +143,9 @@ def string_method(meter: Meter, text: str, name: str, args: Arguments, kwargs: d
         tab = max(_int(args, 0), kwargs.get("tabsize", 8) if isinstance(kwargs.get("tabsize"), int) else 8)
         meter.width(tab)
         meter.text(len(text) + text.count("\t") * tab)
-    elif name == "replace" and len(args) >= 2:
+    elif name in _QUADRATIC_METHODS and args and isinstance(args[0], str):
+        meter.spend(len(text) * len(args[0]) // 256)
+    if name == "replace" and len(args) >= 2:
         _replace(meter, text, args[0], args[1])
     elif name == "join" and args:
         args = (joinable(meter, text, args[0]), *args[1:])
@@ -171,6 +179,25 @@ def _int(args: Arguments, index: int) -> int:
 # -- filters: checks by name, given the value and the remaining arguments --------------------------
 
 
+def _trim(meter: Meter, value: Any, chars: Any = None) -> None:
+    size = meter.deep(value)
+    if isinstance(chars, str):
+        meter.spend(size * len(chars) // 256)
+
+
+def _integer(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
+    if isinstance(value, str):
+        meter.width(len(value))
+    meter.spend()
+
+
+def _listed(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
+    """For filters that make a list of the characters or words of a text."""
+    if isinstance(value, str):
+        meter.items(len(value))
+    meter.result(value)
+
+
 def _center(meter: Meter, value: Any, width: Any = 80) -> None:
     meter.deep(value)
     if isinstance(width, int):
@@ -196,7 +223,7 @@ def _format(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _batch(meter: Meter, value: Any, linecount: Any, *_: Any, **__: Any) -> None:
-    meter.deep(value)
+    _listed(meter, value)
     if isinstance(linecount, int):
         meter.items(linecount)
 
@@ -207,8 +234,13 @@ def _round(meter: Meter, _value: Any, precision: Any = 0, *_: Any, **__: Any) ->
         raise LimitExceededError(f"it rounded to {precision} digits")
 
 
+def _sorted(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
+    _listed(meter, value)
+    meter.deep(value)
+
+
 def _sum(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
-    meter.result(value)
+    _listed(meter, value)
     start = kwargs.get("start", args[1] if len(args) > 1 else 0)
     if not isinstance(start, int | float):
         raise LimitExceededError("it summed something other than numbers")
@@ -253,6 +285,16 @@ def _join(meter: Meter, value: Any, d: Any = "", *_: Any, **__: Any) -> None:
 
 FILTERS: dict[str, Callable[..., None]] = {
     "join": _join,
+    "trim": _trim,
+    "int": _integer,
+    "list": _listed,
+    "title": _listed,
+    "wordcount": _listed,
+    "sort": _sorted,
+    "unique": _sorted,
+    "groupby": _sorted,
+    "max": _sorted,
+    "min": _sorted,
     "center": _center,
     "indent": _indent,
     "replace": _replace_filter,
@@ -264,14 +306,12 @@ FILTERS: dict[str, Callable[..., None]] = {
     "tojson": _tojson,
 }
 
-# Filters that look at a list without looking into its elements.
-SHALLOW_FILTERS = frozenset(
-    (
-        *("abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list"),
-        *("map", "reject", "rejectattr", "reverse", "safe", "select", "selectattr"),
-    )
+# Filters whose cost does not depend on the value, and filters that pass over a list but not into its
+# elements.
+CONSTANT_FILTERS = frozenset(
+    ("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "safe")
 )
-
+SHALLOW_FILTERS = frozenset(("items", "map", "reject", "rejectattr", "reverse", "select", "selectattr"))
 # Filters that read an iterator to its end: it becomes a list first, so that its size is known.
 CONSUMING_FILTERS = frozenset(
     ("batch", "dictsort", "groupby", "join", "max", "min", "slice", "sort", "sum", "unique")

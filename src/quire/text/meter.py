@@ -8,12 +8,14 @@ operation can stall or exhaust memory and the running count stops the rest.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from dataclasses import dataclass
 
 _CHARS_PER_UNIT = 16
 _ITEM_UNITS = 3
-_CLOCK_EVERY = 2048  # units between two looks at the clock
+MAX_INT_BITS = 4096
+_CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
+_CLOCK_EVERY = 256  # units between two looks at the clock
 
 
 class LimitExceededError(Exception):
@@ -35,7 +37,7 @@ class TemplateLimits:
     value_chars: int = 1 << 23
     items: int = 1_000_000
     width: int = 4096
-    int_bits: int = 4096
+    int_bits: int = MAX_INT_BITS
     steps: int = 2_000_000
     seconds: float = 10.0
 
@@ -70,7 +72,7 @@ class Meter:
         """Account for a list of `items` elements."""
         if items > self.limits.items:
             raise LimitExceededError(f"it made a list of {items} items, over {self.limits.items}")
-        self.spend(1 + items // 4)
+        self.spend(1 + items // 16)
 
     def width(self, width: int) -> None:
         if width > self.limits.width:
@@ -104,7 +106,7 @@ class Meter:
         if isinstance(value, str):
             self.text(len(value))
             return len(value)
-        if not isinstance(value, list | tuple | dict):
+        if not isinstance(value, _CONTAINERS):
             self.spend()
             return 32
         chars = 0
@@ -114,7 +116,7 @@ class Meter:
             if isinstance(node, str):
                 chars += len(node) + 4
                 self.spend(1 + len(node) // _CHARS_PER_UNIT)
-            elif isinstance(node, list | tuple | dict):
+            elif isinstance(node, _CONTAINERS):
                 self.spend(1 + len(node))
                 chars += 4 * len(node) + 2
                 stack.extend(node)

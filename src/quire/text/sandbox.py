@@ -26,16 +26,16 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from quire.text import guards
-from quire.text.meter import LimitExceededError, Meter
+from quire.text.meter import MAX_INT_BITS, LimitExceededError, Meter
 
 # Never used by chat templates, and either random, unbounded, or HTML.
-_DROPPED_FILTERS = ("forceescape", "pprint", "random", "urlize", "wordwrap", "xmlattr")
+_DROPPED_FILTERS = ("forceescape", "pprint", "random", "urlencode", "urlize", "wordwrap", "xmlattr")
 _REFUSED_METHODS = frozenset(("encode", "maketrans", "translate", "to_bytes", "from_bytes"))
 _MAX_TIME_FORMAT = 256
 _MACRO_UNITS = 10  # a macro call costs several microseconds
 
 # Names that no template can spell: the meter's own filters, put into the syntax tree.
-_EACH, _OPERAND, _CONCAT, _SIZED = "meter each", "meter operand", "meter concat", "meter sized"
+_EACH, _DEEP, _CONCAT, _SIZED = "meter each", "meter deep", "meter concat", "meter sized"
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -68,7 +68,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         for name, function in self.tests.items():
             self.tests[name] = self._metered_test(function)
         self.filters.update(
-            {_EACH: self._each, _OPERAND: self._operand, _CONCAT: self._join_outputs, _SIZED: self._sized}
+            {_EACH: self._each, _DEEP: self._deep, _CONCAT: self._join_outputs, _SIZED: self._sized}
         )
         self.globals.clear()
         self.globals.update(
@@ -112,15 +112,19 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         meter = self._meter
         meter.spend(_MACRO_UNITS if isinstance(obj, Macro) else 1)
-        if isinstance(obj, LoopContext):  # a recursive loop descends: its items never pass a For node
-            args = tuple(meter.each(arg) if isinstance(arg, Iterable) else arg for arg in args)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             args = guards.string_method(meter, owner, obj.__name__, args, kwargs)
-        elif isinstance(owner, LoopContext):  # loop.changed() compares
-            meter.deep(args)
         elif isinstance(owner, list | tuple | dict):
             meter.deep(owner) if args else meter.items(len(owner))
+        if isinstance(obj, Macro):
+            # Its varargs are a tuple: see visit_Tuple.
+            meter.deep([arg for arg in args if isinstance(arg, tuple)])
+        else:
+            meter.deep(args)
+            meter.deep(kwargs)
+        if isinstance(obj, LoopContext):  # a recursive loop descends: its items never pass a For node
+            args = tuple(meter.each(arg) if isinstance(arg, Iterable) else arg for arg in args)
         result = super().call(context, obj, *args, **kwargs)
         meter.result(result)
         return result
@@ -169,7 +173,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     def _each(self, items: Any) -> Any:
         return _MeteredItems(self._meter, items)
 
-    def _operand(self, value: Any) -> Any:
+    def _deep(self, value: Any) -> Any:
         self._meter.deep(value)
         return value
 
@@ -178,7 +182,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         return value
 
     @jinja2.pass_eval_context
-    def _join_outputs(self, context: nodes.EvalContext, parts: tuple[Any, ...]) -> str:
+    def _join_outputs(self, context: nodes.EvalContext, parts: list[Any]) -> str:
         meter = self._meter
         meter.text(sum(len(part) if isinstance(part, str) else meter.deep(part) for part in parts))
         return markup_join(parts) if context.autoescape else str_join(parts)
@@ -187,6 +191,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
     def _metered_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         guard = guards.FILTERS.get(name)
+        constant = name in guards.CONSTANT_FILTERS
         shallow = name in guards.SHALLOW_FILTERS
         consuming = name in guards.CONSUMING_FILTERS
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -199,6 +204,8 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
                 rest[0] = list(meter.each(rest[0]))
             if guard is not None:
                 guard(meter, *rest, **kwargs)
+            elif constant:
+                meter.spend()
             elif shallow:
                 meter.result(rest[0] if rest else None)
             else:
@@ -208,7 +215,8 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
             if isinstance(result, GeneratorType):
                 # Run it now: generators nested by a loop would be run, and freed, by deep recursion.
                 result = iter(list(meter.each(result)))
-            meter.result(result)
+            if not constant:
+                meter.result(result)
             return result
 
         return run
@@ -246,12 +254,22 @@ class _MeterInserter(NodeTransformer):
         holders: list[Any] = [node, *node.ops]
         for holder in holders:
             if not isinstance(holder.expr, nodes.Const):
-                holder.expr = _filtered(holder.expr, _OPERAND)
+                holder.expr = _filtered(holder.expr, _DEEP)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), _CONCAT)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        """Tuples are hashed and compared through, and one holding another twice doubles that each time."""
+        self.generic_visit(node)
+        return _filtered(node, _DEEP) if node.ctx == "load" else node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
+        if isinstance(node.value, int) and node.value.bit_length() > MAX_INT_BITS:
+            raise jinja2.TemplateAssertionError("an integer has too many digits", node.lineno)
+        return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -315,6 +333,9 @@ class _TemplateNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # the inherited one prints every value
 
 
 def _check_name(name: object) -> None:
