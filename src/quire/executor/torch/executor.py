@@ -38,7 +38,7 @@ class TorchExecutor:
 
     def __init__(self, program: Program, device: str = "cpu") -> None:
         self.program = program
-        self._device = torch.device(device)
+        self._device = _device(device)
         self._weights = Weights(program, self._device)
         self._state: State | None = None
         self._reader: StepReader | None = None
@@ -148,3 +148,14 @@ class _Runner:
                 ops.gated_act(buffer(op.gate_up), op.act, buffer(op.out))
             case GatherRows():
                 ops.gather_rows(buffer(op.x), self.optional(op.delta), self.logit_rows, buffer(op.out))
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name. Raises ValueError when torch does not know it or cannot use it here."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: {name!r} cannot be used: {reason}") from error
+    return device

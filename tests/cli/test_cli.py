@@ -1,0 +1,195 @@
+"""The command line: what it prints, what it refuses, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from quire.cli.main import main
+from quire.util.sizes import format_size, parse_size
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = main(list(args))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_generate_json_equals_transformers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys, "generate", str(folder), "--prompt", "Hello there", "--max-tokens", "16", "--temperature", "0",
+        "--ignore-eos", "--dtype", "float32", "--json", "--logprobs", "2", "--prompt-logprobs", "1",
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    ids = tokenizer("Hello there", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        whole = model.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    expected = whole[0, ids.shape[1] :].tolist()
+    assert found["prompt"] == "Hello there"
+    assert found["prompt_token_ids"] == ids[0].tolist()
+    (sample,) = found["outputs"]
+    assert sample["token_ids"] == expected
+    assert sample["text"] == tokenizer.decode(expected, skip_special_tokens=True)
+    assert sample["finish_reason"] == "length"
+    assert len(sample["logprobs"]) == 16
+    assert len(sample["logprobs"][0]["top"]) == 2
+    assert len(found["prompt_logprobs"]) == len(found["prompt_token_ids"])
+    assert found["usage"] == {
+        "prompt_tokens": 11, "completion_tokens": 16, "total_tokens": 27, "cached_tokens": 0
+    }  # fmt: skip
+    timings = found["timings"]
+    parts = timings["queue_seconds"] + timings["prefill_seconds"] + timings["decode_seconds"]
+    assert parts == pytest.approx(timings["total_seconds"])
+    assert timings["time_to_first_token_seconds"] > 0
+
+
+def test_generate_text_and_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(
+        capsys, "generate", str(folder), "--prompt", "Hi", "--max-tokens", "8", "--memory", "1GiB"
+    )
+    assert code == 0
+    assert out.endswith("\n")
+    for word in ("weights", "kv", "activations", "of 1.00 GiB"):
+        assert word in err
+    assert (
+        run(capsys, "generate", str(folder), "--prompt", "Hi", "--max-tokens", "8", "--quiet", "--n", "2")[0]
+        == 0
+    )
+
+
+def test_prompt_of_ids_and_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = ("--max-tokens", "4", "--temperature", "0", "--ignore-eos", "--json", "--quiet")
+    _, by_ids, _ = run(capsys, "generate", str(folder), "--prompt-token-ids", "40,41", *greedy)
+    assert json.loads(by_ids)["prompt_token_ids"] == [40, 41]
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    _, by_text, _ = run(capsys, "generate", str(folder), "--prompt", "-", *greedy)
+    assert json.loads(by_text)["prompt"] == "Hello"
+
+
+def test_chat(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["hello", "", "again", "/clear", "third", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    code, out, _ = run(
+        capsys, "chat", str(folder), "--quiet", "--max-tokens", "4", "--ignore-eos", "--system", "Be."
+    )
+    assert code == 0
+    assert out.count("\n") >= 3
+
+
+def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys, "inspect", str(folder), "--json", "--prefill", "64", "--context", "100", "--batch", "3"
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert found["architecture"] == "Qwen3ForCausalLM"
+    stored = sum(t.numel() for t in transformers.AutoModelForCausalLM.from_pretrained(folder).parameters())
+    assert found["parameters"] == stored
+    assert (
+        found["kv"]["bytes_per_token"] == 2 * 2 * 2 * 24 * 4
+    )  # k and v, layers, kv heads, head_dim, float32
+    for step in found["steps"].values():
+        assert step["intensity"] == pytest.approx(step["flops"] / step["bytes"])
+        assert step["bound_seconds"] > 0
+    assert [op["op"] for op in found["ops"][:3]] == ["Embed", "Norm", "Linear"]
+    parts = found["memory"]["parts"]
+    assert sum(parts.values()) == found["memory"]["sum"] <= found["memory"]["bound"]
+    code, text, _ = run(capsys, "inspect", str(folder), "--no-measure")
+    assert code == 0
+    for word in ("GQA 4/2 heads", "q/k norm", "KV cache", "prefill:", "decode:", "FLOP/byte"):
+        assert word in text
+    assert run(capsys, "inspect", str(folder), "--no-measure", "--ops")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (("generate", "{}", "--prompt", "x", "--temperature", "-1"), 1, "temperature"),
+        (("generate", "{}", "--prompt", "x", "--max-tokens", "0"), 1, "max_tokens"),
+        (("generate", "{}", "--prompt", ""), 1, "prompt"),
+        (("generate", "{}", "--prompt-token-ids", "1,x"), 1, "prompt-token-ids"),
+        (("generate", "{}", "--prompt", "x", "--memory", "1MiB"), 1, "raise --memory"),
+        (("generate", "{}", "--prompt", "x", "--max-model-len", "100000"), 2, "max_model_len"),
+        (("generate", "{}", "--prompt", "x", "--block-size", "8"), 2, "block_size"),
+        (
+            ("generate", "{}", "--prompt", "x", "--executor", "torch", "--device", "nowhere"),
+            2,
+            "device: 'nowhere'",
+        ),
+        (
+            ("generate", "{}", "--prompt", "x", "--executor", "torch", "--device", "cuda:7"),
+            2,
+            "device: 'cuda:7'",
+        ),
+        (("generate", "no/such/folder/at/all", "--prompt", "x"), 1, "no such folder"),
+        (("inspect", "."), 1, "config.json"),
+    ],
+)
+def test_refusals(
+    folder: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], status: int, words: str
+) -> None:
+    code, out, err = run(capsys, *(a.format(folder) for a in args))
+    assert code == status, err
+    assert words in err
+    assert not out
+    assert "Traceback" not in err
+
+
+def test_forced_isa_that_cannot_run(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_ISA", "sse9")
+    code, _, err = run(capsys, "generate", str(folder), "--prompt", "x")
+    assert code == 2
+    assert "sse9" in err
+
+
+def test_help_and_version() -> None:
+    for args, word in (
+        (["--help"], "generate"),
+        (["--version"], "quire 0."),
+        (["generate", "--help"], "--memory"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "quire.cli.main", *args], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert word in done.stdout
+
+
+def test_a_server_without_torch_never_loads_it(folder: Path) -> None:
+    script = (
+        "import sys; from quire import LLM, SamplingParams\n"
+        f"LLM({str(folder)!r}, progress=False).generate('Hi', SamplingParams(max_tokens=2))\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("6GiB", 6 * 2**30), ("6g", 6 * 2**30), ("1.5 MB", 1_500_000), ("123", 123), ("2KiB", 2048)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "6 gibi", "-1", "1e9"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_size(text)
+
+
+def test_sizes_as_people_read_them() -> None:
+    assert [format_size(n) for n in (5, 2048, 3 * 2**30)] == ["5 B", "2.00 KiB", "3.00 GiB"]
