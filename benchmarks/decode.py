@@ -25,7 +25,9 @@ PROMPT, OUTPUT = 128, 128
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=7)
@@ -34,7 +36,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = write(args.shape, Path(folder))
-        with LLM(model, load_format="random", dtype=args.dtype, threads=args.threads, max_model_len=2048) as llm:
+        with LLM(
+            model, load_format="random", dtype=args.dtype, threads=args.threads, max_model_len=2048
+        ) as llm:
             result = {"shape": args.shape, "dtype": args.dtype, **measure(llm, args.rounds)}
     if args.json:
         print(json.dumps(result))

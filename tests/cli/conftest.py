@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from helpers.checkpoints import save, tiny_model
 from helpers.tokenizers import write_byte_tokenizer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from helpers.tokenizers import Folder
 
+from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
 from quire.types import FinishReason, MemoryBudgetError, RequestError
 
@@ -24,7 +24,8 @@ def llm(checkpoint: Folder) -> LLM:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama2", "llama3.1", "llama-yarn", "mistral-window", "qwen2-tied", "qwen2-mixed-windows", "qwen3"]
+    "name",
+    ["llama2", "llama3.1", "llama-yarn", "mistral-window", "qwen2-tied", "qwen2-mixed-windows", "qwen3"],
 )
 @pytest.mark.parametrize("executor", ["native", "torch"])
 def test_greedy_text_equals_transformers(checkpoint: Folder, name: str, executor: str) -> None:
@@ -37,7 +38,9 @@ def test_greedy_text_equals_transformers(checkpoint: Folder, name: str, executor
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         with torch.inference_mode():
-            whole = reference.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0)
+            whole = reference.generate(
+                ids, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
         expected = whole[0, ids.shape[1] :].tolist()
         assert output.prompt_token_ids == ids[0].tolist()
         assert output.outputs[0].token_ids == expected
@@ -75,13 +78,19 @@ def test_stop_string_ends_and_is_cut(llm: LLM) -> None:
     full = llm.generate(["Once upon"], GREEDY)[0].outputs[0].text
     stop = full[5:8]
     cut = full[: full.find(stop)]
-    (out,) = llm.generate(["Once upon"], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop]))
+    (out,) = llm.generate(
+        ["Once upon"], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop])
+    )
     assert (out.outputs[0].text, out.outputs[0].finish_reason) == (cut, FinishReason.STOP)
     assert out.outputs[0].stop_reason == stop
-    deltas = list(llm.stream("Once upon", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop])))
+    deltas = list(
+        llm.stream("Once upon", SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop]))
+    )
     assert "".join(d.text for d in deltas) == cut
     assert not llm.built.core.has_work()
-    kept = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop], include_stop_str_in_output=True)
+    kept = SamplingParams(
+        temperature=0, max_tokens=24, ignore_eos=True, stop=[stop], include_stop_str_in_output=True
+    )
     assert llm.generate(["Once upon"], kept)[0].outputs[0].text == cut + stop
 
 
@@ -93,7 +102,9 @@ def test_stop_token_and_eos(llm: LLM) -> None:
     assert out.outputs[0].token_ids == ids[: first + 1]
     assert out.outputs[0].finish_reason is FinishReason.STOP
     assert out.outputs[0].stop_reason == third
-    later = SamplingParams(temperature=0, max_tokens=24, stop_token_ids=[third], min_tokens=6, ignore_eos=True)
+    later = SamplingParams(
+        temperature=0, max_tokens=24, stop_token_ids=[third], min_tokens=6, ignore_eos=True
+    )
     held_back = llm.generate(["Once upon"], later)[0].outputs[0].token_ids
     assert third not in held_back[:6]
 
@@ -151,7 +162,9 @@ def test_chat_uses_the_template(llm: LLM) -> None:
         ("x", SamplingParams(banned_token_ids=list(range(128))), "banned_token_ids"),
     ],
 )
-def test_refusals_name_the_field(llm: LLM, prompt: str | list[int], params: SamplingParams, field: str) -> None:
+def test_refusals_name_the_field(
+    llm: LLM, prompt: str | list[int], params: SamplingParams, field: str
+) -> None:
     with pytest.raises(RequestError) as refused:
         llm.generate(["fine", prompt], params)
     assert refused.value.field == field
@@ -201,7 +214,12 @@ with LLM(sys.argv[1], memory=bound, max_num_seqs=16, load_format="random", progr
 def test_the_memory_bound_holds(checkpoint: Folder, tmp_path: Path) -> None:
     """A process under more load than its cache can take stays below its bound, and holds what was planned."""
     config = json.loads((checkpoint("qwen3") / "config.json").read_text())
-    config |= {"max_position_embeddings": 1024, "num_hidden_layers": 16, "num_key_value_heads": 2, "head_dim": 64}
+    config |= {
+        "max_position_embeddings": 1024,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
     config["layer_types"] = ["full_attention"] * 16
     (tmp_path / "config.json").write_text(json.dumps(config))
     done = subprocess.run(
@@ -212,4 +230,6 @@ def test_the_memory_bound_holds(checkpoint: Folder, tmp_path: Path) -> None:
     assert found["peak"] <= found["bound"]
     for part in ("weights", "kv", "activations", "tables"):
         assert found["held"][part] <= found["planned"][part] + 4096, part
-    assert found["planned"]["kv"] > found["bound"] // 4, "the test should fill a good part of the bound with KV"
+    assert found["planned"]["kv"] > found["bound"] // 4, (
+        "the test should fill a good part of the bound with KV"
+    )
