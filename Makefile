@@ -17,9 +17,9 @@ $(VENV)/.installed: $(NATIVE) | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+$(VENV)/.dev: $(NATIVE) | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
-	touch $@
+	touch $@ $(VENV)/.installed
 
 install: $(VENV)/.installed
 

@@ -1,6 +1,6 @@
 """Write a small checkpoint with random weights: something to run when no model is at hand. It talks nonsense.
 
-    python tools/demo_checkpoint.py FOLDER
+python tools/demo_checkpoint.py FOLDER
 """
 
 from __future__ import annotations
