@@ -1,0 +1,182 @@
+"""What a server needs of an engine: the asynchronous interface and its plain types.
+
+Implemented by engine/async_engine (the engine in its own process, or in a thread of this one). Every method is
+called on the event loop's thread; nothing here blocks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from quire.text.chat import ChatAsk
+from quire.types import FinishReason, PositionLogprobs, QuireError, RequestOutput, SamplingParams
+
+
+class EngineState(StrEnum):
+    """Health as probes see it. READY means that steps complete, or that an idle engine answers pings."""
+
+    STARTING = "starting"
+    READY = "ready"
+    STALLED = "stalled"  # work is queued and no step has completed for a while, or a ping went unanswered
+    RESTARTING = "restarting"  # the engine process died and a new one is loading
+    DRAINING = "draining"  # shutting down: running requests finish, new ones are refused
+    FAILED = "failed"
+
+
+class OverloadedError(QuireError):
+    """The queue is full. `retry_after` seconds is an estimate; the message holds the numbers (HTTP 429)."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineUnavailableError(QuireError):
+    """The engine is starting, restarting or draining, or died under the request: try again (HTTP 503)."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineError(QuireError):
+    """A request's deadline or longest queue time has passed (HTTP 504). Partial output stays in the stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateAsk:
+    """One request in token ids, ready to be admitted.
+
+    `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends in
+    DeadlineError when it is not finished, or not yet scheduled, by then. `prompt_text` is only reported back.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    prompt_text: str | None = None
+    priority: int = 0
+    namespace: str = ""
+    deadline: float | None = None
+    queue_deadline: float | None = None
+
+
+@dataclass(slots=True)
+class StreamDelta:
+    """What one step added to one sample. Text may be empty while a character or stop string is incomplete."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class Stream(Protocol):
+    """A running request. Iterate for deltas; `output` grows with them and holds usage and timings.
+
+    Iteration raises DeadlineError, EngineUnavailableError or QuireError when the request ends in one.
+    """
+
+    request_id: str
+    output: RequestOutput
+
+    def __aiter__(self) -> AsyncIterator[StreamDelta]: ...
+
+    def cancel(self) -> None:
+        """Stop computing within one step and forget the request. Harmless when it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What /v1/models and the start-up line say."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    config_sha256: str
+    template_hash: str | None
+    created: int  # wall clock seconds of loading
+    default_sampling: Mapping[str, float | int] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges and counters of the engine process as of its last report; times are seconds.
+
+    `step_*` are totals since start. `blocks` counts KV blocks; waste is tokens allocated and not used.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    block_size: int = 16
+    kv_waste_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
+    resident_bytes: int = 0
+    memory_parts: Mapping[str, int] = field(default_factory=dict)
+
+
+class AsyncEngine(Protocol):
+    """An engine that serves many callers at once."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    async def start(self) -> None:
+        """Load and become ready. Raises what loading raises (CheckpointError, MemoryBudgetError, ...)."""
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Refuse new requests, let running ones finish for so long, end the rest, release everything."""
+
+    def generate(self, ask: GenerateAsk) -> Stream:
+        """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError."""
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids, computed off the event loop; long texts never block it. RequestError when over the limit."""
+
+    async def encode_chat(self, ask: ChatAsk) -> list[int]:
+        """A rendered conversation's token ids, off the event loop."""
+
+    async def render_chat(self, ask: ChatAsk) -> str:
+        """A rendered conversation, off the event loop."""
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of ids, off the event loop."""
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as text for logprobs: its bytes decoded on their own, U+FFFD for partial characters."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to the text."""
+
+    async def ping(self, timeout: float) -> bool:
+        """True when the engine process answers in time."""
+
+    async def debug(self) -> Mapping[str, Any]:
+        """The latest step records, for explanations of latency."""
