@@ -1,0 +1,131 @@
+"""From conversations to training steps: token ids, targets, and groups of documents of like length.
+
+Step `n` is a pure function of the seed and n: a run that stops can go on as if it had not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .corpus.conversation import Conversation
+from .corpus.draw import Draw, Split
+from .model import Group
+from .rendering import END_OF_TEXT, segments
+
+IGNORE = -1
+Source = Callable[[int], Conversation]  # index -> conversation
+
+
+@dataclass(slots=True)
+class Example:
+    """A document: ids, and for every position the id to predict, or IGNORE where nothing is learned."""
+
+    ids: list[int]
+    targets: list[int]
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One forward pass: ids [n] laid out as `groups`, rows [m] that predict, their targets [m]."""
+
+    ids: Tensor
+    groups: list[Group]
+    rows: Tensor
+    targets: Tensor
+
+    def to(self, device: str) -> MicroBatch:
+        return MicroBatch(self.ids.to(device), self.groups, self.rows.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """How a step is put together. `pool` conversations are sorted by length and dealt to `steps_per_pool` steps.
+
+    `learn_all` also learns what the user and the tools say.
+    """
+
+    seed: int
+    pool: int = 512
+    steps_per_pool: int = 6
+    group_tokens: int = 1024
+    micro_tokens: int = 4096
+    max_length: int = 1536
+    learn_all: bool = False
+
+
+def encode(conversation: Conversation, tokenizer: Tokenizer, *, learn_all: bool = False) -> Example:
+    """Token ids of the rendered conversation; segment by segment, which equals encoding it whole."""
+    ids: list[int] = []
+    learn: list[bool] = []
+    pieces = segments(conversation)
+    for piece, encoded in zip(pieces, tokenizer.encode_batch([p.text for p in pieces]), strict=True):
+        ids += encoded.ids
+        learn += [piece.learn or learn_all] * len(encoded.ids)
+    targets = [i if wanted else IGNORE for i, wanted in zip(ids[1:], learn[1:], strict=True)]
+    return Example(ids[:-1], targets)
+
+
+class Batches:
+    """The training steps of one run."""
+
+    def __init__(self, source: Source, tokenizer: Tokenizer, plan: BatchPlan) -> None:
+        self._source, self._tokenizer, self._plan = source, tokenizer, plan
+        self._pad = tokenizer.token_to_id(END_OF_TEXT)
+        self._pool = -1
+        self._groups: list[list[Example]] = []
+
+    def step(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of one step."""
+        plan = self._plan
+        pool, part = divmod(step, plan.steps_per_pool)
+        if pool != self._pool:
+            self._pool, self._groups = pool, self._make_groups(pool)
+        batches: list[list[list[Example]]] = [[]]
+        for group in self._groups[part :: plan.steps_per_pool]:
+            if batches[-1] and sum(map(_area, batches[-1])) + _area(group) > plan.micro_tokens:
+                batches.append([])
+            batches[-1].append(group)
+        return [_micro_batch(batch, self._pad) for batch in batches if batch]
+
+    def _make_groups(self, pool: int) -> list[list[Example]]:
+        plan = self._plan
+        first = pool * plan.pool
+        examples = [
+            encode(self._source(i), self._tokenizer, learn_all=plan.learn_all) for i in range(first, first + plan.pool)
+        ]
+        fitting = sorted((e for e in examples if len(e.ids) <= plan.max_length), key=lambda e: len(e.ids))
+        return Draw(f"groups:{plan.seed}:{pool}", Split.TRAIN).shuffled(_cut(fitting, plan.group_tokens))
+
+
+def _cut(examples: Iterable[Example], group_tokens: int) -> list[list[Example]]:
+    """Neighbours by length, as many as fit `group_tokens` when padded to the longest."""
+    groups: list[list[Example]] = [[]]
+    for example in examples:
+        if groups[-1] and len(example.ids) * (len(groups[-1]) + 1) > group_tokens:
+            groups.append([])
+        groups[-1].append(example)
+    return groups
+
+
+def _area(group: list[Example]) -> int:
+    return len(group) * max(len(e.ids) for e in group)
+
+
+def _micro_batch(batch: list[list[Example]], pad: int) -> MicroBatch:
+    ids: list[int] = []
+    targets: list[int] = []
+    groups: list[Group] = []
+    for group in batch:
+        length = max(len(e.ids) for e in group)
+        groups.append((len(group), length))
+        for e in group:
+            ids += e.ids + [pad] * (length - len(e.ids))
+            targets += e.targets + [IGNORE] * (length - len(e.ids))
+    target = torch.tensor(targets)
+    rows = (target != IGNORE).nonzero()[:, 0]
+    return MicroBatch(torch.tensor(ids), groups, rows, target[rows])

@@ -1,0 +1,1 @@
+"""Seeded generator of chat conversations, one module a domain."""

@@ -1,0 +1,179 @@
+"""The decoder in plain torch: one flat token stream for training, a KV cache for generation.
+
+Training lays documents out as groups: a group is `rows` documents padded to `length` tokens, and groups follow one
+another in one flat stream. Every linear layer sees the stream as one matrix; attention sees each group as a batch, so
+no document attends to another and no mask is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .shape import Shape
+
+Group = tuple[int, int]  # rows, length
+
+
+@dataclass(slots=True)
+class Cache:
+    """Keys and values of a batch: per layer [rows, kv_heads, capacity, head_dim]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @staticmethod
+    def empty(shape: Shape, rows: int, capacity: int, device: torch.device) -> Cache:
+        size = (rows, shape.kv_heads, capacity, shape.head_dim)
+        return Cache(
+            [torch.zeros(size, device=device) for _ in range(shape.layers)],
+            [torch.zeros(size, device=device) for _ in range(shape.layers)],
+        )
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with RMSNorm on every query and key head before RoPE."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        self.eps = shape.norm_eps
+        self.q_proj = nn.Linear(shape.hidden, shape.heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+        self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps)
+        self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps)
+
+    def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of tokens x [n, hidden], each [n, heads, head_dim] in float32; q and k rotated.
+
+        Attention stays in float32 under autocast too: on CPU its bfloat16 backward pass is the slower one.
+        """
+        n = x.shape[0]
+        q = self.q_norm(self.q_proj(x).float().view(n, self.heads, self.head_dim))
+        k = self.k_norm(self.k_proj(x).float().view(n, self.kv_heads, self.head_dim))
+        v = self.v_proj(x).float().view(n, self.kv_heads, self.head_dim)
+        return rotate(q, rope), rotate(k, rope), v
+
+    def forward(self, x: Tensor, groups: list[Group], rope: tuple[Tensor, Tensor]) -> Tensor:
+        q, k, v = self.project(x, rope)
+        outputs, at = [], 0
+        for rows, length in groups:
+            part = slice(at, at + rows * length)
+            at += rows * length
+            views = [t[part].view(rows, length, -1, self.head_dim).transpose(1, 2) for t in (q, k, v)]
+            with torch.autocast(x.device.type, enabled=False):
+                out = F.scaled_dot_product_attention(*views, is_causal=True, enable_gqa=True)
+            outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
+        return self.o_proj(torch.cat(outputs))
+
+    def step(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor) -> Tensor:
+        """One new token a row: x [rows, hidden] at position at[row]; the cache holds what came before."""
+        q, k, v = self.project(x, rope)
+        keys, values = cache
+        rows = torch.arange(x.shape[0], device=x.device)
+        keys[rows, :, at], values[rows, :, at] = k, v
+        seen = torch.arange(keys.shape[2], device=x.device) <= at[:, None]
+        out = F.scaled_dot_product_attention(
+            q[:, :, None], keys, values, attn_mask=seen[:, None, None], enable_gqa=True
+        )
+        return self.o_proj(out.reshape(x.shape[0], -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.mlp = MLP(shape)
+
+    def forward(self, x: Tensor, groups: list[Group], rope: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), groups, rope)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def step(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor) -> Tensor:
+        x = x + self.self_attn.step(self.input_layernorm(x), rope, cache, at)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm; logits come from the embedding transposed.
+
+    Attribute names are those of the published checkpoints without the leading "model.".
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        cos, sin = rope_tables(shape)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Normal weights of width 1/sqrt(inputs); outputs of each block are scaled down by sqrt(2 * layers)."""
+        for name, weight in self.named_parameters():
+            if weight.dim() < 2:
+                nn.init.ones_(weight)
+                continue
+            std = 0.02 if "embed" in name else weight.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std /= (2 * self.shape.layers) ** 0.5
+            nn.init.normal_(weight, std=std, generator=generator)
+
+    def forward(self, ids: Tensor, groups: list[Group]) -> Tensor:
+        """Final hidden states [n, hidden] of a flat stream of token ids [n] laid out as `groups`."""
+        positions = torch.cat([torch.arange(length).repeat(rows) for rows, length in groups]).to(ids.device)
+        rope = (self.cos[positions], self.sin[positions])
+        x = self.embed_tokens(ids)
+        for block in self.layers:
+            x = block(x, groups, rope)
+        return self.norm(x)
+
+    def step(self, ids: Tensor, at: Tensor, cache: Cache) -> Tensor:
+        """Hidden states [rows, hidden] of one new token a row; `at` are their positions. Writes the cache."""
+        rope = (self.cos[at], self.sin[at])
+        x = self.embed_tokens(ids)
+        for i, block in enumerate(self.layers):
+            x = block.step(x, rope, (cache.keys[i], cache.values[i]), at)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab] of hidden states [n, hidden]."""
+        return F.linear(hidden, self.embed_tokens.weight)
+
+
+def rope_tables(shape: Shape) -> tuple[Tensor, Tensor]:
+    """cos and sin [max_positions, head_dim / 2] of RoPE (Su et al. 2021), in float32."""
+    half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float32), shape.rope_theta**-half)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate halves of x [n, heads, head_dim] by the angles of each token's position."""
+    cos, sin = rope[0][:, None], rope[1][:, None]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
