@@ -1,0 +1,109 @@
+"""What a person may choose about serving. Field names are the long options of `quire serve`, as vLLM names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from quire.config.schema import option
+
+_NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts")
+_POSITIVE = (
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "max_body_bytes",
+    "max_connections",
+    "stall_timeout",
+    "reader_timeout",
+    "reader_tokens",
+    "header_timeout",
+    "body_timeout",
+    "keep_alive_timeout",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """A server as asked for: where it listens, who may call, how much may wait, when it gives up. Times in seconds.
+
+    Raises ValueError naming the field when a value is out of range or two contradict each other.
+    """
+
+    host: str = option("127.0.0.1", "address to listen on", metavar="ADDRESS")
+    port: int = option(8000, "TCP port to listen on; 0 picks a free one", metavar="N")
+    uds: str | None = option(
+        None, "listen on this Unix socket instead of an address and port", metavar="PATH"
+    )
+    api_key: tuple[str, ...] = option(
+        (), "keys that clients must present, any of them (default: none)", metavar="KEY"
+    )
+    api_key_file: str | None = option(
+        None, "file of keys, one a line; not seen in the process list as --api-key is", metavar="FILE"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "names the model answers to; the first is reported (default: the model as given)", metavar="NAME"
+    )
+    chat_template: str | None = option(
+        None, "file of a chat template that replaces the checkpoint's", metavar="FILE"
+    )
+    ssl_keyfile: str | None = option(None, "private key for TLS, PEM", metavar="FILE")
+    ssl_certfile: str | None = option(None, "certificate chain for TLS, PEM", metavar="FILE")
+    allowed_hosts: tuple[str, ...] = option(
+        (), "Host headers to accept (default: loopback names on loopback, any elsewhere)", metavar="HOST"
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "browser origins that may call (default: none)", metavar="ORIGIN"
+    )
+    unknown_fields: str = option(
+        "ignore", "what to do with request fields nobody knows", choices=("ignore", "refuse")
+    )
+    max_num_queued_reqs: int = option(1024, "requests that may wait for a free place", metavar="N")
+    max_num_queued_tokens: int = option(2**20, "prompt tokens that may wait for a free place", metavar="N")
+    max_body_bytes: int = option(16 * 2**20, "largest request body in bytes", metavar="N")
+    max_connections: int = option(4096, "connections at once", metavar="N")
+    header_timeout: float = option(10.0, "seconds for a request's headers to arrive", metavar="S")
+    body_timeout: float = option(60.0, "seconds for a request's body to arrive", metavar="S")
+    keep_alive_timeout: float = option(30.0, "seconds an idle connection stays open", metavar="S")
+    reader_tokens: int = option(
+        4096, "generated tokens a client may leave unread; then its request ends", metavar="N"
+    )
+    reader_timeout: float = option(
+        30.0, "seconds a client may leave output unread; then its request ends", metavar="S"
+    )
+    shutdown_timeout: float = option(
+        30.0, "seconds for running requests to finish after SIGTERM", metavar="S"
+    )
+    stall_timeout: float = option(
+        10.0, "seconds without a step (or an answer when idle) until health reports a stall", metavar="S"
+    )
+    hang_timeout: float = option(
+        60.0, "seconds of stall until the engine process is killed and started again; 0: never", metavar="S"
+    )
+    engine_restarts: int = option(
+        5, "starts of a failed engine process within ten minutes until the server gives up", metavar="N"
+    )
+    log_format: str = option("human", "form of the log", choices=("human", "json"))
+    log_level: str = option(
+        "info", "least severe lines logged", choices=("debug", "info", "warning", "error")
+    )
+    access_log: bool = option(False, "log a line for every request")
+    otlp_endpoint: str | None = option(
+        None, "send one OpenTelemetry span a request to this collector (default: off)", metavar="URL"
+    )
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            choices, value = f.metadata["choices"], getattr(self, f.name)
+            if choices and value not in choices:
+                raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is below 0")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port: {self.port} is not in [0, 65535]")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("ssl_keyfile and ssl_certfile: give both or neither")
+        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_key):
+            raise ValueError("api_key: a key must be printable ASCII and not empty")
