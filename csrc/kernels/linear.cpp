@@ -68,8 +68,10 @@ void tile(int rows, const Tile<T>& t) {
   switch (rows) {
     case 1: return tile_rows<T, 1>(t);
     case 2: return tile_rows<T, 2>(t);
+#if QUIRE_AVX512 || QUIRE_AVX2
     case 3: return tile_rows<T, 3>(t);
     case 4: return tile_rows<T, 4>(t);
+#endif
 #if QUIRE_AVX512
     case 5: return tile_rows<T, 5>(t);
     case 6: return tile_rows<T, 6>(t);

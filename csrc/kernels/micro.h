@@ -45,11 +45,17 @@ template <int R>
 constexpr int cols_for() {
   return 4;
 }
-#else
+#elif QUIRE_AVX2  // sixteen registers of eight lanes: eight hold sums
 constexpr int kRows = 4;
 template <int R>
 constexpr int cols_for() {
   return R == 1 ? 4 : R == 2 ? 2 : 1;
+}
+#else  // sixteen registers of four lanes; one row streams whole panels, sums spill to the L1 cache
+constexpr int kRows = 2;
+template <int R>
+constexpr int cols_for() {
+  return R == 1 ? 4 : 1;
 }
 #endif
 

@@ -243,85 +243,125 @@ QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*
 
 #else  // QUIRE_GENERIC
 
-typedef float F16v __attribute__((vector_size(64)));
-typedef int32_t I16v __attribute__((vector_size(64)));
-typedef uint32_t U16v __attribute__((vector_size(64)));
+// Four vectors of four lanes: what SSE2 and NEON have registers for. (GCC takes wider generic vectors apart lane by
+// lane as soon as a comparison is involved.)
+typedef float F4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+typedef uint32_t U4 __attribute__((vector_size(16)));
 struct V16 {
-  F16v v;
+  F4 a, b, c, d;
 };
+// One expression for each quarter m of a vector; `i` is the quarter's number.
+#define QUIRE_QUARTERS(e) {e(a, 0), e(b, 1), e(c, 2), e(d, 3)}
 QUIRE_INLINE V16 load(const float* p) {
   V16 r;
-  std::memcpy(&r.v, p, 64);
+  std::memcpy(&r, p, 64);
   return r;
 }
-QUIRE_INLINE void store(float* p, V16 a) { std::memcpy(p, &a.v, 64); }
-QUIRE_INLINE V16 set1(float x) { return {F16v{} + x}; }
-QUIRE_INLINE V16 zero() { return {F16v{}}; }
-QUIRE_INLINE V16 add(V16 a, V16 b) { return {a.v + b.v}; }
-QUIRE_INLINE V16 sub(V16 a, V16 b) { return {a.v - b.v}; }
-QUIRE_INLINE V16 mul(V16 a, V16 b) { return {a.v * b.v}; }
-QUIRE_INLINE V16 div(V16 a, V16 b) { return {a.v / b.v}; }
-QUIRE_INLINE V16 vmax(V16 a, V16 b) { return {a.v > b.v ? a.v : b.v}; }
-QUIRE_INLINE V16 vmin(V16 a, V16 b) { return {a.v < b.v ? a.v : b.v}; }
-QUIRE_INLINE V16 fma(V16 a, V16 b, V16 c) { return {a.v * b.v + c.v}; }
-QUIRE_INLINE I16v lanes() { return I16v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
-QUIRE_INLINE V16 first_n(int n, V16 a, V16 b) { return {lanes() < (I16v{} + n) ? a.v : b.v}; }
+QUIRE_INLINE void store(float* p, V16 x) { std::memcpy(p, &x, 64); }
+QUIRE_INLINE V16 set1(float x) {
+  const F4 f = {x, x, x, x};
+  return {f, f, f, f};
+}
+QUIRE_INLINE V16 zero() { return set1(0.0f); }
+// Bits of x where the lane of m is set, else of y.
+QUIRE_INLINE F4 blend4(I4 m, F4 x, F4 y) { return (F4)(((I4)x & m) | ((I4)y & ~m)); }
+#define QUIRE_ADD(m, i) x.m + y.m
+#define QUIRE_SUB(m, i) x.m - y.m
+#define QUIRE_MUL(m, i) x.m * y.m
+#define QUIRE_DIV(m, i) x.m / y.m
+#define QUIRE_MAX(m, i) blend4(x.m > y.m, x.m, y.m)
+#define QUIRE_MIN(m, i) blend4(x.m < y.m, x.m, y.m)
+#define QUIRE_FMA(m, i) x.m * y.m + z.m
+QUIRE_INLINE V16 add(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_ADD); }
+QUIRE_INLINE V16 sub(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_SUB); }
+QUIRE_INLINE V16 mul(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_MUL); }
+QUIRE_INLINE V16 div(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_DIV); }
+QUIRE_INLINE V16 vmax(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_MAX); }
+QUIRE_INLINE V16 vmin(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_MIN); }
+QUIRE_INLINE V16 fma(V16 x, V16 y, V16 z) { return QUIRE_QUARTERS(QUIRE_FMA); }
+QUIRE_INLINE I4 lanes(int quarter) {
+  const I4 first = {0, 1, 2, 3};
+  return first + 4 * quarter;
+}
+#define QUIRE_FIRST(m, i) blend4(lanes(i) < n, x.m, y.m)
+QUIRE_INLINE V16 first_n(int n, V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_FIRST); }
 QUIRE_INLINE V16 load_n(const float* p, int n) {
   V16 r = zero();
-  if (n > 0) std::memcpy(&r.v, p, static_cast<size_t>(n < 16 ? n : 16) * 4);
+  if (n > 0) std::memcpy(&r, p, static_cast<size_t>(n < 16 ? n : 16) * 4);
   return r;
 }
-QUIRE_INLINE uint32_t mask_of(I16v m) {
-  uint32_t bits = 0;
-  for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(m[i] & 1) << i;
-  return bits;
+QUIRE_INLINE uint32_t mask4(I4 m) {
+  const I4 weight = {1, 2, 4, 8};
+  const I4 w = m & weight;
+  return static_cast<uint32_t>(w[0] | w[1] | w[2] | w[3]);
 }
-QUIRE_INLINE uint32_t mask_gt(V16 a, V16 b) { return mask_of(a.v > b.v); }
-QUIRE_INLINE uint32_t mask_ge(V16 a, V16 b) { return mask_of(a.v >= b.v); }
-QUIRE_INLINE V16 keep_ge(V16 e, V16 a, V16 b) { return {a.v >= b.v ? e.v : F16v{}}; }
-QUIRE_INLINE V16 select_bits(uint32_t bits, V16 a, V16 b) {
-  const U16v one = (U16v{} + bits) >> (U16v)lanes() & 1u;
-  return {(I16v)one != 0 ? a.v : b.v};
+QUIRE_INLINE uint32_t mask16(I4 a, I4 b, I4 c, I4 d) {
+  return mask4(a) | mask4(b) << 4 | mask4(c) << 8 | mask4(d) << 12;
 }
-QUIRE_INLINE uint32_t mask_not_finite(V16 a) {
-  const U16v u = (U16v)a.v & 0x7f800000u;
-  return mask_of((I16v)(u == 0x7f800000u));
+QUIRE_INLINE uint32_t mask_gt(V16 x, V16 y) { return mask16(x.a > y.a, x.b > y.b, x.c > y.c, x.d > y.d); }
+QUIRE_INLINE uint32_t mask_ge(V16 x, V16 y) { return mask16(x.a >= y.a, x.b >= y.b, x.c >= y.c, x.d >= y.d); }
+#define QUIRE_KEEP(m, i) (F4)((I4)e.m & (x.m >= y.m))
+QUIRE_INLINE V16 keep_ge(V16 e, V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_KEEP); }
+QUIRE_INLINE I4 bits4(uint32_t bits) {
+  const I4 weight = {1, 2, 4, 8};
+  return (weight & static_cast<int>(bits & 15u)) != 0;
 }
-QUIRE_INLINE V16 round_even(V16 a) {  // |a| < 2^22: adding 1.5 * 2^23 leaves the nearest integer
-  const F16v magic = F16v{} + 12582912.0f;
-  return {(a.v + magic) - magic};
+#define QUIRE_SELECT(m, i) blend4(bits4(bits >> (4 * i)), x.m, y.m)
+QUIRE_INLINE V16 select_bits(uint32_t bits, V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_SELECT); }
+QUIRE_INLINE I4 not_finite4(F4 x) { return ((I4)x & 0x7f800000) == 0x7f800000; }
+QUIRE_INLINE uint32_t mask_not_finite(V16 x) {
+  return mask16(not_finite4(x.a), not_finite4(x.b), not_finite4(x.c), not_finite4(x.d));
 }
-QUIRE_INLINE V16 pow2n(V16 n) {
-  const I16v i = __builtin_convertvector(n.v, I16v) + 127;
-  return {(F16v)(i << 23)};
+QUIRE_INLINE V16 round_even(V16 x) {  // |x| < 2^22: adding 1.5 * 2^23 leaves the nearest integer
+  const V16 magic = set1(12582912.0f);
+  return sub(add(x, magic), magic);
 }
-QUIRE_INLINE V16 load_bf16(const uint16_t* p) {
-  V16 r;
-  for (int i = 0; i < 16; ++i) r.v[i] = bf16_to_float(p[i]);
-  return r;
+#define QUIRE_POW2(m, i) (F4)((__builtin_convertvector(x.m, I4) + 127) << 23)
+QUIRE_INLINE V16 pow2n(V16 x) { return QUIRE_QUARTERS(QUIRE_POW2); }
+QUIRE_INLINE F4 widen4(const uint16_t* p) {
+  const U4 u = {p[0], p[1], p[2], p[3]};
+  return (F4)(u << 16);
 }
-QUIRE_INLINE void store_bf16(uint16_t* p, V16 a) {
-  for (int i = 0; i < 16; ++i) p[i] = float_to_bf16(a.v[i]);
+QUIRE_INLINE V16 load_bf16(const uint16_t* p) { return {widen4(p), widen4(p + 4), widen4(p + 8), widen4(p + 12)}; }
+QUIRE_INLINE void store_bf16(uint16_t* p, V16 x) {
+  float t[16];
+  store(t, x);
+  for (int i = 0; i < 16; ++i) p[i] = float_to_bf16(t[i]);
 }
 struct P16 {
-  U16v v;
+  U4 a, b, c, d;
 };
 QUIRE_INLINE P16 load_pairs(const uint16_t* p) {
   P16 r;
-  std::memcpy(&r.v, p, 64);
+  std::memcpy(&r, p, 64);
   return r;
 }
 QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
   uint32_t u;
   std::memcpy(&u, p, 4);
-  return {U16v{} + u};
+  const U4 f = {u, u, u, u};
+  return {f, f, f, f};
 }
-QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) {
-  const U16v high = U16v{} + 0xffff0000u;
-  acc.v = (F16v)(a.v & high) * (F16v)(b.v & high) + acc.v;
-  acc.v = (F16v)(a.v << 16) * (F16v)(b.v << 16) + acc.v;
-  return acc;
+QUIRE_INLINE F4 dot4(F4 acc, U4 x, U4 y) {
+  acc = (F4)(x & 0xffff0000u) * (F4)(y & 0xffff0000u) + acc;
+  return (F4)(x << 16) * (F4)(y << 16) + acc;
 }
+#define QUIRE_DOT(m, i) dot4(acc.m, x.m, y.m)
+QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) { return QUIRE_QUARTERS(QUIRE_DOT); }
+#undef QUIRE_ADD
+#undef QUIRE_SUB
+#undef QUIRE_MUL
+#undef QUIRE_DIV
+#undef QUIRE_MAX
+#undef QUIRE_MIN
+#undef QUIRE_FMA
+#undef QUIRE_FIRST
+#undef QUIRE_KEEP
+#undef QUIRE_SELECT
+#undef QUIRE_POW2
+#undef QUIRE_DOT
+#undef QUIRE_QUARTERS
 QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #endif
@@ -355,7 +395,7 @@ QUIRE_INLINE float reduce_max(V16 a) {
   return t[0];
 }
 
-// e^x, relative error below 2e-7; exactly 0 at and below -87 (so e^-inf is 0), exactly 1 at 0, e^88 above 88.
+// e^x, relative error below 2e-7; exactly 0 below -87 (so e^-inf is 0), exactly 1 at 0, e^88 above 88.
 QUIRE_INLINE V16 exp(V16 x) {
   const V16 low = set1(-87.0f);
   const V16 c = vmax(vmin(x, set1(88.0f)), low);
@@ -370,15 +410,7 @@ QUIRE_INLINE V16 exp(V16 x) {
   p = fma(p, r, set1(1.6666665459e-1f));
   p = fma(p, r, set1(5.0000001201e-1f));
   p = add(fma(mul(r, r), p, r), set1(1.0f));
-  const V16 y = mul(p, pow2n(n));
-#if QUIRE_AVX512
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, low.v, _CMP_GT_OQ), y.v)};
-#elif QUIRE_AVX2
-  return {_mm256_and_ps(_mm256_cmp_ps(x.a, low.a, _CMP_GT_OQ), y.a),
-          _mm256_and_ps(_mm256_cmp_ps(x.b, low.b, _CMP_GT_OQ), y.b)};
-#else
-  return {x.v > low.v ? y.v : F16v{}};
-#endif
+  return keep_ge(mul(p, pow2n(n)), x, low);
 }
 
 }  // namespace QUIRE_ISA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,11 +51,7 @@ class LLM:
     @property
     def notices(self) -> list[str]:
         """What the user should know about how the model is run."""
-        built = self._built
-        shrunk = built.plan.limits.max_len < built.config.max_model_len
-        limit, asked = built.plan.limits.max_len, built.config.max_model_len
-        fits = f"context of {limit} tokens: {asked} do not fit the memory bound"
-        return [*built.model.facts.notices, *built.config.notices, *([fits] if shrunk else [])]
+        return self._built.notices()
 
     def memory_report(self) -> list[str]:
         """The memory bound by part, as lines of text."""
@@ -71,11 +68,11 @@ class LLM:
         *,
         priorities: Sequence[int] | None = None,
         cache_salt: str = "",
-        progress: bool = False,
+        progress: bool = True,
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs in the order of the prompts.
 
-        One SamplingParams for all or one a prompt; None takes the checkpoint's defaults. When one prompt is
+        `progress` shows a bar on a terminal. One SamplingParams for all or one a prompt; None takes the checkpoint's defaults. When one prompt is
         refused, RequestError is raised and none has run.
         """
         asks = _prompts(prompts)
@@ -147,7 +144,7 @@ class LLM:
 
     def _run(self, outputs: list[RequestOutput], progress: bool) -> None:
         bar = None
-        if progress:
+        if progress and sys.stderr.isatty():
             from tqdm import tqdm
 
             bar = tqdm(total=len(outputs), desc="requests", unit="req")

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
             notice(llm)
         params = sampling_params(args, llm.default_params())
         if args.json:
-            (output,) = llm.generate([prompt], params)
+            (output,) = llm.generate([prompt], params, progress=False)
             json.dump(to_json(output), sys.stdout, ensure_ascii=False)
             print()
         elif params.n == 1:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
                 print(delta.text, end="", flush=True)
             print()
         else:
-            (output,) = llm.generate([prompt], params)
+            (output,) = llm.generate([prompt], params, progress=False)
             for sample in output.outputs:
                 print(f"[{sample.index}] {sample.text}")
     return 0
