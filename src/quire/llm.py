@@ -72,8 +72,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs in the order of the prompts.
 
-        `progress` shows a bar on a terminal. One SamplingParams for all or one a prompt; None takes the checkpoint's defaults. When one prompt is
-        refused, RequestError is raised and none has run.
+        One SamplingParams for all or one a prompt; None takes the checkpoint's defaults. `progress` shows a bar on
+        a terminal. When one prompt is refused, RequestError is raised and none has run.
         """
         asks = _prompts(prompts)
         each = self._params(params, len(asks))
