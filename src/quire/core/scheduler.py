@@ -83,6 +83,11 @@ class Scheduler:
         return self._blocks.pool.num_cached
 
     @property
+    def kv_waste_tokens(self) -> int:
+        """Tokens that running sequences' blocks have room for and do not hold: what paging still wastes."""
+        return sum([seq.table.capacity - seq.computed for seq in self._running])
+
+    @property
     def prefix_stats(self) -> PrefixCacheStats:
         return self._blocks.cache.stats
 

@@ -59,11 +59,7 @@ class SchedulerConfig:
         prompt = request.prompt_token_ids
         _check_token_ids(prompt)
         length = len(prompt)
-        if length > self.max_model_len - 1:
-            raise RequestError(
-                "prompt_token_ids",
-                f"{length} tokens are more than max_model_len {self.max_model_len} less one for the output",
-            )
+        self.check_length(length)
         if not self.enable_chunked_prefill:
             self._check_whole_prompt(length)
         # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.
@@ -84,6 +80,14 @@ class SchedulerConfig:
                 f" which holds {holds} tokens",
             )
         return limit
+
+    def check_length(self, length: int) -> None:
+        """Raise RequestError when a prompt of `length` tokens leaves no room in the context window."""
+        if length > self.max_model_len - 1:
+            raise RequestError(
+                "prompt_token_ids",
+                f"{length} tokens are more than max_model_len {self.max_model_len} less one for the output",
+            )
 
     def _check_whole_prompt(self, length: int) -> None:
         if length > self.max_num_batched_tokens:

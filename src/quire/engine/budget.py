@@ -53,16 +53,16 @@ class MemoryPlan:
         return lines
 
 
-def plan_memory(program: Program, config: ResolvedConfig, process_bytes: int) -> MemoryPlan:
+def plan_memory(program: Program, config: ResolvedConfig, process_bytes: int, beside: int = 0) -> MemoryPlan:
     """Divide the bound: fixed parts first, KV blocks from the rest.
 
-    `process_bytes` is the resident size before weights are loaded. A context length that was not asked for is
-    halved until one sequence of it fits. Raises MemoryBudgetError, with the sum by part and what to change,
-    when not even that fits.
+    `process_bytes` is the resident size before weights are loaded, `beside` what another process of the same
+    server holds and will hold. A context length that was not asked for is halved until one sequence of it fits.
+    Raises MemoryBudgetError, with the sum by part and what to change, when not even that fits.
     """
     length = config.max_model_len
     while True:
-        plan, needed = _plan(program, config, process_bytes, length)
+        plan, needed = _plan(program, config, process_bytes + PROCESS_ALLOWANCE, beside, length)
         if plan.limits.num_blocks >= needed:
             return plan
         if not config.shrink_model_len or length <= MIN_MODEL_LEN:
@@ -71,7 +71,7 @@ def plan_memory(program: Program, config: ResolvedConfig, process_bytes: int) ->
 
 
 def _plan(
-    program: Program, config: ResolvedConfig, process_bytes: int, length: int
+    program: Program, config: ResolvedConfig, process: int, beside: int, length: int
 ) -> tuple[MemoryPlan, int]:
     """A plan for a context length, and the blocks that one sequence of that length needs."""
     asked = config.asked
@@ -85,7 +85,8 @@ def _plan(
     )
     planned = planned_bytes(program, limits, config.threads)
     fixed = {
-        "process": process_bytes + PROCESS_ALLOWANCE,
+        "process": process,
+        **({"server": beside} if beside else {}),
         "weights": planned["weights"],
         "tables": planned["tables"],
         "activations": planned["activations"],

@@ -52,19 +52,27 @@ class Built:
     executor: Executor
     core: EngineCore
 
+    def notices(self) -> list[str]:
+        """What the user should know about how the model is run."""
+        limit, asked = self.plan.limits.max_len, self.config.max_model_len
+        fits = f"context of {limit} tokens: {asked} do not fit the memory bound"
+        return [*self.model.facts.notices, *self.config.notices, *([fits] if limit < asked else [])]
 
-def open_model(name: str | Path) -> Model:
+
+def open_model(name: str | Path, *, tokenizer: bool = True) -> Model:
     """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
+
+    `tokenizer` false leaves the tokenizer to another process.
 
     Raises CheckpointError or UnsupportedModelError naming the file and key.
     """
     folder = resolve_model(name)
     facts = read_model(folder)
-    tokenizer = None
-    if (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists():
-        tokenizer = Tokenizer.from_dir(folder)
-        check_tokenizer_size(tokenizer.highest_id + 1, facts.spec.vocab)
-    return Model(folder, facts, tokenizer)
+    found = None
+    if tokenizer and ((folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()):
+        found = Tokenizer.from_dir(folder)
+        check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
+    return Model(folder, facts, found)
 
 
 def machine_facts() -> MachineFacts:
@@ -79,14 +87,16 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
     return config, lower(spec, NumberFormats(_dtype(config.weights), _dtype(config.kv)))
 
 
-def build(model: Model, asked: EngineConfig, progress: Progress | None = None) -> Built:
+def build(model: Model, asked: EngineConfig, progress: Progress | None = None, *, beside: int = 0) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is told bytes of weights.
+
+    `beside` is bytes that the server's other process holds under the same memory bound.
 
     Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
     """
     machine = machine_facts()
     config, program = choose(model, asked, machine)
-    plan = plan_memory(program, config, machine.resident_memory)
+    plan = plan_memory(program, config, machine.resident_memory, beside)
     executor = _executor(program, config)
     _load(model, program, config, executor, progress)
     sampler = _sampler(program, config, executor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from quire.engine.api import StreamDelta
 from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer
 from quire.text.stop import StopMatcher, StopStrings
 from quire.text.tokenizer import Tokenizer
@@ -98,14 +99,22 @@ class OutputProcessor:
         now = self._clock()
         deltas = []
         for event in events:
-            state = self._states.get(event.request_id)
-            if state is not None and not state.samples[event.sample_index].output.finish_reason:
-                deltas.append(self._apply(state, event, now))
+            delta = self.apply(event, now)
+            if delta is not None:
+                deltas.append(
+                    TextDelta(event.request_id, delta.index, delta.text, delta.token_ids, delta.finish_reason)
+                )
         return deltas
 
-    def _apply(self, state: _State, event: SeqEvent, now: float) -> TextDelta:
+    def apply(self, event: SeqEvent, now: float) -> StreamDelta | None:
+        """Apply one event; what changed, None for a sample that has ended. The delta takes the event's lists."""
+        state = self._states.get(event.request_id)
+        if state is None:
+            return None
         sample = state.samples[event.sample_index]
         output, timings = sample.output, state.output.timings
+        if output.finish_reason is not None:
+            return None
         state.output.usage.cached_tokens = event.cached_tokens
         if event.prompt_logprobs:
             state.prompt_logprobs += event.prompt_logprobs
@@ -125,7 +134,19 @@ class OutputProcessor:
             output.stop_reason = matched if matched is not None else stop_reason
             self._close(state, now)
         text, sample.new_text = sample.new_text, ""
-        return TextDelta(event.request_id, event.sample_index, text, event.new_token_ids, reason)
+        return StreamDelta(
+            event.sample_index, text, event.new_token_ids, event.logprobs, reason, output.stop_reason
+        )
+
+    def end(self, request_id: str, now: float) -> None:
+        """Mark every sample of a request that has not ended as aborted, and forget it; harmless when unknown."""
+        state = self._states.get(request_id)
+        if state is None:
+            return
+        for sample in state.samples:
+            if sample.output.finish_reason is None:
+                sample.output.finish_reason = FinishReason.ABORT
+        self._close(state, now)
 
     def _extend(self, sample: _Sample, request: Request, event: SeqEvent) -> str | None:
         """Add an event's text to its sample; the stop string that ends it, if one does."""

@@ -22,6 +22,10 @@ from quire.text.vocabulary import (
 )
 from quire.types import CheckpointError, RequestError
 
+# From here on the library is called in a way that lets other threads run; for less it would only cost time.
+_LONG_TEXT = 4096  # characters, about 2 ms
+_LONG_IDS = 4096
+
 
 class Tokenizer:
     """Text to token ids and back for one checkpoint. Immutable once built; safe to use from several threads.
@@ -124,24 +128,34 @@ class Tokenizer:
 
     # -- text to ids -------------------------------------------------------------------------------
 
-    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of `text`.
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        parse_special: bool = True,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Token ids of `text`. A long text is encoded without holding the interpreter lock.
 
         `add_special_tokens` adds what the checkpoint puts around a text (a beginning-of-sequence token).
         `parse_special` false reads every added token's spelling as plain text: for content that is not
-        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can.
+        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, or when
+        there are more than `max_tokens`.
         """
         backend = self._backend if parse_special else self._plain
-        return list(_encode(backend, text, add_special_tokens).ids)
+        return list(_encode(backend, text, add_special_tokens, max_tokens).ids)
 
-    def encode_guarded(self, text: str, literals: Sequence[tuple[int, int]]) -> list[int]:
+    def encode_guarded(
+        self, text: str, literals: Sequence[tuple[int, int]], *, max_tokens: int | None = None
+    ) -> list[int]:
         """Ids of a rendered chat in which the spans `literals` (character ranges, sorted) are plain text.
 
         Spelling a control token inside a literal span gives ordinary tokens; everything else is encoded as
         `encode(text, add_special_tokens=False)` does. Text between two real control tokens is tokenized in
-        one piece.
+        one piece. RequestError when there are more than `max_tokens`.
         """
-        encoding = _encode(self._backend, text, False)
+        encoding = _encode(self._backend, text, False, max_tokens)
         ids: list[int] = list(encoding.ids)
         if not literals:
             return ids
@@ -177,8 +191,12 @@ class Tokenizer:
         vocabularies, one a byte in a run that is not wholly valid in SentencePiece-style ones). Ids that
         name no token are skipped. Raises RequestError for an id below 0 or over 2^32 - 1.
         """
+        ids = list(token_ids)
         try:
-            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            if len(ids) < _LONG_IDS:
+                return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            # only the batch call gives up the interpreter lock
+            return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except (OverflowError, TypeError):
             raise RequestError("token_ids", "every token id must be an integer in [0, 2^32 - 1]") from None
         except BaseException as error:
@@ -312,15 +330,23 @@ def _without_prefix(twin: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return twin
 
 
-def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+def _encode(
+    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_tokens: int | None = None
+) -> tokenizers.Encoding:
     try:
-        return backend.encode(text, add_special_tokens=add_special_tokens)
+        if len(text) < _LONG_TEXT:
+            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+        else:  # only the batch call gives up the interpreter lock
+            encoding = backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
     except TypeError:
         if not isinstance(text, str):
             raise RequestError("text", f"must be a string, not {type(text).__name__}") from None
         raise RequestError("text", "holds a lone surrogate, which is not valid Unicode text") from None
     except BaseException as error:
         raise _readable(error) from None
+    if max_tokens is not None and len(encoding) > max_tokens:  # counted before any list is made
+        raise RequestError("text", f"{len(encoding)} tokens are more than the limit of {max_tokens}")
+    return encoding
 
 
 def _state(component: object | None) -> bytes | None:

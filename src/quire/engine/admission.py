@@ -1,0 +1,107 @@
+"""Who may join the queue: impossible requests are refused at once, and the queue is bounded."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from quire.engine.api import GenerateAsk, OverloadedError
+from quire.engine.messages import Ready
+from quire.types import Request, RequestError
+
+_WINDOW_SECONDS = 30.0
+_MIN_RETRY, _MAX_RETRY = 1.0, 600.0
+
+
+class Admission:
+    """The queue as the API process sees it: requests that no step has put to work yet.
+
+    A request that reaches an engine with idle places is not queued, it is on its way: only what the engine said
+    it left waiting, and what was sent since and exceeds its idle places, counts against `max_requests`.
+    `max_tokens` bounds the prompt tokens of all requests not yet started; one is always let in when none waits.
+    """
+
+    def __init__(self, facts: Ready, max_requests: int, max_tokens: int) -> None:
+        self.waiting_tokens = 0
+        self._facts = facts
+        self._max_requests, self._max_tokens = max_requests, max_tokens
+        self._waiting: dict[int, int] = {}  # handle -> prompt tokens, in order of handles
+        self._sent: dict[
+            int, int
+        ] = {}  # handle -> samples, of those the engine had not seen at its last step
+        self._sent_samples = 0
+        self._idle = facts.scheduler.max_num_seqs  # places of sequences
+        self._engine_waits = False
+        self._starts: deque[tuple[float, int]] = deque()  # time and prompt tokens of recent starts
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no step has put to work yet."""
+        return len(self._waiting)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError, naming field and limit, for what this engine could never run."""
+        facts = self._facts
+        facts.scheduler.check_length(len(request.prompt_token_ids))
+        facts.scheduler.length_limit(request)
+        highest = max(request.prompt_token_ids)
+        if highest >= facts.vocab:
+            raise RequestError(
+                "prompt_token_ids", f"{highest} is not a token id below the vocabulary size {facts.vocab}"
+            )
+        request.params.check_vocab(facts.vocab)
+
+    def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:
+        """Take a request into the queue. Raises OverloadedError with the numbers when it is full."""
+        tokens, samples = len(ask.prompt_token_ids), ask.params.n
+        if self._engine_waits:
+            queued = len(self._waiting)
+        else:
+            queued = min(len(self._sent), max(0, self._sent_samples - self._idle))
+        if queued >= self._max_requests:
+            raise OverloadedError(
+                f"{queued} requests wait for a free place and the limit is {self._max_requests}",
+                self._wait(requests=queued - self._max_requests + 1, tokens=0, now=now),
+            )
+        if self._waiting and self.waiting_tokens + tokens > self._max_tokens:
+            excess = self.waiting_tokens + tokens - self._max_tokens
+            raise OverloadedError(
+                f"{self.waiting_tokens} prompt tokens wait for a free place; {tokens} more are over the limit of"
+                f" {self._max_tokens}",
+                self._wait(requests=0, tokens=excess, now=now),
+            )
+        self._waiting[handle] = tokens
+        self.waiting_tokens += tokens
+        self._sent[handle] = samples
+        self._sent_samples += samples
+
+    def leave(self, handle: int) -> None:
+        """A request has ended, or was refused; harmless when it does not wait."""
+        self.waiting_tokens -= self._waiting.pop(handle, 0)
+        self._sent_samples -= self._sent.pop(handle, 0)
+
+    def started(self, handle: int, now: float) -> None:
+        """A step has put a request to work."""
+        tokens = self._waiting.pop(handle, None)
+        if tokens is not None:
+            self.waiting_tokens -= tokens
+            self._starts.append((now, tokens))
+            while self._starts[0][0] < now - _WINDOW_SECONDS:
+                self._starts.popleft()
+
+    def stepped(self, seen: int, running: int, waiting: int) -> None:
+        """What the engine said of its queue after a step that knew of requests up to handle `seen`."""
+        while self._sent and (first := next(iter(self._sent))) <= seen:
+            self._sent_samples -= self._sent.pop(first)
+        self._engine_waits = waiting > 0
+        self._idle = max(0, self._facts.scheduler.max_num_seqs - running)
+
+    def _wait(self, *, requests: int, tokens: int, now: float) -> float:
+        """Seconds until so many requests, or prompt tokens, have started at the recent rate."""
+        recent = [start for start in self._starts if start[0] > now - _WINDOW_SECONDS]
+        if not recent:
+            return _MIN_RETRY
+        span = max(now - recent[0][0], 0.1)
+        # Everybody refused now is told the same time: leave room for an eighth of the queue, not for one.
+        requests = max(requests, self.waiting // 8 if requests else 0)
+        rates = requests * span / len(recent), tokens * span / max(1, sum(size for _, size in recent))
+        return min(_MAX_RETRY, max(_MIN_RETRY, *rates))

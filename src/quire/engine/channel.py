@@ -1,0 +1,48 @@
+"""The engine's end of the socket: blocking when idle, looking in passing while there is work."""
+
+from __future__ import annotations
+
+import socket
+
+from quire.engine.messages import Command, FrameReader, Report, command_decoder, frame
+
+_READ_BYTES = 2**18
+
+
+class ChannelClosedError(Exception):
+    """The other end is gone: nobody is left to compute for."""
+
+
+class Channel:
+    """Commands in, reports out, over a connected stream socket in blocking mode."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+        self._decode = command_decoder().decode
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """The commands that have arrived; with `wait`, at least one. Raises ChannelClosedError at the end."""
+        commands: list[Command] = []
+        while True:
+            try:
+                data = self._sock.recv(_READ_BYTES, 0 if wait and not commands else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return commands
+            except OSError as error:
+                raise ChannelClosedError from error
+            if not data:
+                raise ChannelClosedError
+            commands.extend([self._decode(body) for body in self._reader.feed(data)])
+            if commands and len(data) < _READ_BYTES:
+                return commands
+
+    def send(self, report: Report) -> None:
+        """Send a report; waits while the other end does not read. Raises ChannelClosedError when it is gone."""
+        try:
+            self._sock.sendall(frame(report))
+        except OSError as error:
+            raise ChannelClosedError from error
+
+    def close(self) -> None:
+        self._sock.close()

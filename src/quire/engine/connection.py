@@ -1,0 +1,130 @@
+"""One life of an engine, seen from the event loop: start it, load, exchange messages, notice its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from quire.engine.api import EngineUnavailableError
+from quire.engine.host import Host
+from quire.engine.messages import (
+    Command,
+    Fatal,
+    FrameReader,
+    Load,
+    Progress,
+    ProtocolError,
+    Ready,
+    Report,
+    Stop,
+    frame,
+    report_decoder,
+)
+from quire.types import CheckpointError, MemoryBudgetError, QuireError, UnsupportedModelError
+
+logger = logging.getLogger("quire.engine")
+
+# Classes that loading may fail with and that mean the same here; anything else becomes EngineUnavailableError.
+_LOAD_ERRORS: dict[str, type[Exception]] = {
+    cls.__name__: cls
+    for cls in (CheckpointError, UnsupportedModelError, MemoryBudgetError, ValueError, MemoryError, OSError)
+}
+_STOP_SECONDS = 2.0
+
+
+class Connection(asyncio.Protocol):
+    """Socket and host of one engine. `on_report` gets every message once the engine is ready; `on_lost` is called
+    once when it ends without having been told to.
+    """
+
+    def __init__(self, host: Host, on_report: Callable[[Report], None], on_lost: Callable[[], None]) -> None:
+        self.host = host
+        self._on_report, self._on_lost = on_report, on_lost
+        self._reader = FrameReader()
+        self._decode = report_decoder().decode
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._progress: Callable[[int, int], None] | None = None
+        self._stopping = False
+
+    async def open(self, load: Load, progress: Callable[[int, int], None] | None) -> Ready:
+        """Start the engine and wait until it has loaded. Raises what loading raised, after the engine's end."""
+        loop = asyncio.get_running_loop()
+        self._ready, self._progress = loop.create_future(), progress
+        try:
+            sock = await self.host.start()
+            await loop.create_unix_connection(lambda: self, sock=sock)
+            self.send(load)
+            return await self._ready
+        except EngineUnavailableError as error:
+            self.abandon()
+            raise EngineUnavailableError(f"{error}: {await self.host.ended()}") from None
+        except BaseException:
+            self.abandon()
+            raise
+
+    def send(self, command: Command) -> None:
+        """Send a command; never blocks. Dropped when the engine has gone: `on_lost` has said so, or will."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(command))
+
+    async def close(self) -> None:
+        """Tell the engine to end, and see that it does."""
+        self._stopping = True
+        self.send(Stop())
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self.host.ended()
+        except TimeoutError:
+            self.host.kill()
+            await self.host.ended()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Kill the engine and forget it, without calling `on_lost`."""
+        self._stopping = True
+        self.host.kill()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._receive(self._decode(body))
+        except (msgspec.MsgspecError, ProtocolError) as error:
+            logger.error("the engine sent what cannot be read: %s", error)
+            self.host.kill()
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  the base class names it
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(EngineUnavailableError("the engine ended while it was loading"))
+        elif not self._stopping:
+            self._stopping = True
+            self._on_lost()
+
+    def _receive(self, report: Report) -> None:
+        if self._ready is None or self._ready.done():
+            self._on_report(report)
+        elif isinstance(report, Ready):
+            self._ready.set_result(report)
+        elif isinstance(report, Fatal):
+            self._ready.set_exception(_load_error(report))
+        elif isinstance(report, Progress) and self._progress is not None:
+            self._progress(report.done, report.total)
+
+
+def _load_error(report: Fatal) -> Exception:
+    known = _LOAD_ERRORS.get(report.kind)
+    return known(report.message) if known else QuireError(f"{report.kind}: {report.message}")

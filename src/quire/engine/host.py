@@ -1,0 +1,161 @@
+"""Where an engine runs: a process of its own, or a thread of this one. Both speak over a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from quire.engine.process import serve
+
+_SOCKET_BYTES = 2**20  # what a step's report may wait in while the API process is busy
+_STDERR_LINES = 20
+_STDERR_LINE_BYTES = 2000
+
+
+class Host(Protocol):
+    """One life of an engine."""
+
+    async def start(self) -> socket.socket:
+        """Start it; returns our end of the socket, which the caller owns."""
+
+    async def ended(self) -> str:
+        """Wait for its end; says how it ended, for the log."""
+
+    def kill(self) -> None:
+        """End it now, where that is possible."""
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time it has used so far, None where that is not known."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, None when it is a thread of this process."""
+
+
+class ProcessHost:
+    """An engine process: a fresh interpreter, never a fork of this one."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._lines: deque[bytes] = deque(maxlen=_STDERR_LINES)
+        self._tee: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> socket.socket:
+        ours, theirs = _socket_pair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # no module of the working directory
+                "-m",
+                "quire.engine.process",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # an interrupt typed at the terminal is for the parent
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._tee = asyncio.create_task(self._copy_stderr())
+        return ours
+
+    async def ended(self) -> str:
+        assert self._process is not None
+        status = await self._process.wait()
+        if self._tee is not None:
+            with contextlib.suppress(TimeoutError):  # a grandchild may hold the pipe open
+                await asyncio.wait_for(self._tee, 1.0)
+        if status < 0:
+            how = f"killed by {signal.Signals(-status).name}"
+        else:
+            how = f"exit status {status}"
+        last = b"\n".join(self._lines).decode("utf-8", "replace").strip()
+        return f"{how}; last on stderr:\n{last}" if last else how
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def cpu_seconds(self) -> float | None:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    async def _copy_stderr(self) -> None:
+        """Pass on what the process writes to stderr, and keep the end of it."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        partial = b""
+        while data := await self._process.stderr.read(2**16):
+            with contextlib.suppress(OSError, ValueError):  # our stderr may be gone: serving goes on
+                sys.stderr.write(data.decode("utf-8", "replace"))
+                sys.stderr.flush()
+            *lines, partial = (partial + data).split(b"\n")
+            self._lines.extend([line[:_STDERR_LINE_BYTES] for line in lines])
+            partial = partial[:_STDERR_LINE_BYTES]
+        if partial:
+            self._lines.append(partial)
+
+
+class ThreadHost:
+    """An engine in a thread, for tests and small uses: the same loop over the same socket."""
+
+    pid = None
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._socket: socket.socket | None = None
+
+    async def start(self) -> socket.socket:
+        ours, theirs = _socket_pair()
+        self._socket = ours
+        self._thread = threading.Thread(target=serve, args=(theirs,), name="quire-engine", daemon=True)
+        self._thread.start()
+        return ours
+
+    async def ended(self) -> str:
+        assert self._thread is not None
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        return "its thread ended"
+
+    def kill(self) -> None:
+        """A thread cannot be killed: it ends after its step, for the socket is closed."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def cpu_seconds(self) -> float | None:
+        return None
+
+
+def host_factory(*, in_process: bool) -> Callable[[], Host]:
+    """What makes a new host for every start of the engine."""
+    return ThreadHost if in_process else ProcessHost
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+    return ours, theirs

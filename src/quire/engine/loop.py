@@ -1,0 +1,187 @@
+"""The engine's loop: take commands, run a step, report it. Runs in the engine process, or in a thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from quire.engine.channel import Channel
+from quire.engine.core import EngineCore
+from quire.engine.messages import (
+    SAMPLE_BITS,
+    Abort,
+    Add,
+    AskRecords,
+    Command,
+    Finish,
+    Note,
+    Ping,
+    Pong,
+    Records,
+    Refused,
+    Step,
+    Stop,
+    pack_handles,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+)
+from quire.engine.stats import StepTotals
+from quire.types import Request, RequestError, SeqEvent
+
+STATS_SECONDS = 0.25
+
+
+class _Live:
+    """A request in the engine: its handle, samples not yet ended, and whether its cache hit was reported."""
+
+    __slots__ = ("handle", "reported", "samples")
+
+    def __init__(self, handle: int, samples: int) -> None:
+        self.handle = handle
+        self.samples = samples
+        self.reported = False
+
+
+class EngineLoop:
+    """Steps an EngineCore for whoever is at the other end of a channel.
+
+    Commands are taken between steps, so that an abort or a stop string costs at most the step being run.
+    """
+
+    def __init__(self, core: EngineCore, channel: Channel, eos_token_ids: Sequence[int]) -> None:
+        self._core, self._channel = core, channel
+        self._eos = tuple(eos_token_ids)
+        self._totals = StepTotals(core)
+        self._live: dict[str, _Live] = {}
+        self._ids: dict[int, str] = {}
+        self._seen = 0
+        self._stats_due = 0.0
+        self._dirty = True
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises ChannelClosedError when the other end goes away."""
+        while True:
+            idle = not self._core.has_work()
+            self._send_stats(now=idle)
+            for command in self._channel.receive(wait=idle):
+                if isinstance(command, Stop):
+                    return
+                self._obey(command)
+            if self._core.has_work():
+                self._step()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add():
+                self._add(command)
+            case Abort(handle):
+                request_id = self._ids.get(handle)
+                if request_id is not None:
+                    self._core.abort(request_id)
+                    self._forget(request_id)
+                    self._dirty = True
+            case Finish(handle, index):
+                request_id = self._ids.get(handle)
+                if request_id is not None and self._core.finish(request_id, index) is not None:
+                    self._end_sample(request_id)
+                    self._dirty = True
+            case Ping(number):
+                self._channel.send(Pong(number))
+            case AskRecords(count):
+                self._channel.send(Records(list(self._core.records)[-count:]))
+            case _:
+                raise TypeError(f"{type(command).__name__} is not for a running engine")
+
+    def _add(self, command: Add) -> None:
+        self._seen = command.handle
+        request = Request(
+            request_id=command.request_id,
+            prompt_token_ids=unpack_ids(command.prompt),
+            params=command.params,
+            arrival=command.arrival,
+            priority=command.priority,
+            namespace=command.namespace,
+            eos_token_ids=self._eos,
+        )
+        try:
+            self._core.add(request)
+        except RequestError as error:
+            self._channel.send(Refused(command.handle, error.field, error.message))
+            return
+        self._live[command.request_id] = _Live(command.handle, command.params.n)
+        self._ids[command.handle] = command.request_id
+        self._dirty = True
+
+    def _step(self) -> None:
+        start = time.monotonic()
+        events = self._core.step()
+        end = time.monotonic()
+        self._totals.add_step()
+        self._channel.send(self._report(start, end, events))
+        self._totals.add_send(time.monotonic() - end)
+        self._dirty = True
+
+    def _report(self, start: float, end: float, events: list[SeqEvent]) -> Step:
+        record, live = self._core.records[-1], self._live
+        started = [live[request_id].handle for request_id in self._core.started if request_id in live]
+        rows: list[int] = []
+        tokens: list[int] = []
+        sizes: list[int] = []
+        notes: list[Note] = []
+        for row, event in enumerate(events):
+            request = live[event.request_id]
+            new = event.new_token_ids
+            rows.append(request.handle << SAMPLE_BITS | event.sample_index)
+            sizes.append(len(new))
+            tokens += new
+            fresh = not request.reported
+            if fresh or event.finish_reason or event.logprobs or event.prompt_logprobs:
+                notes.append(_note(row, event, fresh=fresh))
+                request.reported = True
+                if event.finish_reason is not None:
+                    self._end_sample(event.request_id)
+        return Step(
+            number=record.step,
+            start=start,
+            end=end,
+            seen=self._seen,
+            running=self._core.scheduler.num_running,
+            waiting=self._core.scheduler.num_waiting,
+            prefill_tokens=record.prefill_tokens,
+            decode_tokens=record.decode_tokens,
+            started=pack_handles(started),
+            rows=pack_handles(rows),
+            tokens=pack_ids(tokens),
+            sizes=b"" if len(tokens) == len(rows) and 0 not in sizes else pack_ids(sizes),
+            notes=tuple(notes),
+        )
+
+    def _end_sample(self, request_id: str) -> None:
+        request = self._live[request_id]
+        request.samples -= 1
+        if not request.samples:
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        del self._ids[self._live.pop(request_id).handle]
+
+    def _send_stats(self, *, now: bool) -> None:
+        if not self._dirty:
+            return
+        at = time.monotonic()
+        if now or at >= self._stats_due:
+            self._channel.send(self._totals.report())
+            self._stats_due = at + STATS_SECONDS
+            self._dirty = False
+
+
+def _note(row: int, event: SeqEvent, *, fresh: bool) -> Note:
+    return Note(
+        row=row,
+        cached_tokens=event.cached_tokens if fresh else None,
+        finish_reason=event.finish_reason,
+        stop_token_id=event.stop_token_id,
+        logprobs=pack_logprobs(event.logprobs),
+        prompt_logprobs=pack_logprobs(event.prompt_logprobs),
+    )

@@ -1,0 +1,322 @@
+"""What crosses between the API process and the engine process: a fixed schema over a stream socket.
+
+A frame is a length (4 bytes, little endian) and a MessagePack array whose first item is the message's tag. Token
+ids travel as packed int32, logprobs as packed float64: a step of 64 rows is a dozen objects, not 700. Both ends run
+on one machine, so numbers are in native byte order. Decoding makes these types and nothing else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from quire.config.schema import EngineConfig
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import (
+    FinishReason,
+    PositionLogprobs,
+    QuireError,
+    SamplingParams,
+    StepRecord,
+    TokenLogprob,
+)
+
+MAX_FRAME_BYTES = 2**30
+HEADER_BYTES = 4
+# A row of a step is named by its request's handle and, in the low bits, the number of its sample.
+SAMPLE_BITS = 7
+SAMPLE_MASK = 2**SAMPLE_BITS - 1
+
+
+class ProtocolError(QuireError):
+    """The other end sent what it never should: a bug, or not our process."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+# -- to the engine ------------------------------------------------------------------------------------------
+
+
+class Load(_Message, frozen=True, tag=1):
+    """First message: which checkpoint folder to load, and how. `beside` is memory held outside the process."""
+
+    folder: str
+    config: EngineConfig
+    beside: int = 0
+
+
+class Add(_Message, frozen=True, tag=2):
+    """Queue a request. Handles rise from one Add to the next and are never reused."""
+
+    handle: int
+    request_id: str
+    prompt: bytes  # int32 token ids
+    params: SamplingParams
+    arrival: float
+    priority: int = 0
+    namespace: str = ""
+
+
+class Abort(_Message, frozen=True, tag=3):
+    """End a request before the next step."""
+
+    handle: int
+
+
+class Finish(_Message, frozen=True, tag=4):
+    """End one sample: a stop string was found in its text."""
+
+    handle: int
+    index: int
+
+
+class Ping(_Message, frozen=True, tag=5):
+    """Answered between two steps."""
+
+    number: int
+
+
+class AskRecords(_Message, frozen=True, tag=6):
+    """Asks for the latest step records."""
+
+    count: int
+
+
+class Stop(_Message, frozen=True, tag=7):
+    """End the process."""
+
+
+Command = Load | Add | Abort | Finish | Ping | AskRecords | Stop
+
+
+# -- from the engine ----------------------------------------------------------------------------------------
+
+
+class Progress(_Message, frozen=True, tag=1):
+    """Bytes of weights loaded."""
+
+    done: int
+    total: int
+
+
+class Ready(_Message, frozen=True, tag=2):
+    """Loaded: the limits that admission checks against, and what the start-up lines say."""
+
+    scheduler: SchedulerConfig
+    vocab: int
+    eos_token_ids: tuple[int, ...]
+    notices: tuple[str, ...]
+    memory_parts: dict[str, int]
+    memory_lines: tuple[str, ...]
+
+
+class Fatal(_Message, frozen=True, tag=3):
+    """Loading failed; the process ends. `kind` is the name of the error's class."""
+
+    kind: str
+    message: str
+
+
+class Logprobs(_Message, frozen=True):
+    """Several positions' candidates, flat: ids int32, logprobs float64, ranks int32, sizes int32 a position."""
+
+    ids: bytes
+    logprobs: bytes
+    ranks: bytes
+    sizes: bytes
+
+
+class Note(_Message, frozen=True):
+    """What is worth saying of a row beside its tokens."""
+
+    row: int
+    cached_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+
+
+class Step(_Message, frozen=True, tag=4):
+    """A completed step. Times are of time.monotonic(), which all processes of a machine share.
+
+    rows     int64 a row: handle << SAMPLE_BITS | sample
+    tokens   int32, row after row
+    sizes    int32 tokens of each row; empty when every row has one
+    started  int64 handles of requests that this step put to work
+    seen     the last handle whose Add arrived before the step was scheduled
+    running, waiting  sequences, after the step
+    """
+
+    number: int
+    start: float
+    end: float
+    seen: int
+    running: int
+    waiting: int
+    prefill_tokens: int
+    decode_tokens: int
+    started: bytes
+    rows: bytes
+    tokens: bytes
+    sizes: bytes
+    notes: tuple[Note, ...]
+
+
+class Refused(_Message, frozen=True, tag=5):
+    """A request that could not be queued: the RequestError's field and message."""
+
+    handle: int
+    field: str
+    message: str
+
+
+class Pong(_Message, frozen=True, tag=6):
+    """The answer to a Ping."""
+
+    number: int
+
+
+class Stats(_Message, frozen=True, tag=7):
+    """Gauges and counters of the engine; the fields mean what EngineStats says."""
+
+    running: int
+    waiting: int
+    blocks: int
+    blocks_used: int
+    blocks_cached: int
+    block_size: int
+    kv_waste_tokens: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    steps: int
+    step_seconds: float
+    step_phase_seconds: dict[str, float]
+    prefill_tokens: int
+    decode_tokens: int
+    resident_bytes: int
+
+
+class Records(_Message, frozen=True, tag=8):
+    """The latest step records, oldest first."""
+
+    records: list[StepRecord]
+
+
+Report = Progress | Ready | Fatal | Step | Refused | Pong | Stats | Records
+
+
+# -- frames -------------------------------------------------------------------------------------------------
+
+_encoder = msgspec.msgpack.Encoder()
+M = TypeVar("M")
+
+
+def frame(message: Command | Report) -> bytearray:
+    """A message as it goes over the socket."""
+    buffer = bytearray(HEADER_BYTES)
+    _encoder.encode_into(message, buffer, HEADER_BYTES)
+    buffer[:HEADER_BYTES] = (len(buffer) - HEADER_BYTES).to_bytes(HEADER_BYTES, "little")
+    return buffer
+
+
+def command_decoder() -> msgspec.msgpack.Decoder[Command]:
+    """Decodes what the engine receives."""
+    return msgspec.msgpack.Decoder(Command)
+
+
+def report_decoder() -> msgspec.msgpack.Decoder[Report]:
+    """Decodes what the engine sends."""
+    return msgspec.msgpack.Decoder(Report)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, however it arrives."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[memoryview | bytes]:
+        """The bodies of the frames that `data` completes; each is valid until the next one is asked for.
+
+        Raises ProtocolError for a frame over MAX_FRAME_BYTES.
+        """
+        buffer: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
+        position, available = 0, len(buffer)
+        with memoryview(buffer) as view:
+            while available - position >= HEADER_BYTES:
+                body = position + HEADER_BYTES
+                size = int.from_bytes(view[position:body], "little")
+                if size > MAX_FRAME_BYTES:
+                    raise ProtocolError(f"a frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+                if available - body < size:
+                    break
+                with view[body : body + size] as whole:
+                    yield whole
+                position = body + size
+        if buffer is self._buffer:
+            del self._buffer[:position]
+        else:
+            self._buffer += data[position:]
+
+
+# -- packed numbers -----------------------------------------------------------------------------------------
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as int32."""
+    return (token_ids if isinstance(token_ids, array) else array("i", token_ids)).tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The reverse of pack_ids."""
+    return memoryview(data).cast("i").tolist()
+
+
+def pack_logprobs(positions: Sequence[PositionLogprobs] | None) -> Logprobs | None:
+    """Candidates of several positions, flat."""
+    if positions is None:
+        return None
+    flat = [token for position in positions for token in position]
+    return Logprobs(
+        array("i", [token.token_id for token in flat]).tobytes(),
+        array("d", [token.logprob for token in flat]).tobytes(),
+        array("i", [token.rank for token in flat]).tobytes(),
+        array("i", [len(position) for position in positions]).tobytes(),
+    )
+
+
+def unpack_logprobs(packed: Logprobs | None) -> list[PositionLogprobs] | None:
+    """The reverse of pack_logprobs. Raises ProtocolError when the parts disagree in length."""
+    if packed is None:
+        return None
+    ids, ranks = unpack_ids(packed.ids), unpack_ids(packed.ranks)
+    values: list[float] = array("d", packed.logprobs).tolist()
+    sizes = unpack_ids(packed.sizes)
+    if not len(ids) == len(ranks) == len(values) == sum(sizes):
+        raise ProtocolError("the parts of a logprob message differ in length")
+    flat = list(map(TokenLogprob, ids, values, ranks))
+    positions, start = [], 0
+    for size in sizes:
+        positions.append(flat[start : start + size])
+        start += size
+    return positions
+
+
+def unpack_handles(data: bytes) -> list[int]:
+    """int64 numbers."""
+    return memoryview(data).cast("q").tolist()
+
+
+def pack_handles(handles: Sequence[int]) -> bytes:
+    """Numbers as int64."""
+    return array("q", handles).tobytes()

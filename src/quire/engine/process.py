@@ -1,0 +1,97 @@
+"""The engine process: python -m quire.engine.process FD PARENT_PID, started by engine/host.
+
+It lives for its parent alone: it ends when the socket closes, and on Linux the kernel ends it with its parent.
+Interrupts and termination signals are the parent's business: it drains, then says stop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+
+from quire.engine.build import Built, build, open_model
+from quire.engine.channel import Channel, ChannelClosedError
+from quire.engine.loop import EngineLoop
+from quire.engine.messages import Fatal, Load, Progress, Ready, Stop
+from quire.types import QuireError
+
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_SECONDS = 0.1
+
+
+def serve(sock: socket.socket) -> None:
+    """Load what the first command names, then run its engine until told to stop or left alone."""
+    channel = Channel(sock)
+    try:
+        first = channel.receive(wait=True)
+        if any(isinstance(command, Stop) for command in first):
+            return
+        if not isinstance(first[0], Load) or len(first) > 1:
+            raise TypeError(f"{type(first[-1]).__name__} before the engine was ready")
+        built = _load(first[0], channel)
+        if built is None:
+            return
+        try:
+            channel.send(_ready(built))
+            EngineLoop(built.core, channel, built.model.facts.generation.eos_token_ids).run()
+        finally:
+            built.executor.close()
+    except ChannelClosedError:
+        pass
+    finally:
+        channel.close()
+
+
+def _load(command: Load, channel: Channel) -> Built | None:
+    due = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due or done == total:
+            due = now + _PROGRESS_SECONDS
+            channel.send(Progress(done, total))
+
+    try:
+        model = open_model(command.folder, tokenizer=False)
+        return build(model, command.config, progress, beside=command.beside)
+    except (QuireError, ValueError, OSError, MemoryError) as error:
+        channel.send(Fatal(type(error).__name__, str(error)))
+        return None
+
+
+def _ready(built: Built) -> Ready:
+    return Ready(
+        scheduler=built.core.scheduler.config,
+        vocab=built.program.vocab,
+        eos_token_ids=tuple(built.model.facts.generation.eos_token_ids),
+        notices=tuple(built.notices()),
+        memory_parts=dict(built.plan.parts),
+        memory_lines=tuple(built.plan.lines()),
+    )
+
+
+def _follow(parent: int) -> None:
+    """End with the parent, even in the middle of a step."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        sys.exit(1)
+
+
+def main() -> None:
+    """Entry of the engine process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    _follow(parent)
+    with socket.socket(fileno=fd) as sock:
+        serve(sock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Counters of the engine process, summed step by step and reported a few times a second."""
+
+from __future__ import annotations
+
+from quire.core.scheduler import Scheduler
+from quire.engine.core import EngineCore
+from quire.engine.messages import Stats
+from quire.util.platform import resident_bytes
+
+
+class StepTotals:
+    """Totals over all steps of one engine. Phases are those of the worker and "schedule" and "update"."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self.steps = 0
+        self._seconds = 0.0
+        self._prefill = 0
+        self._decode = 0
+        self._phases: dict[str, float] = {"schedule": 0.0, "update": 0.0, "send": 0.0}
+
+    def add_step(self) -> None:
+        """Count the step that the core has just run."""
+        record = self._core.records[-1]
+        phases = self._phases
+        self.steps += 1
+        self._seconds += record.schedule_seconds + record.execute_seconds + record.update_seconds
+        self._prefill += record.prefill_tokens
+        self._decode += record.decode_tokens
+        phases["schedule"] += record.schedule_seconds
+        phases["update"] += record.update_seconds
+        for name, seconds in self._core.last_phases.items():
+            phases[name] = phases.get(name, 0.0) + seconds
+
+    def add_send(self, seconds: float) -> None:
+        """Count time spent in reporting a step."""
+        self._phases["send"] += seconds
+
+    def report(self) -> Stats:
+        """Everything as of now."""
+        scheduler: Scheduler = self._core.scheduler
+        return Stats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            blocks=scheduler.config.num_blocks,
+            blocks_used=scheduler.blocks_used,
+            blocks_cached=scheduler.blocks_cached,
+            block_size=scheduler.config.block_size,
+            kv_waste_tokens=scheduler.kv_waste_tokens,
+            prefix_queried_tokens=scheduler.prefix_stats.queried_tokens,
+            prefix_hit_tokens=scheduler.prefix_stats.hit_tokens,
+            preemptions=scheduler.num_preemptions,
+            steps=self.steps,
+            step_seconds=self._seconds,
+            step_phase_seconds=dict(self._phases),
+            prefill_tokens=self._prefill,
+            decode_tokens=self._decode,
+            resident_bytes=resident_bytes(),
+        )

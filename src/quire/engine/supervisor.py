@@ -1,0 +1,210 @@
+"""Keeps an engine running: starts it, watches it, starts it again when it dies, and gives up when that is no use."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from quire.config.serving import ServingConfig
+from quire.engine.api import EngineState, EngineUnavailableError
+from quire.engine.connection import Connection
+from quire.engine.host import Host
+from quire.engine.messages import Command, Load, Ping, Pong, Ready, Report, Step
+from quire.engine.watchdog import Verdict, Watchdog
+from quire.types import QuireError
+
+logger = logging.getLogger("quire.engine")
+
+_WINDOW_SECONDS = 600.0
+_FIRST_DELAY, _MAX_DELAY = 0.1, 30.0
+_MAX_TICK = 0.25
+
+_WHY = {
+    EngineState.STARTING: "the engine is loading",
+    EngineState.STALLED: "the engine has stopped responding",
+    EngineState.RESTARTING: "the engine failed and is being started again",
+    EngineState.DRAINING: "the server is shutting down",
+    EngineState.FAILED: "the engine failed and could not be started again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a supervisor tells its engine. `lost` comes before a restart, `ready` after each (re)start."""
+
+    report: Callable[[Report], None]
+    lost: Callable[[str], None]
+    ready: Callable[[Ready], None]
+    working: Callable[[], bool]
+    tick: Callable[[float], None]
+
+
+class Supervisor:
+    """State of one engine over all its lives. Everything happens on one event loop."""
+
+    def __init__(
+        self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], hooks: Hooks
+    ) -> None:
+        self.state = EngineState.STARTING
+        self._load, self._serving, self._new_host, self._hooks = load, serving, new_host, hooks
+        self._connection: Connection | None = None
+        self._failures: deque[float] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchdog = Watchdog(serving.stall_timeout, time.monotonic())
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id."""
+        return self._connection.host.pid if self._connection else None
+
+    def require_ready(self) -> None:
+        """Raise EngineUnavailableError unless requests can be taken."""
+        if self.state is not EngineState.READY:
+            delay = 5.0 if self.state in {EngineState.FAILED, EngineState.DRAINING} else 1.0
+            raise EngineUnavailableError(_WHY[self.state], delay)
+
+    async def start(self, progress: Callable[[int, int], None] | None) -> None:
+        """The first start. Raises what loading raises; then there is nothing left to stop."""
+        self._hooks.ready(await self._open(progress))
+        self.state = EngineState.READY
+        self._spawn(self._watch())
+
+    def drain(self) -> None:
+        """From now on no request is taken, and a death of the engine is not repaired."""
+        self.state = EngineState.DRAINING
+
+    async def stop(self) -> None:
+        """End the engine and everything that watches it."""
+        self.state = EngineState.DRAINING
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    def send(self, command: Command) -> None:
+        """Send a command to the engine; lost when it is dead, like the request it belongs to."""
+        if self._connection is not None:
+            self._connection.send(command)
+
+    def began(self) -> None:
+        """Work has come to an idle engine."""
+        self._watchdog.began(time.monotonic())
+
+    async def ping(self, timeout: float) -> bool:
+        """True when the engine answers within `timeout` seconds, between two of its steps."""
+        number = next(self._numbers)
+        answer = self._pings[number] = asyncio.get_running_loop().create_future()
+        self.send(Ping(number))
+        try:
+            async with asyncio.timeout(timeout):
+                await answer
+        except TimeoutError:
+            return False
+        finally:
+            self._pings.pop(number, None)
+        return True
+
+    async def _open(self, progress: Callable[[int, int], None] | None) -> Ready:
+        connection = Connection(self._new_host(), self._receive, self._lost)
+        ready = await connection.open(self._load, progress)
+        self._connection = connection
+        self._watchdog = Watchdog(self._serving.stall_timeout, time.monotonic())
+        return ready
+
+    def _receive(self, report: Report) -> None:
+        now = time.monotonic()
+        if isinstance(report, Step):
+            self._watchdog.stepped(report.end - report.start, now)
+        else:
+            self._watchdog.answered(now)
+        if self.state is EngineState.STALLED:
+            logger.warning("the engine responds again")
+            self.state = EngineState.READY
+        if isinstance(report, Pong):
+            answer = self._pings.get(report.number)
+            if answer is not None and not answer.done():
+                answer.set_result(None)
+        else:
+            self._hooks.report(report)
+
+    def _lost(self) -> None:
+        """The socket closed: the engine is dead or as good as dead."""
+        connection, self._connection = self._connection, None
+        if self.state is not EngineState.DRAINING:
+            self.state = EngineState.RESTARTING
+        self._hooks.lost("the engine ended unexpectedly")
+        if connection is not None:
+            connection.host.kill()
+            self._spawn(self._recover(connection.host))
+
+    async def _recover(self, host: Host) -> None:
+        cause = await host.ended()
+        logger.error("the engine ended unexpectedly: %s", cause)
+        while self.state is EngineState.RESTARTING:
+            now = time.monotonic()
+            while self._failures and self._failures[0] < now - _WINDOW_SECONDS:
+                self._failures.popleft()
+            if len(self._failures) >= self._serving.engine_restarts:
+                logger.error(
+                    "giving up: the engine was started %d times in %d minutes",
+                    len(self._failures),
+                    _WINDOW_SECONDS // 60,
+                )
+                self.state = EngineState.FAILED
+                return
+            self._failures.append(now)
+            await asyncio.sleep(min(_MAX_DELAY, _FIRST_DELAY * 4 ** (len(self._failures) - 1)))
+            try:
+                ready = await self._open(None)
+            except (QuireError, ValueError, OSError, MemoryError) as error:
+                logger.error("the engine could not be started again: %s", error)
+                continue
+            self._hooks.ready(ready)
+            self.state = EngineState.READY
+            logger.warning("the engine has been started again")
+
+    async def _watch(self) -> None:
+        """Look after the engine several times within the stall timeout."""
+        tick = min(_MAX_TICK, self._serving.stall_timeout / 8)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(tick)
+            now = time.monotonic()
+            overslept, last = max(0.0, now - last - 2 * tick), now
+            self._hooks.tick(now)
+            if self._connection is not None:
+                self._check(self._connection, now, overslept)
+
+    def _check(self, connection: Connection, now: float, overslept: float) -> None:
+        verdict = self._watchdog.check(
+            now,
+            working=self._hooks.working(),
+            cpu_seconds=connection.host.cpu_seconds(),
+            overslept=overslept,
+        )
+        if verdict is Verdict.ASK:
+            connection.send(Ping(next(self._numbers)))
+        if verdict is not Verdict.STALLED:
+            return
+        quiet = now - self._watchdog.quiet_since
+        if self.state is EngineState.READY:
+            logger.error("the engine is stalled: nothing from it for %.1f seconds", quiet)
+            self.state = EngineState.STALLED
+        hang = self._serving.hang_timeout
+        if self.state is EngineState.STALLED and hang and quiet > self._watchdog.limit + hang:
+            logger.error("the engine is killed: nothing from it for %.1f seconds", quiet)
+            connection.host.kill()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

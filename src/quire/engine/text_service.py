@@ -1,0 +1,158 @@
+"""Tokenizer and chat template for an event loop: long work runs in threads that give up the interpreter lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from quire.text.chat import ChatAsk, ChatRenderer
+from quire.text.tokenizer import Tokenizer
+from quire.types import CheckpointError, RequestError
+from quire.util.strict_json import read_small_file
+
+# Characters of prompt for each token of context. No natural text comes near; a text of this many characters has
+# more tokens than fit, unless it is one long run of a single character.
+CHARS_PER_TOKEN = 16
+LONG_TEXT = 32_768  # characters; longer texts queue among themselves
+MAX_TEMPLATE_BYTES = 2**20
+
+T = TypeVar("T")
+
+
+class TextService:
+    """Encodes, renders and decodes off the event loop. Short and long texts have separate threads."""
+
+    def __init__(self, tokenizer: Tokenizer | None, template: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._chat: ChatRenderer | None = None
+        self._no_chat = "this model folder has no tokenizer, so no chat template"
+        if tokenizer is not None:
+            try:
+                self._chat = ChatRenderer(tokenizer, template=template)
+            except CheckpointError as error:
+                if template is not None:
+                    raise
+                self._no_chat = str(error)  # text completion works without
+        self._short = ThreadPoolExecutor(2, "quire-text")
+        self._long = ThreadPoolExecutor(1, "quire-long-text")
+        self._max_tokens = 0
+        self._pieces: dict[int, str] = {}
+
+    @property
+    def template_hash(self) -> str | None:
+        """SHA-256 of the chat template in use, in hex."""
+        return self._chat.template_hash if self._chat else None
+
+    def limit(self, max_model_len: int) -> None:
+        """Set the context length that prompts are refused beyond."""
+        self._max_tokens = max_model_len - 1
+
+    def close(self) -> None:
+        """End the threads; what they are doing is left to finish."""
+        self._short.shutdown(wait=False, cancel_futures=True)
+        self._long.shutdown(wait=False, cancel_futures=True)
+
+    async def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+        """Token ids. RequestError when there are more than the context holds."""
+        tokenizer = self._require("prompt")
+        self._check_chars("prompt", len(text))
+        limit = self._max_tokens
+        return await self._run(
+            "prompt",
+            len(text),
+            lambda: tokenizer.encode(text, add_special_tokens, parse_special, max_tokens=limit),
+        )
+
+    async def encode_chat(self, ask: ChatAsk) -> list[int]:
+        """Token ids of a rendered conversation."""
+        tokenizer, chat, limit = self._require("messages"), self._require_chat(), self._max_tokens
+
+        def work() -> list[int]:
+            rendered = chat.render(ask)
+            self._check_chars("messages", len(rendered.text))
+            return tokenizer.encode_guarded(rendered.text, rendered.literals, max_tokens=limit)
+
+        return await self._run("messages", _size(ask), work)
+
+    async def render_chat(self, ask: ChatAsk) -> str:
+        """A rendered conversation."""
+        chat = self._require_chat()
+        return await self._run("messages", _size(ask), lambda: chat.render(ask).text)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of ids."""
+        tokenizer = self._require("tokens")
+        if len(token_ids) > self._max_tokens + 1:
+            raise RequestError(
+                "tokens", f"{len(token_ids)} tokens are more than max_model_len {self._max_tokens + 1}"
+            )
+        return await self._run(
+            "tokens", len(token_ids), lambda: tokenizer.decode(token_ids, skip_special_tokens)
+        )
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token's bytes decoded on their own."""
+        known = self._pieces
+        for token_id in token_ids:
+            if token_id not in known:
+                known[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
+        return [known[token_id] for token_id in token_ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to the text; none without a tokenizer."""
+        return self.tokenizer.token_bytes(token_id) if self.tokenizer else b""
+
+    async def _run(self, name: str, size: int, work: Callable[[], T]) -> T:
+        pool = self._short if size <= LONG_TEXT else self._long
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except RequestError as error:
+            if error.field not in {"text", "token_ids"}:
+                raise
+            raise RequestError(name, error.message) from None  # as the caller's field is called
+
+    def _check_chars(self, name: str, count: int) -> None:
+        limit = CHARS_PER_TOKEN * self._max_tokens
+        if count > limit:
+            raise RequestError(
+                name,
+                f"{count} characters are more than {limit}, {CHARS_PER_TOKEN} for each of the {self._max_tokens}"
+                " tokens that a prompt may have",
+            )
+
+    def _require(self, name: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(name, "this model folder has no tokenizer; give token ids")
+        return self.tokenizer
+
+    def _require_chat(self) -> ChatRenderer:
+        if self._chat is None:
+            raise RequestError("messages", self._no_chat)
+        return self._chat
+
+
+def read_template(path: str | None) -> str | None:
+    """The chat template of a file. Raises CheckpointError when it cannot be read."""
+    if path is None:
+        return None
+    try:
+        return read_small_file(Path(path), MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: not UTF-8") from None
+
+
+def _size(ask: ChatAsk) -> int:
+    """Roughly the characters of a conversation: enough to tell short from long."""
+    return sum(
+        len(content) if isinstance(content := message.get("content"), str) else _parts_size(content)
+        for message in ask.messages
+    )
+
+
+def _parts_size(content: object) -> int:
+    if not isinstance(content, list | tuple):
+        return 0
+    return sum(len(str(part.get("text", ""))) for part in content if isinstance(part, dict))
