@@ -9,11 +9,20 @@ namespace QUIRE_ISA {
 
 namespace {
 
-// k is walked in blocks so that a panel's part stays in the L2 cache while all rows pass over it. Between blocks
-// the float32 sums rest in y; a store and a load change no bit.
+// k is walked in blocks so that a panel's part stays in the L2 cache while all rows pass over it. Between blocks the
+// float32 sums rest in y; a store and a load change no bit.
 constexpr int kBlockK = 1024;
-// Bytes ahead of the running load to prefetch where weights come from memory: the first rows over a panel.
-constexpr size_t kPrefetch = 2048;
+
+// One row block alone: how far ahead of the running load it prefetches, in bytes.
+constexpr size_t kPrefetch = 4096;
+
+// Lines of the next weights to prefetch beside each k step, and how far ahead.
+struct Ahead {
+  int lines;        // 0: nothing
+  size_t distance;  // bytes
+  size_t stride;    // bytes between the lines of two steps
+  bool near;        // into the L1 cache; a whole block ahead would only push out the current one
+};
 
 template <class T>
 struct Tile {
@@ -24,7 +33,8 @@ struct Tile {
   size_t ldy;
   const float* bias;  // of the panel, or null
   int steps, width;   // width: valid columns of the panel
-  bool first, last, stream;
+  bool first, last;
+  Ahead ahead;
 };
 
 template <class T, int R>
@@ -38,15 +48,13 @@ QUIRE_INLINE void tile_rows(const Tile<T>& t) {
       for (int c = 0; c < C; ++c)
         acc[r * C + c] = t.first ? zero() : load_n(t.y + r * t.ldy + (c0 + c) * 16, t.width - (c0 + c) * 16);
     const typename T::elem* w = t.w + c0 * cstride;
-    if (t.stream) {
-      int s = 0;
-      for (; s + 4 <= t.steps; s += 4) {
-        for (int u = 0; u < 4; ++u)
-          for (int c = 0; c < C; ++c)
-            prefetch(reinterpret_cast<const char*>(w + (s + u) * wstride + c * cstride) + kPrefetch);
-        micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, 4);
+    if (t.ahead.lines && c0 == 0) {
+      const char* next = reinterpret_cast<const char*>(t.w) + t.ahead.distance;
+      for (int s = 0; s < t.steps; ++s) {
+        for (int i = 0; i < t.ahead.lines; ++i) t.ahead.near ? prefetch(next + i * 64) : prefetch_l2(next + i * 64);
+        next += t.ahead.stride;
+        micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, 1);
       }
-      micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, t.steps - s);
     } else {
       micro<T, R, C>(acc, t.x, t.ldx, w, wstride, cstride, t.steps);
     }
@@ -79,6 +87,19 @@ void tile(int rows, const Tile<T>& t) {
   }
 }
 
+// What row block b of `blocks` prefetches: alone, a fixed distance ahead; else its share of the next k block, so
+// that all blocks together fetch it once.
+QUIRE_INLINE Ahead ahead(int b, int blocks, int steps, size_t step_bytes) {
+  const int lines = static_cast<int>(step_bytes / 64);
+  if (blocks == 1) return {lines, kPrefetch, step_bytes, true};
+  int sharing = lines;  // a divisor of lines: four or two lines a step in bf16 and float32
+  while (sharing > blocks) sharing /= 2;
+  if (b >= sharing) return {0, 0, 0, false};
+  const int share = lines / sharing;
+  return {share, static_cast<size_t>(steps) * step_bytes + static_cast<size_t>(b) * steps * share * 64,
+          static_cast<size_t>(share) * 64, false};
+}
+
 template <class T>
 void linear(const LinearTask& task) {
   using E = typename T::elem;
@@ -87,10 +108,12 @@ void linear(const LinearTask& task) {
   const int k_steps = (task.k + T::step - 1) / T::step;
   const size_t panel_elems = static_cast<size_t>(k_steps) * kPanel * T::step;
   const int row_blocks = (task.rows + kRows - 1) / kRows;
+  constexpr int block = kBlockK / T::step;
+  constexpr size_t step_bytes = static_cast<size_t>(kPanel) * T::step * sizeof(E);  // of one panel row
   for (int p = task.panel_begin; p < task.panel_end; ++p) {
     const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
-    for (int k0 = 0; k0 < k_steps; k0 += kBlockK / T::step) {
-      const int steps = k_steps - k0 < kBlockK / T::step ? k_steps - k0 : kBlockK / T::step;
+    for (int k0 = 0; k0 < k_steps; k0 += block) {
+      const int steps = k_steps - k0 < block ? k_steps - k0 : block;
       // rows in blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2
       for (int b = 0; b < row_blocks; ++b) {
         const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / row_blocks);
@@ -106,7 +129,7 @@ void linear(const LinearTask& task) {
         t.width = width;
         t.first = k0 == 0;
         t.last = k0 + steps == k_steps;
-        t.stream = b == 0;
+        t.ahead = ahead(b, row_blocks, steps, step_bytes);
         tile<T>(r1 - r0, t);
       }
     }

@@ -125,6 +125,7 @@ QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 #elif QUIRE_AVX2
 
@@ -240,6 +241,7 @@ QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) {
   return acc;
 }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 #else  // QUIRE_GENERIC
 
@@ -363,6 +365,7 @@ QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) { return QUIRE_QUARTERS(QUIRE_DOT); 
 #undef QUIRE_DOT
 #undef QUIRE_QUARTERS
 QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+QUIRE_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #endif
 
