@@ -1,0 +1,135 @@
+"""Who may call: API keys, Host and Origin."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from quire.config.serving import ServingConfig
+from quire.server.errors import ApiError
+from quire.server.exchange import Exchange
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+MAX_KEY_BYTES = 4096
+
+
+class AccessControl:
+    """Checks made before a request is read.
+
+    On a loopback address only loopback names are accepted as Host, so that a web page cannot reach the server
+    by a name that it resolves to this machine (DNS rebinding); elsewhere any, unless a list is given. A browser's
+    Origin must be listed, or be the server itself. Keys are compared in constant time.
+    """
+
+    def __init__(self, config: ServingConfig) -> None:
+        self._keys = [key.encode() for key in read_keys(config)]
+        self._hosts = _allowed_hosts(config)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are; 0 lets everyone in."""
+        return len(self._keys)
+
+    def check_source(self, exchange: Exchange) -> None:
+        """Raise ApiError 403 for a Host or Origin that may not call, 400 for a Host sent twice."""
+        hosts = [value for name, value in exchange.scope["headers"] if name == b"host"]
+        if len(hosts) > 1:
+            raise ApiError(400, "host: sent more than once", code="invalid_header", close=True)
+        host = exchange.header(b"host").lower()
+        if self._hosts is not None and host and _without_port(host) not in self._hosts:
+            raise ApiError(
+                403, "host: this name is not allowed (see --allowed-hosts)", code="host_not_allowed"
+            )
+        origin = exchange.header(b"origin").lower()
+        if origin and origin not in self._origins and urlsplit_netloc(origin) != host:
+            raise ApiError(
+                403, "origin: this origin is not allowed (see --allowed-origins)", code="origin_not_allowed"
+            )
+
+    def check_key(self, exchange: Exchange) -> None:
+        """Raise ApiError 401 unless a known key was presented; notes which one."""
+        if not self._keys:
+            return
+        scheme, _, given = exchange.header(b"authorization").partition(" ")
+        presented = given.strip().encode("latin-1")[:MAX_KEY_BYTES] if scheme.lower() == "bearer" else b""
+        found = -1
+        for index, key in enumerate(self._keys):  # all of them, so that time tells nothing
+            if hmac.compare_digest(key, presented):
+                found = index
+        if found < 0:
+            message = (
+                "missing API key: send Authorization: Bearer KEY" if not presented else "incorrect API key"
+            )
+            code = "missing_api_key" if not presented else "invalid_api_key"
+            raise ApiError(401, message, code=code, headers=[(b"www-authenticate", b"Bearer")])
+        exchange.key_name = str(found)
+
+    def cors_headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
+        """What lets a listed browser origin read the response; nothing for any other."""
+        origin = exchange.header(b"origin")
+        if not origin or origin.lower() not in self._origins:
+            return []
+        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
+
+    def preflight_headers(self, exchange: Exchange, methods: list[str]) -> list[tuple[bytes, bytes]]:
+        """What a listed origin's preflight request is told beside `cors_headers`."""
+        if not self.cors_headers(exchange):
+            return []
+        return [
+            (b"access-control-allow-methods", ", ".join(methods).encode()),
+            (b"access-control-allow-headers", b"authorization, content-type, x-request-id, x-quire-timings"),
+            (b"access-control-max-age", b"600"),
+        ]
+
+
+def read_keys(config: ServingConfig) -> list[str]:
+    """Keys of the options and of the key file. Raises ValueError when the file cannot be used."""
+    keys = list(config.api_key)
+    if config.api_key_file is not None:
+        try:
+            lines = Path(config.api_key_file).read_text("ascii").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"api_key_file: cannot be read: {error}") from None
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ValueError("api_key_file: holds no key")
+        keys += found
+    if any(len(key) > MAX_KEY_BYTES for key in keys):
+        raise ValueError(f"api_key: a key is longer than {MAX_KEY_BYTES} bytes")
+    return list(dict.fromkeys(keys))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name listens to this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def urlsplit_netloc(origin: str) -> str:
+    """Host and port of an origin, "" when it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _allowed_hosts(config: ServingConfig) -> frozenset[str] | None:
+    """Host names to accept, without ports; None accepts any."""
+    if not config.allowed_hosts and (config.uds is not None or not is_loopback(config.host)):
+        return None
+    bound = f"[{config.host}]" if ":" in config.host else config.host
+    names: Iterable[str] = (*_LOOPBACK_NAMES, bound, *config.allowed_hosts)
+    return frozenset(name.lower() for name in names)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host

@@ -1,0 +1,130 @@
+"""The ASGI application: routes, who may call, and what every failure becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from quire.server import chat, completions, status, tokens
+from quire.server.access import AccessControl
+from quire.server.chunks import error_event
+from quire.server.context import ServerContext
+from quire.server.errors import ApiError, ClientGoneError, api_error
+from quire.server.exchange import Exchange, Receive, Scope, Send
+from quire.server.logs import log, log_access
+from quire.types import QuireError
+
+Handler = Callable[[ServerContext, Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path and what answers it. `open` routes need no key; a path that ends in {} takes any rest."""
+
+    method: str
+    path: str
+    handler: Handler
+    open: bool = False
+
+
+async def _openapi(_: ServerContext, exchange: Exchange) -> None:
+    from quire.server.openapi import document
+
+    await exchange.respond(200, document())
+
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", chat.chat_completions),
+    Route("POST", "/v1/completions", completions.completions),
+    Route("POST", "/v1/chat/completions/render", chat.render),
+    Route("GET", "/v1/models", status.models),
+    Route("GET", "/v1/models/{}", status.model),
+    Route("POST", "/tokenize", tokens.tokenize),
+    Route("POST", "/detokenize", tokens.detokenize),
+    Route("GET", "/health", status.ready, open=True),
+    Route("GET", "/health/live", status.live, open=True),
+    Route("GET", "/health/ready", status.ready, open=True),
+    Route("GET", "/ping", status.ready, open=True),
+    Route("GET", "/version", status.version),
+    Route("GET", "/metrics", status.metrics),
+    Route("GET", "/openapi.json", _openapi),
+)
+
+
+class App:
+    """OpenAI's API over an engine. Errors have one shape on every route, and tell nothing about the inside."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self.context = context
+        self._access = AccessControl(context.config)
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._prefixes: dict[str, dict[str, Route]] = {}
+        for route in ROUTES:
+            table = self._prefixes if route.path.endswith("{}") else self._exact
+            table.setdefault(route.path.removesuffix("{}"), {})[route.method] = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._answer(exchange)
+        except ClientGoneError as gone:
+            exchange.details["ended"] = gone.reason
+        except asyncio.CancelledError:  # the server ends
+            raise
+        except Exception as error:
+            await self._fail(exchange, error)
+        finally:
+            self.context.metrics.count_http(exchange)
+            if self.context.config.access_log:
+                log_access(exchange)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        self._access.check_source(exchange)
+        exchange.add_headers(self._access.cors_headers(exchange))
+        methods = self._methods(exchange.path)
+        if methods is None:
+            raise ApiError(404, "there is nothing at this path; see /openapi.json", code="not_found")
+        exchange.handler = next(iter(methods.values())).path
+        allowed = sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())})
+        allow = (b"allow", ", ".join(allowed).encode())
+        if exchange.method == "OPTIONS":
+            await exchange.respond(
+                200, b"", headers=[allow, *self._access.preflight_headers(exchange, allowed)]
+            )
+            return
+        route = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
+        if route is None:
+            message = f"{exchange.method} is not allowed here, only {allow[1].decode()}"
+            raise ApiError(405, message, code="method_not_allowed", headers=[allow])
+        if not route.open:
+            self._access.check_key(exchange)
+        await route.handler(self.context, exchange)
+
+    def _methods(self, path: str) -> dict[str, Route] | None:
+        found = self._exact.get(path)
+        if found is not None:
+            return found
+        for prefix, methods in self._prefixes.items():
+            if path.startswith(prefix) and len(path) > len(prefix):
+                return methods
+        return None
+
+    async def _fail(self, exchange: Exchange, failure: Exception) -> None:
+        """Answer a failure, as a response or, within a stream, as its last event."""
+        error = api_error(failure)
+        if not isinstance(failure, ApiError | QuireError):
+            log.error("unexpected failure", exc_info=failure, extra={"details": {"id": exchange.request_id}})
+        exchange.details["error"] = error.code
+        try:
+            async with asyncio.timeout(self.context.config.reader_timeout):
+                if exchange.status:
+                    await exchange.write(error_event(error.body()), more=False)
+                    return
+                headers = [*error.headers, (b"connection", b"close")] if error.close else error.headers
+                await exchange.respond(error.status, error.body(), headers=headers)
+        except TimeoutError:
+            if exchange.abort is not None:
+                exchange.abort()

@@ -1,0 +1,180 @@
+"""POST /v1/completions: text or token ids, one prompt or many, with echo and logprobs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from quire.engine.api import StreamDelta
+from quire.server import fields
+from quire.server.answering import (
+    EventStream,
+    check_streaming,
+    make_envelope,
+    optional,
+    read_body,
+    run_whole,
+    wants_timings,
+)
+from quire.server.chunks import Chunks, Envelope
+from quire.server.context import ServerContext
+from quire.server.errors import bad_request
+from quire.server.exchange import Exchange
+from quire.server.generation import Run, finish_reason
+from quire.server.logprobs import CompletionLogprobsWriter, TokenTexts, joined, prompt_logprobs
+from quire.server.requests import CompletionRequest, Prompt
+from quire.server.responses import Completion, CompletionChoice, CompletionLogprobs
+from quire.server.sampling import check_window, completion_params, make_ask
+from quire.types import CompletionOutput, RequestOutput
+
+MAX_PROMPTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """One prompt; `text` is "" unless it is to be echoed."""
+
+    token_ids: list[int]
+    text: str
+
+
+async def completions(context: ServerContext, exchange: Exchange) -> None:
+    """Continue prompts, whole or as a stream."""
+    card = context.card()
+    body = (await read_body(context, exchange, CompletionRequest, fields.COMPLETION)).value
+    envelope = make_envelope(context, body, "cmpl", "text_completion")
+    check_streaming(body)
+    if body.stream and body.echo and body.logprobs is not None:
+        raise bad_request("echo", "echo: with logprobs, not supported in a stream", "unsupported_parameter")
+    params = completion_params(body, card.default_sampling)
+    prompts = await _prompts(context, body)
+    for prompt in prompts:
+        check_window(len(prompt.token_ids), params, card.max_model_len, "prompt")
+    asks = [
+        make_ask(exchange, body, params, prompt.token_ids, f"{envelope.id}-{i}" if i else envelope.id)
+        for i, prompt in enumerate(prompts)
+    ]
+    texts = TokenTexts(context.engine, as_ids=bool(body.return_tokens_as_token_ids))
+    if not body.stream:
+        run = await run_whole(context, exchange, asks)
+        answer = _Answer(context, body, envelope, texts).whole(run, prompts)
+        if wants_timings(exchange, body):
+            answer.timings = run.timings()
+        await exchange.respond(200, msgspec.json.encode(answer))
+        return
+    count = params.n * len(prompts)
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    chunks = Chunks(envelope, count, chat=False, usage=include_usage)
+    writers = [CompletionLogprobsWriter(texts) for _ in range(count)]
+    echoes = {i: prompts[i // params.n].text for i in range(count)} if body.echo else {}
+    ids = bool(body.return_token_ids)
+
+    def chunk_of(choice: int, delta: StreamDelta) -> bytes:
+        echo = echoes.pop(choice, "")
+        head = chunks.text(choice, echo) if echo else b""
+        if delta.logprobs is None and delta.finish_reason is None and not ids:
+            return head + (chunks.text(choice, delta.text) if delta.text else b"")
+        logprobs = None if delta.logprobs is None else writers[choice].push(delta.token_ids, delta.logprobs)
+        return head + chunks.full(choice, delta, logprobs, ids=ids)
+
+    await EventStream(context, exchange, body, chunks).write(asks, chunk_of)
+
+
+async def _prompts(context: ServerContext, body: CompletionRequest) -> list[_Prompt]:
+    """The prompts in token ids. Raises ApiError or RequestError for one that cannot be."""
+    engine, vocab = context.engine, context.engine.card.vocab_size
+    window = context.engine.card.max_model_len
+    found: list[_Prompt] = []
+    texts, id_lists = _split(body.prompt)
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    encoded = await asyncio.gather(*(engine.encode(text, add_special_tokens=special) for text in texts))
+    for text, ids in zip(texts, encoded, strict=True):
+        if not ids:
+            raise bad_request("prompt", "prompt: has no tokens")
+        found.append(_Prompt(ids, text))
+    for ids in id_lists:
+        if not ids:
+            raise bad_request("prompt", "prompt: has no tokens")
+        if len(ids) > window:
+            message = (
+                f"prompt: {len(ids)} tokens are over the model's context of {window} tokens (max_model_len)"
+            )
+            raise bad_request("prompt", message, "context_length_exceeded")
+        if min(ids) < 0 or max(ids) >= vocab:
+            wrong = next(token for token in ids if not 0 <= token < vocab)
+            raise bad_request(
+                "prompt", f"prompt: {wrong} is not a token id below the vocabulary size {vocab}"
+            )
+        found.append(_Prompt(ids, await engine.decode(ids) if body.echo else ""))
+    return found
+
+
+def _split(prompt: Prompt) -> tuple[list[str], list[list[int]]]:
+    """The prompts of a request: either texts or lists of ids."""
+    if isinstance(prompt, str):
+        return [prompt], []
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [], [prompt]  # type: ignore[list-item]
+    if len(prompt) > MAX_PROMPTS:
+        raise bad_request("prompt", f"prompt: {len(prompt)} prompts are over the limit of {MAX_PROMPTS}")
+    if kinds == {str}:
+        return prompt, []  # type: ignore[return-value]
+    if kinds == {list}:
+        return [], prompt  # type: ignore[return-value]
+    what = "is empty" if not kinds else "mixes texts, token ids and lists"
+    raise bad_request("prompt", f"prompt: {what}; it must be a text, texts, token ids or lists of token ids")
+
+
+class _Answer:
+    """Makes the answer that does not stream."""
+
+    def __init__(
+        self, context: ServerContext, body: CompletionRequest, envelope: Envelope, texts: TokenTexts
+    ) -> None:
+        self._context, self._body, self._envelope, self._texts = context, body, envelope, texts
+
+    def whole(self, run: Run, prompts: list[_Prompt]) -> Completion:
+        choices = []
+        for p, (output, prompt) in enumerate(zip(run.outputs, prompts, strict=True)):
+            choices += [self._choice(p * run.samples + s.index, output, s, prompt) for s in output.outputs]
+        envelope = self._envelope
+        return Completion(
+            id=envelope.id,
+            created=envelope.created,
+            model=envelope.model,
+            system_fingerprint=envelope.system_fingerprint,
+            choices=choices,
+            usage=run.usage(),
+        )
+
+    def _choice(
+        self, index: int, output: RequestOutput, sample: CompletionOutput, prompt: _Prompt
+    ) -> CompletionChoice:
+        body = self._body
+        ids = bool(body.return_token_ids)
+        asked = body.prompt_logprobs is not None and output.prompt_logprobs is not None
+        return CompletionChoice(
+            index=index,
+            text=prompt.text + sample.text if body.echo else sample.text,
+            logprobs=self._logprobs(output, sample),
+            finish_reason=finish_reason(sample.finish_reason),
+            stop_reason=sample.stop_reason,
+            prompt_logprobs=optional(
+                prompt_logprobs(output.prompt_logprobs or [], self._context.engine) if asked else None
+            ),
+            token_ids=sample.token_ids if ids else UNSET,
+            prompt_token_ids=output.prompt_token_ids if ids else UNSET,
+        )
+
+    def _logprobs(self, output: RequestOutput, sample: CompletionOutput) -> CompletionLogprobs | None:
+        if sample.logprobs is None:
+            return None
+        writer = CompletionLogprobsWriter(self._texts)
+        if not self._body.echo or output.prompt_logprobs is None:
+            return writer.push(sample.token_ids, sample.logprobs)
+        prompt = writer.prompt(output.prompt_token_ids, output.prompt_logprobs)
+        return joined(prompt, writer.push(sample.token_ids, sample.logprobs))

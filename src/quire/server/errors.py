@@ -1,0 +1,131 @@
+"""One error shape for every route, and what each failure becomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.engine.api import DeadlineError, EngineUnavailableError, OverloadedError
+from quire.types import CheckpointError, QuireError, RequestError
+
+MAX_ERROR_BYTES = 4096
+# Long values quoted in a message are cut so that the whole body keeps below MAX_ERROR_BYTES in any spelling.
+_MAX_MESSAGE_CHARS = 1000
+
+Header = tuple[bytes, bytes]
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong: text for people, a class, the field at fault and a stable code for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """Body of every response that is not a success, and of an error event within a stream."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A response that is not a success. `headers` are added to it; `close` ends the connection after it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Sequence[Header] = (),
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = list(headers)
+        self.close = close
+
+    def body(self) -> bytes:
+        """The JSON body, at most MAX_ERROR_BYTES long."""
+        message, param = shorten(str(self)), self.param and shorten(self.param, 200)
+        while True:
+            detail = ErrorDetail(message, _type_of(self.status), param, self.code)
+            body = msgspec.json.encode(ErrorBody(detail))
+            if len(body) <= MAX_ERROR_BYTES:
+                return body
+            message = shorten(message, len(message) * 3 // 4)  # escapes made it long
+
+
+class ClientGoneError(Exception):
+    """The client hung up, or has not read for too long; there is nobody to answer."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def shorten(text: str, limit: int = _MAX_MESSAGE_CHARS) -> str:
+    """Text of at most `limit` characters, its end replaced by an ellipsis when it is longer."""
+    return text if len(text) <= limit else text[: max(0, limit - 1)] + "…"
+
+
+def bad_request(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """A 400 that names the field at fault."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def retry_headers(seconds: float) -> list[Header]:
+    """When to try again: whole seconds for everyone, milliseconds for clients that know them."""
+    wait = max(0.001, seconds)
+    return [
+        (b"retry-after", str(max(1, math.ceil(wait))).encode()),
+        (b"retry-after-ms", str(math.ceil(wait * 1000)).encode()),
+    ]
+
+
+def api_error(error: Exception) -> ApiError:
+    """The response for a failure that was raised on purpose; anything else is a 500 that tells nothing."""
+    match error:
+        case ApiError():
+            found = error
+        case RequestError(field=name):
+            found = ApiError(400, str(error), code=_code_of(error), param=name)
+        case OverloadedError(retry_after=seconds):
+            found = ApiError(429, str(error), code="queue_full", headers=retry_headers(seconds))
+        case EngineUnavailableError(retry_after=seconds):
+            found = ApiError(503, str(error), code="engine_unavailable", headers=retry_headers(seconds))
+        case DeadlineError():
+            found = ApiError(504, str(error), code="deadline_exceeded")
+        case CheckpointError():  # the model's own template failed on these messages
+            found = ApiError(400, str(error), code="chat_template_error", param="messages")
+        case QuireError():
+            found = ApiError(500, str(error), code="engine_error")
+        case _:
+            message = "internal error; the log has the details under this request id"
+            found = ApiError(500, message, code="internal_error")
+    return found
+
+
+def _code_of(error: RequestError) -> str:
+    window = "max_model_len" in error.message or "context" in error.message
+    return "context_length_exceeded" if window else "invalid_value"
+
+
+def _type_of(status: int) -> str:
+    """OpenAI's classes of errors."""
+    names = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
+    if status in names:
+        return names[status]
+    return "invalid_request_error" if status < 500 else "server_error"

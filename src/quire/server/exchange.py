@@ -1,0 +1,214 @@
+"""One HTTP request and its response, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from quire.server import json_input
+from quire.server.errors import ApiError, ClientGoneError, Header
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+T = TypeVar("T")
+
+JSON = b"application/json"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Body(Generic[T]):
+    """A request body: its bytes, its value, and the names of its top-level fields."""
+
+    raw: bytes
+    value: T
+    names: set[str]
+
+
+class Exchange:
+    """A request as it came and what was answered. `arrival` is a time of time.monotonic()."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.arrival = time.monotonic()
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.handler = ""  # the route's pattern, for metrics
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.abort: Callable[[], None] | None = scope.get("quire.abort")
+        self.scope = scope
+        self.request_id = self._request_id()
+        self.key_name = ""  # which API key was presented, by position
+        self.status = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.details: dict[str, Any] = {}  # for the access log
+        self.sending_since = 0.0  # when the send in progress began; 0 when none is
+        self._receive, self._send = receive, send
+        self._extra: list[Header] = []
+        # HTTP/1.0 has no chunks: a response of unknown length is held back until it is whole
+        self._held: list[bytes] | None = None
+        self._held_headers: list[Header] = []
+
+    def add_headers(self, headers: Sequence[Header]) -> None:
+        """Headers for whatever response there will be."""
+        self._extra += headers
+
+    def header(self, name: bytes) -> str:
+        """A request header's value, "" when absent."""
+        return self.headers.get(name, b"").decode("latin-1")
+
+    def _request_id(self) -> str:
+        given = self.header(b"x-request-id")
+        return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+    # ---- request
+
+    async def json(self, kind: type[T], limit: int, seconds: float) -> Body[T]:
+        """The body as a `kind`; large bodies are parsed in a thread.
+
+        Raises ApiError: 408 when the body is late, 413, 415, and what json_input.decode raises.
+        """
+        content_type = self.header(b"content-type").split(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise ApiError(
+                415, f"content-type: {content_type or 'none'!r} is not application/json", code="unsupported_media_type"
+            )  # fmt: skip
+        if self.header(b"content-encoding").strip().lower() not in {"", "identity"}:
+            raise ApiError(
+                415,
+                "content-encoding: compressed bodies are not accepted",
+                code="unsupported_content_encoding",
+            )
+        raw = await self._body(limit, seconds)
+        if len(raw) <= json_input.INLINE_BYTES:
+            return Body(raw, *json_input.decode(raw, kind))
+        return Body(raw, *await asyncio.to_thread(json_input.decode, raw, kind))
+
+    async def _body(self, limit: int, seconds: float) -> bytes:
+        length = self.header(b"content-length")
+        if length.isdigit() and int(length) > limit:
+            raise self._too_large(limit)
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(seconds):
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError("hung up before the body was complete")
+                    parts.append(message.get("body", b""))
+                    self.bytes_in += len(parts[-1])
+                    if self.bytes_in > limit:
+                        raise self._too_large(limit)
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body was not complete after {seconds:g} s", code="request_timeout", close=True
+            ) from None
+        return b"".join(parts)
+
+    @staticmethod
+    def _too_large(limit: int) -> ApiError:
+        return ApiError(
+            413, f"the body is over the limit of {limit} bytes", code="request_too_large", close=True
+        )
+
+    # ---- response
+
+    async def respond(
+        self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Sequence[Header] = ()
+    ) -> None:
+        """Send a whole response."""
+        await self.start(status, [(b"content-type", content_type), (b"content-length", str(len(body)).encode()),
+                                  *headers])  # fmt: skip
+        await self.write(body, more=False)
+
+    async def start(self, status: int, headers: Sequence[Header]) -> None:
+        """Send status and headers; the request id and what every response carries are added."""
+        self.status = status
+        fixed = [
+            (b"x-request-id", self.request_id.encode("latin-1")),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        headers = [*headers, *self._extra, *fixed]
+        if self.scope.get("http_version") == "1.0" and all(name != b"content-length" for name, _ in headers):
+            self._held, self._held_headers = [], headers
+            return
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a part of the body; waits while the client does not read."""
+        self.bytes_out += len(data)
+        if self._held is not None:
+            self._held.append(data)
+            if more:
+                return
+            data = b"".join(self._held)
+            headers = [*self._held_headers, (b"content-length", str(len(data)).encode())]
+            await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
+        self.sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.sending_since = 0.0
+
+    def watch(self) -> HangUpWatch:
+        """A context in which a hang-up ends the current task's work; enter it after the body was read."""
+        return HangUpWatch(self, self._receive)
+
+
+class HangUpWatch:
+    """Cancels the task inside when the client hangs up, or when `end` is called; leaves as ClientGoneError.
+
+    A server that does not watch generates for nobody: sending after a hang-up raises nothing.
+    """
+
+    def __init__(self, exchange: Exchange, receive: Receive) -> None:
+        self.exchange = exchange
+        self._receive = receive
+        self._reason = ""
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> HangUpWatch:
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._wait())
+        return self
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.end("hung up")
+
+    def end(self, reason: str) -> None:
+        """Stop the work inside the context for `reason`."""
+        if self._task is not None and not self._reason:
+            self._reason = reason
+            self._task.cancel()
+
+    def waiting(self) -> float:
+        """Seconds that the client has kept the current write waiting."""
+        since = self.exchange.sending_since
+        return time.monotonic() - since if since else 0.0
+
+    def end_slow_reader(self) -> None:
+        """Stop the work and drop the connection with what is still buffered for it."""
+        self.end("did not read")
+        if self.exchange.abort is not None:
+            self.exchange.abort()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watcher is not None
+        self._watcher.cancel()
+        task, self._task = self._task, None
+        if self._reason and kind is not None and issubclass(kind, asyncio.CancelledError):
+            assert task is not None
+            if task.uncancel() == 0:
+                raise ClientGoneError(self._reason) from None

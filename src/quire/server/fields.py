@@ -1,0 +1,102 @@
+"""Request fields that others know and Quire does not act on: harmless values pass, the rest is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quire.server.errors import ApiError, shorten
+from quire.server.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    RenderRequest,
+    TokenizeRequest,
+)
+
+# Fields that never change the result: accepted and ignored.
+IGNORED = frozenset((
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "parallel_tool_calls",
+    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "session_id", "include_reasoning",
+    "truncation_side", "spaces_between_special_tokens", "logprobs_mode", "cache_prompt",
+))  # fmt: skip
+
+# Fields that would change the result: name -> values that ask for what happens anyway (null always does).
+_COMMON: Mapping[str, tuple[Any, ...]] = {
+    "bad_words": ([],),
+    "early_stopping": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora_request": (),
+    "mm_processor_kwargs": ({},),
+    "prompt_embeds": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+_CHAT: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (False,),
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"], []),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_COMPLETION: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "top_logprobs": (0,)}
+_WHY = {
+    "chat_template": "templates are part of the model and are never taken from a request",
+    "prompt_embeds": "prompts are text or token ids",
+}
+
+
+class Unsupported:
+    """The fields that one route refuses, and how to look at their values in a body."""
+
+    def __init__(self, request: type[msgspec.Struct], refused: Mapping[str, tuple[Any, ...]]) -> None:
+        self._known = frozenset(request.__struct_encode_fields__)
+        self._refused = refused
+        self._values = msgspec.json.Decoder(
+            msgspec.defstruct("Values", [(name, Any, None) for name in refused])
+        )
+
+    def check(self, names: set[str], body: bytes, *, refuse_unknown: bool) -> None:
+        """Raise ApiError 400 naming the first field of a body that would change the result, or that nobody knows."""
+        extra = names - self._known
+        if extra & self._refused.keys():
+            values = self._values.decode(body)
+            for name in sorted(extra & self._refused.keys()):
+                self._check_value(name, getattr(values, name))
+        unknown = sorted(extra - IGNORED - self._refused.keys())
+        if refuse_unknown and unknown:
+            name = shorten(unknown[0], 100)
+            raise ApiError(400, f"{name}: unknown field", code="unknown_field", param=name)
+
+    def _check_value(self, name: str, value: Any) -> None:
+        if value is None or any(type(value) is type(same) and value == same for same in self._refused[name]):
+            return
+        why = _WHY.get(name, "not supported yet")
+        raise ApiError(400, f"{name}: {why}", code="unsupported_parameter", param=name)
+
+
+CHAT = Unsupported(ChatCompletionRequest, {**_COMMON, **_CHAT})
+COMPLETION = Unsupported(CompletionRequest, {**_COMMON, **_COMPLETION})
+RENDER = Unsupported(RenderRequest, {"chat_template": (), "tools": ([],)})
+TOKENIZE = Unsupported(TokenizeRequest, {"chat_template": (), "tools": ([],)})
+DETOKENIZE = Unsupported(DetokenizeRequest, {})

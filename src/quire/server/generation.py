@@ -1,0 +1,171 @@
+"""The engine's streams behind one HTTP request: admitted together, read together, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from quire.engine.api import GenerateAsk, Stream, StreamDelta
+from quire.server.context import ServerContext
+from quire.server.errors import ApiError
+from quire.server.exchange import Exchange
+from quire.server.responses import PromptTokensDetails, TimingsBody, UsageBody
+from quire.types import FinishReason, RequestOutput
+
+Deltas = Sequence[tuple[int, StreamDelta]]
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+
+
+class Run:
+    """The samples of one request: choice p·n + i is sample i of prompt p.
+
+    Use as a context: whatever ends it, streams that still run are cancelled and the request is counted.
+    """
+
+    def __init__(self, context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk]) -> None:
+        self.samples = asks[0].params.n
+        self.choices = self.samples * len(asks)
+        self.streams: list[Stream] = []
+        self._context, self._exchange, self._asks = context, exchange, asks
+        self._last = [0.0] * self.choices  # when a choice's latest token came
+        self._observe_gap = context.metrics.inter_token.observe
+
+    def __enter__(self) -> Run:
+        """Admit every prompt, or none. Raises what AsyncEngine.generate raises."""
+        try:
+            for ask in self._asks:
+                self.streams.append(self._context.engine.generate(ask))
+        except BaseException:
+            for stream in self.streams:
+                stream.cancel()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self.streams:
+            if not stream.output.finished:
+                stream.cancel()
+        self._context.metrics.count(self._exchange, self._asks, self.outputs)
+        self._note()
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """What each prompt has come to so far."""
+        return [stream.output for stream in self.streams]
+
+    async def read(self) -> AsyncIterator[Deltas]:
+        """What came, as it comes: all that is there at once. Raises ApiError for a sample that failed, and what
+        iterating a Stream raises.
+        """
+        if self.choices == 1:
+            async for delta in self.streams[0]:
+                self._took(0, delta)
+                yield ((0, delta),)
+            return
+        merged = _Merged(self.streams, self.samples, self._took)
+        try:
+            while deltas := await merged.take():
+                yield deltas
+        finally:
+            await merged.close()
+
+    async def finish(self) -> list[RequestOutput]:
+        """Read to the end; the whole outputs."""
+        async for _ in self.read():
+            pass
+        return self.outputs
+
+    def _took(self, choice: int, delta: StreamDelta) -> None:
+        if delta.token_ids:
+            now, last = time.monotonic(), self._last[choice]
+            if last:
+                self._observe_gap(now - last)
+            elif not any(self._last):
+                self._context.metrics.first_token.observe(now - self._exchange.arrival)
+            self._last[choice] = now
+        if delta.finish_reason is FinishReason.ERROR:
+            raise ApiError(500, "the model computed values that are not numbers", code="numerical_error")
+
+    def _note(self) -> None:
+        usage = self.usage()
+        self._exchange.details |= {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+        }
+
+    def usage(self) -> UsageBody:
+        """Token counts so far, over all prompts."""
+        counts = [output.usage for output in self.outputs]
+        prompt = sum(c.prompt_tokens for c in counts)
+        completion = sum(c.completion_tokens for c in counts)
+        cached = sum(c.cached_tokens for c in counts)
+        return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+    def timings(self) -> TimingsBody:
+        """Where the time of a finished request went. Of several prompts, the one that ended last is told."""
+        now = time.monotonic()
+        times = max((output.timings for output in self.outputs), key=lambda t: t.finished)
+        marks = [self._exchange.arrival]
+        for mark in (times.arrival, times.scheduled, times.first_token, times.finished, now):
+            marks.append(max(mark, marks[-1]))  # a mark that was never reached takes no time
+        parts = [after - before for before, after in itertools.pairwise(marks)]
+        tokenize, queue, prefill, decode, deliver = parts
+        return TimingsBody(tokenize, queue, prefill, decode, deliver, sum(parts))
+
+
+def finish_reason(reason: FinishReason | None) -> str:
+    """A finish reason in OpenAI's words; "abort" for a request that was cut short."""
+    return _REASONS.get(reason or FinishReason.ABORT, "abort")
+
+
+class _Merged:
+    """Several streams read as one."""
+
+    def __init__(
+        self, streams: Sequence[Stream], samples: int, took: Callable[[int, StreamDelta], None]
+    ) -> None:
+        self._deltas: list[tuple[int, StreamDelta]] = []
+        self._wake = asyncio.Event()
+        self._took = took
+        self._tasks = [
+            asyncio.create_task(self._pump(stream, i * samples)) for i, stream in enumerate(streams)
+        ]
+        self._open = len(self._tasks)
+        self._error: BaseException | None = None
+
+    async def _pump(self, stream: Stream, first: int) -> None:
+        try:
+            async for delta in stream:
+                self._took(first + delta.index, delta)
+                self._deltas.append((first + delta.index, delta))
+                self._wake.set()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._error = self._error or error  # raised where the streams are read
+        finally:
+            self._open -= 1
+            self._wake.set()
+
+    async def take(self) -> Deltas:
+        """Everything unread, waiting for something; empty at the end. Raises the first failure of a stream."""
+        while True:
+            if self._deltas:
+                deltas, self._deltas = self._deltas, []
+                return deltas
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                return ()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,139 @@
+"""Request bodies: one strict, linear-time look at the bytes, then a typed decode.
+
+What RFC 8259 leaves open is refused: keys given twice, NaN and Infinity, lone surrogates, anything but UTF-8. Nesting
+is bounded before anything recurses.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.server.errors import ApiError, bad_request, shorten
+
+MAX_DEPTH = 64
+# Above this many bytes a body is parsed in a thread, so that the event loop stays free.
+INLINE_BYTES = 64 * 1024
+
+# Brackets, strings and keys of one body: bounds the time of the look, which is linear in them and in the bytes.
+MAX_PARTS = 1_000_000
+
+# Every match is bounded in length, so that no single call keeps the interpreter from other threads for long.
+_BETWEEN = re.compile(rb'[^"{}\[\]]{0,65536}+')
+_STRING_PART = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,1024}+', re.DOTALL)
+_COLON = re.compile(rb"[ \t\r\n]*+:")
+_PATH = re.compile(r"^(.*) - at `([^`]*)`$", re.DOTALL)
+
+T = TypeVar("T")
+
+
+def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
+    """The body as a `kind`, and the names of its top-level fields.
+
+    Raises ApiError 400 with code invalid_json for text that is not strict JSON, and invalid_type naming the
+    field for a value of the wrong type.
+    """
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _invalid(f"not valid UTF-8 at byte {error.start}") from None
+    if not body.strip():
+        raise _invalid("the body is empty")
+    fields = check_structure(body)
+    try:
+        return _decoder(kind).decode(body), fields
+    except msgspec.ValidationError as error:
+        message, param = _located(str(error))
+        raise bad_request(param, message, "invalid_type") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _invalid(str(error)) from None
+    except RecursionError:
+        raise _invalid("nested too deeply") from None
+
+
+def check_structure(body: bytes) -> set[str]:
+    """The top-level object's keys. Raises ApiError for a key given twice in one object, or nesting over MAX_DEPTH.
+
+    Keys are compared as JSON reads them, escapes resolved. Malformed text may pass: the decode refuses it.
+    """
+    objects: list[set[str] | None] = []  # per open bracket: the keys so far, None for an array
+    top: set[str] = set()
+    position, end, parts = 0, len(body), 0
+    while (position := _BETWEEN.match(body, position).end()) < end:  # type: ignore[union-attr]
+        char = body[position]
+        if char not in b'"{}[]':
+            continue  # a long run between strings
+        parts += 1
+        if parts > MAX_PARTS:
+            raise _invalid(f"more than {MAX_PARTS} keys, strings, objects and arrays")
+        if char == 0x22:  # a quote
+            start, position = position, _string_end(body, position)
+            colon = _COLON.match(body, position)
+            if colon and objects and (keys := objects[-1]) is not None:
+                _add_key(keys, body[start:position], start)
+            continue
+        position += 1
+        if char in b"{[":
+            if len(objects) == MAX_DEPTH:
+                raise _invalid(f"nested more than {MAX_DEPTH} levels deep")
+            objects.append(None if char == 0x5B else (set() if objects else top))
+        elif objects:
+            objects.pop()
+    return top
+
+
+def _string_end(body: bytes, start: int) -> int:
+    """The position after the string that starts at `start`, or the end of the body when it is not closed."""
+    position = start + 1
+    while True:
+        found = _STRING_PART.match(body, position).end()  # type: ignore[union-attr]
+        if found < len(body) and body[found] == 0x22:
+            return found + 1
+        if found == position:  # a backslash as the last byte, or the end
+            return len(body)
+        position = found
+
+
+def _add_key(keys: set[str], string: bytes, position: int) -> None:
+    key = _key(string, position)
+    if key in keys:
+        raise _invalid(f"the key {shorten(key, 100)!r} is given twice in one object (byte {position})")
+    keys.add(key)
+
+
+def _key(string: bytes, position: int) -> str:
+    if b"\\" not in string:
+        return string[1:-1].decode("utf-8", "replace")
+    try:
+        return msgspec.json.decode(string, type=str)
+    except msgspec.DecodeError:
+        raise _invalid(f"a key that is not a valid string at byte {position}") from None
+
+
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.json.Decoder(kind)
+    return _decoders[kind]
+
+
+def _invalid(detail: str) -> ApiError:
+    return bad_request(None, f"the body is not valid JSON: {detail}", "invalid_json")
+
+
+def _located(message: str) -> tuple[str, str | None]:
+    """msgspec's message and the path in it, as people write one: "$.stop[0]" is stop[0]."""
+    match = _PATH.match(message)
+    if match is None:
+        missing = re.match(r"Object missing required field `([^`]+)`", message)
+        return message, missing[1] if missing else None
+    path = match[2].removeprefix("$").removeprefix(".").replace("[...]", "")
+    missing = re.match(r"Object missing required field `([^`]+)`", match[1])
+    if missing:
+        path = f"{path}.{missing[1]}".removeprefix(".")
+    text = match[1].replace("Expected `", "expected `", 1)
+    return f"{path}: {text}" if path else match[1], path or None

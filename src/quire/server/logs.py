@@ -1,0 +1,94 @@
+"""The server's log: lines are handed to a thread that formats and writes them, and may drop but never block."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import queue
+import sys
+import time
+from typing import Any
+
+from quire.config.serving import ServingConfig
+from quire.server.exchange import Exchange
+
+MAX_WAITING_LINES = 10_000
+log = logging.getLogger("quire.server")
+access = logging.getLogger("quire.access")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "details", {}),
+        }
+        if record.exc_text:
+            line["exception"] = record.exc_text
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class HumanFormatter(logging.Formatter):
+    """Time, level, message, and details as name=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock} {record.levelname.lower():<7} {record.getMessage()}"
+        details = getattr(record, "details", {})
+        if details:
+            line += " " + " ".join(f"{name}={value}" for name, value in details.items())
+        return f"{line}\n{record.exc_text}" if record.exc_text else line
+
+
+class _Handler(logging.handlers.QueueHandler):
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Keep the record's parts: formatting is the writer's work."""
+        if record.exc_info:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+            record.exc_info = None
+        return record
+
+
+class ServerLog:
+    """Installs the log on standard error for as long as the context lasts."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        self._level = getattr(logging, config.log_level.upper())
+        writer = logging.StreamHandler(sys.stderr)
+        writer.setFormatter(JsonFormatter() if config.log_format == "json" else HumanFormatter())
+        waiting: queue.Queue[Any] = queue.Queue(MAX_WAITING_LINES)
+        self._handler = _Handler(waiting)
+        self._listener = logging.handlers.QueueListener(waiting, writer)
+
+    def __enter__(self) -> ServerLog:
+        logging.raiseExceptions = False  # a closed pipe or a full queue loses lines, never requests
+        root = logging.getLogger()
+        root.addHandler(self._handler)
+        root.setLevel(logging.WARNING)
+        logging.getLogger("quire").setLevel(self._level)
+        self._listener.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self._handler)
+        self._listener.stop()
+
+
+def log_access(exchange: Exchange) -> None:
+    """One line for a request that has been answered; 499 for a client that left."""
+    details = {
+        "id": exchange.request_id,
+        "status": exchange.status or 499,
+        "ms": round((time.monotonic() - exchange.arrival) * 1000, 3),
+        "bytes_in": exchange.bytes_in,
+        "bytes_out": exchange.bytes_out,
+        **exchange.details,
+    }
+    access.info("%s %s", exchange.method, exchange.path[:200], extra={"details": details})

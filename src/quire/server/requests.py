@@ -1,0 +1,171 @@
+"""Request bodies: OpenAI's fields and vLLM's extras. The OpenAPI document is made from these types.
+
+A field is here when it does something. What is known elsewhere and does nothing yet is in `fields`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from quire.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOP_STRINGS
+
+MAX_TOP_LOGPROBS = 20
+_TEXT_OR_IDS = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+         "minItems": 1},
+    ]
+}  # fmt: skip
+_MESSAGE = {
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string", "description": "system, user, assistant, tool, or what the template knows"},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "object", "required": ["type", "text"], "properties": {
+                        "type": {"const": "text"}, "text": {"type": "string"}}}},
+                    {"type": "null"},
+                ]
+            },
+        },
+    },
+}  # fmt: skip
+
+Prompt = str | list[str | int | list[int]]
+
+
+class StreamOptions(msgspec.Struct):
+    """How to stream."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """Fields that chat and completions share. null means the default everywhere."""
+
+    model: Annotated[str | None, Meta(description="a served name; default: the first")] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # OpenAI
+    temperature: Annotated[float | None, Meta(description="0 is greedy")] = None
+    top_p: Annotated[float | None, Meta(description="in (0, 1]")] = None
+    n: Annotated[int | None, Meta(description=f"samples of each prompt, 1 to {MAX_SAMPLES}")] = None
+    stop: Annotated[
+        str | list[str] | None, Meta(description=f"end at any of up to {MAX_STOP_STRINGS} texts")
+    ] = None
+    seed: Annotated[int | None, Meta(description="equal seeds give equal samples whatever else runs")] = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float] | None, Meta(description="token id to bias in [-100, 100]")] = None
+    max_tokens: Annotated[int | None, Meta(description="tokens to generate at most, from 1")] = None
+    # vLLM
+    top_k: Annotated[int | None, Meta(description="0 and -1 are off")] = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    banned_token_ids: list[int] | None = None
+    prompt_logprobs: Annotated[
+        int | None, Meta(description=f"most likely tokens per prompt position, 0 to {MAX_LOGPROBS}")
+    ] = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, Meta(description="tokens in logprobs as token_id:N")
+    ] = None
+    priority: Annotated[
+        int | None, Meta(description="lower runs earlier, with --scheduling-policy priority")
+    ] = None
+    cache_salt: Annotated[str | None, Meta(description="prefix cache shared only with equal salts")] = None
+    request_id: Annotated[str | None, Meta(description="becomes part of the response's id")] = None
+    # Quire
+    deadline_ms: Annotated[
+        float | None, Meta(description="end with 504 when not finished so many milliseconds after arrival")
+    ] = None
+    max_queue_ms: Annotated[
+        float | None, Meta(description="end with 504 when not started so many milliseconds after arrival")
+    ] = None
+    timings: Annotated[
+        bool | None, Meta(description="report where the time went; also x-quire-timings: 1")
+    ] = None
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(extra_json_schema=_MESSAGE)]
+    max_completion_tokens: Annotated[int | None, Meta(description="newer name of max_tokens")] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Meta(description=f"0 to {MAX_TOP_LOGPROBS}; needs logprobs")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="variables that the model's template reads")
+    ] = None
+    reasoning_effort: Annotated[str | None, Meta(description="handed to a template that reads it")] = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[
+        Prompt, Meta(description="text, token ids, or a list of either", extra_json_schema=_TEXT_OR_IDS)
+    ]
+    max_tokens: Annotated[int | None, Meta(description="tokens to generate at most, from 1; default 16")] = (
+        None
+    )
+    logprobs: Annotated[
+        int | None, Meta(description=f"most likely tokens per position, 0 to {MAX_LOGPROBS}")
+    ] = None
+    echo: Annotated[bool | None, Meta(description="return the prompt before the completion")] = None
+    best_of: Annotated[int | None, Meta(description="accepted when equal to n")] = None
+    add_special_tokens: Annotated[bool | None, Meta(description="what the tokenizer adds around a text")] = (
+        None
+    )
+
+
+class RenderRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/chat/completions/render: a chat request's conversation."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(extra_json_schema=_MESSAGE)]
+    model: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a prompt, or messages as in a chat request."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]] | None, Meta(extra_json_schema=_MESSAGE)] = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool | None = None

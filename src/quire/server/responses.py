@@ -1,0 +1,230 @@
+"""Response bodies, as OpenAI's clients expect them. Fields that are UNSET are left out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Prompt tokens that the prefix cache saved."""
+
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    """Token counts of a request; equal prefixes of earlier requests show as cached."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TimingsBody(msgspec.Struct):
+    """Where a request's time went, in seconds; the parts sum to total_seconds."""
+
+    tokenize_seconds: float  # arrival of the headers to admission: body, JSON, template, tokens
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    deliver_seconds: float  # last token to this line
+    total_seconds: float
+
+
+class TopLogprob(msgspec.Struct):
+    """A likely token: its text, natural-log probability and bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobBody(msgspec.Struct):
+    """A chosen token with the most likely ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Logprobs of a message."""
+
+    content: list[TokenLogprobBody]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Logprobs of a completion, in OpenAI's older form: parallel lists, one entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct):
+    """A candidate at a prompt position, as vLLM reports it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class ChatMessage(msgspec.Struct):
+    """The assistant's answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One sample of a chat completion."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Answer to a chat request that does not stream."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct):
+    """One sample of one prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """Answer to a completion request that does not stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+    timings: TimingsBody | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """What a chunk adds to one sample."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
+    """One `data:` event of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+
+
+class ModelBody(msgspec.Struct, kw_only=True):
+    """One served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: None = None
+    max_model_len: int
+    architecture: str
+    vocab_size: int
+    config_sha256: str
+    template_sha256: str | None
+    permission: list[Any] = []
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelBody]
+
+
+class RenderedPrompt(msgspec.Struct, kw_only=True):
+    """A conversation as the model reads it."""
+
+    model: str
+    prompt: str
+    token_ids: list[int]
+    count: int
+    max_model_len: int
+
+
+class TokenizeResponse(msgspec.Struct, kw_only=True):
+    """Token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(msgspec.Struct, kw_only=True):
+    """Text of token ids."""
+
+    prompt: str
+
+
+class HealthBody(msgspec.Struct):
+    """State of the engine as probes see it."""
+
+    status: str
+
+
+class VersionBody(msgspec.Struct):
+    """Version of Quire."""
+
+    version: str

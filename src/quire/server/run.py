@@ -1,0 +1,204 @@
+"""One server from its socket to its last byte: start, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from quire.config.serving import ServingConfig
+from quire.engine.api import AsyncEngine
+from quire.server.app import App
+from quire.server.context import ServerContext
+from quire.server.logs import log
+from quire.server.metrics import ServerMetrics
+from quire.server.protocol import ConnectionLimits, LimitedProtocol
+
+# What the kernel may hold of unread output per connection: a slow reader is noticed within seconds.
+SEND_BUFFER_BYTES = 256 * 1024
+BACKLOG = 2048
+_CLOSE_SECONDS = 5
+
+
+class BindError(Exception):
+    """The address cannot be listened on."""
+
+
+def bind(config: ServingConfig) -> socket.socket:
+    """A socket on the configured address or path. Raises BindError saying what to change."""
+    if config.uds is not None:
+        return _bind_path(config.uds)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+    try:
+        sock.bind((config.host.strip("[]"), config.port))
+        sock.listen(BACKLOG)  # a second server would fail here, not at its first request
+    except OSError as error:
+        sock.close()
+        hint = "; choose another --port" if config.port else ""
+        raise BindError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}{hint}"
+        ) from None
+    return sock
+
+
+def _bind_path(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    try:
+        if os.path.exists(path):
+            _remove_stale(path)
+        sock.bind(path)
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise BindError(f"cannot listen on {path}: {error.strerror or error}") from None
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket file of a server that is gone."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise BindError(f"cannot listen on {path}: it exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise BindError(f"cannot listen on {path}: another server does")
+
+
+def tls_context(config: ServingConfig) -> ssl.SSLContext | None:
+    """The TLS context of the key and certificate files. Raises BindError when they cannot be used."""
+    if config.ssl_keyfile is None or config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise BindError(f"ssl_certfile and ssl_keyfile: cannot be used: {error}") from None
+    return context
+
+
+class HttpServer:
+    """uvicorn serving an App on one socket. It answers from the start: 503 until the engine is ready."""
+
+    def __init__(self, engine: AsyncEngine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
+        self.context = ServerContext(engine, config, ServerMetrics(engine))
+        limits = ConnectionLimits(config.max_connections, config.header_timeout)
+        factory = functools.partial(LimitedProtocol, limits)
+        self._server = _Server(uvicorn.Config(
+            App(self.context), http=factory, ws="none", lifespan="off", interface="asgi3",  # type: ignore[arg-type]
+            log_config=None, access_log=False, proxy_headers=False, server_header=False,
+            timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=_CLOSE_SECONDS,  # type: ignore[arg-type]
+            backlog=BACKLOG, ssl_context_factory=None if tls is None else lambda *_: tls,
+        ))  # fmt: skip
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, sock: socket.socket) -> None:
+        """Answer on `sock` from now on."""
+        self._tasks = [
+            asyncio.create_task(self._server.serve([sock])),
+            asyncio.create_task(self.context.sweep()),
+        ]
+        while not self._server.started and not self._tasks[0].done():
+            await asyncio.sleep(0.001)
+        if self._tasks[0].done():
+            self._tasks[0].result()
+
+    async def stop(self) -> None:
+        """Close the socket and every connection; responses on their way get a few seconds."""
+        self._server.should_exit = True
+        serving, sweeping = self._tasks
+        await serving
+        sweeping.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    engine: AsyncEngine, config: ServingConfig, sock: socket.socket, announce: Callable[[], None]
+) -> int:
+    """Serve until a signal, then drain; the exit status: 0 drained, 1 ended at once or the engine failed.
+
+    The first SIGTERM or SIGINT lets running requests finish for shutdown_timeout seconds while new ones get 503;
+    a second ends at once. SIGHUP reads the TLS files again. `announce` is called when the engine is ready.
+    Raises what AsyncEngine.start raises.
+    """
+    tls = tls_context(config)
+    server = HttpServer(engine, config, tls)
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, _reload_tls, tls, config)
+    await server.start(sock)
+    try:
+        if not await _start_engine(engine, signals):
+            return 1
+        announce()
+        first = await signals.get()
+        log.info("%s: draining for up to %g s; again to end at once", first.name, config.shutdown_timeout)
+        return await _drain(engine, config.shutdown_timeout, signals)
+    finally:
+        await server.stop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def _start_engine(engine: AsyncEngine, signals: asyncio.Queue[signal.Signals]) -> bool:
+    """Load the model; false when a signal came first."""
+    starting, interrupted = asyncio.create_task(engine.start()), asyncio.create_task(signals.get())
+    await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        interrupted.cancel()
+        starting.result()
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await engine.stop(0.0)
+    return False
+
+
+async def _drain(engine: AsyncEngine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:
+    stopping, again = asyncio.create_task(engine.stop(seconds)), asyncio.create_task(signals.get())
+    await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        again.cancel()
+        stopping.result()
+        return 0
+    log.warning("%s: ending at once", again.result().name)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    await engine.stop(0.0)
+    return 1
+
+
+def _reload_tls(tls: ssl.SSLContext | None, config: ServingConfig) -> None:
+    """New connections get the certificate as it is on disk now; the old one stays when that fails."""
+    if tls is None or config.ssl_certfile is None:
+        return
+    try:
+        tls.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        log.info("certificate read again")
+    except (OSError, ssl.SSLError) as error:
+        log.error("certificate not read, the old one stays: %s", error)

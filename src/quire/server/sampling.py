@@ -1,0 +1,154 @@
+"""Request fields to SamplingParams, with what a response needs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.engine.api import GenerateAsk
+from quire.server.errors import ApiError, bad_request
+from quire.server.exchange import Exchange
+from quire.server.requests import (
+    MAX_TOP_LOGPROBS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from quire.types import MAX_NAMED_TOKENS, SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+# Logprob entries of a prompt, candidates times positions: what one response may hold in memory.
+MAX_PROMPT_LOGPROB_ENTRIES = 1 << 18
+MAX_SALT_CHARS = 256
+
+# Fields that mean the same in SamplingParams under the same name.
+_SAME = (
+    "temperature", "top_p", "n", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
+    "repetition_penalty", "min_tokens", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+    "allowed_token_ids", "prompt_logprobs",
+)  # fmt: skip
+
+
+def chat_params(body: ChatCompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
+    """Sampling of a chat request: up to the window unless a length is asked for.
+
+    Raises ApiError or RequestError naming the field.
+    """
+    if body.max_completion_tokens is not None and body.max_tokens not in {None, body.max_completion_tokens}:
+        raise bad_request("max_completion_tokens", "max_completion_tokens: differs from max_tokens; give one")
+    top = body.top_logprobs
+    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise bad_request("top_logprobs", f"top_logprobs: {top} is not in [0, {MAX_TOP_LOGPROBS}]")
+    if top and not body.logprobs:
+        raise bad_request("top_logprobs", "top_logprobs: needs logprobs to be true")
+    given: dict[str, Any] = {"logprobs": top or 0} if body.logprobs else {}
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    length = getattr(body, name)
+    _check_length(name, length)
+    return _params(body, defaults, {**given, "max_tokens": length})
+
+
+def completion_params(body: CompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
+    """Sampling of a completion request. Raises ApiError or RequestError naming the field."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad_request(
+            "best_of", f"best_of: {body.best_of} differs from n; choosing the best is not supported yet"
+        )
+    _check_length("max_tokens", body.max_tokens)
+    given: dict[str, Any] = {"max_tokens": body.max_tokens or DEFAULT_COMPLETION_TOKENS}
+    if body.logprobs is not None:
+        given["logprobs"] = body.logprobs
+        if body.echo and body.prompt_logprobs is None:
+            given["prompt_logprobs"] = body.logprobs
+    return _params(body, defaults, given)
+
+
+def _params(
+    body: GenerationRequest, defaults: Mapping[str, float | int], given: Mapping[str, Any]
+) -> SamplingParams:
+    values: dict[str, Any] = dict(defaults)
+    values |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    values |= given
+    if body.stop is not None:
+        values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.logit_bias:
+        values["logit_bias"] = _logit_bias(body.logit_bias)
+    if body.stop_token_ids:
+        values["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.banned_token_ids:
+        values["banned_token_ids"] = tuple(body.banned_token_ids)
+    return SamplingParams(**values)
+
+
+def _check_length(name: str, length: int | None) -> None:
+    if length is not None and length < 1:
+        raise bad_request(name, f"{name}: {length} is below 1")
+
+
+def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
+    if len(given) > MAX_NAMED_TOKENS:
+        raise bad_request(
+            "logit_bias", f"logit_bias: {len(given)} tokens are more than the limit of {MAX_NAMED_TOKENS}"
+        )
+    bias: dict[int, float] = {}
+    for token, value in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise bad_request("logit_bias", f"logit_bias: {token[:50]!r} is not a token id")
+        bias[int(token)] = value
+    if len(bias) != len(given):
+        raise bad_request("logit_bias", "logit_bias: a token is named twice")
+    return bias
+
+
+def make_ask(
+    exchange: Exchange, body: GenerationRequest, params: SamplingParams, prompt: list[int], request_id: str
+) -> GenerateAsk:
+    """One prompt ready to be admitted; times count from the request's arrival."""
+    entries = len(prompt) * ((params.prompt_logprobs or 0) + 1)
+    if params.prompt_logprobs is not None and entries > MAX_PROMPT_LOGPROB_ENTRIES:
+        raise bad_request(
+            "prompt_logprobs",
+            f"prompt_logprobs: {entries} entries for {len(prompt)} prompt tokens are over the limit of "
+            f"{MAX_PROMPT_LOGPROB_ENTRIES}",
+        )
+    salt = body.cache_salt or ""
+    if len(salt) > MAX_SALT_CHARS:
+        raise bad_request(
+            "cache_salt", f"cache_salt: {len(salt)} characters are over the limit of {MAX_SALT_CHARS}"
+        )
+    priority = body.priority or 0
+    if not -(2**31) <= priority < 2**31:
+        raise bad_request("priority", f"priority: {priority} is not a 32-bit integer")
+    return GenerateAsk(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        params=params,
+        priority=priority,
+        namespace=salt,
+        deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
+        queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
+    )
+
+
+def _limit(exchange: Exchange, name: str, milliseconds: float | None) -> float | None:
+    if milliseconds is None:
+        return None
+    if milliseconds <= 0:
+        raise ApiError(
+            504, f"{name}: {milliseconds:g} ms have already passed", code="deadline_exceeded", param=name
+        )
+    return exchange.arrival + milliseconds / 1000
+
+
+def check_window(prompt: int, params: SamplingParams, window: int, name: str) -> None:
+    """Raise ApiError 400 with the counts when prompt and output cannot fit the model's window."""
+    if prompt >= window:
+        message = (f"{name}: {prompt} tokens leave no room for an output token in the model's context of "
+                   f"{window} tokens (max_model_len)")  # fmt: skip
+        raise bad_request(name, message, "context_length_exceeded")
+    if params.max_tokens is not None and prompt + params.max_tokens > window:
+        message = (
+            f"max_tokens: {prompt} prompt tokens and {params.max_tokens} to generate are {prompt + params.max_tokens}, "
+            f"over the model's context of {window} tokens (max_model_len)"
+        )
+        raise bad_request("max_tokens", message, "context_length_exceeded")

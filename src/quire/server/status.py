@@ -1,0 +1,71 @@
+"""What probes, dashboards and clients at their start ask: health, models, version, metrics."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire import __version__
+from quire.engine.api import EngineState
+from quire.server.context import ServerContext
+from quire.server.errors import ApiError, retry_headers, shorten
+from quire.server.exchange import Exchange
+from quire.server.responses import HealthBody, ModelBody, ModelList, VersionBody
+
+_METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+async def live(_: ServerContext, exchange: Exchange) -> None:
+    """200 while this process answers."""
+    await exchange.respond(200, msgspec.json.encode(HealthBody("live")))
+
+
+async def ready(context: ServerContext, exchange: Exchange) -> None:
+    """200 while steps complete, or an idle engine answers; 503 with the state otherwise."""
+    state = context.engine.state
+    if state is not EngineState.READY:
+        raise ApiError(503, f"the engine is {state}", code=str(state), headers=retry_headers(1.0))
+    await exchange.respond(200, msgspec.json.encode(HealthBody(str(state))))
+
+
+async def version(_: ServerContext, exchange: Exchange) -> None:
+    """Version of Quire."""
+    await exchange.respond(200, msgspec.json.encode(VersionBody(__version__)))
+
+
+async def metrics(context: ServerContext, exchange: Exchange) -> None:
+    """Prometheus exposition."""
+    await exchange.respond(200, context.metrics.render(), content_type=_METRICS_TYPE)
+
+
+async def models(context: ServerContext, exchange: Exchange) -> None:
+    """The served names."""
+    await exchange.respond(200, msgspec.json.encode(ModelList(data=_models(context))))
+
+
+async def model(context: ServerContext, exchange: Exchange) -> None:
+    """One served name. Names may hold slashes."""
+    asked = exchange.path.removeprefix("/v1/models/")
+    for body in _models(context):
+        if body.id == asked:
+            await exchange.respond(200, msgspec.json.encode(body))
+            return
+    raise ApiError(
+        404, f"model: {shorten(asked, 200)!r} is not served here", code="model_not_found", param="model"
+    )
+
+
+def _models(context: ServerContext) -> list[ModelBody]:
+    card = context.card()
+    return [
+        ModelBody(
+            id=name,
+            created=card.created,
+            root=card.name,
+            max_model_len=card.max_model_len,
+            architecture=card.architecture,
+            vocab_size=card.vocab_size,
+            config_sha256=card.config_sha256,
+            template_sha256=card.template_hash,
+        )
+        for name in context.names()
+    ]
