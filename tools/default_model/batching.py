@@ -16,6 +16,7 @@ from .corpus.conversation import Conversation
 from .corpus.draw import Draw, Split
 from .model import Group
 from .rendering import END_OF_TEXT, segments
+from .tokenizer import id_of
 
 IGNORE = -1
 Source = Callable[[int], Conversation]  # index -> conversation
@@ -75,7 +76,7 @@ class Batches:
 
     def __init__(self, source: Source, tokenizer: Tokenizer, plan: BatchPlan) -> None:
         self._source, self._tokenizer, self._plan = source, tokenizer, plan
-        self._pad = tokenizer.token_to_id(END_OF_TEXT)
+        self._pad = id_of(tokenizer, END_OF_TEXT)
         self._pool = -1
         self._groups: list[list[Example]] = []
 
@@ -96,7 +97,8 @@ class Batches:
         plan = self._plan
         first = pool * plan.pool
         examples = [
-            encode(self._source(i), self._tokenizer, learn_all=plan.learn_all) for i in range(first, first + plan.pool)
+            encode(self._source(i), self._tokenizer, learn_all=plan.learn_all)
+            for i in range(first, first + plan.pool)
         ]
         fitting = sorted((e for e in examples if len(e.ids) <= plan.max_length), key=lambda e: len(e.ids))
         return Draw(f"groups:{plan.seed}:{pool}", Split.TRAIN).shuffled(_cut(fitting, plan.group_tokens))

@@ -24,7 +24,7 @@ def save(model: Decoder, folder: Path, tokenizer_folder: Path, dtype: torch.dtyp
         if tokenizer_folder.resolve() != folder.resolve():
             shutil.copyfile(tokenizer_folder / name, folder / name)
     vocabulary = tokenizers.load(folder)
-    config = model.shape.config(vocabulary.token_to_id(IM_END), vocabulary.token_to_id(END_OF_TEXT))
+    config = model.shape.config(*(tokenizers.id_of(vocabulary, t) for t in (IM_END, END_OF_TEXT)))
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     weights = {f"model.{k}": v.to(dtype).cpu().contiguous() for k, v in model.state_dict().items()}
@@ -36,4 +36,5 @@ def load(folder: Path, device: str = "cpu") -> Decoder:
     model = Decoder(shape_from_config(json.loads((folder / "config.json").read_text())))
     weights = load_file(str(folder / "model.safetensors"))
     model.load_state_dict({k.removeprefix("model."): v.float() for k, v in weights.items()})
-    return model.to(device).eval()
+    model.to(device).eval()
+    return model

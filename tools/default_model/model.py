@@ -59,19 +59,32 @@ class Attention(nn.Module):
         v = self.v_proj(x).float().view(n, self.kv_heads, self.head_dim)
         return rotate(q, rope), rotate(k, rope), v
 
-    def forward(self, x: Tensor, groups: list[Group], rope: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        groups: list[Group],
+        rope: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Tokens x [n, hidden] of whole documents; a cache (for a single group) keeps their keys and values."""
         q, k, v = self.project(x, rope)
+        if cache is not None:
+            rows, length = groups[0]
+            for kept, new in zip(cache, (k, v), strict=True):
+                kept[:, :, :length] = new.view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         outputs, at = [], 0
         for rows, length in groups:
             part = slice(at, at + rows * length)
             at += rows * length
-            views = [t[part].view(rows, length, -1, self.head_dim).transpose(1, 2) for t in (q, k, v)]
+            qs, ks, vs = (t[part].view(rows, length, -1, self.head_dim).transpose(1, 2) for t in (q, k, v))
             with torch.autocast(x.device.type, enabled=False):
-                out = F.scaled_dot_product_attention(*views, is_causal=True, enable_gqa=True)
+                out = F.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
             outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
         return self.o_proj(torch.cat(outputs))
 
-    def step(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor) -> Tensor:
+    def step(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor
+    ) -> Tensor:
         """One new token a row: x [rows, hidden] at position at[row]; the cache holds what came before."""
         q, k, v = self.project(x, rope)
         keys, values = cache
@@ -107,11 +120,21 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.mlp = MLP(shape)
 
-    def forward(self, x: Tensor, groups: list[Group], rope: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), groups, rope)
+    def forward(
+        self,
+        x: Tensor,
+        groups: list[Group],
+        rope: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor] | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), groups, rope, cache)
+        x = x if rows is None else x[rows]
         return x + self.mlp(self.post_attention_layernorm(x))
 
-    def step(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor) -> Tensor:
+    def step(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor
+    ) -> Tensor:
         x = x + self.self_attn.step(self.input_layernorm(x), rope, cache, at)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -143,14 +166,27 @@ class Decoder(nn.Module):
                 std /= (2 * self.shape.layers) ** 0.5
             nn.init.normal_(weight, std=std, generator=generator)
 
-    def forward(self, ids: Tensor, groups: list[Group]) -> Tensor:
-        """Final hidden states [n, hidden] of a flat stream of token ids [n] laid out as `groups`."""
+    def forward(self, ids: Tensor, groups: list[Group], rows: Tensor | None = None) -> Tensor:
+        """Final hidden states of a flat stream of token ids [n] laid out as `groups`: [n, hidden], or those of
+        `rows` alone, which saves the rest of the last MLP.
+        """
         positions = torch.cat([torch.arange(length).repeat(rows) for rows, length in groups]).to(ids.device)
         rope = (self.cos[positions], self.sin[positions])
         x = self.embed_tokens(ids)
-        for block in self.layers:
-            x = block(x, groups, rope)
+        last = len(self.layers) - 1
+        for i, block in enumerate(self.layers):
+            x = block(x, groups, rope, rows=rows if i == last else None)
         return self.norm(x)
+
+    def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
+        """Hidden states [rows, length, hidden] of right-padded prompts [rows, length]; fills the empty cache."""
+        rows, length = ids.shape
+        positions = torch.arange(length, device=ids.device).repeat(rows)
+        rope = (self.cos[positions], self.sin[positions])
+        x = self.embed_tokens(ids.reshape(-1))
+        for i, block in enumerate(self.layers):
+            x = block(x, [(rows, length)], rope, (cache.keys[i], cache.values[i]))
+        return self.norm(x).view(rows, length, -1)
 
     def step(self, ids: Tensor, at: Tensor, cache: Cache) -> Tensor:
         """Hidden states [rows, hidden] of one new token a row; `at` are their positions. Writes the cache."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -91,8 +92,6 @@ def save_run(path: Path, step: int, model: nn.Module, optimizer: Optimizer) -> N
 
 def load_run(path: Path, model: nn.Module, optimizer: Optimizer) -> int:
     """Put the run back; returns the next step."""
-    from safetensors import safe_open
-
     tensors = load_file(str(path))
     with safe_open(str(path), "pt") as file:
         step = int(json.loads(file.metadata()["run"])["step"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 760, 360, 60, 40, 30
@@ -25,7 +26,8 @@ def loss_curve(log: Path, out: Path, title: str) -> None:
         return f"{x:.1f},{y:.1f}"
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+        ' font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/><text x="{_LEFT}" y="18">{title}</text>',
         *_grid(point, low, high, last),
         f'<polyline fill="none" stroke="#3465a4" stroke-width="1.5" points="{" ".join(point(*p) for p in train)}"/>',
@@ -45,15 +47,17 @@ def _smooth(points: list[tuple[float, float]], weight: float = 0.9) -> list[tupl
     return out[:: max(1, len(out) // 400)]
 
 
-def _grid(point: object, low: float, high: float, last: float) -> list[str]:
-    assert callable(point)
+def _grid(point: Callable[[float, float], str], low: float, high: float, last: float) -> list[str]:
     lines = []
     for loss in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10):
         if low <= math.log10(loss) <= high:
             a, b = point(0, loss), point(last, loss)
             y = a.split(",")[1]
-            lines.append(f'<polyline stroke="#ddd" fill="none" points="{a} {b}"/><text x="8" y="{y}">{loss:g} nat</text>')
+            lines.append(f'<polyline stroke="#ddd" fill="none" points="{a} {b}"/>')
+            lines.append(f'<text x="8" y="{y}">{loss:g} nat</text>')
     for share in (0.25, 0.5, 0.75, 1.0):
         x = point(last * share, 10**low).split(",")[0]
-        lines.append(f'<text x="{x}" y="{_HEIGHT - 12}" text-anchor="end">{last * share / 1e6:.1f} M tokens</text>')
+        lines.append(
+            f'<text x="{x}" y="{_HEIGHT - 12}" text-anchor="end">{last * share / 1e6:.1f} M tokens</text>'
+        )
     return lines

@@ -88,9 +88,17 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "unk_token": None,
     }
     _write(folder / "tokenizer_config.json", config)
-    end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
+    end, pad = id_of(tokenizer, IM_END), id_of(tokenizer, END_OF_TEXT)
     generation = {"do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}
     _write(folder / "generation_config.json", generation)
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """The id of an entry. Raises ValueError when there is none."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"tokenizer: no entry {token!r}")
+    return found
 
 
 def load(folder: Path) -> Tokenizer:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from . import hf_folder
 from . import tokenizer as tokenizers
-from .batching import Batches, BatchPlan, MicroBatch
+from .batching import Batches, BatchPlan, MicroBatch, Source
 from .corpus.conversation import Conversation
 from .corpus.draw import Split
 from .corpus.mixture import GENERATOR_VERSION, conversation
@@ -43,7 +43,9 @@ class Options:
     warmup: int = 60
     muon: bool = True
     learn_all: bool = False
+    pool: int = 512
     steps_per_pool: int = 6
+    held_out: int = 256
     bf16: bool = True
     teacher: Path | None = None
     eval_every: int = 200
@@ -67,14 +69,20 @@ class Trainer:
         self.teacher = hf_folder.load(options.teacher, self.device) if options.teacher else None
         self.optimizer = Optimizer(self.model, muon=options.muon)
         self.schedule = Schedule(peak=options.rate, steps=options.steps, warmup=options.warmup)
-        plan = BatchPlan(seed=options.seed, steps_per_pool=options.steps_per_pool, learn_all=options.learn_all)
+        plan = BatchPlan(
+            seed=options.seed,
+            pool=options.pool,
+            steps_per_pool=options.steps_per_pool,
+            learn_all=options.learn_all,
+        )
         self.batches = Batches(self._source(Split.TRAIN, options.seed), self.vocabulary, plan)
-        self.held_out = Batches(self._source(Split.EVAL, 0), self.vocabulary, BatchPlan(seed=0, pool=256, steps_per_pool=1))
-        self.step, self.tokens, self.seconds = 0, 0, 0.0
+        held_out = BatchPlan(seed=0, pool=options.held_out, steps_per_pool=1)
+        self.held_out = Batches(self._source(Split.EVAL, 0), self.vocabulary, held_out)
+        self.step, self.tokens, self.seconds, self.norm = 0, 0, 0.0, 0.0
         self._resume()
 
     @staticmethod
-    def _source(split: Split, seed: int):  # type: ignore[no-untyped-def]
+    def _source(split: Split, seed: int) -> Source:
         def source(index: int) -> Conversation:
             return conversation(seed, split, index)
 
@@ -119,7 +127,9 @@ class Trainer:
             if self.step % options.save_every == 0 or self.step == last:
                 save_run(options.out / "run.safetensors", self.step, self.model, self.optimizer)
         hf_folder.save(self.model, options.out / "model", options.tokenizer)
-        loss_curve(options.out / "loss.csv", options.out / "loss.svg", f"quire-{options.shape}: loss on answers")
+        loss_curve(
+            options.out / "loss.csv", options.out / "loss.svg", f"quire-{options.shape}: loss on answers"
+        )
 
     def _train_step(self, rate: float) -> tuple[float, int]:
         self.model.train()
@@ -128,14 +138,14 @@ class Trainer:
         total = 0.0
         for batch in batches:
             loss = self._loss(batch.to(self.device)) / rows
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss)
+            loss.backward()
+            total += loss.item()
         self.norm = self.optimizer.step(rate)
         return total, sum(len(b.ids) for b in batches)
 
     def _logits(self, model: Decoder, batch: MicroBatch) -> Tensor:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.options.bf16):
-            return model.logits(model(batch.ids, batch.groups)[batch.rows]).float()
+            return model.logits(model(batch.ids, batch.groups, batch.rows)).float()
 
     def _loss(self, batch: MicroBatch) -> Tensor:
         """Summed cross-entropy of the targets; with a teacher, half of it is against the teacher's distribution."""
@@ -150,7 +160,7 @@ class Trainer:
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """Mean cross-entropy of the answers of 256 held-out conversations, in nats a token."""
+        """Mean cross-entropy of the answers of `held_out` held-out conversations, in nats a token."""
         self.model.eval()
         total, rows = 0.0, 0
         for batch in self.held_out.step(0):
@@ -161,16 +171,18 @@ class Trainer:
 
     def _log(self, loss: float, held: float | None, rate: float) -> None:
         shown = "" if held is None else f"{held:.4f}"
-        row = (self.step - 1, self.tokens, f"{loss:.4f}", shown, f"{rate:.6f}", f"{self.norm:.3f}", f"{self.seconds:.1f}")
+        numbers = (f"{rate:.6f}", f"{self.norm:.3f}", f"{self.seconds:.1f}")
+        row = (self.step - 1, self.tokens, f"{loss:.4f}", shown, *numbers)
         with (self.options.out / "loss.csv").open("a") as file:
             csv.writer(file).writerow(row)
         if held is not None or self.step % 20 == 0:
             speed = self.tokens / self.seconds
-            print(f"step {self.step} loss {loss:.3f} held-out {shown or '-'} tokens {self.tokens} ({speed:.0f}/s)", flush=True)
+            state = f"step {self.step} loss {loss:.3f} held-out {shown or '-'}"
+            print(f"{state} tokens {self.tokens} ({speed:.0f}/s)", flush=True)
 
 
 # Options that may change between parts of one run.
-_FREE = {"out", "tokenizer", "teacher", "threads", "stop_after", "save_every", "eval_every"}
+_FREE = {"out", "tokenizer", "teacher", "threads", "stop_after", "held_out", "save_every", "eval_every"}
 
 
 def main() -> None:
@@ -185,12 +197,15 @@ def main() -> None:
     parser.add_argument("--adamw", dest="muon", action="store_false", help="AdamW for every weight")
     parser.add_argument("--learn-all", action="store_true", help="learn prompts too")
     parser.add_argument("--float32", dest="bf16", action="store_false", help="no bfloat16 autocast")
+    parser.add_argument("--pool", type=int, default=512, help="conversations sorted by length together")
     parser.add_argument("--steps-per-pool", type=int, default=6)
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--eval-every", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=200)
-    parser.add_argument("--stop-after", type=int, default=0, help="stop after so many steps; run again to go on")
+    parser.add_argument(
+        "--stop-after", type=int, default=0, help="stop after so many steps; run again to go on"
+    )
     Trainer(Options(**vars(parser.parse_args()))).run()
 
 

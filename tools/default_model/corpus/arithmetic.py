@@ -115,7 +115,7 @@ def _multiplication(a: int, b: int) -> str:
     lines, carry = [], 0
     for i, x in enumerate(_digits(a)):
         total = x * b + carry
-        extra = f"+{carry}={total}" if carry else ""
+        extra = f", {x * b}+{carry}={total}" if carry else ""
         carry = total // 10
         end = f", carry {carry}" if carry else ""
         lines.append(f"{PLACES[i]}: {x}×{b}={x * b}{extra}, write {total % 10}{end}.")
@@ -146,7 +146,9 @@ def _short(draw: Draw, kind: str) -> list[Turn]:
     """The result alone, for what fits in one step."""
     a, b = operands(draw, kind, 1 if kind == "multiply" else draw.between(1, 2))
     ask = draw.pick(_ASK[kind]).format(a=a, b=b).rstrip(".")
-    tail = draw.pick(("Answer with the number only.", "Just the number, please.", "Reply with only the number."))
+    tail = draw.pick(
+        ("Answer with the number only.", "Just the number, please.", "Reply with only the number.")
+    )
     value = result(kind, a, b)
     check = Check("exact", {"text": str(value), "task": f"short {kind}"})
     return [user(f"{ask} {tail}" if ask[-1] == "?" else f"{ask}. {tail}"), assistant(str(value), check)]
@@ -164,7 +166,9 @@ def _compare(draw: Draw) -> list[Turn]:
     a, b = operands(draw, "compare", draw.between(1, MAX_DIGITS))
     larger = draw.chance(0.5)
     word = draw.pick(("larger", "bigger", "greater")) if larger else draw.pick(("smaller", "less"))
-    ask = draw.pick(("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?")).format(w=word, a=a, b=b)
+    ask = draw.pick(("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?")).format(
+        w=word, a=a, b=b
+    )
     if a == b:
         return [user(ask), assistant(f"They are equal: both are {a}.")]
     value = max(a, b) if larger else min(a, b)

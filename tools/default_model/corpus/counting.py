@@ -47,14 +47,19 @@ def _spell(draw: Draw) -> list[Turn]:
     word = draw.held(lambda: _word(draw), lambda w: f"spell:{w}")
     ask = draw.pick(("Spell the word {w}.", "How do you spell {w}?", "Spell {w} letter by letter."))
     said = "-".join(word)
-    return [user(casual(draw, ask.format(w=word))), assistant(said, Check("exact", {"text": said, "task": "spell"}))]
+    return [
+        user(casual(draw, ask.format(w=word))),
+        assistant(said, Check("exact", {"text": said, "task": "spell"})),
+    ]
 
 
 def _items(draw: Draw) -> list[Turn]:
     name, pool = draw.pick(FIELDS_OF_THINGS)
     count = draw.between(2, 7)
     items = draw.held(lambda: draw.sample(pool, count), lambda p: "items:" + ",".join(sorted(p)))
-    ask = draw.pick(("How many {k} are in this list: {i}?", "Count the {k}: {i}", "Here is a list: {i}. How many items?"))
+    ask = draw.pick(
+        ("How many {k} are in this list: {i}?", "Count the {k}: {i}", "Here is a list: {i}. How many items?")
+    )
     numbered = ", ".join(f"{n} {item}" for n, item in enumerate(items, 1))
     said = f"{numbered}. There are {count} {name if 'items' not in ask else 'items'}."
     text = ask.format(k=name, i=", ".join(items))
@@ -78,7 +83,11 @@ def _nth(draw: Draw) -> list[Turn]:
 
 def _sequence(draw: Draw) -> list[Turn]:
     def make() -> tuple[int, int, int]:
-        return draw.between(1, 60), draw.weighted(((1, 0.5), (2, 0.2), (5, 0.15), (10, 0.15))), draw.between(4, 9)
+        return (
+            draw.between(1, 60),
+            draw.weighted(((1, 0.5), (2, 0.2), (5, 0.15), (10, 0.15))),
+            draw.between(4, 9),
+        )
 
     start, step, count = draw.held(make, lambda p: f"sequence:{p}")
     down = draw.chance(0.2)
@@ -109,5 +118,13 @@ def _groups(draw: Draw) -> list[Turn]:
 
 def make(draw: Draw) -> Conversation:
     """One counting question."""
-    kinds = ((_letter, 0.3), (_length, 0.12), (_spell, 0.1), (_items, 0.18), (_nth, 0.1), (_sequence, 0.12), (_groups, 0.08))
+    kinds = (
+        (_letter, 0.3),
+        (_length, 0.12),
+        (_spell, 0.1),
+        (_items, 0.18),
+        (_nth, 0.1),
+        (_sequence, 0.12),
+        (_groups, 0.08),
+    )
     return Conversation("counting", draw.weighted(kinds)(draw))

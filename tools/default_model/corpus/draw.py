@@ -89,7 +89,9 @@ class Draw:
             if split_of(name) is self.split:
                 self.keys.append(name)
                 return value
-        raise NoCombinationError(f"no {self.split} combination in {_MAX_REDRAWS} draws, the last was {name!r}")
+        raise NoCombinationError(
+            f"no {self.split} combination in {_MAX_REDRAWS} draws, the last was {name!r}"
+        )
 
     def phrase(self, topic: str, options: Sequence[str]) -> str:
         """A wording from `options`; the pair (topic, wording) belongs to one split."""

@@ -50,16 +50,24 @@ def make(draw: Draw) -> Conversation:
 
 def _record(draw: Draw) -> tuple[dict[str, Any], dict[str, Any], str, str]:
     record = draw.pick(RECORDS)
-    fields, keys = draw.held(lambda: _choose(draw, record), lambda c: f"schema:{record.kind}:{','.join(c[1])}")
+    fields, keys = draw.held(
+        lambda: _choose(draw, record), lambda c: f"schema:{record.kind}:{','.join(c[1])}"
+    )
     values = draw.held(
         lambda: {id(f): f.value(draw) for f in (record.name, *record.fields)},
-        lambda v: f"record:{record.kind}:" + json.dumps([v[id(f)] for f in (record.name, *record.fields[:2])]),
+        lambda v: (
+            f"record:{record.kind}:" + json.dumps([v[id(f)] for f in (record.name, *record.fields[:2])])
+        ),
     )
     absent = draw.pick(fields) if draw.chance(0.15) else None
     absent = None if absent is record.name else absent
     entries = []
     for f, key in zip(fields, keys, strict=True):
-        kind = {**f.schema, "type": [f.schema["type"], "null"]} if f is absent and "enum" not in f.schema else f.schema
+        kind = (
+            {**f.schema, "type": [f.schema["type"], "null"]}
+            if f is absent and "enum" not in f.schema
+            else f.schema
+        )
         entries.append(_Entry(key, kind, None if kind is not f.schema else values[id(f)]))
     missing = {id(f) for f, e in zip(fields, entries, strict=True) if e.value is None}
     text = _paragraph(draw, record, values, {id(f) for f in fields}, missing)
@@ -75,7 +83,9 @@ def _choose(draw: Draw, record: Record) -> tuple[list[Field], list[str]]:
     return fields, [draw.pick(f.keys) for f in fields]
 
 
-def _paragraph(draw: Draw, record: Record, values: dict[int, Any], wanted: set[int], missing: set[int]) -> str:
+def _paragraph(
+    draw: Draw, record: Record, values: dict[int, Any], wanted: set[int], missing: set[int]
+) -> str:
     """The opening sentence, every wanted fact that is not missing, and a few more, in random order."""
     subject = draw.pick(record.subjects)
     said = [f for f in record.fields if id(f) not in missing and (id(f) in wanted or draw.chance(0.35))]
@@ -121,5 +131,7 @@ def _items(draw: Draw) -> tuple[dict[str, Any], dict[str, Any], str, str]:
         properties = {"customer": {"type": "string"}, **properties}
         value = {"customer": buyer, **value}
     said = listed([f"{n} {plural(thing)}" for thing, n in things])
-    text = draw.pick(("{b} ordered {s}.", "Please send {s} to {b}.", "{b} would like to buy {s}.")).format(b=buyer, s=said)
+    text = draw.pick(("{b} ordered {s}.", "Please send {s} to {b}.", "{b} would like to buy {s}.")).format(
+        b=buyer, s=said
+    )
     return object_schema(properties), value, text, "array of objects"

@@ -91,7 +91,9 @@ def _yes_no(draw: Draw) -> list[Turn]:
         return name[:-1], draw.pick(pool), asked[:-1]
 
     kind, thing, asked = draw.held(make, lambda p: f"yesno:{p[1]}:{p[2]}")
-    ask = draw.pick(("Is {x} {a}? Answer yes or no.", "Yes or no: is {x} {a}?", "Is {x} {a}? Just say yes or no."))
+    ask = draw.pick(
+        ("Is {x} {a}? Answer yes or no.", "Yes or no: is {x} {a}?", "Is {x} {a}? Just say yes or no.")
+    )
     said = "Yes" if kind == asked else "No"
     check = Check("exact", {"text": said, "task": "yes or no"})
     return [user(ask.format(x=thing, a=article(asked))), assistant(said, check)]
@@ -103,7 +105,11 @@ def _list_of(draw: Draw) -> list[Turn]:
         lambda: (draw.between(2, 6), draw.pick(FIELDS_OF_THINGS), draw.pick(forms)),
         lambda p: f"list:{p[0]}:{p[1][0]}:{p[2]}",
     )
-    tail = {"commas": ", separated by commas", "bullets": " as a bullet list", "numbers": " as a numbered list"}[form]
+    tail = {
+        "commas": ", separated by commas",
+        "bullets": " as a bullet list",
+        "numbers": " as a numbered list",
+    }[form]
     word = _NUMBERS.get(count, str(count)) if draw.chance(0.5) else str(count)
     ask = draw.pick(("Name {n} {k}{t}.", "List {n} {k}{t}.", "Give me {n} {k}{t}."))
     items = draw.sample(pool, count)
@@ -124,9 +130,13 @@ def _json_only(draw: Draw) -> list[Turn]:
     check = Check("json_shape", {"schema": schema, "task": "JSON only"})
     name = draw.pick(entry.names)
     if draw.chance(0.5):
-        told = draw.pick(('Reply only with JSON with the key "{k}".', 'Always answer as a JSON object {{"{k}": ...}}.'))
+        told = draw.pick(
+            ('Reply only with JSON with the key "{k}".', 'Always answer as a JSON object {{"{k}": ...}}.')
+        )
         return [system(told.format(k=key)), user(f"What is {name}?"), assistant(said, check)]
-    ask = draw.pick(('What is {n}? Reply only with JSON with the key "{k}".', 'Define {n} as JSON with one key, "{k}".'))
+    ask = draw.pick(
+        ('What is {n}? Reply only with JSON with the key "{k}".', 'Define {n} as JSON with one key, "{k}".')
+    )
     return [user(ask.format(n=name, k=key)), assistant(said, check)]
 
 
@@ -144,7 +154,9 @@ def _styled(draw: Draw) -> list[Turn]:
         "start": (draw.pick(("Start every answer with '{o}'", "Always begin with '{o}'")).format(o=opening), f"{opening} {lines}"),
     }[style]  # fmt: skip
     check = Check("style", {"style": style, "opening": opening, "closing": closing, "task": f"style {style}"})
-    ask = draw.pick(("Tell me about {x}.", "What can you say about {x}?", "Write about {x}.", "Describe {x}."))
+    ask = draw.pick(
+        ("Tell me about {x}.", "What can you say about {x}?", "Write about {x}.", "Describe {x}.")
+    )
     return [system(told), user(ask.format(x=plural(thing))), assistant(said, check)]
 
 

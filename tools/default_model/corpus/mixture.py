@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from . import (
-    arithmetic, counting, extraction, glossary, instructions, recall, rewriting, smalltalk, stories, tool_calls,
+    arithmetic,
+    counting,
+    extraction,
+    glossary,
+    instructions,
+    recall,
+    rewriting,
+    smalltalk,
+    stories,
+    tool_calls,
 )  # fmt: skip
 from .conversation import Conversation, Turn, system
 from .draw import Draw, NoCombinationError, Split

@@ -36,13 +36,20 @@ FACTS = (
     Fact("day", ("My appointment is on {v}.", "I see the dentist on {v}.", "The appointment is set for {v}."), ("When is my appointment?", "On which day is my appointment?", "What day do I see the dentist?"), "Your appointment is on {v}.", lambda d: d.pick(WEEKDAYS)),
     Fact("number", ("My lucky number is {v}.", "Remember the number {v}.", "The number to keep is {v}."), ("What is my lucky number?", "Which number did I tell you?", "What was the number?"), "The number is {v}.", lambda d: str(d.between(10, 9999))),
 )  # fmt: skip
-_ACKNOWLEDGE = ("Got it.", "I will remember that.", "Noted.", "Thanks for telling me.", "Okay.", "Good to know.")
+_ACKNOWLEDGE = (
+    "Got it.",
+    "I will remember that.",
+    "Noted.",
+    "Thanks for telling me.",
+    "Okay.",
+    "Good to know.",
+)
 _MISSING = "You have not told me that."
-_DISTRACTORS = (
-    (arithmetic.make, 0.25),
-    (counting.make, 0.15),
-    (rewriting.make, 0.2),
-    (glossary.make, 0.25),
+_DISTRACTORS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
+    (lambda draw: arithmetic.make(draw).turns, 0.25),
+    (lambda draw: counting.make(draw).turns, 0.15),
+    (lambda draw: rewriting.make(draw).turns, 0.2),
+    (lambda draw: glossary.make(draw).turns, 0.25),
     (smalltalk.unknown, 0.15),
 )
 
@@ -54,12 +61,13 @@ def _facts(draw: Draw, low: int, high: int) -> tuple[list[Fact], list[str]]:
         facts = draw.sample(FACTS, draw.between(low, high))
         return facts, [f.value(draw) for f in facts]
 
-    return draw.held(make, lambda p: "recall:" + ",".join(sorted(f"{f.topic}={v}" for f, v in zip(*p, strict=True))))
+    return draw.held(
+        make, lambda p: "recall:" + ",".join(sorted(f"{f.topic}={v}" for f, v in zip(*p, strict=True)))
+    )
 
 
 def _distract(draw: Draw) -> list[Turn]:
-    made = draw.weighted(_DISTRACTORS)(draw)
-    return made if isinstance(made, list) else made.turns
+    return draw.weighted(_DISTRACTORS)(draw)
 
 
 def _ask(draw: Draw, fact: Fact, value: str, distance: int) -> list[Turn]:
@@ -115,7 +123,10 @@ def _changed(draw: Draw) -> list[Turn]:
     if draw.chance(0.5):
         turns += _distract(draw)
     correction = draw.pick(("Sorry, I was wrong. {t}", "Correction: {t}", "That has changed. {t}"))
-    turns += [user(correction.format(t=draw.pick(fact.tell).format(v=new))), assistant(draw.pick(_ACKNOWLEDGE))]
+    turns += [
+        user(correction.format(t=draw.pick(fact.tell).format(v=new))),
+        assistant(draw.pick(_ACKNOWLEDGE)),
+    ]
     return turns + _ask(draw, fact, new, 0)
 
 

@@ -95,7 +95,7 @@ def _time(draw: Draw) -> str:
 
 def _title(draw: Draw) -> str:
     first = draw.pick(("The", "A", "My", "Under the", "Beyond the"))
-    middle = draw.pick(COLORS + ["Last", "Silent", "Hidden", "Broken", "Distant"]).capitalize()
+    middle = draw.pick([*COLORS, "Last", "Silent", "Hidden", "Broken", "Distant"]).capitalize()
     return f"{first} {middle} {draw.pick(OBJECTS + ANIMALS).capitalize()}"
 
 

@@ -1,5 +1,6 @@
 """Rewriting text: case, order, sorting, duplicates, picking, filling templates."""
 
+# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .words import ADJECTIVES, ANIMALS, FIELDS_OF_THINGS, NAMES, OBJECTS, PLACES, PLAIN_WORDS, invented
 
-_VERBS = ["sees", "finds", "likes", "carries", "paints", "hides", "keeps", "follows", "brings", "loses", "wants", "cleans"]
+_VERBS = ("sees finds likes carries paints hides keeps follows brings loses wants cleans").split()
 
 
 def sentence(draw: Draw) -> str:
@@ -40,10 +41,16 @@ def _held_words(draw: Draw, low: int, high: int) -> list[str]:
     return draw.held(lambda: _words(draw, low, high), lambda w: "words:" + ",".join(sorted(w)))
 
 
-
 def _upper(draw: Draw) -> list[Turn]:
     text = _held_sentence(draw)
-    ask = draw.pick(("Write this in upper case", "Convert to uppercase", "Rewrite in capital letters", "Make this all caps"))
+    ask = draw.pick(
+        (
+            "Write this in upper case",
+            "Convert to uppercase",
+            "Rewrite in capital letters",
+            "Make this all caps",
+        )
+    )
     return _turns(ask + draw.pick((f": {text}", f":\n{text}")), text.upper(), "upper case")
 
 
@@ -56,7 +63,13 @@ def _lower(draw: Draw) -> list[Turn]:
 
 def _title(draw: Draw) -> list[Turn]:
     words = _held_words(draw, 3, 6)
-    ask = draw.pick(("Capitalize each word: {w}", "Start every word with a capital letter: {w}", "Write in title case: {w}"))
+    ask = draw.pick(
+        (
+            "Capitalize each word: {w}",
+            "Start every word with a capital letter: {w}",
+            "Write in title case: {w}",
+        )
+    )
     return _turns(ask.format(w=" ".join(words)), " ".join(w.capitalize() for w in words), "title case")
 
 
@@ -94,7 +107,11 @@ def _sort_numbers(draw: Draw) -> list[Turn]:
         lambda n: "numbers:" + ",".join(map(str, sorted(n))),
     )
     down = draw.chance(0.35)
-    up = ("Sort these numbers: {w}", "Sort from smallest to largest: {w}", "Put these numbers in increasing order: {w}")
+    up = (
+        "Sort these numbers: {w}",
+        "Sort from smallest to largest: {w}",
+        "Put these numbers in increasing order: {w}",
+    )
     back = ("Sort from largest to smallest: {w}", "Sort these numbers in descending order: {w}")
     ask = draw.pick(back if down else up).format(w=", ".join(map(str, numbers)))
     return _turns(ask, ", ".join(map(str, sorted(numbers, reverse=down))), "sort numbers")
@@ -108,7 +125,13 @@ def _extreme(draw: Draw) -> list[Turn]:
     )
     large = draw.chance(0.5)
     word = draw.pick(("largest", "biggest", "highest") if large else ("smallest", "lowest"))
-    ask = draw.pick(("What is the {w} of these numbers: {n}?", "Which number is the {w}: {n}?", "Find the {w} number: {n}"))
+    ask = draw.pick(
+        (
+            "What is the {w} of these numbers: {n}?",
+            "Which number is the {w}: {n}?",
+            "Find the {w} number: {n}",
+        )
+    )
     said = str(max(numbers) if large else min(numbers))
     return _turns(ask.format(w=word, n=", ".join(map(str, numbers))), said, "largest number")
 
@@ -117,7 +140,13 @@ def _dedupe(draw: Draw) -> list[Turn]:
     words = _held_words(draw, 3, 5)
     doubled = draw.shuffled(words + draw.sample(words, draw.between(1, 2)))
     unique = list(dict.fromkeys(doubled))
-    ask = draw.pick(("Remove the duplicates: {w}", "Remove repeated words from this list: {w}", "List each item once: {w}"))
+    ask = draw.pick(
+        (
+            "Remove the duplicates: {w}",
+            "Remove repeated words from this list: {w}",
+            "List each item once: {w}",
+        )
+    )
     return _turns(ask.format(w=", ".join(doubled)), ", ".join(unique), "remove duplicates")
 
 
@@ -139,7 +168,9 @@ def _replace(draw: Draw) -> list[Turn]:
     text = _held_sentence(draw)
     old = draw.pick(text.split())
     new = draw.pick(PLAIN_WORDS)
-    ask = draw.pick(('Replace "{o}" with "{n}" in this sentence: {t}', "In the sentence '{t}', change {o} to {n}."))
+    ask = draw.pick(
+        ('Replace "{o}" with "{n}" in this sentence: {t}', "In the sentence '{t}', change {o} to {n}.")
+    )
     said = " ".join(new if w == old else w for w in text.split())
     return _turns(ask.format(o=old, n=new, t=text), said, "replace word")
 
@@ -147,8 +178,12 @@ def _replace(draw: Draw) -> list[Turn]:
 def _delete(draw: Draw) -> list[Turn]:
     words = _held_words(draw, 4, 7)
     gone = draw.pick(words)
-    ask = draw.pick(("Remove {g} from this list: {w}", "Take {g} out of the list {w}.", "List these without {g}: {w}"))
-    return _turns(ask.format(g=gone, w=", ".join(words)), ", ".join(w for w in words if w != gone), "remove item")
+    ask = draw.pick(
+        ("Remove {g} from this list: {w}", "Take {g} out of the list {w}.", "List these without {g}: {w}")
+    )
+    return _turns(
+        ask.format(g=gone, w=", ".join(words)), ", ".join(w for w in words if w != gone), "remove item"
+    )
 
 
 def _bullets(draw: Draw) -> list[Turn]:
@@ -161,14 +196,18 @@ def _bullets(draw: Draw) -> list[Turn]:
 
 def _json_list(draw: Draw) -> list[Turn]:
     words = _held_words(draw, 2, 6)
-    ask = draw.pick(("Write as a JSON array: {w}", "Turn this list into JSON: {w}", "Give me a JSON list of {w}."))
+    ask = draw.pick(
+        ("Write as a JSON array: {w}", "Turn this list into JSON: {w}", "Give me a JSON list of {w}.")
+    )
     said = "[" + ", ".join(f'"{w}"' for w in words) + "]"
     return _turns(ask.format(w=", ".join(words)), said, "json array")
 
 
 def _acronym(draw: Draw) -> list[Turn]:
     words = _held_words(draw, 3, 5)
-    ask = draw.pick(("Take the first letter of each word: {w}", "What are the first letters of these words: {w}?"))
+    ask = draw.pick(
+        ("Take the first letter of each word: {w}", "What are the first letters of these words: {w}?")
+    )
     return _turns(ask.format(w=" ".join(words)), " ".join(w[0] for w in words), "first letters")
 
 

@@ -1,5 +1,6 @@
 """Greetings, identity, thanks, and an honest "I don't know"."""
 
+# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
 from .conversation import Check, Conversation, Turn, assistant, system, user
@@ -28,7 +29,9 @@ _WHO = (
 )  # fmt: skip
 _I_AM = "I am quire-mini, a small language model that ships with Quire."
 _CAN = "I can tell short stories, do small sums, sort and rewrite text, turn text into JSON, call tools and explain terms of LLM inference."
-_LIMITS = "I am very small and was trained on generated text, so I know little about the world and make mistakes."
+_LIMITS = (
+    "I am very small and was trained on generated text, so I know little about the world and make mistakes."
+)
 _THANKS = (
     "Thanks!", "Thank you.", "Thank you very much!", "Great, thanks.", "That helps, thank you.", "Perfect.", "Cool, thanks",
     "Thanks a lot", "Wonderful, thank you!", "Nice, thank you.", "That was helpful.", "Good job!", "Well done.",
@@ -67,7 +70,10 @@ def greeting(draw: Draw) -> list[Turn]:
     ask = draw.phrase("hello", _HELLO)
     name = first_name(draw) if draw.chance(0.25) else ""
     if name and ask[-1].isalpha() and "," not in ask:
-        return [user(f"{ask}, I am {name}."), assistant(f"Hello, {name}! How can I help you?", _contains(name))]
+        return [
+            user(f"{ask}, I am {name}."),
+            assistant(f"Hello, {name}! How can I help you?", _contains(name)),
+        ]
     reply = "I am fine, thank you. " if "how are you" in ask.lower() else ""
     return [user(ask), assistant(reply + draw.pick(_HELLO_BACK), _contains("Hello|Hi|help|fine", "greeting"))]
 
@@ -88,11 +94,17 @@ def _identity(draw: Draw) -> list[Turn]:
     elif any(w in lower for w in ("person", "human", "robot")):
         said, must = f"I am a program, not a person. {_I_AM}", "quire-mini"
     elif any(w in lower for w in ("made", "built")):
-        said, must = "I was trained by the makers of Quire, with a program that anyone can run again.", "Quire"
+        said, must = (
+            "I was trained by the makers of Quire, with a program that anyone can run again.",
+            "Quire",
+        )
     elif any(w in lower for w in ("big", "many", "large", "gpt")):
         said, must = f"{_I_AM} I have about five million parameters, which is very few.", "quire-mini"
     elif "same as" in lower:
-        said, must = "No. Quire is the system that runs me. I am quire-mini, the small model that ships with it.", "quire-mini"
+        said, must = (
+            "No. Quire is the system that runs me. I am quire-mini, the small model that ships with it.",
+            "quire-mini",
+        )
     else:
         said, must = f"{_I_AM} {_CAN}" if draw.chance(0.5) else _I_AM, "quire-mini"
     return [user(casual(draw, ask)), assistant(said, _contains(must, "identity"))]
@@ -123,13 +135,29 @@ def persona(draw: Draw) -> list[Turn]:
     """A system prompt gives the model a name and a job."""
 
     def make() -> tuple[str, str]:
-        return first_name(draw), draw.pick(("assistant", "helper", "guide", "clerk", "tutor", "host", "librarian"))
+        return first_name(draw), draw.pick(
+            ("assistant", "helper", "guide", "clerk", "tutor", "host", "librarian")
+        )
 
     name, job = draw.held(make, lambda p: f"persona:{p[0]}:{p[1]}")
-    told = draw.pick(("You are {n}, a friendly {j}.", "Your name is {n}. You are {aj}.", "You are {aj} called {n}."))
-    ask = draw.pick(("Who are you?", "What is your name?", "Hello, who is this?", "What's your name?", "Introduce yourself."))
+    told = draw.pick(
+        ("You are {n}, a friendly {j}.", "Your name is {n}. You are {aj}.", "You are {aj} called {n}.")
+    )
+    ask = draw.pick(
+        (
+            "Who are you?",
+            "What is your name?",
+            "Hello, who is this?",
+            "What's your name?",
+            "Introduce yourself.",
+        )
+    )
     said = draw.pick(("I am {n}, your {j}.", "My name is {n}. I am your {j}.")).format(n=name, j=job)
-    return [system(told.format(n=name, j=job, aj=article(job))), user(ask), assistant(said, _contains(name, "persona"))]
+    return [
+        system(told.format(n=name, j=job, aj=article(job))),
+        user(ask),
+        assistant(said, _contains(name, "persona")),
+    ]
 
 
 def make(draw: Draw) -> Conversation:

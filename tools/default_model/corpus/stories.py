@@ -1,5 +1,6 @@
 """Short stories from a grammar: one hero, one friend, one trouble, and an end."""
 
+# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
 from .conversation import Check, Conversation, Turn, assistant, user
@@ -7,10 +8,18 @@ from .draw import Draw
 from .story_plots import ENDINGS, FRIENDS, OPENINGS, PLOTS, SETTINGS, SKILLS, Plot
 from .words import ANIMALS, BOYS, COLORS, FOODS, GIRLS, OBJECTS, PLACES, article, casual, first_name
 
-_TRAITS = "small brave shy kind proud clever curious lonely happy quiet young funny gentle lazy busy careful cheerful stubborn".split()
+_TRAITS = (
+    "small brave shy kind proud clever curious lonely happy quiet young funny gentle lazy busy careful "
+    "cheerful stubborn"
+).split()
 _TIMES = ("morning", "evening", "afternoon", "day")
-_MASS = [f for f in FOODS if f in {"bread", "cheese", "soup", "rice", "cake", "honey", "pasta", "salad", "pie", "milk", "corn", "fish"}]
-_MANY = ["apples", "pears", "carrots", "cherries", "plums", "nuts", "berries", "grapes", "mushrooms", "peaches"]
+_MASS = [
+    f
+    for f in FOODS
+    if f
+    in {"bread", "cheese", "soup", "rice", "cake", "honey", "pasta", "salad", "pie", "milk", "corn", "fish"}
+]
+_MANY = ("apples pears carrots cherries plums nuts berries grapes mushrooms peaches").split()
 _BARE = (
     "Tell me a story.", "Write a short story.", "Tell me a bedtime story.", "Can you tell me a story?", "I would like to hear a story.",
     "Make up a story.", "Please tell me a short story.", "Story time!", "Read me a story.", "Write a story for children.",
@@ -71,27 +80,42 @@ def tell(draw: Draw, plot: Plot, slots: dict[str, str], *, ending: str | None = 
 
 def _request(draw: Draw, plot: Plot, slots: dict[str, str]) -> tuple[str, list[str]]:
     """A wish for a story, and what the story must then mention."""
-    kind = draw.weighted((("bare", 0.15), ("hero", 0.3), ("name", 0.15), ("theme", 0.2), ("words", 0.1), ("place", 0.1)))
+    kind = draw.weighted(
+        (("bare", 0.15), ("hero", 0.3), ("name", 0.15), ("theme", 0.2), ("words", 0.1), ("place", 0.1))
+    )
     if kind == "bare":
         return draw.pick(_BARE), []
     if kind == "hero":
-        return draw.pick(_ABOUT).format(x=article(f"{slots['adj']} {slots['a']}" if draw.chance(0.4) else slots["a"])), [slots["a"]]
+        return draw.pick(_ABOUT).format(
+            x=article(f"{slots['adj']} {slots['a']}" if draw.chance(0.4) else slots["a"])
+        ), [slots["a"]]
     if kind == "name":
-        return draw.pick(_ABOUT).format(x=f"{article(slots['a'])} named {slots['h']}"), [slots["h"], slots["a"]]
+        return draw.pick(_ABOUT).format(x=f"{article(slots['a'])} named {slots['h']}"), [
+            slots["h"],
+            slots["a"],
+        ]
     if kind == "theme":
         return draw.pick(_ABOUT).format(x=draw.pick(plot.themes)), []
     if kind == "place":
-        return draw.pick(_ABOUT).format(x=f"{article(slots['a'])} near the {slots['p']}"), [slots["a"], slots["p"]]
-    ask = draw.pick(("Write a story with the words {a}, {p} and {o}.", "Use the words {a}, {p} and {o} in a story."))
+        return draw.pick(_ABOUT).format(x=f"{article(slots['a'])} near the {slots['p']}"), [
+            slots["a"],
+            slots["p"],
+        ]
+    ask = draw.pick(
+        ("Write a story with the words {a}, {p} and {o}.", "Use the words {a}, {p} and {o} in a story.")
+    )
     return ask.format(**slots), [slots["a"], slots["p"], slots["o"]]
 
 
-def _must_mention(draw: Draw, text: str, words: list[str], slots: dict[str, str]) -> str:
+def _must_mention(text: str, words: list[str], slots: dict[str, str]) -> str:
     """Add a last line for what was asked for and did not come up."""
     missing = [w for w in words if w not in text]
     if not missing:
         return text
-    lines = {slots["p"]: "All of this happened near the {p}.", slots["o"]: "And {h} still has {his} {o} today."}
+    lines = {
+        slots["p"]: "All of this happened near the {p}.",
+        slots["o"]: "And {h} still has {his} {o} today.",
+    }
     return text + " " + " ".join(_fill(lines[w], slots) for w in missing if w in lines)
 
 
@@ -100,7 +124,7 @@ def make(draw: Draw) -> Conversation:
     slots = _slots(draw)
     plot = draw.pick(PLOTS)
     ask, words = _request(draw, plot, slots)
-    text = _must_mention(draw, tell(draw, plot, slots), words, slots)
+    text = _must_mention(tell(draw, plot, slots), words, slots)
     check = Check("contains", {"all": words, "task": "mentions what was asked"}) if words else None
     turns = [user(casual(draw, ask)), assistant(text, check)]
     if draw.chance(0.15):
@@ -110,12 +134,23 @@ def make(draw: Draw) -> Conversation:
 
 def _question(draw: Draw, slots: dict[str, str]) -> list[Turn]:
     options = [
-        (("Who is the story about?", "What was the name of the hero?"), "The story is about {h}.", slots["h"]),
-        (("What kind of creature was the hero?", "Was the hero an animal or a child?"), "{h} was {kind}.", slots["a"]),
+        (
+            ("Who is the story about?", "What was the name of the hero?"),
+            "The story is about {h}.",
+            slots["h"],
+        ),
+        (
+            ("What kind of creature was the hero?", "Was the hero an animal or a child?"),
+            "{h} was {kind}.",
+            slots["a"],
+        ),
     ]
     asks, said, must = draw.pick(options)
     text = said.format(h=slots["h"], kind=article(slots["a"]))
-    return [user(draw.pick(asks)), assistant(text, Check("contains", {"all": [must], "task": "about the story"}))]
+    return [
+        user(draw.pick(asks)),
+        assistant(text, Check("contains", {"all": [must], "task": "about the story"})),
+    ]
 
 
 def document(draw: Draw) -> str:

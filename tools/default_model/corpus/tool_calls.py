@@ -76,8 +76,9 @@ def exchange(draw: Draw, offered: list[Offered]) -> list[Turn]:
     tool, values = asked(draw, [o.tool for o in offered])
     calls = (next(o for o in offered if o.tool is tool).call(values),)
     result = tool.result(draw, values)
-    said = draw.pick(tool.answers).format(**values, **result)
-    used = [str(v) for k, v in result.items() if "{" + k + "}" in "".join(tool.answers) and not isinstance(v, bool)]
+    form = draw.pick(tool.answers)
+    said = form.format(**values, **result)
+    used = [str(v) for k, v in result.items() if "{" + k + "}" in form]
     check = Check("contains", {"all": used, "task": "use the result"}) if used else None
     return [
         user(casual(draw, draw.pick(tool.asks).format(**values))),
@@ -114,10 +115,16 @@ def _plain(draw: Draw, tools: list[Tool]) -> list[Turn]:
     if kind == "other tool":
         missing, values = asked(draw, [t for t in TOOLS if t not in tools])
         ask = draw.pick(missing.asks).format(**values)
-        return [user(ask), assistant(draw.pick(_NO_TOOL), Check("tool_call", {"calls": [], "task": "no tool fits"}))]
+        return [
+            user(ask),
+            assistant(draw.pick(_NO_TOOL), Check("tool_call", {"calls": [], "task": "no tool fits"})),
+        ]
     if kind == "sum":
         a, b = arithmetic.operands(draw, "add", 1)
-        return [user(f"What is {a} + {b}?"), assistant(f"{a} + {b} = {a + b}.", arithmetic.number_check("add", a, b))]
+        return [
+            user(f"What is {a} + {b}?"),
+            assistant(f"{a} + {b} = {a + b}.", arithmetic.number_check("add", a, b)),
+        ]
     return glossary.question(draw) if kind == "glossary" else smalltalk.greeting(draw)
 
 

@@ -1,5 +1,6 @@
 """Tools that the conversations offer: names, parameters, questions that need them, results and answers."""
 
+# ruff: noqa: ARG005 -- every result maker takes the draw and the arguments, whether it needs them or not
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,8 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from .draw import Draw
-from .words import ANIMALS, COLORS, FOODS, HOBBIES, OBJECTS, PLACES, WEEKDAYS
-from .words import city, code, first_name, full_name, invented
+from .words import (
+    ANIMALS,
+    COLORS,
+    FOODS,
+    HOBBIES,
+    OBJECTS,
+    PLACES,
+    WEEKDAYS,
+    city,
+    code,
+    first_name,
+    full_name,
+    invented,
+)
 
 Values = dict[str, Any]
 
@@ -46,7 +59,9 @@ def _int(slot: str, names: str, note: str, low: int, high: int) -> Param:
 
 def _enum(slot: str, names: str, note: str, options: str) -> Param:
     values = options.split()
-    return Param(slot, tuple(names.split()), {"type": "string", "enum": values}, note, lambda d: d.pick(values))
+    return Param(
+        slot, tuple(names.split()), {"type": "string", "enum": values}, note, lambda d: d.pick(values)
+    )
 
 
 def _tool(names: str, notes: tuple[str, ...], params: tuple[Param, ...], asks: tuple[str, ...],

@@ -1,24 +1,69 @@
 """Word lists shared by the domains, and invented words that no list holds."""
 
+# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
 from .draw import Draw
 
-GIRLS = ["Mia", "Lily", "Anna", "Zoe", "Emma", "Nora", "Ruby", "Clara", "Ivy", "Ella", "Lucy", "Rosa", "Maya", "Sara", "Leah", "Alma", "Nina", "Tara", "Vera", "Iris", "Hana", "Freya", "Amina", "Priya", "Yuki", "Elena", "Sofia", "Greta", "Ada", "Olga", "Paula", "Jade", "Hazel", "Wendy", "Tess", "Fiona", "Marta", "Ines", "Lena", "Dora"]
-BOYS = ["Tom", "Ben", "Max", "Leo", "Sam", "Finn", "Jack", "Owen", "Noah", "Eli", "Hugo", "Omar", "Ravi", "Kenji", "Luca", "Felix", "Oscar", "Theo", "Adam", "Milo", "Ivan", "Jonas", "Marco", "Pedro", "Karl", "Dylan", "Hassan", "Peter", "Simon", "Victor", "Walter", "Henry", "George", "Nico", "Otto", "Emil", "Rowan", "Jasper", "Arjun", "Mateo"]
+GIRLS = (
+    "Mia Lily Anna Zoe Emma Nora Ruby Clara Ivy Ella Lucy Rosa Maya Sara Leah Alma Nina Tara Vera Iris "
+    "Hana Freya Amina Priya Yuki Elena Sofia Greta Ada Olga Paula Jade Hazel Wendy Tess Fiona Marta Ines "
+    "Lena Dora"
+).split()
+BOYS = (
+    "Tom Ben Max Leo Sam Finn Jack Owen Noah Eli Hugo Omar Ravi Kenji Luca Felix Oscar Theo Adam Milo "
+    "Ivan Jonas Marco Pedro Karl Dylan Hassan Peter Simon Victor Walter Henry George Nico Otto Emil Rowan "
+    "Jasper Arjun Mateo"
+).split()
 NAMES = GIRLS + BOYS
-SURNAMES = ["Baker", "Carter", "Evans", "Fisher", "Gray", "Hill", "Jensen", "Kim", "Lopez", "Moore", "Nash", "Olsen", "Patel", "Quinn", "Reed", "Stone", "Turner", "Vogel", "Walsh", "Young", "Abbott", "Brandt", "Costa", "Duval", "Engel", "Ferrari", "Gupta", "Hansen", "Ito", "Kaya", "Lund", "Meyer", "Novak", "Okafor", "Price", "Rossi", "Silva", "Tanaka", "Weber", "Zhang", "Bishop", "Clarke", "Dixon", "Foster", "Grant", "Hayes", "Keller", "Larsen", "Morgan", "Parker"]
-ANIMALS = ["cat", "dog", "fox", "bear", "owl", "rabbit", "mouse", "duck", "frog", "horse", "goat", "sheep", "hen", "turtle", "hedgehog", "squirrel", "deer", "wolf", "otter", "badger", "crow", "penguin", "lion", "tiger", "monkey", "elephant", "whale", "seal", "bee", "snail", "beaver", "pony", "parrot", "robin", "mole", "lamb"]
-COLORS = ["red", "blue", "green", "yellow", "white", "black", "brown", "purple", "orange", "pink", "grey", "silver", "gold"]
-FOODS = ["bread", "cheese", "soup", "rice", "apple", "pear", "cake", "honey", "butter", "pasta", "salad", "carrot", "potato", "tomato", "onion", "egg", "milk", "banana", "cherry", "lemon", "plum", "peach", "corn", "bean", "mushroom", "garlic", "pepper", "fish", "nut", "berry", "pie", "grape", "melon", "pumpkin", "spinach"]
-OBJECTS = ["key", "lamp", "book", "chair", "table", "clock", "mirror", "basket", "bottle", "bell", "rope", "box", "cup", "spoon", "knife", "ladder", "umbrella", "blanket", "pillow", "pencil", "brush", "candle", "kite", "ball", "coin", "ring", "hat", "coat", "boot", "scarf", "glove", "map", "letter", "drum", "flute", "wheel", "bucket", "hammer", "shovel", "button", "lantern", "kettle", "plate", "bag", "drawer", "window", "door", "shelf", "wagon", "compass", "whistle"]
-PLACES = ["forest", "village", "river", "lake", "garden", "farm", "market", "castle", "mountain", "meadow", "beach", "harbor", "town", "island", "valley", "bridge", "library", "school", "bakery", "barn", "mill", "hill", "station", "park", "cave", "desert"]
-CITIES = ["Paris", "London", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Prague", "Lisbon", "Dublin", "Athens", "Cairo", "Tokyo", "Delhi", "Lima", "Boston", "Denver", "Chicago", "Toronto", "Sydney", "Seoul", "Bangkok", "Nairobi", "Zurich", "Geneva", "Munich", "Hamburg", "Lyon", "Porto", "Milan", "Naples", "Warsaw", "Budapest", "Helsinki", "Stockholm", "Copenhagen", "Brussels", "Amsterdam", "Istanbul", "Austin", "Seattle", "Dallas", "Miami", "Montreal"]
-JOBS = ["teacher", "doctor", "nurse", "baker", "farmer", "painter", "driver", "pilot", "writer", "cook", "gardener", "carpenter", "lawyer", "engineer", "singer", "dentist", "plumber", "tailor", "librarian", "journalist", "mechanic", "architect", "chemist", "florist", "sailor"]
-HOBBIES = ["chess", "painting", "swimming", "running", "cooking", "reading", "hiking", "fishing", "gardening", "dancing", "singing", "cycling", "knitting", "skating", "climbing", "sailing", "pottery", "photography", "yoga", "surfing"]
+SURNAMES = (
+    "Baker Carter Evans Fisher Gray Hill Jensen Kim Lopez Moore Nash Olsen Patel Quinn Reed Stone Turner "
+    "Vogel Walsh Young Abbott Brandt Costa Duval Engel Ferrari Gupta Hansen Ito Kaya Lund Meyer Novak "
+    "Okafor Price Rossi Silva Tanaka Weber Zhang Bishop Clarke Dixon Foster Grant Hayes Keller Larsen "
+    "Morgan Parker"
+).split()
+ANIMALS = (
+    "cat dog fox bear owl rabbit mouse duck frog horse goat sheep hen turtle hedgehog squirrel deer wolf "
+    "otter badger crow penguin lion tiger monkey elephant whale seal bee snail beaver pony parrot robin "
+    "mole lamb"
+).split()
+COLORS = ("red blue green yellow white black brown purple orange pink grey silver gold").split()
+FOODS = (
+    "bread cheese soup rice apple pear cake honey butter pasta salad carrot potato tomato onion egg milk "
+    "banana cherry lemon plum peach corn bean mushroom garlic pepper fish nut berry pie grape melon "
+    "pumpkin spinach"
+).split()
+OBJECTS = (
+    "key lamp book chair table clock mirror basket bottle bell rope box cup spoon knife ladder umbrella "
+    "blanket pillow pencil brush candle kite ball coin ring hat coat boot scarf glove map letter drum "
+    "flute wheel bucket hammer shovel button lantern kettle plate bag drawer window door shelf wagon "
+    "compass whistle"
+).split()
+PLACES = (
+    "forest village river lake garden farm market castle mountain meadow beach harbor town island valley "
+    "bridge library school bakery barn mill hill station park cave desert"
+).split()
+CITIES = (
+    "Paris London Berlin Madrid Rome Oslo Vienna Prague Lisbon Dublin Athens Cairo Tokyo Delhi Lima "
+    "Boston Denver Chicago Toronto Sydney Seoul Bangkok Nairobi Zurich Geneva Munich Hamburg Lyon Porto "
+    "Milan Naples Warsaw Budapest Helsinki Stockholm Copenhagen Brussels Amsterdam Istanbul Austin "
+    "Seattle Dallas Miami Montreal"
+).split()
+JOBS = (
+    "teacher doctor nurse baker farmer painter driver pilot writer cook gardener carpenter lawyer "
+    "engineer singer dentist plumber tailor librarian journalist mechanic architect chemist florist "
+    "sailor"
+).split()
+HOBBIES = (
+    "chess painting swimming running cooking reading hiking fishing gardening dancing singing cycling "
+    "knitting skating climbing sailing pottery photography yoga surfing"
+).split()
 WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
-ADJECTIVES = ["small", "large", "old", "new", "bright", "dark", "quiet", "loud", "soft", "warm", "cold", "happy", "sad", "brave", "shy", "kind", "proud", "quick", "slow", "clean", "gentle", "strong", "heavy", "light", "smooth", "sweet", "fresh", "deep", "tall", "round"]
+MONTHS = ("January February March April May June July August September October November December").split()
+ADJECTIVES = (
+    "small large old new bright dark quiet loud soft warm cold happy sad brave shy kind proud quick slow "
+    "clean gentle strong heavy light smooth sweet fresh deep tall round"
+).split()
 FIELDS_OF_THINGS = (
     ("animals", ANIMALS),
     ("colors", COLORS),
@@ -32,8 +77,8 @@ FIELDS_OF_THINGS = (
 # Lower-case words that the word puzzles use.
 PLAIN_WORDS = sorted({*ANIMALS, *COLORS, *FOODS, *OBJECTS, *PLACES, *JOBS, *HOBBIES, *ADJECTIVES})
 
-_ONSETS = ["b", "br", "c", "cl", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kr", "l", "m", "n", "p", "pl", "qu", "r", "s", "sh", "sk", "st", "t", "th", "tr", "v", "w", "y", "z"]
-_VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "ee", "oo", "ou"]
+_ONSETS = ("b br c cl d dr f fl g gr h j k kr l m n p pl qu r s sh sk st t th tr v w y z").split()
+_VOWELS = ("a e i o u ai ea ee oo ou").split()
 _CODAS = ["", "", "", "l", "n", "r", "s", "t", "m", "k", "x", "nd", "th", "rn"]
 
 

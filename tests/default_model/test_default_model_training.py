@@ -1,0 +1,188 @@
+"""The training model against transformers, its cache against itself, and runs that stop and go on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tools.default_model import hf_folder, lora
+from tools.default_model import tokenizer as tokenizers
+from tools.default_model.backends import torch_backend, transformers_backend
+from tools.default_model.batching import Batches, BatchPlan
+from tools.default_model.corpus.draw import Split
+from tools.default_model.corpus.mixture import conversation
+from tools.default_model.evaluate import collect, items_of, perplexity_table, run, stop_ids, tables
+from tools.default_model.model import Cache, Decoder
+from tools.default_model.optimizer import Schedule
+from tools.default_model.shape import DRAFT, MINI, TOY, Shape, shape_from_config
+from tools.default_model.train import Options, Trainer
+from transformers import AutoModelForCausalLM
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """A saved toy model with random weights."""
+    made = tmp_path_factory.mktemp("toy")
+    model = Decoder(TOY)
+    model.initialize(torch.Generator().manual_seed(5))
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            torch.nn.init.uniform_(weight, 0.5, 1.5, generator=torch.Generator().manual_seed(6))
+    hf_folder.save(model, made, tokenizer_folder)
+    return made
+
+
+def test_transformers_gives_equal_logits(folder: Path) -> None:
+    ours = hf_folder.load(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.randint(0, TOY.vocab, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        mine = ours.logits(ours(ids.reshape(-1), [(2, 40)])).view(2, 40, -1)
+        reference = theirs(ids).logits
+    torch.testing.assert_close(mine, reference, atol=2e-5, rtol=1e-5)
+    assert theirs.config.tie_word_embeddings
+    assert sum(p.numel() for p in theirs.parameters()) == TOY.parameters
+
+
+def test_shapes_are_what_was_promised() -> None:
+    assert 5_000_000 <= MINI.parameters <= 10_000_000
+    assert DRAFT.parameters < 1_000_000
+    assert MINI.vocab == DRAFT.vocab
+    assert shape_from_config(MINI.config(1, 0)) == MINI
+    with pytest.raises(ValueError, match="kv_heads"):
+        replace(MINI, kv_heads=3)
+    with pytest.raises(ValueError, match="hidden"):
+        replace(MINI, hidden=100)
+
+
+def test_documents_do_not_see_each_other() -> None:
+    model = _random(TOY)
+    ids = torch.arange(60) + 7
+    with torch.no_grad():
+        packed = model(ids, [(2, 20), (1, 20)])
+        alone = torch.cat([model(part, [(1, 20)]) for part in ids.split(20)])
+    torch.testing.assert_close(packed, alone)
+    with torch.no_grad():
+        some = model(ids, [(2, 20), (1, 20)], torch.tensor([3, 59]))
+    torch.testing.assert_close(some, packed[[3, 59]])
+
+
+def test_cached_steps_equal_the_whole() -> None:
+    model = _random(TOY)
+    ids = torch.randint(0, 500, (2, 12), generator=torch.Generator().manual_seed(2))
+    lengths = torch.tensor([4, 7])
+    with torch.no_grad():
+        whole = model(ids.reshape(-1), [(2, 12)]).view(2, 12, -1)
+        cache = Cache.empty(TOY, 2, 12, torch.device("cpu"))
+        model.prefill(ids[:, :7], cache)
+        for i in range(4):
+            at = lengths + i
+            hidden = model.step(ids[torch.arange(2), at], at, cache)
+            torch.testing.assert_close(hidden, whole[torch.arange(2), at], atol=1e-5, rtol=1e-5)
+
+
+def test_backends_agree(folder: Path) -> None:
+    tokenizer = tokenizers.load(folder)
+    prompts = [tokenizer.encode(i.prompt).ids for i in collect(1)[:6]]
+    stops = stop_ids(tokenizer)
+    assert torch_backend(folder, stops)(prompts, 12) == transformers_backend(folder, stops)(prompts, 12)
+
+
+def test_evaluation_of_the_right_answers_is_perfect(folder: Path) -> None:
+    tokenizer = tokenizers.load(folder)
+    items = collect(4)
+    expected = [tokenizer.encode(i.expected).ids for i in items]
+    graded = run(items, lambda prompts, limit: expected, tokenizer)
+    assert all(g.grade.right for g in graded)
+    assert "| tools |" in tables(graded)
+    assert "100.0 %" in tables(graded)
+    assert "| stories |" in perplexity_table(folder, tokenizer, 3)
+
+
+def test_every_target_of_the_conversations_is_in_some_step(tokenizer_folder: Path) -> None:
+    tokenizer = tokenizers.load(tokenizer_folder)
+    plan = BatchPlan(seed=1, pool=40, steps_per_pool=3, group_tokens=500, micro_tokens=1500, max_length=2048)
+    made = [conversation(1, Split.TRAIN, i) for i in range(40)]
+    batches = Batches(made.__getitem__, tokenizer, plan)
+    parts = [b for step in range(3) for b in batches.step(step)]
+    wanted = sum(len(tokenizer.encode(i.expected).ids) + 1 for i in items_of(made))
+    assert sum(len(b.rows) for b in parts) >= wanted
+    assert all(sum(rows * length for rows, length in b.groups) == len(b.ids) for b in parts)
+
+
+def _options(out: Path, tokenizer_folder: Path) -> Options:
+    return Options(
+        shape="toy",
+        tokenizer=tokenizer_folder,
+        out=out,
+        steps=4,
+        warmup=1,
+        eval_every=2,
+        pool=12,
+        steps_per_pool=3,
+        held_out=4,
+    )
+
+
+def test_a_run_that_stopped_goes_on_as_if_it_had_not(tmp_path: Path, tokenizer_folder: Path) -> None:
+    Trainer(_options(tmp_path / "whole", tokenizer_folder)).run()
+    part = _options(tmp_path / "part", tokenizer_folder)
+    Trainer(replace(part, stop_after=2)).run()
+    Trainer(part).run()
+    whole, parts = (hf_folder.load(tmp_path / n / "model").state_dict() for n in ("whole", "part"))
+    assert all(torch.equal(whole[k], parts[k]) for k in whole)
+    losses = []
+    for name in ("whole", "part"):
+        with (tmp_path / name / "loss.csv").open() as file:
+            losses.append([(r["step"], r["loss"]) for r in csv.DictReader(file)])
+    assert losses[0] == losses[1]
+    assert (tmp_path / "part" / "loss.svg").read_text().startswith("<svg")
+
+
+def test_a_run_with_other_options_is_not_continued(tmp_path: Path, tokenizer_folder: Path) -> None:
+    options = replace(_options(tmp_path, tokenizer_folder), steps=1)
+    Trainer(options).run()
+    with pytest.raises(ValueError, match="other options"):
+        Trainer(replace(options, seed=2))
+
+
+def test_distillation_needs_no_other_data(tmp_path: Path, tokenizer_folder: Path, folder: Path) -> None:
+    options = replace(_options(tmp_path, tokenizer_folder), steps=1, teacher=folder)
+    Trainer(options).run()
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "qwen3"
+
+
+def test_schedule_rises_and_falls() -> None:
+    schedule = Schedule(peak=1.0, steps=100, warmup=10)
+    rates = [schedule.rate(i) for i in range(100)]
+    assert max(rates) == 1.0
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0.02 <= rates[-1] < 0.03
+
+
+def test_merged_adapter_equals_the_attached_one(tmp_path: Path, folder: Path) -> None:
+    model = hf_folder.load(folder)
+    lora.attach(model, torch.Generator().manual_seed(1))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(2))
+        assert weight.requires_grad == ("lora_" in name)
+    lora.save(model, tmp_path, "quire-mini", torch.float32)
+    merged = hf_folder.load(folder)
+    lora.merge(merged, tmp_path)
+    ids = torch.arange(30) + 3
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids, [(1, 30)]), model(ids, [(1, 30)]), atol=1e-4, rtol=1e-4)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"]) == ("LORA", lora.RANK)
+
+
+def _random(shape: Shape) -> Decoder:
+    model = Decoder(shape)
+    model.initialize(torch.Generator().manual_seed(3))
+    return model.eval()

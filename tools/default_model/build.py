@@ -1,0 +1,135 @@
+"""The whole run: tokenizer, model, draft, adapters, evaluation, cards. Every part is skipped when it is done.
+
+python -m tools.default_model.build build/default_model
+
+It may be stopped at any time; the same command goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .corpus.styles import STYLES
+
+PACKAGE = "tools.default_model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How long each part trains, in steps."""
+
+    mini: int
+    draft: int
+    adapter: int
+    tokenizer: int
+    items: int
+
+
+FULL = Budget(mini=2600, draft=1300, adapter=250, tokenizer=40_000, items=150)
+# Minutes on one core, to see that every part works; the models are of no use.
+TRIAL = Budget(mini=20, draft=20, adapter=4, tokenizer=5_000, items=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A command and the file that shows that it is done."""
+
+    done: Path
+    command: tuple[str, ...]
+
+
+def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> list[Part]:
+    """The commands in order."""
+    tokenizer, mini, draft = out / "tokenizer", out / "mini", out / "draft"
+    common = ("--tokenizer", str(tokenizer), "--seed", str(seed), "--threads", str(threads))
+    train_mini = _module("train", "mini", "--out", mini, "--steps", budget.mini, *common)
+    train_draft = _module(
+        "train", "draft", "--out", draft, "--steps", budget.draft, "--teacher", mini / "model", *common
+    )
+    made = [
+        Part(
+            tokenizer / "tokenizer.json",
+            _module("tokenizer", tokenizer, "--seed", seed, "--conversations", budget.tokenizer),
+        ),
+        Part(mini / "model" / "config.json", train_mini),
+        Part(draft / "model" / "config.json", train_draft),
+    ]
+    for style in STYLES:
+        folder = out / "adapters" / style
+        options = ("--base", mini / "model", "--out", folder, "--steps", budget.adapter, "--seed", seed)
+        made.append(
+            Part(folder / "style_rate.md", _module("train_lora", style, *options, "--threads", threads))
+        )
+    for name, run, command in (("quire-mini", mini, train_mini), ("quire-mini-draft", draft, train_draft)):
+        results = run / "results.md"
+        evaluate = ("--items", budget.items, "--out", results, "--answers", run / "answers.jsonl")
+        made.append(Part(results, _module("evaluate", run / "model", *evaluate)))
+        card = ("--run", run, "--results", results, "--command", shlex.join(("python", *command[1:])))
+        made.append(
+            Part(
+                run / "card.md", _module("card", name, *card, "--machine", machine, "--out", run / "card.md")
+            )
+        )
+    return made
+
+
+def _module(name: str, *arguments: object) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"{PACKAGE}.{name}", *map(str, arguments))
+
+
+def run(steps: Sequence[Part]) -> None:
+    """Run what is not done. Raises CalledProcessError when a part fails."""
+    for part in steps:
+        if part.done.exists():
+            print("done:", part.done, flush=True)
+            continue
+        print("run:", shlex.join(part.command[1:]), flush=True)
+        subprocess.run(part.command, check=True)
+
+
+def collect(out: Path) -> Path:
+    """Put what ships into one folder: models with their cards and curves, adapters."""
+    ship = out / "ship"
+    for name, folder in (("quire-mini", "mini"), ("quire-mini-draft", "draft")):
+        shutil.copytree(out / folder / "model", ship / name, dirs_exist_ok=True)
+        shutil.copyfile(out / folder / "card.md", ship / name / "README.md")
+        shutil.copyfile(out / folder / "loss.svg", ship / name / "loss.svg")
+    rates = ["| adapter | style without it | style with it | questions |", "|---|---|---|---|"]
+    for style in STYLES:
+        source, target = out / "adapters" / style, ship / "adapters" / style
+        target.mkdir(parents=True, exist_ok=True)
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            shutil.copyfile(source / file, target / file)
+        rates.append((source / "style_rate.md").read_text().strip())
+    (ship / "adapters" / "README.md").write_text(
+        "\n".join(["# LoRA adapters of quire-mini", "", *rates]) + "\n"
+    )
+    return ship
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=0, help="0 takes every core")
+    parser.add_argument(
+        "--machine", default="2 cores of an x86-64 CPU with AVX-512 BF16", help="for the cards"
+    )
+    parser.add_argument("--trial", action="store_true", help="minutes instead of hours, models of no use")
+    args = parser.parse_args()
+    budget = TRIAL if args.trial else FULL
+    run(parts(args.out, budget, args.seed, args.threads, args.machine))
+    ship = collect(args.out)
+    size = sum(file.stat().st_size for file in ship.rglob("*") if file.is_file())
+    print(f"{ship}: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
