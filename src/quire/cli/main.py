@@ -11,6 +11,7 @@ from quire import __version__
 
 # name -> (module, one line of help)
 COMMANDS = {
+    "serve": ("quire.cli.serve", "serve the OpenAI API over HTTP"),
     "generate": ("quire.cli.generate", "generate from a prompt"),
     "chat": ("quire.cli.chat", "talk to a model"),
     "inspect": ("quire.cli.inspect", "show what a model is, what it costs and what would be computed"),
@@ -24,8 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0] not in COMMANDS:
         parser.parse_args(args or ["--help"])
         return 0
+    from quire.cli.options import Parser
+
     command = importlib.import_module(COMMANDS[args[0]][0])
-    sub = argparse.ArgumentParser(prog=f"quire {args[0]}", description=command.__doc__)
+    sub = Parser(prog=f"quire {args[0]}", description=command.__doc__)
     command.add_arguments(sub)
     options = sub.parse_args(args[1:])
     from quire.types import QuireError

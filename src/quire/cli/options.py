@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quire.config.schema import EngineConfig
@@ -11,27 +13,71 @@ from quire.types import SamplingParams
 from quire.util.sizes import parse_size
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that takes no abbreviations and names the nearest option for one that it does not know."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            known = [flag for action in self._actions for flag in action.option_strings]
+            flags = [word for word in rest if word.startswith("-")]  # values of unknown options are no news
+            self.error("; ".join(_unknown(word, known) for word in flags or rest))
+        return found
+
+
+def _unknown(word: str, known: list[str]) -> str:
+    name = word.partition("=")[0]
+    return f"unrecognized argument: {word}{nearest(name, known)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ " (did you mean …?)" for the name most like `name`, "" when none is."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
 def add_engine_options(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
     """An option for every field of EngineConfig; `seed` false where the sampling options offer it."""
-    group = parser.add_argument_group("engine")
-    for field in dataclasses.fields(EngineConfig):
-        if field.name == "seed" and not seed:
+    add_config_options(parser, EngineConfig, "engine", skip=() if seed else ("seed",))
+
+
+def add_config_options(
+    parser: argparse.ArgumentParser,
+    schema: type[Any],
+    title: str,
+    *,
+    skip: Sequence[str] = (),
+    explicit_only: bool = False,
+) -> None:
+    """An option for every field of a config dataclass; `explicit_only` leaves out what was not given."""
+    group = parser.add_argument_group(title)
+    for field in dataclasses.fields(schema):
+        if field.name in skip:
             continue
-        flag = "--" + field.name.replace("_", "-")
-        meta = field.metadata
+        flag, meta = "--" + field.name.replace("_", "-"), field.metadata
+        default = argparse.SUPPRESS if explicit_only else field.default
         if isinstance(field.default, bool):
-            group.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=field.default, help=meta["help"]
-            )
+            text = f"{meta['help']} (default: {'on' if field.default else 'off'})"
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
             continue
-        kind: Any = str if meta["choices"] or isinstance(field.default, str) else int
-        if field.name == "memory":
-            kind = size
-        text = meta["help"] if field.default is None else f"{meta['help']} (default: {field.default})"
+        unset = field.default is None or field.default == ()
+        text = meta["help"] if unset else f"{meta['help']} (default: {field.default})"
+        several: dict[str, Any] = {"action": "extend", "nargs": "+"} if field.default == () else {}
         group.add_argument(
-            flag, type=kind, default=field.default, help=text, choices=meta["choices"] or None,
-            metavar=None if meta["choices"] else meta["metavar"],
+            flag, type=value_type(field), default=default, help=text, choices=meta["choices"] or None,
+            metavar=None if meta["choices"] else meta["metavar"], **several,
         )  # fmt: skip
+
+
+def value_type(field: dataclasses.Field[Any]) -> Any:
+    """How the text of an option becomes a field's value."""
+    if field.name == "memory":
+        return size
+    annotation = str(field.type)
+    return str if "str" in annotation else float if "float" in annotation else int
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

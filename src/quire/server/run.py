@@ -21,6 +21,7 @@ from quire.server.context import ServerContext
 from quire.server.logs import log
 from quire.server.metrics import ServerMetrics
 from quire.server.protocol import ConnectionLimits, LimitedProtocol
+from quire.types import QuireError
 
 # What the kernel may hold of unread output per connection: a slow reader is noticed within seconds.
 SEND_BUFFER_BYTES = 256 * 1024
@@ -28,7 +29,7 @@ BACKLOG = 2048
 _CLOSE_SECONDS = 5
 
 
-class BindError(Exception):
+class BindError(QuireError):
     """The address cannot be listened on."""
 
 
@@ -78,6 +79,15 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
     raise BindError(f"cannot listen on {path}: another server does")
+
+
+def address(config: ServingConfig, sock: socket.socket) -> str:
+    """Where clients reach the server, as people write it."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def tls_context(config: ServingConfig) -> ssl.SSLContext | None:

@@ -1,0 +1,174 @@
+"""Serve the OpenAI API over HTTP. docs/server.md explains every option and route."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from quire.cli.options import add_config_options, nearest, value_type
+from quire.config.schema import EngineConfig
+from quire.config.serving import ServingConfig
+from quire.util.platform import available_memory
+
+# Options of other servers that would change what is served: named rather than unknown.
+_REFUSED = {
+    "trust-remote-code": "code in checkpoints is never run",
+    "tensor-parallel-size": "one process computes a model",
+    "pipeline-parallel-size": "one process computes a model",
+    "data-parallel-size": "start several servers behind a balancer",
+    "enable-lora": "adapters are not supported",
+    "speculative-config": "speculation is not supported",
+    "enable-auto-tool-choice": "tool calls are not parsed",
+    "tool-call-parser": "tool calls are not parsed",
+    "reasoning-parser": "reasoning is not separated from the answer",
+}
+_EXTRA = ("config", "gpu_memory_utilization", "model")
+
+
+class _Refuse(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+        flag = rest[-1]
+        parser.error(f"{flag} is not supported: {_REFUSED[flag.removeprefix('--')]}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="checkpoint folder, or a hub name such as organisation/name",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="options from a TOML or JSON file; those of the command line win"
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, default=argparse.SUPPRESS, metavar="F",
+        help="--memory as a share of what is available",
+    )  # fmt: skip
+    for name in _REFUSED:
+        parser.add_argument(
+            f"--{name}", nargs="?", action=_Refuse, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    add_config_options(parser, EngineConfig, "engine", explicit_only=True)
+    add_config_options(parser, ServingConfig, "server", explicit_only=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(args).items() if name != "config"}
+    model, engine_config, serving = settings(
+        given, {} if args.config is None else read_config(Path(args.config))
+    )
+    return _serve(model, engine_config, serving)
+
+
+def settings(given: dict[str, Any], file: dict[str, Any]) -> tuple[str, EngineConfig, ServingConfig]:
+    """The model and its configs from the command line and a config file; the command line wins.
+
+    Raises ValueError naming the option that is missing, contradicts another, or is out of range.
+    """
+    for source, options in (("command line", given), ("config file", file)):
+        if "gpu_memory_utilization" in options and "memory" in options:
+            raise ValueError(f"gpu_memory_utilization and memory: the {source} gives both; give one")
+    if "gpu_memory_utilization" in given or "memory" in given:
+        file = {name: v for name, v in file.items() if name not in {"gpu_memory_utilization", "memory"}}
+    options = file | given
+    share = options.pop("gpu_memory_utilization", None)
+    if share is not None:
+        if not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization: {share:g} is not in (0, 1]")
+        options["memory"] = int(share * available_memory())
+    model = options.pop("model", None)
+    if model is None:
+        raise ValueError("model: give a checkpoint folder or hub name, like quire serve path/to/model")
+    engine = {f.name for f in dataclasses.fields(EngineConfig)}
+    chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+    return (
+        str(model),
+        EngineConfig(**{name: value for name, value in chosen.items() if name in engine}),
+        ServingConfig(**{name: value for name, value in chosen.items() if name not in engine}),
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options of a TOML or JSON file, by field name. Raises ValueError for anything that is not an option."""
+    try:
+        data = path.read_bytes()
+        values = tomllib.loads(data.decode()) if path.suffix == ".toml" else json.loads(data)
+    except (OSError, ValueError) as error:  # both parsers' errors are ValueErrors
+        raise ValueError(f"config: {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"config: {path}: must hold options by name")
+    known = {f.name: f for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in known and name not in _EXTRA[1:]:
+            raise ValueError(f"config: {path}: unknown option {key!r}{nearest(name, [*known, *_EXTRA[1:]])}")
+        if name in found:
+            raise ValueError(f"config: {path}: {key!r} is given twice")
+        found[name] = _checked(key, value, known.get(name), path)
+    return found
+
+
+def _checked(key: str, value: Any, field: dataclasses.Field[Any] | None, path: Path) -> Any:
+    """A file's value as its option wants it."""
+    if field is None:
+        kind: Any = str if key == "model" else float
+    else:
+        kind = bool if isinstance(field.default, bool) else value_type(field)
+    if field is not None and field.default == ():
+        values = value if isinstance(value, list) else [value]
+        if all(isinstance(item, str) for item in values):
+            return values
+    elif field is not None and field.name == "memory" and isinstance(value, str):
+        return _size(key, value, path)
+    elif kind is float and type(value) in {int, float}:
+        return float(value)
+    elif type(value) is (int if field is not None and field.name == "memory" else kind):
+        return value
+    raise ValueError(f"config: {path}: {key}: {value!r} is not of the right type")
+
+
+def _size(key: str, text: str, path: Path) -> int:
+    from quire.util.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"config: {path}: {key}: {error}") from None
+
+
+def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
+    import uvloop
+
+    from quire.engine.async_engine import AsyncEngine
+    from quire.server.access import read_keys
+    from quire.server.logs import ServerLog
+    from quire.server.run import address, bind, serve
+    from quire.util.progress import ByteProgress
+
+    read_keys(serving)  # a key file that cannot be read ends the start here
+    sock = bind(serving)
+    try:
+        with ServerLog(serving), ByteProgress("loading weights") as bar:
+            engine = AsyncEngine(model, config, serving, progress=bar)
+
+            def announce() -> None:
+                for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):
+                    print(f"  {line}", file=sys.stderr)
+                print(
+                    f"quire: serving {engine.card.name} at {address(serving, sock)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+            return uvloop.run(serve(engine, serving, sock, announce))
+    finally:
+        sock.close()
+        if serving.uds is not None:
+            Path(serving.uds).unlink(missing_ok=True)
