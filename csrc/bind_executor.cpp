@@ -54,12 +54,14 @@ double measure_bandwidth(Executor& e, size_t bytes) {
   return static_cast<double>(share) * e.threads() / seconds_since(start);
 }
 
-// Floating-point operations per second of all threads: float32 fma, or bf16 pairs.
-double measure_flops(Executor& e, bool bf16, int64_t iterations) {
+// Operations per second of all threads: float32 fma, bf16 pairs or int8 quads.
+double measure_flops(Executor& e, DType dtype, int64_t iterations) {
+  const quire::Kernels& k = e.kernels();
+  auto run = dtype == DType::i8 ? k.i8_loop : dtype == DType::bf16 ? k.bf16_loop : k.fma_loop;
   std::vector<float> sinks(e.threads() * 16);
   std::vector<int64_t> flops(e.threads() * 8);
   auto loop = [&](int t) {
-    flops[t * 8] = (bf16 ? e.kernels().bf16_loop : e.kernels().fma_loop)(iterations, &sinks[t * 16]);
+    flops[t * 8] = run(iterations, &sinks[t * 16]);
   };
   quire::on_all(e.pool(), loop);
   const auto start = std::chrono::steady_clock::now();
@@ -75,7 +77,7 @@ double measure_flops(Executor& e, bool bf16, int64_t iterations) {
 void bind_executor(nb::module_& m) {
   m.def("supported_isas", &quire::supported_isas, "Instruction sets this CPU can run, best first.");
 
-  nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16);
+  nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16).value("i8", DType::i8);
 
   nb::class_<quire::Limits>(m, "Limits")
       .def(nb::init<>())
@@ -103,7 +105,7 @@ void bind_executor(nb::module_& m) {
       .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half) {
         return e.add_rope(at<float>(cos), at<float>(sin), max_len, half);
       }, "cos"_a, "sin"_a, "max_len"_a, "half"_a)
-      .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a)
+      .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a)
       .def("add_kv_layer", &Executor::add_kv_layer, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
       .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
       .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "eps"_a, "out"_a)
@@ -111,6 +113,7 @@ void bind_executor(nb::module_& m) {
       .def("op_rope_write", &Executor::op_rope_write, "qkv"_a, "heads"_a, "layer"_a, "rope"_a, "q_norm"_a,
            "k_norm"_a, "eps"_a)
       .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a)
+      .def("op_quantize", &Executor::op_quantize, "x"_a, "out"_a)
       .def("op_gated_act", &Executor::op_gated_act, "gate_up"_a, "out"_a, "act"_a)
       .def("op_gather", &Executor::op_gather, "x"_a, "delta"_a, "out"_a)
       .def("begin_head", &Executor::begin_head)
@@ -127,5 +130,5 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("threads", &Executor::threads)
       .def("measure_bandwidth", &measure_bandwidth, nogil(), "size"_a)
-      .def("measure_flops", &measure_flops, nogil(), "bf16"_a, "iterations"_a);
+      .def("measure_flops", &measure_flops, nogil(), "dtype"_a, "iterations"_a);
 }

@@ -27,10 +27,11 @@ Executor::Executor(const std::string& isa, int threads) : kernels_(kernels_for(i
 int Executor::add_param(Param::Layout layout, int rows, int cols, DType dtype) {
   size_t elems = static_cast<size_t>(rows) * std::max(cols, 1);
   if (layout == Param::Layout::panels) {
-    const size_t k = dtype == DType::bf16 ? align_up(cols, 2) : static_cast<size_t>(cols);
+    const size_t k = align_up(cols, dtype == DType::bf16 ? 2 : dtype == DType::i8 ? 4 : 1);
     elems = align_up(rows, kPanel) * k;
   }
-  const size_t bytes = align_up(elems * dtype_bytes(dtype), 64);
+  size_t bytes = align_up(elems * dtype_bytes(dtype), 64);
+  if (dtype == DType::i8) bytes += align_up(rows, kPanel) * (sizeof(float) + sizeof(int32_t));
   params_.push_back({layout, rows, cols, dtype, weight_total_, bytes});
   weight_total_ += bytes;
   return static_cast<int>(params_.size()) - 1;
@@ -59,6 +60,7 @@ void Executor::put(int index, int row_offset, const void* src, DType src_dtype, 
   if (row_offset < 0 || rows < 0 || row_offset + rows > p.rows || cols != p.cols)
     throw std::invalid_argument("a part does not fit its parameter");
   char* base = param(index);
+  if (p.dtype == DType::i8 && p.layout != Param::Layout::panels) throw std::invalid_argument("only linears are int8");
   const size_t width = static_cast<size_t>(std::max(cols, 1)), src_size = dtype_bytes(src_dtype);
   if (p.layout != Param::Layout::panels) {
     // rows and vectors keep their order; bf16 tables are rounded on the way
@@ -90,7 +92,13 @@ void Executor::put(int index, int row_offset, const void* src, DType src_dtype, 
     task.row_offset = row_offset;
     task.row_begin = std::max(0, (first + t) * kPanel - row_offset);
     task.row_end = std::min(rows, (first + t + 1) * kPanel - row_offset);
-    p.dtype == DType::f32 ? kernels_.pack_f32(task) : kernels_.pack_bf16(task);
+    if (p.dtype == DType::i8) {
+      task.scale = scales(index);
+      task.offset = offsets(index);
+      kernels_.pack_i8(task);
+    } else {
+      p.dtype == DType::f32 ? kernels_.pack_f32(task) : kernels_.pack_bf16(task);
+    }
   });
 }
 
@@ -100,8 +108,19 @@ int Executor::add_rope(const float* cos, const float* sin, int max_len, int half
   return static_cast<int>(ropes_.size()) - 1;
 }
 
-int Executor::add_buffer(int cols, DType dtype, size_t offset) {
-  buffers_.push_back({cols, dtype, offset});
+float* Executor::scales(int index) const {
+  const Param& p = params_[index];
+  return reinterpret_cast<float*>(param(index) + align_up(p.rows, kPanel) * align_up(p.cols, 4));
+}
+int32_t* Executor::offsets(int index) const {
+  return reinterpret_cast<int32_t*>(scales(index) + align_up(params_[index].rows, kPanel));
+}
+float* Executor::row_scales(int buffer) const {
+  return reinterpret_cast<float*>(activations_.data() + buffers_[buffer].scale_offset);
+}
+
+int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset) {
+  buffers_.push_back({cols, dtype, offset, scale_offset});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -136,6 +155,13 @@ void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm
 void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, int window) {
   Op op{Kind::attend};
   op.in = qkv, op.out = out, op.heads = heads, op.layer = layer, op.scale = scale, op.window = window;
+  ops_.push_back(op);
+}
+void Executor::op_quantize(int x, int out) {
+  if (buffers_.at(out).dtype != DType::i8 || buffers_.at(x).cols != buffers_.at(out).cols)
+    throw std::invalid_argument("quantize writes an int8 buffer of its input's width");
+  Op op{Kind::quantize};
+  op.in = x, op.out = out;
   ops_.push_back(op);
 }
 void Executor::op_gated_act(int gate_up, int out, int act) {
@@ -290,14 +316,21 @@ void Executor::do_task(const Op& op, int task, int thread) {
   switch (op.kind) {
     case Kind::embed: {
       const Param& p = params_[op.weight];
-      kernels_.embed({param(op.weight), p.dtype, p.layout == Param::Layout::panels, step_.token_ids, f32(op.out),
-                      p.cols, begin, end});
+      kernels_.embed({param(op.weight), p.dtype, p.layout == Param::Layout::panels,
+                      p.dtype == DType::i8 ? scales(op.weight) : nullptr, step_.token_ids, f32(op.out), p.cols, begin,
+                      end});
       return;
     }
     case Kind::norm: {
       const Buffer& out = buffers_[op.out];
       kernels_.norm({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), vector(op.weight), buffer(op.out), out.dtype,
                      op.eps, out.cols, begin, end});
+      return;
+    }
+    case Kind::quantize: {
+      const Buffer& in = buffers_[op.in];
+      kernels_.quantize({buffer(op.in), in.dtype, reinterpret_cast<uint8_t*>(buffer(op.out)), align_up(in.cols, 4),
+                         row_scales(op.out), in.cols, begin, end});
       return;
     }
     case Kind::gather:
@@ -327,7 +360,11 @@ void Executor::do_linear(const Op& op, int task) {
   const int begin = static_cast<int>(static_cast<int64_t>(rows) * row_task / s.row_tasks);
   const int end = static_cast<int>(static_cast<int64_t>(rows) * (row_task + 1) / s.row_tasks);
   LinearTask t;
-  t.ldx = static_cast<size_t>(p.cols);
+  const bool int8 = p.dtype == DType::i8;
+  t.ldx = int8 ? align_up(p.cols, 4) : static_cast<size_t>(p.cols);
+  t.x_scale = int8 ? row_scales(op.in) + begin : nullptr;
+  t.w_scale = int8 ? scales(op.weight) : nullptr;
+  t.w_offset = int8 ? offsets(op.weight) : nullptr;
   t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(p.dtype);
   t.w = param(op.weight);
   t.bias = vector(op.bias);
@@ -338,7 +375,10 @@ void Executor::do_linear(const Op& op, int task) {
   t.n = p.rows;
   t.panel_begin = panel_task * s.panels_per_task;
   t.panel_end = std::min(s.panels, t.panel_begin + s.panels_per_task);
-  p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
+  if (int8)
+    kernels_.linear_i8(t);
+  else
+    p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
 }
 
 void Executor::do_rope_write(const Op& op, int task) {

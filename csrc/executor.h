@@ -40,7 +40,8 @@ class Executor {
   void put(int param, int row_offset, const void* src, DType src_dtype, int rows, int cols);
 
   int add_rope(const float* cos, const float* sin, int max_len, int half);
-  int add_buffer(int cols, DType dtype, size_t offset);
+  // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns.
+  int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset);
   // A layer's cache: which group's block table, and where it starts inside a block (bytes).
   int add_kv_layer(int group, int kv_heads, int head_dim, size_t offset);
 
@@ -49,6 +50,7 @@ class Executor {
   void op_linear(int x, int weight, int bias, int out);
   void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, float eps);
   void op_attend(int qkv, int out, int heads, int layer, float scale, int window);
+  void op_quantize(int x, int out);
   void op_gated_act(int gate_up, int out, int act);
   void op_gather(int x, int delta, int out);
   void begin_head();
@@ -72,7 +74,7 @@ class Executor {
   const Kernels& kernels() const { return kernels_; }
 
  private:
-  enum class Kind { embed, norm, linear, rope_write, attend, gated_act, gather };
+  enum class Kind { embed, norm, linear, quantize, rope_write, attend, gated_act, gather };
   struct Param {
     enum class Layout { panels, rows, vector } layout;
     int rows, cols;
@@ -82,7 +84,7 @@ class Executor {
   struct Buffer {
     int cols;
     DType dtype;
-    size_t offset;
+    size_t offset, scale_offset;
   };
   struct Rope {
     std::vector<float> cos, sin;
@@ -109,6 +111,10 @@ class Executor {
 
   int add_param(Param::Layout layout, int rows, int cols, DType dtype);
   char* param(int index) const { return weights_.data() + params_[index].offset; }
+  // An int8 weight's scale of each row, and behind them the offsets; see kernels.h.
+  float* scales(int index) const;
+  int32_t* offsets(int index) const;
+  float* row_scales(int buffer) const;
   const float* vector(int index) const {
     return index < 0 ? nullptr : reinterpret_cast<const float*>(param(index));
   }

@@ -11,13 +11,15 @@
 
 namespace quire {
 
-enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
-inline size_t dtype_bytes(DType t) { return t == DType::f32 ? 4 : 2; }
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
+inline size_t dtype_bytes(DType t) { return t == DType::f32 ? 4 : t == DType::i8 ? 1 : 2; }
 
 // Columns (output features) of a packed panel.
 //
 //   f32  panel p:  [k][64]        w[p*64 + c, k] at k*64 + c
 //   bf16 panel p:  [k/2][64][2]   w[p*64 + c, k] at (k/2)*128 + c*2 + k%2
+//   i8   panel p:  [k/4][64][4]   signed bytes; behind all panels scale[n64] float32 and offset[n64] int32, where
+//                                 n64 is n rounded up to 64 and offset is 128 times the sum of a row's bytes
 //
 // Columns past the last output feature are zero.
 constexpr int kPanel = 64;
@@ -35,6 +37,9 @@ struct LinearTask {
   size_t ldx;
   const void* w;       // packed panels
   const float* bias;   // [n] or null
+  const float* x_scale;     // i8: [rows] of x
+  const float* w_scale;     // i8: [n64]
+  const int32_t* w_offset;  // i8: [n64]
   float* y;            // [rows, n], row pitch ldy
   size_t ldy;
   int rows, k, n;
@@ -48,6 +53,18 @@ struct PackTask {
   int rows, k;
   int row_offset;      // first output feature of this part
   int row_begin, row_end;  // rows of the part that this task packs
+  float* scale;            // i8: filled for each row
+  int32_t* offset;
+};
+
+// Rows to int8: scale = max|x| / 127, bytes = round(x / scale) + 128; columns are padded to four with zeros (128).
+struct QuantizeTask {
+  const void* x;       // [rows, cols]
+  DType x_dtype;
+  uint8_t* out;        // [rows, pitch]
+  size_t pitch;
+  float* scale;        // [rows]
+  int cols, row_begin, row_end;
 };
 
 struct NormTask {
@@ -123,6 +140,7 @@ struct EmbedTask {
   const void* table;     // row-major [vocab, cols] or packed panels
   DType dtype;
   bool packed;
+  const float* scale;    // i8: [vocab]
   const int32_t* ids;
   float* out;            // [tokens, cols]
   int cols, token_begin, token_end;
@@ -140,8 +158,11 @@ struct Kernels {
   const char* isa;
   void (*linear_f32)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);
+  void (*linear_i8)(const LinearTask&);
   void (*pack_f32)(const PackTask&);
   void (*pack_bf16)(const PackTask&);
+  void (*pack_i8)(const PackTask&);
+  void (*quantize)(const QuantizeTask&);
   void (*norm)(const NormTask&);
   void (*rope_write)(const RopeWriteTask&);
   void (*attend)(const AttendTask&);
@@ -153,6 +174,7 @@ struct Kernels {
   float (*read_sum)(const void* src, size_t bytes);  // reads memory as fast as it can: bandwidth limit
   int64_t (*fma_loop)(int64_t iterations, float* sink);   // returns the flops it did: compute limits
   int64_t (*bf16_loop)(int64_t iterations, float* sink);
+  int64_t (*i8_loop)(int64_t iterations, float* sink);
   const SamplingKernels* sampling;
 };
 

@@ -239,5 +239,53 @@ int64_t bf16_loop(int64_t iterations, float* sink) {
   return iterations * kLoopAccs * 32 * 2;
 }
 
+int64_t i8_loop(int64_t iterations, float* sink) {
+  I16 acc[kLoopAccs];
+  const uint8_t ones[4] = {1, 1, 1, 1}, twos[4] = {2, 2, 2, 2};
+  const I16 x = iset1(ones), y = iset1(twos);
+  for (int i = 0; i < kLoopAccs; ++i) acc[i] = izero();
+  for (int64_t k = 0; k < iterations; ++k) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLoopAccs; ++i) acc[i] = dot_u8s8(acc[i], x, y);
+    __asm__ volatile("" : : :);
+  }
+  V16 sum = zero();
+  for (int i = 0; i < kLoopAccs; ++i) sum = add(sum, to_float(acc[i]));
+  *sink = reduce_add(sum);
+  return iterations * kLoopAccs * 64 * 2;
+}
+
+void quantize(const QuantizeTask& t) {
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    const size_t base = static_cast<size_t>(r) * t.cols;
+    auto at = [&](int c) {
+      const int n = t.cols - c;
+      if (t.x_dtype == DType::f32) return load_n(static_cast<const float*>(t.x) + base + c, n);
+      uint16_t h[16] = {0};
+      std::memcpy(h, static_cast<const uint16_t*>(t.x) + base + c, static_cast<size_t>(n < 16 ? n : 16) * 2);
+      return load_bf16(h);
+    };
+    V16 top = zero();
+    for (int c = 0; c < t.cols; c += 16) {
+      const V16 v = at(c);
+      top = vmax(top, vmax(v, sub(zero(), v)));
+    }
+    const float scale = reduce_max(top) / 127.0f;
+    t.scale[r] = scale;
+    const V16 inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+    uint8_t* out = t.out + static_cast<size_t>(r) * t.pitch;
+    for (int c = 0; c < t.cols; c += 16) {
+      const V16 q = round_even(vmax(vmin(mul(at(c), inverse), set1(127.0f)), set1(-127.0f)));
+      if (static_cast<size_t>(c) + 16 <= t.pitch) {
+        store_u8(out + c, q);
+      } else {
+        uint8_t tail[16];
+        store_u8(tail, q);
+        std::memcpy(out + c, tail, t.pitch - c);
+      }
+    }
+  }
+}
+
 }  // namespace QUIRE_ISA
 }  // namespace quire

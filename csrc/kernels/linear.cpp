@@ -32,10 +32,41 @@ struct Tile {
   float* y;       // first output of the panel for this row block
   size_t ldy;
   const float* bias;  // of the panel, or null
+  const float* x_scale;     // i8: of this row block
+  const float* w_scale;     // i8: of the panel
+  const int32_t* w_offset;
   int steps, width;   // width: valid columns of the panel
   bool first, last;
   Ahead ahead;
 };
+
+// A vector of sums between two k blocks rests in y as it is, also when it is integers.
+QUIRE_INLINE V16 rest_load(const float* p, int n, V16) { return load_n(p, n); }
+QUIRE_INLINE I16 rest_load(const float* p, int n, I16) {
+  float t[16];
+  store(t, load_n(p, n));
+  return iload(t);
+}
+QUIRE_INLINE V16 as_floats(V16 a) { return a; }
+QUIRE_INLINE V16 as_floats(I16 a) {
+  float t[16];
+  istore(t, a);
+  return load(t);
+}
+QUIRE_INLINE V16 clear(V16) { return zero(); }
+QUIRE_INLINE I16 clear(I16) { return izero(); }
+
+// Sums -> the layer's output, before the bias.
+template <class T>
+QUIRE_INLINE V16 finish(const Tile<T>&, V16 sum, int, int) {
+  return sum;
+}
+template <class T>
+QUIRE_INLINE V16 finish(const Tile<T>& t, I16 sum, int r, int col) {
+  // x was stored with 128 added: the offset takes 128 * (sum of w) off again, in exact integers
+  const V16 exact = to_float(isub(sum, iload(t.w_offset + col)));
+  return mul(exact, mul(set1(t.x_scale[r]), load(t.w_scale + col)));
+}
 
 template <class T, int R>
 QUIRE_INLINE void tile_rows(const Tile<T>& t) {
@@ -43,10 +74,12 @@ QUIRE_INLINE void tile_rows(const Tile<T>& t) {
   constexpr int kVectors = kPanel / 16;
   constexpr size_t wstride = static_cast<size_t>(kPanel) * T::step, cstride = 16 * T::step;
   for (int c0 = 0; c0 < kVectors; c0 += C) {
-    V16 acc[R * C];
+    using Sum = typename T::sum;
+    Sum acc[R * C];
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c)
-        acc[r * C + c] = t.first ? zero() : load_n(t.y + r * t.ldy + (c0 + c) * 16, t.width - (c0 + c) * 16);
+        acc[r * C + c] = t.first ? clear(Sum{})
+                                 : rest_load(t.y + r * t.ldy + (c0 + c) * 16, t.width - (c0 + c) * 16, Sum{});
     const typename T::elem* w = t.w + c0 * cstride;
     if (t.ahead.lines && c0 == 0) {
       const char* next = reinterpret_cast<const char*>(t.w) + t.ahead.distance;
@@ -61,7 +94,7 @@ QUIRE_INLINE void tile_rows(const Tile<T>& t) {
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) {
         const int col = (c0 + c) * 16;
-        V16 v = acc[r * C + c];
+        V16 v = t.last ? finish<T>(t, acc[r * C + c], r, col) : as_floats(acc[r * C + c]);
         if (t.last && t.bias) v = add(v, load_n(t.bias + col, t.width - col));
         if (t.width - col >= 16)
           store(t.y + r * t.ldy + col, v);
@@ -108,7 +141,7 @@ void linear(const LinearTask& task) {
   const int k_steps = (task.k + T::step - 1) / T::step;
   const size_t panel_elems = static_cast<size_t>(k_steps) * kPanel * T::step;
   const int row_blocks = (task.rows + kRows - 1) / kRows;
-  constexpr int block = kBlockK / T::step;
+  constexpr int block = kBlockK / T::step * (sizeof(E) == 1 ? 2 : 1);
   constexpr size_t step_bytes = static_cast<size_t>(kPanel) * T::step * sizeof(E);  // of one panel row
   for (int p = task.panel_begin; p < task.panel_end; ++p) {
     const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
@@ -125,6 +158,9 @@ void linear(const LinearTask& task) {
         t.y = task.y + r0 * task.ldy + static_cast<size_t>(p) * kPanel;
         t.ldy = task.ldy;
         t.bias = task.bias ? task.bias + static_cast<size_t>(p) * kPanel : nullptr;
+        t.x_scale = task.x_scale ? task.x_scale + r0 : nullptr;
+        t.w_scale = task.w_scale ? task.w_scale + static_cast<size_t>(p) * kPanel : nullptr;
+        t.w_offset = task.w_offset ? task.w_offset + static_cast<size_t>(p) * kPanel : nullptr;
         t.steps = steps;
         t.width = width;
         t.first = k0 == 0;
@@ -187,6 +223,34 @@ void pack_bf16_impl(const PackTask& t) {
   }
 }
 
+// Round to nearest by row: scale = max|w| / 127 (a row of zeros has scale 0).
+void pack_i8_impl(const PackTask& t) {
+  uint8_t* dst = static_cast<uint8_t*>(t.dst);
+  const int quads = (t.k + 3) / 4;
+  const size_t panel_bytes = static_cast<size_t>(quads) * 4 * kPanel;
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    const int row = t.row_offset + r;
+    const size_t base = static_cast<size_t>(r) * t.k;
+    float top = 0.0f;
+    for (int k = 0; k < t.k; ++k) {
+      const float w = source(t.src, t.src_dtype, base + k), size = w < 0 ? -w : w;
+      top = size > top ? size : top;
+    }
+    const float scale = top / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    uint8_t* out = dst + (row / kPanel) * panel_bytes + (row % kPanel) * 4;
+    int32_t sum = 0;
+    for (int k = 0; k < t.k; ++k) {
+      // adding 1.5 * 2^23 leaves the nearest integer, ties to even
+      const float q = (source(t.src, t.src_dtype, base + k) * inverse + 12582912.0f) - 12582912.0f;
+      const int8_t byte = static_cast<int8_t>(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
+      out[static_cast<size_t>(k / 4) * 4 * kPanel + (k & 3)] = static_cast<uint8_t>(byte);
+      sum += byte;
+    }
+    t.scale[row] = scale;
+    t.offset[row] = 128 * sum;
+  }
+}
+
 void embed_impl(const EmbedTask& t) {
   for (int i = t.token_begin; i < t.token_end; ++i) {
     const int id = t.ids[i];
@@ -197,6 +261,12 @@ void embed_impl(const EmbedTask& t) {
     } else if (t.dtype == DType::f32) {
       const float* panel = static_cast<const float*>(t.table) + static_cast<size_t>(id / kPanel) * t.cols * kPanel;
       for (int k = 0; k < t.cols; ++k) out[k] = panel[static_cast<size_t>(k) * kPanel + id % kPanel];
+    } else if (t.dtype == DType::i8) {
+      const size_t panel_bytes = static_cast<size_t>((t.cols + 3) / 4) * 4 * kPanel;
+      const int8_t* panel = static_cast<const int8_t*>(t.table) + (id / kPanel) * panel_bytes;
+      for (int k = 0; k < t.cols; ++k)
+        out[k] = static_cast<float>(panel[static_cast<size_t>(k / 4) * 4 * kPanel + (id % kPanel) * 4 + (k & 3)]) *
+                 t.scale[id];
     } else {
       const size_t panel_elems = static_cast<size_t>((t.cols + 1) / 2) * 2 * kPanel;
       const uint16_t* panel = static_cast<const uint16_t*>(t.table) + (id / kPanel) * panel_elems;
@@ -210,6 +280,8 @@ void embed_impl(const EmbedTask& t) {
 
 void linear_f32(const LinearTask& t) { linear<F32>(t); }
 void linear_bf16(const LinearTask& t) { linear<BF16>(t); }
+void linear_i8(const LinearTask& t) { linear<I8>(t); }
+void pack_i8(const PackTask& t) { pack_i8_impl(t); }
 void pack_f32(const PackTask& t) { pack_f32_impl(t); }
 void pack_bf16(const PackTask& t) { pack_bf16_impl(t); }
 void embed(const EmbedTask& t) { embed_impl(t); }

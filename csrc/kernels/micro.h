@@ -9,23 +9,36 @@
 namespace quire {
 namespace QUIRE_ISA {
 
+// A number format of the loop: its elements, its sums, and one multiply-accumulate of a vector.
 struct F32 {
   using elem = float;
+  using sum = V16;
   static constexpr int step = 1;  // k elements that one vector step consumes
   static inline __attribute__((always_inline)) V16 mac(V16 acc, const elem* x, const elem* w) { return fma(set1(*x), load(w), acc); }
 };
 
 struct BF16 {
   using elem = uint16_t;
+  using sum = V16;
   static constexpr int step = 2;
   static inline __attribute__((always_inline)) V16 mac(V16 acc, const elem* x, const elem* w) {
     return dot(acc, set1_pair(x), load_pairs(w));
   }
 };
 
+// Unsigned bytes of x (128 added) times signed bytes of w, summed exactly in int32.
+struct I8 {
+  using elem = uint8_t;
+  using sum = I16;
+  static constexpr int step = 4;
+  static inline __attribute__((always_inline)) I16 mac(I16 acc, const elem* x, const elem* w) {
+    return dot_u8s8(acc, iset1(x), iload(w));
+  }
+};
+
 // acc[r*C + c] += x[r*ldx + k] * w[k, c*16 ...] for `steps` steps; w advances wstride, vectors lie cstride apart.
 template <class T, int R, int C>
-QUIRE_INLINE void micro(V16* acc, const typename T::elem* x, size_t ldx, const typename T::elem* w,
+QUIRE_INLINE void micro(typename T::sum* acc, const typename T::elem* x, size_t ldx, const typename T::elem* w,
                         size_t wstride, size_t cstride, int steps) {
   for (int s = 0; s < steps; ++s) {
 #pragma GCC unroll 6

@@ -9,8 +9,11 @@ const Kernels table = {
     QUIRE_STRINGIFY(QUIRE_ISA),
     linear_f32,
     linear_bf16,
+    linear_i8,
     pack_f32,
     pack_bf16,
+    pack_i8,
+    quantize,
     norm,
     rope_write,
     attend,
@@ -22,6 +25,7 @@ const Kernels table = {
     read_sum,
     fma_loop,
     bf16_loop,
+    i8_loop,
     &sampling_table,
 };
 

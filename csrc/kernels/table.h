@@ -9,8 +9,11 @@ namespace QUIRE_ISA {
 
 void linear_f32(const LinearTask&);
 void linear_bf16(const LinearTask&);
+void linear_i8(const LinearTask&);
 void pack_f32(const PackTask&);
 void pack_bf16(const PackTask&);
+void pack_i8(const PackTask&);
+void quantize(const QuantizeTask&);
 void embed(const EmbedTask&);
 void to_f32(const void* src, DType dtype, float* dst, size_t n);
 void to_bf16(const void* src, DType dtype, uint16_t* dst, size_t n);
@@ -22,6 +25,7 @@ void gather(const GatherTask&);
 float read_sum(const void* src, size_t bytes);
 int64_t fma_loop(int64_t iterations, float* sink);
 int64_t bf16_loop(int64_t iterations, float* sink);
+int64_t i8_loop(int64_t iterations, float* sink);
 extern const SamplingKernels sampling_table;  // constant-initialised, in sampling.cpp
 
 }  // namespace QUIRE_ISA

@@ -124,6 +124,32 @@ QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
 QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
+
+// I16: sixteen int32 lanes. dot_u8s8(acc, a, b): acc += the four products of unsigned bytes of a and signed bytes of b
+// in each lane, exactly.
+struct I16 {
+  __m512i v;
+};
+QUIRE_INLINE I16 izero() { return {_mm512_setzero_si512()}; }
+QUIRE_INLINE I16 iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+QUIRE_INLINE void istore(void* p, I16 a) { _mm512_storeu_si512(p, a.v); }
+QUIRE_INLINE I16 iset1(const void* p) {
+  int32_t u;
+  std::memcpy(&u, p, 4);
+  return {_mm512_set1_epi32(u)};
+}
+QUIRE_INLINE I16 isub(I16 a, I16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+QUIRE_INLINE V16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+QUIRE_INLINE I16 dot_u8s8(I16 acc, I16 a, I16 b) {
+  // GCC 12 copies the sum around the intrinsic at every use and runs out of registers; this keeps it in place.
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(a.v), "v"(b.v));
+  return acc;
+}
+// Sixteen integral floats in [-128, 127], plus 128, as unsigned bytes.
+QUIRE_INLINE void store_u8(uint8_t* p, V16 a) {
+  const __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(128));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(i));
+}
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
@@ -240,6 +266,41 @@ QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) {
   acc.b = _mm256_fmadd_ps(pair_lo(x.b), pair_lo(y.b), acc.b);
   return acc;
 }
+
+struct I16 {
+  __m256i a, b;
+};
+QUIRE_INLINE I16 izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+QUIRE_INLINE I16 iload(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+QUIRE_INLINE void istore(void* p, I16 x) {
+  __m256i* q = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(q, x.a);
+  _mm256_storeu_si256(q + 1, x.b);
+}
+QUIRE_INLINE I16 iset1(const void* p) {
+  int32_t u;
+  std::memcpy(&u, p, 4);
+  const __m256i x = _mm256_set1_epi32(u);
+  return {x, x};
+}
+QUIRE_INLINE I16 isub(I16 x, I16 y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+QUIRE_INLINE V16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+// Even and odd bytes are widened to 16 bits first: pmaddubsw would saturate.
+QUIRE_INLINE __m256i dot8(__m256i acc, __m256i x, __m256i y) {
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0xff)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+}
+QUIRE_INLINE I16 dot_u8s8(I16 acc, I16 x, I16 y) { return {dot8(acc.a, x.a, y.a), dot8(acc.b, x.b, y.b)}; }
+QUIRE_INLINE void store_u8(uint8_t* p, V16 x) {
+  int32_t t[16];
+  istore(t, {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)});
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(t[i] + 128);
+}
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
@@ -349,6 +410,42 @@ QUIRE_INLINE F4 dot4(F4 acc, U4 x, U4 y) {
   acc = (F4)(x & 0xffff0000u) * (F4)(y & 0xffff0000u) + acc;
   return (F4)(x << 16) * (F4)(y << 16) + acc;
 }
+struct I16 {
+  I4 a, b, c, d;
+};
+QUIRE_INLINE I16 iload(const void* p) {
+  I16 r;
+  std::memcpy(&r, p, 64);
+  return r;
+}
+QUIRE_INLINE void istore(void* p, I16 x) { std::memcpy(p, &x, 64); }
+QUIRE_INLINE I16 izero() { return {I4{}, I4{}, I4{}, I4{}}; }
+QUIRE_INLINE I16 iset1(const void* p) {
+  int32_t u;
+  std::memcpy(&u, p, 4);
+  const I4 f = {u, u, u, u};
+  return {f, f, f, f};
+}
+QUIRE_INLINE I16 isub(I16 x, I16 y) { return QUIRE_QUARTERS(QUIRE_SUB); }
+#define QUIRE_FLOAT(m, i) __builtin_convertvector(x.m, F4)
+QUIRE_INLINE V16 to_float(I16 x) { return QUIRE_QUARTERS(QUIRE_FLOAT); }
+// Byte k of each lane: unsigned of x, signed of y. The products fit 16 bits, so a float multiply is exact.
+QUIRE_INLINE I4 dot_bytes4(I4 acc, I4 x, I4 y) {
+  for (int k = 0; k < 4; ++k) {
+    const I4 u = (I4)((U4)x >> (8 * k)) & 0xff, v = (y << (24 - 8 * k)) >> 24;
+    acc += __builtin_convertvector(__builtin_convertvector(u, F4) * __builtin_convertvector(v, F4), I4);
+  }
+  return acc;
+}
+#define QUIRE_BYTES(m, i) dot_bytes4(acc.m, x.m, y.m)
+QUIRE_INLINE I16 dot_u8s8(I16 acc, I16 x, I16 y) { return QUIRE_QUARTERS(QUIRE_BYTES); }
+QUIRE_INLINE void store_u8(uint8_t* p, V16 x) {
+  float t[16];
+  store(t, x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(static_cast<int>(t[i]) + 128);
+}
+#undef QUIRE_FLOAT
+#undef QUIRE_BYTES
 #define QUIRE_DOT(m, i) dot4(acc.m, x.m, y.m)
 QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) { return QUIRE_QUARTERS(QUIRE_DOT); }
 #undef QUIRE_ADD

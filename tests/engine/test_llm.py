@@ -190,6 +190,28 @@ def test_random_weights_from_a_config_alone(checkpoint: Folder, tmp_path: Path) 
     assert found[0] != found[2]
 
 
+def test_int8_stays_near_the_full_weights(checkpoint: Folder) -> None:
+    """Quantized weights: probabilities move a little, memory falls as planned, the torch definition agrees."""
+    prompt = list(range(5, 60))
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+
+    def run(**options: object) -> tuple[list[float], LLM]:
+        llm = LLM(checkpoint("llama3.1"), dtype="float32", max_model_len=200, progress=False, **options)
+        (out,) = llm.generate([prompt], asked)
+        assert out.prompt_logprobs is not None
+        return [entry[0].logprob for entry in out.prompt_logprobs if entry], llm
+
+    full, _ = run()
+    int8, quantized = run(quantization="int8")
+    part, _ = run(quantization="int8", quantize_head=False)
+    reference, _ = run(quantization="int8", executor="torch")
+    far = [sum(abs(a - b) for a, b in zip(full, other, strict=True)) / len(full) for other in (int8, part)]
+    assert 0 < far[1] < far[0] < 0.1
+    assert max(abs(a - b) for a, b in zip(int8, reference, strict=True)) < 0.1
+    plan = quantized.built.plan.parts
+    assert abs(quantized.built.executor.memory()["weights"] - plan["weights"]) < 4096
+
+
 def test_memory_that_cannot_fit_is_refused_with_advice(checkpoint: Folder) -> None:
     with pytest.raises(MemoryBudgetError, match="max-model-len"):
         LLM(checkpoint("qwen3"), memory="1MiB", max_model_len=200, progress=False)

@@ -32,12 +32,13 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 128, length).tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["qwen3", WINDOWS])
 def test_alone_or_crowded(checkpoint: Folder, name: str, dtype: str) -> None:
     """Alone on one thread, whole; then among others on two threads, in chunks, preempted, with prefix hits."""
     folder = checkpoint(name)
-    common = {"dtype": dtype, "max_model_len": LENGTH, "progress": False}
+    formats = {"quantization": "int8"} if dtype == "int8" else {"dtype": dtype}
+    common = {"max_model_len": LENGTH, "progress": False, **formats}
     asks = [(prompt(seed, 10 + 7 * seed), params(seed)) for seed in range(6)]
     asks += [(asks[5][0][:40] + prompt(9, 5), params(7)), (asks[5][0], params(8, n=2, temperature=1.3))]
     with LLM(folder, threads=1, enable_prefix_caching=False, **common) as llm:

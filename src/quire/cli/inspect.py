@@ -83,7 +83,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "spec": {**spec, "layers": _runs(layers)},
         "vocabulary_of_tokenizer": model.tokenizer.vocab_size if model.tokenizer else None,
         "eos_token_ids": list(model.facts.generation.eos_token_ids),
-        "formats": {"weights": config.weights, "kv": config.kv},
+        "formats": {"weights": config.quantized or config.weights, "kv": config.kv},
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
              "dtype": p.dtype, "bytes": param_bytes(p), "tensors": [part.tensor for part in p.parts]}
@@ -105,9 +105,10 @@ def _measure(config: ResolvedConfig) -> Machine:
     from quire.program.cost import Machine
 
     core = _native.Executor(config.isa, config.threads)
-    bf16 = config.weights == "bf16"
+    formats = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
+    dtype = formats[config.quantized or config.weights]
     bandwidth = max(core.measure_bandwidth(256 * 2**20) for _ in range(3))
-    return Machine(max(core.measure_flops(bf16, 2_000_000) for _ in range(3)), bandwidth)
+    return Machine(max(core.measure_flops(dtype, 2_000_000) for _ in range(3)), bandwidth)
 
 
 def _runs(layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 def notice(llm: LLM) -> None:
     """Print the memory bound by part and what the user should know."""
     built = llm.built
-    how = f"{built.config.weights} weights, {built.config.kv} KV, {built.config.threads} threads"
+    config = built.config
+    how = f"{config.quantized or config.weights} weights, {config.kv} KV, {config.threads} threads"
     isa = getattr(built.executor, "isa", "torch")
     print(f"{built.model.facts.architecture}: {how}, {isa}", file=sys.stderr)
     for line in llm.memory_report():

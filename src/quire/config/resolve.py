@@ -57,6 +57,7 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
         asked=asked,
         weights=_DTYPES[dtype],
         kv=_DTYPES[kv],
+        quantized="i8" if asked.quantization == "int8" else None,
         memory=memory,
         threads=asked.threads or machine.cores,
         isa=machine.isa,

@@ -25,6 +25,12 @@ class EngineConfig:
     kv_cache_dtype: str = option(
         "auto", "number format of the KV cache; auto: as the weights", choices=("auto", "float32", "bfloat16")
     )
+    quantization: str = option(
+        "none",
+        "round linear weights to int8 at load, one scale an output, and their inputs token by token",
+        choices=("none", "int8"),
+    )
+    quantize_head: bool = option(True, "quantize the output head and a tied embedding too")
     memory: int | None = option(
         None,
         "hard bound on this process's memory, like 6GiB (default: 80%% of what is available)",
@@ -78,6 +84,7 @@ class ResolvedConfig:
     asked: EngineConfig
     weights: str  # "f32" or "bf16"
     kv: str
+    quantized: str | None  # "i8" or None
     memory: int
     threads: int
     isa: str  # "" is the best of the machine

@@ -84,7 +84,13 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
     """All choices and the program, before memory is planned or weights are read."""
     spec = model.facts.spec
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
-    return config, lower(spec, NumberFormats(_dtype(config.weights), _dtype(config.kv)))
+    formats = NumberFormats(
+        weights=_dtype(config.weights),
+        kv=_dtype(config.kv),
+        quantized="i8" if config.quantized else None,
+        head=asked.quantize_head,
+    )
+    return config, lower(spec, formats)
 
 
 def build(model: Model, asked: EngineConfig, progress: Progress | None = None, *, beside: int = 0) -> Built:

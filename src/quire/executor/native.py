@@ -21,11 +21,13 @@ from quire.program.memory import (
     kv_head_elems,
     plan_arena,
     rope_table_bytes,
+    scale_offset,
     weight_bytes,
 )
 from quire.program.ops import (
     DTYPE_BYTES,
     Attend,
+    Buffer,
     Embed,
     GatedAct,
     GatherRows,
@@ -34,12 +36,13 @@ from quire.program.ops import (
     Op,
     Param,
     Program,
+    Quantize,
     RopeWrite,
 )
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 
-_DTYPES = {"f32": _native.DType.f32, "bf16": _native.DType.bf16}
+_DTYPES = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
@@ -106,7 +109,9 @@ class NativeExecutor:
         plan = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
         for buffer in program.buffers:
             offset = plan.offsets[buffer.name]
-            self._buffers[buffer.name] = self._core.add_buffer(buffer.cols, _DTYPES[buffer.dtype], offset)
+            scales = offset + scale_offset(buffer, limits.max_tokens, limits.max_logit_rows)
+            dtype = _DTYPES[buffer.dtype]
+            self._buffers[buffer.name] = self._core.add_buffer(buffer.cols, dtype, offset, scales)
         for rope in program.ropes:
             cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
             self._core.add_rope(cos.ctypes.data, sin.ctypes.data, limits.max_len, rope.dim // 2)
@@ -154,6 +159,8 @@ class NativeExecutor:
                 )
             case Linear():
                 core.op_linear(buffers[op.x], self._params[op.weight], self._vector(op.bias), buffers[op.out])
+            case Quantize():
+                core.op_quantize(buffers[op.x], buffers[op.out])
             case RopeWrite():
                 q_norm, k_norm = self._vector(op.q_norm), self._vector(op.k_norm)
                 heads = op.shape.heads
@@ -192,14 +199,26 @@ class NativeExecutor:
 
     def _view(self, name: str, rows: int) -> F32:
         buffer = self.program.buffer(name)
-        size = rows * buffer.cols * DTYPE_BYTES[buffer.dtype]
-        address = self._core.buffer(self._buffers[name])
-        raw: npt.NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        if buffer.dtype == "i8":
+            return self._dequantized(buffer, rows)
+        raw = self._bytes(name, 0, rows * buffer.cols * DTYPE_BYTES[buffer.dtype])
         if buffer.dtype == "f32":
             floats: F32 = raw.view(np.float32)
         else:
             floats = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         return floats.reshape(rows, buffer.cols)
+
+    def _dequantized(self, buffer: Buffer, rows: int) -> F32:
+        assert self._limits is not None
+        at = scale_offset(buffer, self._limits.max_tokens, self._limits.max_logit_rows)
+        scales: F32 = self._bytes(buffer.name, at, rows * 4).view(np.float32)
+        pitch = -(-buffer.cols // 4) * 4
+        stored = self._bytes(buffer.name, 0, rows * pitch).reshape(rows, pitch)[:, : buffer.cols]
+        return (stored.astype(np.float32) - np.float32(128)) * scales[:, None]
+
+    def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        address = self._core.buffer(self._buffers[name]) + offset
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held by part."""

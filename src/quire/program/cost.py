@@ -21,10 +21,13 @@ from quire.program.ops import (
     Norm,
     Op,
     Program,
+    Quantize,
     RopeWrite,
 )
 
 NORM_FLOPS = 4  # square, add to the sum, scale, weight
+QUANTIZE_FLOPS = 3  # magnitude, scale, round
+SCALE_BYTES = 4  # of one row of int8
 EXP_FLOPS = 4  # act(gate): exponential or error function, and the arithmetic around it
 ID_BYTES = 4  # a token id, position or row number
 
@@ -133,6 +136,8 @@ class _Counter:
                 cost = self.norm(op, n)
             case Linear():
                 cost = self.linear(op, n)
+            case Quantize():
+                cost = self.quantize(op, n)
             case RopeWrite():
                 cost = self.rope_write(op, n)
             case Attend():
@@ -146,7 +151,8 @@ class _Counter:
     def row_bytes(self, buffer: str, cols: int | None = None) -> int:
         """Bytes of one row of a buffer, or of its first `cols` columns."""
         found = self.buffers[buffer]
-        return (found.cols if cols is None else cols) * DTYPE_BYTES[found.dtype]
+        scale = SCALE_BYTES if found.dtype == "i8" else 0
+        return (found.cols if cols is None else cols) * DTYPE_BYTES[found.dtype] + scale
 
     def vector_bytes(self, *names: str | None) -> int:
         return sum(self.params[name].rows * DTYPE_BYTES["f32"] for name in names if name)
@@ -169,7 +175,13 @@ class _Counter:
         weight = self.params[op.weight]
         flops = 2 * n * weight.rows * weight.cols + (n * weight.rows if op.bias else 0)
         read = weight.rows * weight.cols * DTYPE_BYTES[weight.dtype] + self.vector_bytes(op.bias)
+        if weight.dtype == "i8":
+            read += weight.rows * SCALE_BYTES
         return Cost(flops, read, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
+
+    def quantize(self, op: Quantize, n: int) -> Cost:
+        cols = self.buffers[op.x].cols
+        return Cost(QUANTIZE_FLOPS * n * cols, 0, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
 
     def rope_write(self, op: RopeWrite, n: int) -> Cost:
         shape, dim = op.shape, self.program.ropes[op.rope].dim

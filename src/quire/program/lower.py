@@ -21,6 +21,7 @@ from quire.program.ops import (
     ParamKind,
     Part,
     Program,
+    Quantize,
     RopeWrite,
 )
 from quire.spec import Layer, ModelSpec, Rope
@@ -29,10 +30,30 @@ from quire.types import CacheGroup
 
 @dataclass(frozen=True, slots=True)
 class NumberFormats:
-    """Formats of a program: linear weights and their inputs, and the KV cache. Sums are always float32."""
+    """Formats of a program: linear weights and their inputs, and the KV cache. Sums are always float32.
+
+    `quantized` "i8" stores linear weights in eight bits and rounds their inputs to eight bits token by token;
+    `head` false keeps the output head (and a tied embedding) in `weights`.
+    """
 
     weights: DType = "bf16"
     kv: DType = "bf16"
+    quantized: DType | None = None
+    head: bool = True
+
+    @property
+    def linears(self) -> DType:
+        """What the linears of the layers are stored in."""
+        return self.quantized or self.weights
+
+    @property
+    def head_weights(self) -> DType:
+        return self.linears if self.head else self.weights
+
+    @staticmethod
+    def inputs_of(weights: DType) -> DType:
+        """What an op writes for a linear of this format: an i8 linear's input is quantized from float32."""
+        return "f32" if weights == "i8" else weights
 
 
 def lower(spec: ModelSpec, formats: NumberFormats) -> Program:
@@ -53,10 +74,17 @@ class _Lowering:
     def program(self) -> Program:
         spec = self.spec
         head_name = spec.names.embed if spec.tied else spec.names.head
-        head = self.param("head", "linear", (Part(head_name, spec.vocab, spec.dim, "vocab"),))
+        head = self.param(
+            "head", "linear", (Part(head_name, spec.vocab, spec.dim, "vocab"),), self.formats.head_weights
+        )
         embed = head
         if not spec.tied:
-            embed = self.param("embed", "table", (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),))
+            embed = self.param(
+                "embed",
+                "table",
+                (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),),
+                self.formats.weights,
+            )
         residual = self.buffer("residual", spec.dim, "f32")
         self.body.append(Embed(embed, residual))
         delta: str | None = None
@@ -82,9 +110,10 @@ class _Lowering:
         spec, names, att, mlp = self.spec, self.spec.names, layer.attention, layer.mlp
         at = f"layers.{index}"
         shape = HeadShape(att.heads, att.kv_heads, att.head_dim)
-        hidden = self.buffer("hidden", spec.dim, self.formats.weights)
+        inputs = self.formats.inputs_of(self.formats.linears)
+        hidden = self.buffer("hidden", spec.dim, inputs)
         qkv = self.buffer("qkv", shape.q_cols + 2 * shape.kv_cols, "f32")
-        mixed = self.buffer("mixed", shape.q_cols, self.formats.weights)
+        mixed = self.buffer("mixed", shape.q_cols, inputs)
         projected = self.buffer("delta", spec.dim, "f32")
         norm = self.vector(f"{at}.attn_norm", (names.attn_norm.format(i=index),), (spec.dim,))
         self.body.append(Norm(residual, delta, norm, spec.norm_eps, hidden))
@@ -105,7 +134,7 @@ class _Lowering:
         norm = self.vector(f"{at}.mlp_norm", (names.mlp_norm.format(i=index),), (spec.dim,))
         self.body.append(Norm(residual, projected, norm, spec.norm_eps, hidden))
         gate_up = self.buffer("gate_up", 2 * mlp.width, "f32")
-        gated = self.buffer("gated", mlp.width, self.formats.weights)
+        gated = self.buffer("gated", mlp.width, inputs)
         sources = (names.gate.format(i=index), names.up.format(i=index))
         self.linear(
             f"{at}.gate_up",
@@ -126,14 +155,18 @@ class _Lowering:
     def head(self, residual: str, delta: str | None, weight: str) -> tuple[Op, ...]:
         spec = self.spec
         last = self.buffer("last", spec.dim, "f32", logits=True)
-        last_hidden = self.buffer("last_hidden", spec.dim, self.formats.weights, logits=True)
+        head_weights = self.formats.head_weights
+        last_hidden = self.buffer("last_hidden", spec.dim, self.formats.inputs_of(head_weights), logits=True)
         logits = self.buffer("logits", spec.vocab, "f32", logits=True)
         norm = self.vector("final_norm", (spec.names.final_norm,), (spec.dim,))
-        return (
+        ops: list[Op] = [
             GatherRows(residual, delta, last),
             Norm(last, None, norm, spec.norm_eps, last_hidden),
-            Linear(last_hidden, weight, None, logits),
-        )
+        ]
+        if head_weights == "i8":
+            ops.append(Quantize(last_hidden, self.buffer("last_bytes", spec.dim, "i8", logits=True)))
+        ops.append(Linear("last_bytes" if head_weights == "i8" else last_hidden, weight, None, logits))
+        return tuple(ops)
 
     def linear(
         self, name: str, x: str, out: str, sources: tuple[str, ...], rows: tuple[int, ...], *,
@@ -144,7 +177,11 @@ class _Lowering:
             Part(f"{source}.weight", n, cols, axis, col_axis)
             for source, n, axis in zip(sources, rows, axes, strict=True)
         )
-        weight = self.param(name, "linear", parts)
+        weight = self.param(name, "linear", parts, self.formats.linears)
+        if self.formats.linears == "i8":
+            x_bytes = self.buffer(f"{x}_bytes", cols, "i8")
+            self.body.append(Quantize(x, x_bytes))
+            x = x_bytes
         biases = tuple(f"{source}.bias" for source in sources)
         bias_name = self.vector(f"{name}.bias", biases, rows, axes) if bias else None
         self.body.append(Linear(x, weight, bias_name, out))
@@ -157,8 +194,8 @@ class _Lowering:
         self.params[name] = Param(name, "vector", parts, "f32")
         return name
 
-    def param(self, name: str, kind: ParamKind, parts: tuple[Part, ...]) -> str:
-        self.params[name] = Param(name, kind, parts, self.formats.weights)
+    def param(self, name: str, kind: ParamKind, parts: tuple[Part, ...], dtype: DType) -> str:
+        self.params[name] = Param(name, kind, parts, dtype)
         return name
 
     def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False) -> str:

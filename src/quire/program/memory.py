@@ -13,6 +13,7 @@ from quire.types import UnsupportedModelError
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
 PACKED_ROWS = 64  # output features of one packed panel of a linear weight
+QUAD_COLS = 4  # input features that one int8 dot-product instruction takes together
 PACKED_COLS = 2  # input features that one bf16 dot-product instruction takes together
 
 
@@ -42,9 +43,17 @@ def plan_arena(program: Program, max_tokens: int, max_logit_rows: int) -> ArenaP
 
 
 def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
-    """Bytes of a buffer with all its rows, rounded up to ALIGNMENT."""
+    """Bytes of a buffer with all its rows, rounded up to ALIGNMENT; an i8 buffer ends with its rows' scales."""
     rows = max_tokens if buffer.rows == "tokens" else max_logit_rows
+    if buffer.dtype == "i8":
+        return scale_offset(buffer, max_tokens, max_logit_rows) + _round_up(rows * 4, ALIGNMENT)
     return _round_up(rows * buffer.cols * DTYPE_BYTES[buffer.dtype], ALIGNMENT)
+
+
+def scale_offset(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
+    """Where the scales of an i8 buffer begin, in bytes from its start; its rows are padded to four columns."""
+    rows = max_tokens if buffer.rows == "tokens" else max_logit_rows
+    return _round_up(rows * _round_up(buffer.cols, QUAD_COLS), ALIGNMENT)
 
 
 def live_buffers(program: Program) -> list[frozenset[str]]:
@@ -91,8 +100,11 @@ def kv_head_elems(head_dim: int) -> int:
 def param_bytes(param: Param) -> int:
     """Bytes of a parameter as the native executor holds it: linear weights packed and padded."""
     if param.kind == "linear":
-        cols = param.cols if param.dtype == "f32" else _round_up(param.cols, PACKED_COLS)
-        elems = _round_up(param.rows, PACKED_ROWS) * cols
+        together = {"f32": 1, "bf16": PACKED_COLS, "i8": QUAD_COLS}[param.dtype]
+        rows = _round_up(param.rows, PACKED_ROWS)
+        elems = rows * _round_up(param.cols, together)
+        if param.dtype == "i8":  # and a scale and an offset for each row
+            return _round_up(elems, ALIGNMENT) + rows * 8
     else:
         elems = param.rows * max(param.cols, 1)
     return _round_up(elems * DTYPE_BYTES[param.dtype], ALIGNMENT)

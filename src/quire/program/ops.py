@@ -18,15 +18,18 @@ from quire.spec import Rope
 from quire.spec.model import Activation
 from quire.types import CacheGroup
 
-DType = Literal["f32", "bf16"]
+DType = Literal["f32", "bf16", "i8"]
 RowKind = Literal["tokens", "logits"]
 ParamKind = Literal["linear", "table", "vector"]
-DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2}
+DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An activation of [rows, cols]; its rows are tokens or logit rows of the step."""
+    """An activation of [rows, cols]; its rows are tokens or logit rows of the step.
+
+    An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row.
+    """
 
     name: str
     cols: int
@@ -57,7 +60,8 @@ class Part:
 class Param:
     """A parameter as the executor holds it: checkpoint parts stacked along rows.
 
-    kind linear: weight [rows = out features, cols = in features], packed for the machine.
+    kind linear: weight [rows = out features, cols = in features], packed for the machine; dtype i8 is rounded to
+    nearest with one scale for each row, max|w| / 127.
     kind table: embedding rows [rows = vocabulary, cols], gathered by row.
     kind vector: float32 [rows] (norm weights, biases).
     """
@@ -105,6 +109,18 @@ class Linear:
     x: str
     weight: str
     bias: str | None
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """out = round(x / scale) with scale = max|x| / 127 for each row: the input of an i8 linear (dynamic, per token).
+
+    Ties round to even; a row of zeros has scale 0. The products of an i8 linear are summed exactly in int32 and
+    multiplied by both scales once.
+    """
+
+    x: str
     out: str
 
 
@@ -177,7 +193,7 @@ class GatherRows:
     out: str
 
 
-Op = Embed | Norm | Linear | RopeWrite | Attend | GatedAct | GatherRows
+Op = Embed | Norm | Linear | Quantize | RopeWrite | Attend | GatedAct | GatherRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +242,7 @@ def reads(op: Op) -> tuple[str, ...]:
             names: tuple[str | None, ...] = ()
         case Norm() | GatherRows():
             names = (op.x, op.delta)
-        case Linear():
+        case Linear() | Quantize():
             names = (op.x,)
         case RopeWrite() | Attend():
             names = (op.qkv,)

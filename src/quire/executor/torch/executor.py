@@ -12,7 +12,7 @@ from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.torch import ops
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
-from quire.executor.torch.weights import Weights
+from quire.executor.torch.weights import Weights, quantize_rows
 from quire.program.ops import (
     Attend,
     Embed,
@@ -23,6 +23,7 @@ from quire.program.ops import (
     Op,
     Param,
     Program,
+    Quantize,
     RopeWrite,
 )
 from quire.types import MemoryBudgetError
@@ -130,6 +131,8 @@ class _Runner:
                 ops.norm(buffer(op.x), self.optional(op.delta), weights[op.weight], op.eps, buffer(op.out))
             case Linear():
                 ops.linear(buffer(op.x), weights[op.weight], weights.get(op.bias), buffer(op.out))
+            case Quantize():
+                buffer(op.out).copy_(quantize_rows(buffer(op.x).float()))
             case RopeWrite():
                 norms = weights.get(op.q_norm), weights.get(op.k_norm)
                 rotation = self.state.rotations[op.rope].at(step.positions)

@@ -57,9 +57,15 @@ def _activations(program: Program, limits: Limits, device: torch.device) -> tupl
     for buffer in program.buffers:
         rows = limits.max_tokens if buffer.rows == "tokens" else limits.max_logit_rows
         dtype = TORCH_DTYPES[buffer.dtype]
+        if (
+            buffer.dtype == "i8"
+        ):  # held as the numbers it stands for, which take more than its place in the arena
+            buffers[buffer.name] = torch.zeros(rows, buffer.cols, device=device)
+            continue
         piece = arena[plan.offsets[buffer.name] :][: rows * buffer.cols * dtype.itemsize]
         buffers[buffer.name] = piece.view(dtype).view(rows, buffer.cols)
-    return plan.total, buffers
+    outside = sum(buffers[b.name].nbytes for b in program.buffers if b.dtype == "i8")
+    return plan.total + outside, buffers
 
 
 def _caches(program: Program, limits: Limits, memory: Tensor) -> tuple[LayerCache, ...]:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from quire.program.ops import Param, Program
 
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+# An i8 parameter or buffer is held as the float32 numbers it stands for: whole numbers times a scale of the row.
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i8": torch.float32}
 _SOURCES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
 
 
@@ -44,7 +45,8 @@ class Weights:
             raise ValueError(f"{where}: was put before")
         self._filled[param.name][rows] = True
         source = torch.from_numpy(data if data.flags.writeable else data.copy())
-        self._tensors[param.name][rows] = source.view(torch.bfloat16) if dtype == "BF16" else source
+        source = source.view(torch.bfloat16) if dtype == "BF16" else source
+        self._tensors[param.name][rows] = quantize_rows(source.float()) if param.dtype == "i8" else source
 
     def check_complete(self) -> None:
         """Raise ValueError naming the parameters that still lack rows."""
@@ -59,6 +61,13 @@ class Weights:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors.values())
+
+
+def quantize_rows(x: Tensor) -> Tensor:
+    """x [rows, cols] rounded to eight bits with one scale a row, max|x| / 127; ties to even. See Quantize."""
+    scale = x.abs().amax(-1, keepdim=True) / 127.0
+    inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
+    return (x * inverse).round().clamp(-127, 127) * scale
 
 
 def _shape(param: Param) -> tuple[int, ...]:
