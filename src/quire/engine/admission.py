@@ -48,6 +48,11 @@ class Admission:
             raise RequestError(
                 "prompt_token_ids", f"{highest} is not a token id below the vocabulary size {facts.vocab}"
             )
+        allowed = request.params.allowed_token_ids
+        if allowed is not None and len(allowed) > facts.vocab:
+            raise RequestError(
+                "allowed_token_ids", f"{len(allowed)} tokens are more than the vocabulary's {facts.vocab}"
+            )
         request.params.check_vocab(facts.vocab)
 
     def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:

@@ -61,11 +61,14 @@ class Connection(asyncio.Protocol):
             self.send(load)
             return await self._ready
         except EngineUnavailableError as error:
-            self.abandon()
-            raise EngineUnavailableError(f"{error}: {await self.host.ended()}") from None
+            raise EngineUnavailableError(f"{error}: {await self._end()}") from None
         except BaseException:
-            self.abandon()
+            await self._end()
             raise
+
+    async def _end(self) -> str:
+        self.abandon()
+        return await self.host.ended()
 
     def send(self, command: Command) -> None:
         """Send a command; never blocks. Dropped when the engine has gone: `on_lost` has said so, or will."""

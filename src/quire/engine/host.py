@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ from quire.engine.process import serve
 _SOCKET_BYTES = 2**20  # what a step's report may wait in while the API process is busy
 _STDERR_LINES = 20
 _STDERR_LINE_BYTES = 2000
+_POLL_SECONDS = 0.005
 
 
 class Host(Protocol):
@@ -42,30 +44,33 @@ class Host(Protocol):
 
 
 class ProcessHost:
-    """An engine process: a fresh interpreter, never a fork of this one."""
+    """An engine process: a fresh interpreter, never a fork of this one.
+
+    A thread of ours passes on what it writes to stderr, keeps the end of it, and waits for its exit.
+    """
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._lines: deque[bytes] = deque(maxlen=_STDERR_LINES)
-        self._tee: asyncio.Task[None] | None = None
+        self._exit: asyncio.Future[int] | None = None
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     async def start(self) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        self._exit = loop.create_future()
         ours, theirs = _socket_pair()
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.process"]
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # no module of the working directory
-                "-m",
-                "quire.engine.process",
-                str(theirs.fileno()),
-                str(os.getpid()),
+            # From this thread: the kernel ends the process with the thread that started it (engine/process).
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                bufsize=0,
                 start_new_session=True,  # an interrupt typed at the terminal is for the parent
             )
         except BaseException:
@@ -73,26 +78,22 @@ class ProcessHost:
             raise
         finally:
             theirs.close()
-        self._tee = asyncio.create_task(self._copy_stderr())
+        threading.Thread(
+            target=self._follow, args=(loop, self._exit), name="quire-engine-stderr", daemon=True
+        ).start()
         return ours
 
     async def ended(self) -> str:
-        assert self._process is not None
-        status = await self._process.wait()
-        if self._tee is not None:
-            with contextlib.suppress(TimeoutError):  # a grandchild may hold the pipe open
-                await asyncio.wait_for(self._tee, 1.0)
-        if status < 0:
-            how = f"killed by {signal.Signals(-status).name}"
-        else:
-            how = f"exit status {status}"
+        if self._process is None or self._exit is None:
+            return "it could not be started"
+        status = await asyncio.shield(self._exit)
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         last = b"\n".join(self._lines).decode("utf-8", "replace").strip()
         return f"{how}; last on stderr:\n{last}" if last else how
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            self._process.kill()  # does nothing once it has been waited for
 
     def cpu_seconds(self) -> float | None:
         try:
@@ -102,20 +103,23 @@ class ProcessHost:
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
-    async def _copy_stderr(self) -> None:
-        """Pass on what the process writes to stderr, and keep the end of it."""
+    def _follow(self, loop: asyncio.AbstractEventLoop, exit_: asyncio.Future[int]) -> None:
         assert self._process is not None
         assert self._process.stderr is not None
         partial = b""
-        while data := await self._process.stderr.read(2**16):
-            with contextlib.suppress(OSError, ValueError):  # our stderr may be gone: serving goes on
-                sys.stderr.write(data.decode("utf-8", "replace"))
-                sys.stderr.flush()
-            *lines, partial = (partial + data).split(b"\n")
-            self._lines.extend([line[:_STDERR_LINE_BYTES] for line in lines])
-            partial = partial[:_STDERR_LINE_BYTES]
+        with self._process.stderr as pipe:
+            while data := pipe.read(2**16):
+                with contextlib.suppress(OSError, ValueError):  # our stderr may be gone: serving goes on
+                    sys.stderr.write(data.decode("utf-8", "replace"))
+                    sys.stderr.flush()
+                *lines, partial = (partial + data).split(b"\n")
+                self._lines.extend([line[:_STDERR_LINE_BYTES] for line in lines])
+                partial = partial[:_STDERR_LINE_BYTES]
         if partial:
             self._lines.append(partial)
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody asks any more
+            loop.call_soon_threadsafe(_set_once, exit_, status)
 
 
 class ThreadHost:
@@ -135,8 +139,10 @@ class ThreadHost:
         return ours
 
     async def ended(self) -> str:
-        assert self._thread is not None
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        while (
+            self._thread is not None and self._thread.is_alive()
+        ):  # joining would block a thread of ours for as long as it hangs
+            await asyncio.sleep(_POLL_SECONDS)
         return "its thread ended"
 
     def kill(self) -> None:
@@ -159,3 +165,8 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
     return ours, theirs
+
+
+def _set_once(future: asyncio.Future[int], status: int) -> None:
+    if not future.done():
+        future.set_result(status)

@@ -55,6 +55,7 @@ class Supervisor:
         self._connection: Connection | None = None
         self._failures: deque[float] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._dying: set[Host] = set()  # killed, and not yet seen to have ended
         self._watchdog = Watchdog(serving.stall_timeout, time.monotonic())
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
@@ -86,6 +87,7 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*[host.ended() for host in self._dying])
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
@@ -144,10 +146,12 @@ class Supervisor:
         self._hooks.lost("the engine ended unexpectedly")
         if connection is not None:
             connection.host.kill()
+            self._dying.add(connection.host)
             self._spawn(self._recover(connection.host))
 
     async def _recover(self, host: Host) -> None:
         cause = await host.ended()
+        self._dying.discard(host)
         logger.error("the engine ended unexpectedly: %s", cause)
         while self.state is EngineState.RESTARTING:
             now = time.monotonic()

@@ -1,0 +1,64 @@
+"""An engine for the length of a test, and how to wait for what it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from quire.config.schema import EngineConfig
+from quire.config.serving import ServingConfig
+from quire.engine.api import GenerateAsk, Stream
+from quire.engine.async_engine import AsyncEngine
+from quire.types import SamplingParams
+
+GUARD = 20.0  # seconds after which a test that hangs is ended; no test is decided by time
+ON_AND_ON = SamplingParams(temperature=0, max_tokens=60_000, ignore_eos=True)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test on a loop of its own."""
+
+    async def guarded() -> None:
+        async with asyncio.timeout(GUARD):
+            await work
+
+    asyncio.run(guarded())
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *, in_process: bool = True, serving: ServingConfig | None = None, **config: Any
+) -> AsyncIterator[AsyncEngine]:
+    weights = "auto" if list(folder.glob("*.safetensors")) else "random"
+    config = {"memory": 2**30, "num_kv_blocks": 8192, "threads": 1, "load_format": weights} | config
+    engine = AsyncEngine(folder, EngineConfig(**config), serving, in_process=in_process)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop(0)
+
+
+def ask(
+    name: str, prompt: Sequence[int] = (40, 41, 42), params: SamplingParams = ON_AND_ON, **more: Any
+) -> GenerateAsk:
+    return GenerateAsk(request_id=name, prompt_token_ids=prompt, params=params, **more)
+
+
+async def collect(stream: Stream) -> tuple[list[str], list[list[int]]]:
+    """Text and token ids of every sample, joined from the deltas."""
+    texts = ["" for _ in stream.output.outputs]
+    tokens: list[list[int]] = [[] for _ in stream.output.outputs]
+    async for delta in stream:
+        texts[delta.index] += delta.text
+        tokens[delta.index] += delta.token_ids
+    return texts, tokens
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something to become true; run() ends a test that waits in vain."""
+    while not condition():
+        await asyncio.sleep(0.01)

@@ -1,0 +1,100 @@
+"""The door: what can never run is refused with the counts, and the queue is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_async.running import ask
+from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.admission import Admission
+from quire.engine.api import OverloadedError
+from quire.engine.messages import Ready
+from quire.types import Request, RequestError, SamplingParams
+
+
+def door(max_requests: int = 4, max_tokens: int = 1000, **limits: int) -> Admission:
+    limits = {"num_blocks": 8, "max_num_seqs": 2, "max_model_len": 200} | limits
+    facts = Ready(SchedulerConfig(**limits), 128, (2,), (), {}, ())  # type: ignore[arg-type]
+    return Admission(facts, max_requests, max_tokens)
+
+
+def request(prompt: list[int], **params: object) -> Request:
+    return Request(request_id="r", prompt_token_ids=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "numbers"),
+    [
+        (request([5] * 200), "prompt_token_ids", ["200", "max_model_len 200"]),
+        (request([5] * 150), "prompt_token_ids", ["150", "holds 129"]),
+        (request([5] * 100, max_tokens=30), "max_tokens", ["100", "30", "129"]),
+        (request([5, 128]), "prompt_token_ids", ["128", "vocabulary size 128"]),
+        (request([]), "prompt_token_ids", []),
+        (request([-1]), "prompt_token_ids", ["-1"]),
+        (request([1], logit_bias={128: 1.0}), "logit_bias", ["128"]),
+        (request([1], allowed_token_ids=[1] * 129), "allowed_token_ids", ["129", "128"]),
+    ],
+)
+def test_the_impossible_is_refused_with_the_counts(asked: Request, field: str, numbers: list[str]) -> None:
+    with pytest.raises(RequestError) as refused:
+        door().check(asked)
+    assert refused.value.field == field
+    assert all(number in refused.value.message for number in numbers)
+
+
+def test_the_largest_possible_is_let_in() -> None:
+    door().check(request([5] * 99, max_tokens=30))
+    door(num_blocks=100).check(request([5] * 199))
+
+
+def test_a_burst_fills_idle_places_before_it_counts_as_queue() -> None:
+    admission = door(max_requests=4)
+    for handle in range(1, 7):  # two places and four that wait
+        admission.admit(handle, ask(str(handle)), 0.0)
+    with pytest.raises(OverloadedError, match=r"4 requests wait .* limit is 4"):
+        admission.admit(7, ask("7"), 0.0)
+    admission.leave(3)
+    admission.admit(8, ask("8"), 0.0)
+
+
+def test_what_the_engine_leaves_waiting_counts_whatever_places_are_idle() -> None:
+    admission = door(max_requests=2, max_num_seqs=64)
+    for handle in (1, 2, 3):
+        admission.admit(handle, ask(str(handle)), 0.0)
+    admission.started(1, 0.0)
+    admission.stepped(seen=3, running=1, waiting=2)  # its cache is full
+    with pytest.raises(OverloadedError, match="2 requests wait"):
+        admission.admit(4, ask("4"), 0.0)
+    admission.started(2, 1.0)
+    admission.started(3, 1.0)
+    admission.stepped(seen=3, running=3, waiting=0)
+    admission.admit(5, ask("5"), 1.0)
+    assert admission.waiting == 1
+
+
+def test_waiting_tokens_are_bounded_and_one_is_always_let_in() -> None:
+    admission = door(max_tokens=50)
+    admission.admit(1, ask("1", [5] * 60), 0.0)
+    with pytest.raises(OverloadedError, match=r"60 prompt tokens wait .* 3 more .* limit of 50"):
+        admission.admit(2, ask("2"), 0.0)
+    admission.started(1, 0.0)
+    assert admission.waiting_tokens == 0
+    admission.admit(3, ask("3", [5] * 60), 0.0)
+
+
+def test_retry_after_follows_the_measured_rate() -> None:
+    def refused_after(rate: float) -> float:
+        admission = door(max_requests=80, max_num_seqs=1)
+        for handle in range(1, 21):
+            admission.admit(handle, ask(str(handle)), 0.0)
+            admission.started(handle, handle / rate)
+        admission.stepped(seen=20, running=1, waiting=0)
+        for handle in range(21, 101):
+            admission.admit(handle, ask(str(handle)), 20 / rate)
+        with pytest.raises(OverloadedError) as refused:
+            admission.admit(101, ask("101"), 20 / rate)
+        return refused.value.retry_after
+
+    assert refused_after(1.0) == pytest.approx(10.0, rel=0.1)  # an eighth of 80 at one a second
+    assert refused_after(2.0) == pytest.approx(5.0, rel=0.1)
+    assert refused_after(1000.0) == 1.0

@@ -1,0 +1,322 @@
+"""What callers get: the same as from SyncEngine, whatever the load, and nothing after they have left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_async.running import ON_AND_ON, ask, collect, run, running, until
+from quire.config.schema import EngineConfig
+from quire.config.serving import ServingConfig
+from quire.engine.api import DeadlineError, EngineState, EngineUnavailableError, OverloadedError
+from quire.engine.build import build, open_model
+from quire.engine.sync_engine import SyncEngine
+from quire.text.chat import ChatAsk
+from quire.types import (
+    CheckpointError,
+    FinishReason,
+    MemoryBudgetError,
+    QuireError,
+    RequestError,
+    SamplingParams,
+)
+
+SMALL: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "num_kv_blocks": 40}
+
+
+def mixed() -> list[tuple[list[int], SamplingParams]]:
+    """Every way a request can end and every thing it can report, with prompts that share beginnings."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.2, "seed": 5, "n": 3},
+        {"temperature": 0.8, "seed": 6, "logprobs": 2, "top_p": 0.9},
+        {"temperature": 0.0, "prompt_logprobs": 1, "logprobs": 0},
+        {"temperature": 1.0, "seed": 7, "stop": ["e", "KN"], "n": 2},
+        {"temperature": 1.0, "seed": 8, "stop": ["a"], "include_stop_str_in_output": True, "min_tokens": 4},
+        {"temperature": 1.5, "seed": 9, "stop_token_ids": list(range(60, 80)), "repetition_penalty": 1.3},
+        {"temperature": 1.0, "seed": 10, "logit_bias": {2: 3.0}, "ignore_eos": False},
+    ]
+    asks = []
+    for i in range(24):
+        kind = {"ignore_eos": True, "max_tokens": 10 + i} | kinds[i % len(kinds)]
+        asks.append(([50 + j % 7 for j in range(5 + 3 * (i % 9))] + [3 + i], SamplingParams(**kind)))
+    return asks
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path) -> list[Any]:
+    """Each request alone in a SyncEngine."""
+    config = EngineConfig(memory=2**30, num_kv_blocks=512, threads=1)
+    engine = SyncEngine(build(open_model(tiny), config))
+    outputs = []
+    for prompt, params in mixed():
+        outputs.append(engine.add(prompt, params))
+        while engine.has_work():
+            engine.step()
+    return outputs
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_the_same_as_alone_whatever_the_load(tiny: Path, expected: list[Any], in_process: bool) -> None:
+    async def work() -> None:
+        async with running(tiny, in_process=in_process, **SMALL) as engine:
+            streams = [engine.generate(ask(f"r{i}", *one)) for i, one in enumerate(mixed())]
+            collected = await asyncio.gather(*map(collect, streams))
+            for want, stream, (texts, tokens) in zip(expected, streams, collected, strict=True):
+                got = stream.output
+                assert got.outputs == want.outputs
+                assert got.prompt_logprobs == want.prompt_logprobs
+                assert texts == [sample.text for sample in got.outputs]
+                assert tokens == [sample.token_ids for sample in got.outputs]
+                assert got.usage.completion_tokens == want.usage.completion_tokens
+                times = got.timings
+                assert 0 < times.arrival <= times.scheduled <= times.first_token <= times.finished
+            await until(lambda: (stats := engine.stats).steps > 0 and stats.running == stats.blocks_used == 0)
+
+    run(work())
+
+
+def test_cached_tokens_are_reported(tiny: Path) -> None:
+    async def work() -> None:
+        async with running(tiny) as engine:
+            prompt = list(range(3, 60))
+            for cached in (0, 48):
+                stream = engine.generate(ask("r", prompt, SamplingParams(max_tokens=4, ignore_eos=True)))
+                await collect(stream)
+                assert stream.output.usage.cached_tokens == cached
+
+    run(work())
+
+
+@pytest.mark.parametrize("how", ["cancel", "drop", "task", "aclose"])
+def test_a_caller_that_leaves_costs_nothing_more(endless: Path, how: str) -> None:
+    async def leave(engine: Any) -> None:
+        stream = engine.generate(ask("left"))
+        async for _ in stream:
+            if how == "cancel":
+                stream.cancel()
+                break
+            if how == "aclose":
+                await stream.aclose()
+                break
+            if how == "task":
+                await asyncio.sleep(3600)
+            break
+
+    async def work() -> None:
+        async with running(endless) as engine:
+            stays = engine.generate(ask("stays"))
+            task = asyncio.create_task(leave(engine))
+            if how == "task":
+                await anext(aiter(stays))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                del task  # its traceback holds the stream
+            else:
+                await task
+            gc.collect()
+            await until(lambda: engine.stats.running == 1)
+            await anext(aiter(stays))
+            stays.cancel()
+            await until(lambda: engine.stats.blocks_used == engine.stats.running == 0)
+            assert engine.stats.wasted_tokens >= 0
+            await collect(stays)
+            assert stays.output.outputs[0].finish_reason is FinishReason.ABORT
+            engine.generate(ask("left")).cancel()  # its name is free again
+
+    run(work())
+
+
+def test_tokens_nobody_saw_are_counted(endless: Path) -> None:
+    async def work() -> None:
+        async with running(endless) as engine:
+            stream = engine.generate(ask("r"))
+            await until(lambda: stream.output.usage.completion_tokens >= 10)
+            seen = len((await anext(aiter(stream))).token_ids)
+            await until(lambda: stream.output.usage.completion_tokens >= seen + 10)
+            stream.cancel()
+            total = stream.output.usage.completion_tokens
+            await until(lambda: engine.stats.running == 0)
+            assert engine.stats.wasted_tokens >= total - seen
+
+    run(work())
+
+
+def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+    async def work() -> None:
+        async with running(endless) as engine:
+            slow, fast = (
+                engine.generate(ask("slow", params=params)),
+                engine.generate(ask("fast", params=params)),
+            )
+            first = await anext(aiter(slow))
+            texts, tokens = await collect(fast)
+            assert len(tokens[0]) == 200
+            await until(lambda: slow.output.finished)
+            rest = [delta async for delta in slow]
+            assert len(rest) <= 2  # merged while nobody read
+            assert first.text + "".join(delta.text for delta in rest) == texts[0]
+            assert [*first.token_ids, *(t for delta in rest for t in delta.token_ids)] == tokens[0]
+            assert rest[-1].finish_reason is FinishReason.LENGTH
+
+    run(work())
+
+
+@pytest.mark.parametrize("serving", [ServingConfig(reader_tokens=50), ServingConfig(reader_timeout=0.2)])
+def test_a_reader_that_never_reads_is_ended(endless: Path, serving: ServingConfig) -> None:
+    async def work() -> None:
+        async with running(endless, serving=serving) as engine:
+            idle, busy = engine.generate(ask("idle")), engine.generate(ask("busy"))
+            deltas = aiter(busy)
+            while not idle.output.finished:
+                await anext(deltas)
+            with pytest.raises(QuireError, match="unread"):
+                await collect(idle)
+            assert not busy.output.finished
+            while engine.stats.running != 1:
+                await anext(deltas)
+
+    run(work())
+
+
+def test_deadlines(endless: Path) -> None:
+    async def work() -> None:
+        async with running(endless, max_num_seqs=1) as engine:
+            now = time.monotonic()
+            for late in ({"deadline": now - 1}, {"queue_deadline": now - 1}):
+                with pytest.raises(DeadlineError, match="had passed"):
+                    engine.generate(ask("late", **late))
+            runs = engine.generate(ask("runs", deadline=now + 0.5, queue_deadline=now + 0.3))
+            waits = engine.generate(ask("waits", queue_deadline=now + 0.2))
+            with pytest.raises(DeadlineError, match="waited for"):
+                await collect(waits)
+            assert not waits.output.timings.scheduled
+            with pytest.raises(DeadlineError, match="not finished within"):
+                await collect(runs)
+            assert runs.output.outputs[0].token_ids  # partial output stays
+            await until(lambda: engine.stats.running == engine.stats.waiting == 0)
+
+    run(work())
+
+
+def test_a_full_queue_refuses_with_the_numbers(endless: Path) -> None:
+    async def work() -> None:
+        async with running(
+            endless, serving=ServingConfig(max_num_queued_reqs=2, max_num_queued_tokens=100), max_num_seqs=1
+        ) as engine:
+            streams = [engine.generate(ask(f"r{i}")) for i in range(3)]
+            with pytest.raises(OverloadedError, match="2 requests wait for a free place and the limit is 2"):
+                engine.generate(ask("r3"))
+            streams.pop().cancel()
+            with pytest.raises(OverloadedError, match=r"prompt tokens wait .* 99 more .* limit of 100"):
+                engine.generate(ask("r3", [5] * 99))
+            streams.append(engine.generate(ask("r3")))
+            assert engine.stats.waiting_tokens > 0
+            with pytest.raises(RequestError, match="already in use"):
+                engine.generate(ask("r0"))
+
+    run(work())
+
+
+def test_the_impossible_never_reaches_the_engine(tiny: Path) -> None:
+    async def work() -> None:
+        async with running(tiny, max_model_len=64) as engine:
+            for prompt, params, field in [
+                ([5] * 64, SamplingParams(), "prompt_token_ids"),
+                ([128], SamplingParams(), "prompt_token_ids"),
+                ([5], SamplingParams(stop_token_ids=[128]), "stop_token_ids"),
+            ]:
+                with pytest.raises(RequestError) as refused:
+                    engine.generate(ask("r", prompt, params))
+                assert refused.value.field == field
+            assert engine.stats.steps == 0
+
+    run(work())
+
+
+def test_text_is_handled_off_the_loop_and_bounded(tiny: Path) -> None:
+    async def work() -> None:
+        async with running(tiny, max_model_len=64) as engine:
+            ids = await engine.encode("Hi there")
+            assert await engine.decode(ids) == "Hi there"
+            assert "".join(engine.pieces(ids)) == "Hi there"
+            assert b"".join(map(engine.token_bytes, ids)) == b"Hi there"
+            chat = ChatAsk(messages=[{"role": "user", "content": "Hi"}])
+            rendered = await engine.render_chat(chat)
+            assert await engine.encode_chat(chat) == await engine.encode(rendered, add_special_tokens=False)
+            long = ChatAsk(messages=[{"role": "user", "content": "x" * 100}])
+            for awaitable, field, number in (
+                (engine.encode("x" * 64), "prompt", "64 tokens"),
+                (engine.encode("x" * 10**6), "prompt", "1000000 characters"),
+                (engine.encode("\ud800"), "prompt", "surrogate"),
+                (engine.encode_chat(long), "messages", "tokens are more than the limit of 63"),
+                (engine.decode([5] * 65), "tokens", "65"),
+            ):
+                with pytest.raises(RequestError, match=number) as refused:
+                    await awaitable
+                assert refused.value.field == field
+            assert len(await engine.encode("x" * 63)) == 63
+
+    run(work())
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_what_loading_raises_reaches_the_caller(
+    tiny: Path, endless: Path, in_process: bool, tmp_path: Path
+) -> None:
+    async def work() -> None:
+        with pytest.raises(MemoryBudgetError, match="cannot hold"):
+            async with running(tiny, in_process=in_process, memory=2**20, num_kv_blocks=None):
+                pass
+        with pytest.raises(CheckpointError):
+            async with running(endless, in_process=in_process, load_format="auto"):
+                pass
+        with pytest.raises(CheckpointError):
+            async with running(tmp_path / "nothing", in_process=in_process):
+                pass
+        serving = ServingConfig(chat_template=str(tmp_path / "none.jinja"))
+        with pytest.raises(CheckpointError, match=r"none\.jinja"):
+            async with running(tiny, in_process=in_process, serving=serving):
+                pass
+
+    run(work())
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_draining_lets_running_requests_finish(tiny: Path, in_process: bool) -> None:
+    async def work() -> None:
+        async with running(tiny, in_process=in_process) as engine:
+            stream = engine.generate(
+                ask("r", params=SamplingParams(temperature=0, max_tokens=150, ignore_eos=True))
+            )
+            await anext(aiter(stream))
+            stopping = asyncio.create_task(engine.stop(30))
+            await asyncio.sleep(0)
+            assert engine.state is EngineState.DRAINING
+            with pytest.raises(EngineUnavailableError, match="shutting down"):
+                engine.generate(ask("new"))
+            await collect(stream)
+            assert len(stream.output.outputs[0].token_ids) == 150
+            await stopping
+            assert engine.pid is None
+
+    run(work())
+
+
+def test_what_drains_too_long_is_ended(endless: Path) -> None:
+    async def work() -> None:
+        async with running(endless) as engine:
+            stream = engine.generate(ask("r", params=ON_AND_ON))
+            await anext(aiter(stream))
+            await engine.stop(0.1)
+            with pytest.raises(EngineUnavailableError, match="shutting down"):
+                await collect(stream)
+
+    run(work())

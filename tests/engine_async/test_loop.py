@@ -1,0 +1,113 @@
+"""The engine's loop, step by step: what an abort and a stop string cost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.config.schema import EngineConfig
+from quire.engine.build import Built, build, open_model
+from quire.engine.channel import ChannelClosedError
+from quire.engine.loop import EngineLoop
+from quire.engine.messages import (
+    SAMPLE_BITS,
+    Abort,
+    Add,
+    Command,
+    Finish,
+    Refused,
+    Report,
+    Stats,
+    Step,
+    Stop,
+    pack_ids,
+    unpack_handles,
+)
+from quire.types import SamplingParams
+
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+
+
+class Script:
+    """A channel whose commands are given for each time the loop looks; records what it reports."""
+
+    def __init__(self, turns: list[list[Command]]) -> None:
+        self.turns: Iterator[list[Command]] = iter(turns)
+        self.reports: list[Report] = []
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        commands = next(self.turns, None)
+        if commands is None:
+            raise ChannelClosedError
+        return commands
+
+    def send(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def rows(self) -> list[list[tuple[int, int]]]:
+        """Handle and sample of every row, step by step."""
+        mask = (1 << SAMPLE_BITS) - 1
+        return [
+            [(key >> SAMPLE_BITS, key & mask) for key in unpack_handles(report.rows)]
+            for report in self.reports
+            if isinstance(report, Step)
+        ]
+
+
+@pytest.fixture
+def built(tiny: Path) -> Iterator[Built]:
+    made = build(open_model(tiny, tokenizer=False), EngineConfig(num_kv_blocks=64, max_num_seqs=4, threads=1))
+    yield made
+    made.executor.close()
+
+
+def add(handle: int, params: SamplingParams = LONG, prompt: tuple[int, ...] = (40, 41)) -> Add:
+    return Add(handle, f"r{handle}", pack_ids(prompt), params, 0.0)
+
+
+def drive(built: Built, *turns: list[Command]) -> Script:
+    script = Script(list(turns))
+    with contextlib.suppress(ChannelClosedError):
+        EngineLoop(built.core, script, ()).run()  # type: ignore[arg-type]
+    return script
+
+
+def test_an_abort_costs_no_step(built: Built) -> None:
+    script = drive(built, [add(1), add(2)], [], [], [Abort(1)], [], [])
+    assert script.rows() == [[(1, 0), (2, 0)]] * 3 + [[(2, 0)]] * 3
+    built.core.abort("r2")
+    assert built.core.scheduler.blocks_used == 0
+    built.core.scheduler.audit()
+
+
+def test_aborting_all_goes_idle_at_once_and_says_so(built: Built) -> None:
+    script = drive(built, [add(1)], [], [Abort(1)], [Stop()])
+    assert len(script.rows()) == 2
+    last = script.reports[-1]
+    assert isinstance(last, Stats)
+    assert (last.running, last.waiting, last.blocks_used, last.kv_waste_tokens) == (0, 0, 0, 0)
+    assert last.decode_tokens + last.prefill_tokens == 3
+
+
+def test_finish_ends_one_sample_of_several(built: Built) -> None:
+    two = SamplingParams(temperature=1.0, seed=1, n=2, max_tokens=100, ignore_eos=True)
+    script = drive(built, [add(1, two)], [], [], [Finish(1, 0)], [], [Finish(1, 1)], [Finish(1, 1), Stop()])
+    assert script.rows()[1:] == [[(1, 0), (1, 1)]] * 2 + [[(1, 1)]] * 2
+    assert not built.core.has_work()
+
+
+def test_unknown_handles_are_ignored_and_refusals_are_reported(built: Built) -> None:
+    script = drive(built, [Abort(9), Finish(9, 0)], [add(1, prompt=(5,) * 300)], [add(2)], [Stop()])
+    (refused,) = [report for report in script.reports if isinstance(report, Refused)]
+    assert (refused.handle, refused.field) == (1, "prompt_token_ids")
+    assert script.rows() == [[(2, 0)]]
+
+
+def test_a_name_can_be_used_again_after_its_end(built: Built) -> None:
+    again = Add(2, "r1", pack_ids([7]), SamplingParams(temperature=0, max_tokens=1), 0.0)
+    script = drive(built, [add(1)], [Abort(1), again], [Stop()])
+    assert script.rows() == [[(1, 0)], [(2, 0)]]
+    assert not built.core.has_work()

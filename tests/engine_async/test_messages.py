@@ -1,0 +1,117 @@
+"""The wire: frames survive any cutting, messages come back as they were, and nothing else gets in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.config.schema import EngineConfig
+from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.messages import (
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    Abort,
+    Add,
+    AskRecords,
+    Command,
+    Fatal,
+    Finish,
+    FrameReader,
+    Load,
+    Logprobs,
+    Note,
+    Ping,
+    Pong,
+    Progress,
+    ProtocolError,
+    Ready,
+    Records,
+    Refused,
+    Report,
+    Stats,
+    Step,
+    Stop,
+    command_decoder,
+    frame,
+    pack_handles,
+    pack_ids,
+    pack_logprobs,
+    report_decoder,
+    unpack_handles,
+    unpack_ids,
+    unpack_logprobs,
+)
+from quire.types import CacheGroup, FinishReason, SamplingParams, StepRecord, TokenLogprob
+
+PARAMS = SamplingParams(
+    temperature=0.0, stop=["a", "é"], logit_bias={3: -1.5, 4: 2.0}, seed=2**64 - 1, allowed_token_ids=[1, 2],
+    max_tokens=7, logprobs=3, n=4,
+)  # fmt: skip
+LOGPROBS = [[TokenLogprob(5, -0.25, 1)], [], [TokenLogprob(2**31 - 1, -1e-30, 9), TokenLogprob(0, -9.5, 128)]]
+COMMANDS: list[Command] = [
+    Load("folder", EngineConfig(memory=2**33, dtype="bfloat16"), 5),
+    Add(2**50, "näme", pack_ids([0, 2**31 - 1]), PARAMS, 1.25, -3, "salt"),
+    Abort(1),
+    Finish(2, 127),
+    Ping(3),
+    AskRecords(4),
+    Stop(),
+]
+REPORTS: list[Report] = [
+    Progress(1, 2),
+    Ready(SchedulerConfig(num_blocks=9, groups=(CacheGroup((0, 2)), CacheGroup((1,), 8))), 128, (1, 2), ("hm",),
+          {"kv": 4}, ("line",)),
+    Fatal("CheckpointError", "why"),
+    Step(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
+         (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),
+    Refused(1, "prompt", "no"),
+    Pong(2),
+    Stats(1, 2, 3, 4, 5, 16, 7, 8, 9, 10, 11, 1.5, {"forward": 0.5}, 12, 13, 14),
+    Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13)]),
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_messages_survive_any_cutting(data: st.DataObject) -> None:
+    for decode, messages in ((command_decoder().decode, COMMANDS), (report_decoder().decode, REPORTS)):
+        whole = b"".join(bytes(frame(message)) for message in messages)
+        cuts = data.draw(st.lists(st.integers(0, len(whole)), max_size=12).map(sorted))
+        reader = FrameReader()
+        got: list[Any] = []
+        for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+            got.extend([decode(body) for body in reader.feed(whole[start:end])])
+        assert [type(message) for message in got] == [type(message) for message in messages]
+        assert [frame(message) for message in got] == [frame(message) for message in messages]
+
+
+def test_parameters_mean_the_same_on_the_other_side() -> None:
+    (add,) = (command_decoder().decode(body) for body in FrameReader().feed(bytes(frame(COMMANDS[1]))))
+    assert isinstance(add, Add)
+    assert add.params.logit_bias == {3: -1.5, 4: 2.0}
+    assert (add.params.seed, list(add.params.stop), add.params.n) == (2**64 - 1, ["a", "é"], 4)
+    assert unpack_ids(add.prompt) == [0, 2**31 - 1]
+
+
+def test_packed_numbers_come_back() -> None:
+    assert unpack_logprobs(pack_logprobs(LOGPROBS)) == LOGPROBS
+    assert unpack_logprobs(pack_logprobs(None)) is None
+    assert unpack_handles(pack_handles([0, 2**62])) == [0, 2**62]
+    assert unpack_ids(pack_ids([])) == []
+
+
+def test_what_is_no_message_is_refused() -> None:
+    for decoder in (command_decoder(), report_decoder()):
+        for body in (b"", b"\x90", b"\x91\x63", b"\x81\xa1a\x01", b"\xc1", b"\x80\x04\x95pickle"):
+            with pytest.raises(msgspec.MsgspecError):
+                decoder.decode(body)
+    with pytest.raises(msgspec.MsgspecError):  # a report is no command
+        command_decoder().decode(bytes(frame(REPORTS[3]))[HEADER_BYTES:])
+    with pytest.raises(ProtocolError, match="over the limit"):
+        list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little")))
+    with pytest.raises(ProtocolError, match="differ in length"):
+        unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), pack_ids([1])))
