@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.checkpoints import save, tiny_model
+from helpers.checkpoints import TinyModel, save
 from helpers.server import LiveServer, serving
 from helpers.tokenizers import write_byte_tokenizer
 
@@ -15,7 +15,7 @@ from helpers.tokenizers import write_byte_tokenizer
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "model"
-    save(tiny_model("llama3.1"), path)
+    save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 2048}), path)
     write_byte_tokenizer(path)
     return path
 

@@ -58,6 +58,7 @@ class App:
     def __init__(self, context: ServerContext) -> None:
         self.context = context
         self._access = AccessControl(context.config)
+        context.keys = self._access.keys
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
@@ -101,7 +102,26 @@ class App:
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
         if not route.open:
             self._access.check_key(exchange)
-        await route.handler(self.context, exchange)
+        if route.method == "POST" and exchange.header(b"idempotency-key"):
+            await self._answer_once(route, exchange)
+        else:
+            await route.handler(self.context, exchange)
+
+    async def _answer_once(self, route: Route, exchange: Exchange) -> None:
+        """Answer a request that brings an Idempotency-Key."""
+        config, replays = self.context.config, self.context.replays
+        body = await exchange.body(config.max_body_bytes, config.body_timeout)
+        answer = replays.find(exchange, body)
+        if answer is not None:
+            await replays.repeat(exchange, answer)
+            return
+        complete = False
+        try:
+            await route.handler(self.context, exchange)
+            complete = True
+        finally:
+            replays.finish(exchange, complete=complete)
+            exchange.recorded = None
 
     def _methods(self, path: str) -> dict[str, Route] | None:
         found = self._exact.get(path)

@@ -50,6 +50,9 @@ class Exchange:
         self.bytes_out = 0
         self.details: dict[str, Any] = {}  # for the access log
         self.sending_since = 0.0  # when the send in progress began; 0 when none is
+        self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
+        self.sent_type = b""
+        self._raw: bytes | None = None
         self._receive, self._send = receive, send
         self._extra: list[Header] = []
         # HTTP/1.0 has no chunks: a response of unknown length is held back until it is whole
@@ -86,12 +89,18 @@ class Exchange:
                 "content-encoding: compressed bodies are not accepted",
                 code="unsupported_content_encoding",
             )
-        raw = await self._body(limit, seconds)
+        raw = await self.body(limit, seconds)
         if len(raw) <= json_input.INLINE_BYTES:
             return Body(raw, *json_input.decode(raw, kind))
         return Body(raw, *await asyncio.to_thread(json_input.decode, raw, kind))
 
-    async def _body(self, limit: int, seconds: float) -> bytes:
+    async def body(self, limit: int, seconds: float) -> bytes:
+        """The body's bytes; read once. Raises ApiError 408 or 413."""
+        if self._raw is None:
+            self._raw = await self._read_body(limit, seconds)
+        return self._raw
+
+    async def _read_body(self, limit: int, seconds: float) -> bytes:
         length = self.header(b"content-length")
         if length.isdigit() and int(length) > limit:
             raise self._too_large(limit)
@@ -138,6 +147,7 @@ class Exchange:
             (b"x-content-type-options", b"nosniff"),
         ]
         headers = [*headers, *self._extra, *fixed]
+        self.sent_type = dict(headers).get(b"content-type", b"")
         if self.scope.get("http_version") == "1.0" and all(name != b"content-length" for name, _ in headers):
             self._held, self._held_headers = [], headers
             return
@@ -146,6 +156,8 @@ class Exchange:
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a part of the body; waits while the client does not read."""
         self.bytes_out += len(data)
+        if self.recorded is not None:
+            self.recorded.append(data)
         if self._held is not None:
             self._held.append(data)
             if more:

@@ -167,8 +167,10 @@ class LimitedProtocol(HttpToolsProtocol):
         """Answer without the application and close. Nothing is sent into the middle of another response."""
         self._refusal = error
         self._stop_timer()
-        busy = self._active is not None and not self._active.response_complete
-        if not busy:
+        active = self._active
+        # a request whose own body is malformed is answered here, if the application has not begun to
+        unanswered = active is self.cycle and not active.response_started if active is not None else True
+        if unanswered or active.response_complete:
             body = error.body()
             headers = [
                 (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),

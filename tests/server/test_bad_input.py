@@ -1,0 +1,314 @@
+"""Bad requests get one structured error each, at once; whoever else is served does not notice.
+
+A neighbour streams the same seeded answer throughout: its text never changes. At the end no block and no descriptor
+is held.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.checkpoints import VOCAB
+from helpers.server import LiveServer, Neighbour, serving
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+WINDOW = 200
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
+    with serving(folder, served_model_name=("tiny",), max_body_bytes=12 << 20) as live:
+        live.chat(max_tokens=2)
+        before = descriptors()
+        neighbour = Neighbour(live)
+        yield live
+        neighbour.stop()
+        assert neighbour.rounds > 10
+        assert neighbour.differences == []
+        live.wait(live.idle)
+        live.wait(lambda: descriptors() <= before)
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"messages": MESSAGES, "max_tokens": 2} | fields).encode()
+
+
+def complete(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "Hi", "max_tokens": 2} | fields).encode()
+
+
+# row of the list of bad inputs, name, body, code, parameter
+CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
+    (1, "empty", b"", "invalid_json", None),
+    (1, "two bytes", b"{]", "invalid_json", None),
+    (1, "not json", b"hello", "invalid_json", None),
+    (1, "a list", b"[]", "invalid_type", None),
+    (1, "cut short", chat()[:-3], "invalid_json", None),
+    (1, "more after the end", chat() + b"x", "invalid_json", None),
+    (2, "a key twice", b'{"messages":[],"temperature":0,"temperature":1}', "invalid_json", None),
+    (2, "a key twice, spelled otherwise", b'{"messages":[],"n":1,"\\u006e":2}', "invalid_json", None),
+    (2, "a key twice deep inside", b'{"messages":[{"role":"user","content":"a","content":"b"}]}', "invalid_json", None),
+    (3, "nested arrays", b'{"messages":' + b"[" * 100_000, "invalid_json", None),
+    (3, "nested objects", b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "invalid_json", None),
+    (7, "word as number", chat(temperature="hot"), "invalid_type", "temperature"),
+    (7, "true as number", chat(temperature=True), "invalid_type", "temperature"),
+    (7, "list as number", chat(temperature=[]), "invalid_type", "temperature"),
+    (7, "object as number", chat(temperature={}), "invalid_type", "temperature"),
+    (8, "NaN", b'{"messages":[{"role":"user","content":"a"}],"temperature":NaN}', "invalid_json", None),
+    (8, "Infinity", b'{"messages":[{"role":"user","content":"a"}],"temperature":Infinity}', "invalid_json", None),
+    (8, "1e400", b'{"messages":[{"role":"user","content":"a"}],"temperature":1e400}', "invalid_type", "temperature"),
+    (8, "huge temperature", chat(temperature=1e308), "invalid_value", "temperature"),
+    (8, "negative temperature", chat(temperature=-1), "invalid_value", "temperature"),
+    (9, "top_p 0", chat(top_p=0), "invalid_value", "top_p"),
+    (9, "top_p over 1", chat(top_p=1.0001), "invalid_value", "top_p"),
+    (9, "top_p negative", chat(top_p=-0.1), "invalid_value", "top_p"),
+    (9, "top_k -2", chat(top_k=-2), "invalid_value", "top_k"),
+    (9, "top_k fraction", chat(top_k=0.01), "invalid_type", "top_k"),
+    (9, "top_k 2^40", chat(top_k=2**40), "invalid_value", "top_k"),
+    (10, "max_tokens 0", chat(max_tokens=0), "invalid_value", "max_tokens"),
+    (10, "max_tokens -1", chat(max_tokens=-1), "invalid_value", "max_tokens"),
+    (10, "max_tokens 2^63", chat(max_tokens=2**63), "invalid_value", "max_tokens"),
+    (10, "max_tokens text", chat(max_tokens="10"), "invalid_type", "max_tokens"),
+    (10, "max_tokens fraction", chat(max_tokens=1.5), "invalid_type", "max_tokens"),
+    (10, "max_tokens over the window", chat(max_tokens=WINDOW), "context_length_exceeded", "max_tokens"),
+    (10, "max_completion_tokens 0", chat(max_completion_tokens=0, max_tokens=None), "invalid_value",
+     "max_completion_tokens"),
+    (10, "two lengths", chat(max_completion_tokens=3), "invalid_value", "max_completion_tokens"),
+    (11, "n 10^9", chat(n=10**9), "invalid_value", "n"),
+    (11, "n 0", chat(n=0), "invalid_value", "n"),
+    (11, "best_of", chat(best_of=10**6), "unsupported_parameter", "best_of"),
+    (12, "top_logprobs 21", chat(logprobs=True, top_logprobs=21), "invalid_value", "top_logprobs"),
+    (12, "top_logprobs alone", chat(top_logprobs=2), "invalid_value", "top_logprobs"),
+    (12, "logprobs as number", chat(logprobs=5), "invalid_type", "logprobs"),
+    (13, "prompt_logprobs 10^6", chat(prompt_logprobs=10**6), "invalid_value", "prompt_logprobs"),
+    (14, "10,000 stops", chat(stop=["a"] * 10_000), "invalid_value", "stop"),
+    (14, "empty stop", chat(stop=""), "invalid_value", "stop"),
+    (14, "1 MB stop", chat(stop="x" * 2**20), "invalid_value", "stop"),
+    (16, "seed 2^64", chat(seed=2**64), "invalid_value", "seed"),
+    (16, "seed -2^63-1", chat(seed=-(2**63) - 1), "invalid_value", "seed"),
+    (16, "seed text", chat(seed="a"), "invalid_type", "seed"),
+    (17, "bias of no token", chat(logit_bias={str(VOCAB): 1}), "invalid_value", "logit_bias"),
+    (17, "bias 1e9", chat(logit_bias={"3": 1e9}), "invalid_value", "logit_bias"),
+    (17, "bias of a word", chat(logit_bias={"word": 1}), "invalid_value", "logit_bias"),
+    (17, "bias of a token twice", chat(logit_bias={"3": 1, "03": 1}), "invalid_value", "logit_bias"),
+    (17, "200,000 biases", chat(logit_bias=dict.fromkeys(map(str, range(200_000)), 1)), "invalid_value", "logit_bias"),
+    (18, "presence_penalty", chat(presence_penalty=1e30), "invalid_value", "presence_penalty"),
+    (18, "frequency_penalty", chat(frequency_penalty=-1e30), "invalid_value", "frequency_penalty"),
+    (18, "repetition_penalty 0", chat(repetition_penalty=0), "invalid_value", "repetition_penalty"),
+    (18, "repetition_penalty -1", chat(repetition_penalty=-1), "invalid_value", "repetition_penalty"),
+    (19, "all tokens banned", chat(banned_token_ids=list(range(VOCAB))), "invalid_value", "banned_token_ids"),
+    (19, "nothing allowed", chat(allowed_token_ids=[]), "invalid_value", "allowed_token_ids"),
+    (20, "no messages", chat(messages=[]), "invalid_value", "messages"),
+    (20, "no content", chat(messages=[{"role": "user"}]), "invalid_value", "messages"),
+    (20, "messages missing", b'{"max_tokens":1}', "invalid_type", "messages"),
+    (21, "null content", chat(messages=[{"role": "user", "content": None}]), "invalid_value", "messages"),
+    (21, "no role", chat(messages=[{"content": "a"}]), "invalid_value", "messages"),
+    (21, "role is a number", chat(messages=[{"role": 1, "content": "a"}]), "invalid_value", "messages"),
+    (21, "message is a text", chat(messages=["hello"]), "invalid_type", "messages[0]"),
+    (22, "invalid UTF-8", b'{"messages":[{"role":"user","content":"\xff"}]}', "invalid_json", None),
+    (22, "overlong UTF-8", b'{"messages":[{"role":"user","content":"\xc0\x80"}]}', "invalid_json", None),
+    (22, "lone surrogate", b'{"messages":[{"role":"user","content":"\\ud800"}]}', "invalid_json", None),
+    (22, "surrogate in UTF-8", b'{"messages":[{"role":"user","content":"\xed\xa0\x80"}]}', "invalid_json", None),
+    (22, "raw NUL", b'{"messages":[{"role":"user","content":"\x00"}]}', "invalid_json", None),
+    (22, "byte order mark", b"\xef\xbb\xbf" + chat(), "invalid_json", None),
+    (22, "stop is a surrogate", b'{"messages":[{"role":"user","content":"a"}],"stop":"\\udc00"}', "invalid_json", None),
+    (24, "10 MB of text", chat(messages=[{"role": "user", "content": "word " * 2_000_000}]), "", "messages"),
+    (25, "1 MB of one letter", chat(messages=[{"role": "user", "content": "a" * 2**20}]), "", "messages"),
+    (25, "1 MB of one emoji", chat(messages=[{"role": "user", "content": "\U0001f600" * 2**18}]), "", "messages"),
+    (39, "template in the request", chat(chat_template="{{ 1 }}"), "unsupported_parameter", "chat_template"),
+    (40, "tokenize as template variable", chat(chat_template_kwargs={"tokenize": True}), "invalid_value",
+     "chat_template_kwargs"),
+    (40, "unknown template variable", chat(chat_template_kwargs={"x": 1}), "invalid_value", "chat_template_kwargs"),
+    (41, "image by address", chat(messages=[{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]), "invalid_value", "messages"),
+    (41, "image by path", chat(messages=[{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]), "invalid_value", "messages"),
+    (42, "prompt_embeds", chat(prompt_embeds="gASVAAAA"), "unsupported_parameter", "prompt_embeds"),
+    (37, "tools", chat(tools=[{"type": "function", "function": {"name": "f"}}]), "unsupported_parameter", "tools"),
+    (38, "tool_choice", chat(tool_choice="required"), "unsupported_parameter", "tool_choice"),
+    (30, "json mode", chat(response_format={"type": "json_object"}), "unsupported_parameter", "response_format"),
+    (54, "request id with a line break", chat(request_id="a\nb"), "invalid_value", "request_id"),
+    (0, "stream options without a stream", chat(stream_options={"include_usage": True}), "invalid_value",
+     "stream_options"),
+    (0, "both continuations", chat(add_generation_prompt=True, continue_final_message=True), "invalid_value",
+     "continue_final_message"),
+    (0, "salt too long", chat(cache_salt="x" * 1000), "invalid_value", "cache_salt"),
+    (0, "priority too large", chat(priority=2**40), "invalid_value", "priority"),
+]  # fmt: skip
+
+COMPLETION_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
+    (11, "best_of", complete(best_of=10**6), "invalid_value", "best_of"),
+    (12, "logprobs 10^6", complete(logprobs=10**6), "invalid_value", "logprobs"),
+    (12, "logprobs true", complete(logprobs=True), "invalid_type", "logprobs"),
+    (0, "suffix", complete(suffix="end"), "unsupported_parameter", "suffix"),
+    (20, "empty prompt", complete(prompt=""), "invalid_value", "prompt"),
+    (20, "empty list", complete(prompt=[]), "invalid_value", "prompt"),
+    (20, "list of an empty list", complete(prompt=[[]]), "invalid_value", "prompt"),
+    (20, "list of an empty text", complete(prompt=["a", ""]), "invalid_value", "prompt"),
+    (20, "null prompt", complete(prompt=None), "invalid_type", "prompt"),
+    (20, "mixed list", complete(prompt=["a", 3]), "invalid_value", "prompt"),
+    (20, "prompt missing", b"{}", "invalid_type", "prompt"),
+    (24, "1M ids", complete(prompt=[5] * 10**6), "context_length_exceeded", "prompt"),
+    (24, "10 MB of text", complete(prompt="word " * 2_000_000), "", "prompt"),
+    (26, "negative id", complete(prompt=[5, -1]), "invalid_value", "prompt"),
+    (26, "id of no token", complete(prompt=[VOCAB]), "invalid_value", "prompt"),
+    (26, "id 2^31", complete(prompt=[2**31]), "invalid_value", "prompt"),
+    (26, "id 2^70", complete(prompt=[2**70]), "", "prompt"),
+    (26, "id as fraction", complete(prompt=[1.5]), "invalid_type", "prompt[0]"),
+    (26, "id as truth", complete(prompt=[True]), "invalid_type", "prompt[0]"),
+    (26, "stop id of no token", complete(stop_token_ids=[VOCAB]), "invalid_value", "stop_token_ids"),
+    (27, "one over the window", complete(prompt=[5] * (WINDOW - 1)), "context_length_exceeded", "max_tokens"),
+    (
+        27,
+        "the whole window",
+        complete(prompt=[5] * WINDOW, max_tokens=1),
+        "context_length_exceeded",
+        "prompt",
+    ),
+    (11, "too many prompts", complete(prompt=["a"] * 2000), "invalid_value", "prompt"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"), [c[2:] for c in CHAT_BODIES], ids=[f"{c[0]}: {c[1]}" for c in CHAT_BODIES]
+)
+def test_chat(server: LiveServer, body: bytes, code: str, param: str | None) -> None:
+    message = server.post("/v1/chat/completions", body).error(400, code or None, param)
+    if param is not None:
+        assert param.partition("[")[0] in message
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [c[2:] for c in COMPLETION_BODIES],
+    ids=[f"{c[0]}: {c[1]}" for c in COMPLETION_BODIES],
+)
+def test_completions(server: LiveServer, body: bytes, code: str, param: str | None) -> None:
+    server.post("/v1/completions", body).error(400, code or None, param)
+
+
+def test_edge_values_work(server: LiveServer) -> None:
+    """Row 16, 22, 27 and harmless values of what is not supported."""
+    for seed in (-(2**63), 2**64 - 1, 0):
+        assert server.chat(seed=seed, max_tokens=1).status == 200
+    for text in ("\u0000", "\uffff", "\ufeffhi", "e\u0301", "\U0001f600"):
+        reply = server.post("/v1/chat/completions/render", {"messages": [{"role": "user", "content": text}]})
+        assert reply.status == 200
+        assert text in reply.json["prompt"]
+    assert server.complete([5] * (WINDOW - 1), max_tokens=1).status == 200
+    harmless = {
+        "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "best_of": 1, "user": "me",
+        "metadata": {"a": "b"}, "store": True, "parallel_tool_calls": True, "suffix": None, "unheard_of": 1,
+        "temperature": None, "max_tokens": 1, "top_k": -1, "logprobs": None, "stop": None, "seed": None,
+    }  # fmt: skip
+    assert server.chat(**harmless).status == 200
+
+
+def test_stop_equal_to_the_first_token_and_overlapping_stops(server: LiveServer) -> None:
+    """Row 15."""
+    fixed: dict[str, Any] = {"temperature": 1.5, "max_tokens": 10, "ignore_eos": True}
+    seed, text = next(
+        (seed, text)
+        for seed in range(100)
+        if len(set(text := server.complete("go", seed=seed, **fixed).json["choices"][0]["text"])) == 10
+    )
+    fixed["seed"] = seed
+    first = server.complete("go", stop=text[0], **fixed).json["choices"][0]
+    assert (first["text"], first["finish_reason"], first["stop_reason"]) == ("", "stop", text[0])
+    both = server.complete("go", stop=[text[3:6], text[2:5]], **fixed).json["choices"][0]
+    assert (both["text"], both["stop_reason"]) == (text[:2], text[2:5])
+
+
+def test_unknown_models_never_touch_disk_or_network(server: LiveServer) -> None:
+    """Row 28."""
+    for name in ("gpt-4", "/etc/passwd", "../../x", "http://example.com/model", "", "x" * 100_000):
+        server.chat(model=name).error(404, "model_not_found", "model")
+
+
+def test_bodies_that_are_not_plain_json(server: LiveServer) -> None:
+    """Rows 4, 5, 6."""
+    body, path = chat(), "/v1/chat/completions"
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        server.post(path, body, {"content-type": kind}).error(415, "unsupported_media_type")
+    assert server.post(path, body, {"content-type": "application/json; charset=utf-8"}).status == 200
+    bomb = gzip.compress(b" " * 2**24)
+    server.post(path, bomb, {"content-encoding": "gzip"}).error(415, "unsupported_content_encoding")
+
+
+def test_bodies_over_the_limit(server: LiveServer) -> None:
+    """Row 4: declared, and chunked without an end."""
+    with server.connect() as sock:
+        head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        sock.sendall(f"{head}content-length: {2**40}\r\n\r\n".encode())
+        assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
+    with server.connect() as sock:
+        sock.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"
+        try:
+            for _ in range(1000):
+                sock.sendall(piece)
+            pytest.fail("an endless body was read")
+        except ConnectionError:
+            pass
+    assert server.metric("http_requests_total", handler="/tokenize", status="413") == 2
+
+
+def test_times_that_have_passed(server: LiveServer) -> None:
+    """Row 56: nothing is computed."""
+    server.wait(lambda: server.engine.state == "ready")
+    for fields in ({"deadline_ms": 0}, {"deadline_ms": -5}, {"max_queue_ms": -1}, {"deadline_ms": 0.0001}):
+        server.chat(max_tokens=5, **fields).error(504, "deadline_exceeded")
+    # a deadline within the answer ends it
+    reply = server.chat(ignore_eos=True, deadline_ms=20, n=64)
+    assert reply.status in {200, 504}
+    server.chat("x", deadline_ms=60_000, max_queue_ms=60_000, max_tokens=1)
+
+
+def test_what_is_elsewhere_or_called_otherwise(server: LiveServer) -> None:
+    server.get("/nothing/here").error(404, "not_found")
+    server.get("/v1/../metrics").error(404, "not_found")
+    wrong = server.get("/v1/completions")
+    wrong.error(405, "method_not_allowed")
+    assert wrong.headers["allow"] == "OPTIONS, POST"
+    server.request("DELETE", "/v1/models").error(405)
+    server.request("POST", "/health", {}).error(405)
+
+
+def test_large_prompts_leave_the_event_loop_free(server: LiveServer) -> None:
+    """Row 24: while large bodies come in, health answers; what is slow is the machine, so only order is checked."""
+    bodies = [
+        complete(prompt="word " * 2_000_000),
+        complete(prompt=[5] * 10**6),
+        complete(prompt="a" * 2**20),
+    ]
+    started = time.monotonic()
+    threads = [threading.Thread(target=server.post, args=("/v1/completions", body)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    answers = 0
+    while any(thread.is_alive() for thread in threads):
+        assert server.get("/health/live").status == 200
+        answers += 1
+    assert answers >= 3
+    assert time.monotonic() - started < 60
+
+
+def test_unknown_fields_can_be_refused(folder: Path) -> None:
+    """Row 29."""
+    with serving(folder, unknown_fields="refuse") as strict:
+        strict.chat(max_tokens=1, unheard_of=1).error(400, "unknown_field", "unheard_of")
+        assert strict.chat(max_tokens=1, user="me", top_k=3).status == 200
+        strict.post("/tokenize", {"prompt": "a", "extra": 1}).error(400, "unknown_field", "extra")

@@ -1,0 +1,326 @@
+"""Connections that misbehave: slow, gone, greedy, malformed. Whoever else is served does not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.server import LiveServer, Neighbour, read_all, request_bytes, serving
+
+LONG: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "ignore_eos": True, "stream": True
+}  # fmt: skip
+CHAT = "/v1/chat/completions"
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
+    """Short times, few connections; a neighbour that must not notice anything."""
+    options: dict[str, Any] = {"header_timeout": 1.0, "body_timeout": 1.0, "max_connections": 24}
+    with serving(folder, **options) as live:
+        live.chat(max_tokens=2)
+        before = descriptors()
+        neighbour = Neighbour(live)
+        yield live
+        neighbour.stop()
+        assert neighbour.rounds > 10
+        assert neighbour.differences == []
+        live.wait(live.idle)
+        live.wait(lambda: descriptors() <= before)
+
+
+def drop(sock: socket.socket) -> None:
+    """Close with a reset, as a process that is killed does."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+# ---- hanging up (row 51, 52)
+
+
+@pytest.mark.parametrize("close", [socket.socket.close, drop], ids=["close", "reset"])
+def test_hanging_up_at_every_moment(folder: Path, close: Any) -> None:
+    whole = request_bytes(CHAT, LONG)
+    with serving(folder, {"max_num_seqs": 1}) as live:
+        for part in (0, 1, 20, len(whole) - 1):
+            sock = live.connect()
+            sock.sendall(whole[:part])
+            close(sock)
+        for received in (0, 1, 500):  # at once, with the headers, some tokens in
+            sock = live.connect()
+            sock.sendall(whole)
+            if received:
+                while len(sock.recv(received)) == 0:
+                    pass
+            close(sock)
+            live.wait(live.idle)
+        running, queued = live.connect(), live.connect()
+        running.sendall(whole)
+        assert running.recv(100)
+        queued.sendall(whole)
+        close(queued)
+        close(running)
+        live.wait(live.idle)
+        assert live.chat(max_tokens=2).status == 200
+
+
+def test_hanging_up_on_a_whole_answer_ends_it(folder: Path) -> None:
+    body = {**LONG, "stream": False, "max_tokens": 1900, "n": 8}
+    with serving(folder, {"max_model_len": 2000, "max_num_seqs": 8}) as live:
+        sock = live.connect()
+        sock.sendall(request_bytes(CHAT, body))
+        live.wait(lambda: live.engine.stats.running > 0)
+        sock.close()
+        live.wait(live.idle)
+        assert live.metric("quire_request_success_total", finished_reason="abort") == 8
+        assert live.metric("http_requests_total", handler=CHAT, status="499") == 1
+
+
+def test_half_closing_counts_as_hanging_up(server: LiveServer) -> None:
+    with server.connect() as sock:
+        sock.sendall(request_bytes(CHAT, LONG))
+        sock.shutdown(socket.SHUT_WR)
+        read_all(sock)
+
+
+def test_pipelined_requests_are_answered_in_order(server: LiveServer) -> None:
+    first, second = (request_bytes("/tokenize", {"prompt": text}) for text in ("a", "ab"))
+    last = request_bytes("/tokenize", {"prompt": "abc"}, headers="connection: close\r\n")
+    with server.connect() as sock:
+        sock.sendall(first + second + last)
+        answers = read_all(sock)
+    assert re.findall(rb'"count":(\d)', answers) == [b"1", b"2", b"3"]
+
+
+def test_leaving_behind_pipelined_requests(server: LiveServer) -> None:
+    sock = server.connect()
+    sock.sendall(request_bytes(CHAT, LONG) + request_bytes(CHAT, LONG))
+    assert sock.recv(100)
+    drop(sock)
+    with server.connect() as many:
+        many.sendall(request_bytes(CHAT, LONG) * 40)
+        read_all(many)  # too many at once: the connection is closed
+
+
+# ---- slow and greedy (rows 47-50, 53)
+
+
+def test_slow_headers_and_bodies_are_ended(server: LiveServer) -> None:
+    whole = request_bytes(CHAT, LONG)
+    slow_head, slow_body, silent = server.connect(), server.connect(), server.connect()
+    slow_head.sendall(whole[:30])
+    slow_body.sendall(whole[:-5])
+    assert read_all(slow_head).startswith(b"HTTP/1.1 408 ")
+    assert read_all(slow_body).startswith(b"HTTP/1.1 408 ")
+    assert read_all(silent) == b""
+    for sock in (slow_head, slow_body, silent):
+        sock.close()
+
+
+def test_many_slow_connections_do_not_keep_others_out(server: LiveServer) -> None:
+    """More of them than connections allowed: the idle make room, the rest are refused with a 429."""
+    held = [server.connect() for _ in range(60)]
+    answers = []
+    for sock in held:
+        try:
+            sock.sendall(b"POST / HTTP/1.1\r\n")
+        except ConnectionError:
+            continue
+    for sock in held:
+        answers.append(read_all(sock))
+        sock.close()
+    refused = [a for a in answers if a.startswith(b"HTTP/1.1 429 ")]
+    assert all(b"retry-after: 1" in a for a in refused)
+    assert len(refused) + len([a for a in answers if a.startswith(b"HTTP/1.1 408 ")]) > 0
+    server.wait(lambda: server.get("/health").status == 200)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"a%d: b\r\n" % i for i in range(10_000)) + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 2**20 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 2**20, 431),
+        (b"POST /tokenize HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /tokenize HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef", 400),
+        (b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\na b: c\r\n\r\n", 400),
+        (b"NONSENSE\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET http://[::1 HTTP/1.1\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    ],
+    ids=["10,000 headers", "long header", "long path", "endless header", "length and chunks", "two lengths",
+         "bad chunk", "two hosts", "space in a name", "nonsense", "TLS", "bad address", "HTTP/2"],
+)  # fmt: skip
+def test_malformed_requests(server: LiveServer, head: bytes, status: int) -> None:
+    with server.connect() as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(head)
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    headers, _, body = answer.partition(b"\r\n\r\n")
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    assert b"connection: close" in headers
+
+
+def test_a_client_that_never_reads_is_ended(folder: Path) -> None:
+    """Its output fills the socket's buffers; then its request ends, while a neighbour streams on."""
+    body = {**LONG, "max_tokens": 1900, "n": 8, "logprobs": True, "top_logprobs": 10}
+    with serving(folder, {"max_model_len": 2000, "max_num_seqs": 16}, reader_timeout=0.5) as live:
+        neighbour = Neighbour(live)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", live.port))
+        sock.sendall(request_bytes(CHAT, body))
+        live.wait(lambda: live.metric("http_requests_total", handler=CHAT) > neighbour.rounds, 60)
+        neighbour.stop()
+        live.wait(live.idle)
+        assert neighbour.differences == []
+        read_all(sock)  # what was buffered, then the end
+        sock.close()
+
+
+def test_a_full_queue_says_when_to_come_back(folder: Path) -> None:
+    """Row 53: as many at once as there may be; every answer is a success or a 429 with a time."""
+    with serving(folder, {"max_num_seqs": 2}, max_num_queued_reqs=3) as live:
+        replies = []
+
+        def ask() -> None:
+            replies.append(live.chat(max_tokens=60, ignore_eos=True))
+
+        threads = [threading.Thread(target=ask) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        refused = [reply for reply in replies if reply.status == 429]
+        assert len(refused) + sum(reply.status == 200 for reply in replies) == 40
+        assert refused
+        for reply in refused:
+            assert int(reply.headers["retry-after"]) >= 1
+            assert "the limit is 3" in reply.error(429, "queue_full")
+        live.wait(live.idle)
+
+
+# ---- who may call (rows 44, 46, 57)
+
+
+@pytest.fixture(scope="module")
+def locked(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# two people\nkey-one\nkey-two\n")
+    with serving(folder, api_key=("key-zero",), api_key_file=str(file), max_num_queued_reqs=6) as live:
+        yield live
+
+
+def test_keys(locked: LiveServer) -> None:
+    body = {"messages": LONG["messages"], "max_tokens": 1}
+    missing = locked.post(CHAT, body)
+    missing.error(401, "missing_api_key")
+    assert missing.headers["www-authenticate"] == "Bearer"
+    for wrong in (
+        "Bearer key-onE",
+        "Bearer key-one1",
+        "Basic key-one",
+        "Bearer",
+        "Bearer " + "x" * 50_000,
+        "key-one",
+    ):
+        reply = locked.post(CHAT, body, {"authorization": wrong})
+        reply.error(401)
+        assert "key-one" not in reply.text
+    for key in ("key-zero", "key-one", "key-two"):
+        assert locked.post(CHAT, body, {"authorization": f"Bearer {key}"}).status == 200
+    for path in ("/v1/models", "/metrics", "/version", "/openapi.json"):
+        locked.get(path).error(401, "missing_api_key")
+    for path in ("/health", "/health/live", "/health/ready", "/ping"):
+        assert locked.get(path).status == 200
+
+
+def test_a_flood_from_one_key_stops_at_its_share(locked: LiveServer) -> None:
+    body = {**LONG, "stream": False}
+    flood = [locked.connect() for _ in range(12)]
+    for sock in flood:
+        sock.sendall(
+            request_bytes(CHAT, body, headers="authorization: Bearer key-one\r\nconnection: close\r\n")
+        )
+    other = locked.post(CHAT, {**body, "max_tokens": 1}, {"authorization": "Bearer key-two"})
+    assert other.status == 200
+    answers = [read_all(sock) for sock in flood]
+    assert any(a.startswith(b"HTTP/1.1 429 ") and b"each of 3 keys is 2" in a for a in answers)
+    assert sum(a.startswith(b"HTTP/1.1 200 ") for a in answers) >= 2
+    for sock in flood:
+        sock.close()
+
+
+def test_host_and_origin(server: LiveServer) -> None:
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example"):
+        server.get("/health", {"host": host}).error(403, "host_not_allowed")
+    for host in ("localhost", "LOCALHOST:1234", "127.0.0.1:80", "[::1]:80"):
+        assert server.get("/health", {"host": host}).status == 200
+    for origin in ("http://evil.example", "null", "https://localhost.evil.example"):
+        reply = server.get("/v1/models", {"origin": origin})
+        reply.error(403, "origin_not_allowed")
+        assert not any(name.startswith("access-control") for name in reply.headers)
+    assert server.get("/v1/models", {"origin": f"http://127.0.0.1:{server.port}"}).status == 200
+
+
+def test_listed_hosts_and_origins(folder: Path) -> None:
+    page = "https://page.example"
+    with serving(folder, allowed_hosts=("api.example",), allowed_origins=(page,)) as live:
+        assert live.get("/health", {"host": "api.example:443"}).status == 200
+        reply = live.get("/v1/models", {"origin": page})
+        assert reply.headers["access-control-allow-origin"] == page
+        preflight = live.request(
+            "OPTIONS", CHAT, headers={"origin": page, "access-control-request-method": "POST"}
+        )
+        assert "POST" in preflight.headers["access-control-allow-methods"]
+        refused = live.request("OPTIONS", CHAT, headers={"origin": "https://evil.example"})
+        refused.error(403, "origin_not_allowed")
+        assert not any(name.startswith("access-control") for name in refused.headers)
+
+
+# ---- sent again (rows 54, 55)
+
+
+def test_a_repeated_request_gets_the_same_answer(server: LiveServer) -> None:
+    for stream in (False, True):
+        body = {"messages": LONG["messages"], "max_tokens": 10, "temperature": 1.5, "stream": stream}
+        key = {"idempotency-key": f"once-{stream}"}
+        first, second = (server.post(CHAT, body, key) for _ in range(2))
+        assert first.status == 200
+        assert second.body == first.body
+        assert second.headers["content-type"] == first.headers["content-type"]
+        assert second.headers["idempotency-replayed"] == "true"
+        server.post(CHAT, {**body, "max_tokens": 9}, key).error(400, "invalid_value", "idempotency-key")
+    bad = server.post(CHAT, {"messages": []}, {"idempotency-key": "bad"})
+    bad.error(400)
+    assert server.post(CHAT, {**LONG, "max_tokens": 1}, {"idempotency-key": "bad"}).status == 200
+
+
+def test_a_repetition_during_the_first_request_waits(server: LiveServer) -> None:
+    key = "idempotency-key: slow\r\n"
+    with server.connect() as sock:
+        sock.sendall(request_bytes(CHAT, LONG, headers=key))
+        assert sock.recv(10)
+        again = server.post(CHAT, LONG, {"idempotency-key": "slow"})
+        assert again.status in {200, 409}
+        if again.status == 409:
+            again.error(409, "idempotency_key_in_use")
