@@ -79,7 +79,12 @@ class StreamDelta:
 class Stream(Protocol):
     """A running request. Iterate for deltas; `output` grows with them and holds usage and timings.
 
-    Iteration raises DeadlineError, EngineUnavailableError or QuireError when the request ends in one.
+    What is not read is merged into one delta a sample, and a request whose output is left unread for longer than
+    ServingConfig's reader_timeout or over reader_tokens is ended: read every stream as soon as it is made. One
+    reader. A stream that is dropped before its end is cancelled; a caller that knows it leaves says so.
+
+    Iteration raises DeadlineError, EngineUnavailableError or QuireError when the request ends in one, after what
+    had already come.
     """
 
     request_id: str
@@ -106,11 +111,16 @@ class ModelCard:
     notices: tuple[str, ...] = ()
 
 
+# Upper bounds of EngineStats.step_tokens, in tokens.
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges and counters of the engine process as of its last report; times are seconds.
 
-    `step_*` are totals since start. `blocks` counts KV blocks; waste is tokens allocated and not used.
+    `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
+    STEP_TOKEN_BOUNDS, the last for larger steps. `blocks` counts KV blocks; waste is tokens allocated and not used.
     """
 
     running: int = 0
@@ -130,6 +140,7 @@ class EngineStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
+    step_tokens: tuple[int, ...] = ()
     resident_bytes: int = 0
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 

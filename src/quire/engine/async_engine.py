@@ -58,8 +58,9 @@ from quire.util.platform import resident_bytes
 
 logger = logging.getLogger("quire.engine")
 
-# What this process grows by once it serves: tokenizer, requests, text, buffers.
-SERVER_ALLOWANCE = 96 * 2**20
+# What this process grows by once it serves: requests, text, buffers; and its tokenizer, measured at 8 bytes a byte.
+SERVER_ALLOWANCE = 64 * 2**20
+TOKENIZER_FACTOR = 10
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
 
@@ -91,7 +92,7 @@ class AsyncEngine:
         self._name, self._config = str(model), config or EngineConfig()
         self._progress = progress
         self._new_host = host_factory(in_process=in_process)
-        self._beside = 0 if in_process else resident_bytes() + SERVER_ALLOWANCE
+        self._in_process = in_process
         self._supervisor: Supervisor | None = None
         self._text: TextService | None = None
         self._model: Model | None = None
@@ -103,7 +104,8 @@ class AsyncEngine:
         self._live: dict[int, Live] = {}
         self._handles: dict[str, int] = {}
         self._numbers = itertools.count(1)
-        self._stats = Stats(0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0.0, {}, 0, 0, 0)
+        self._stats = Stats(0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0.0, {}, 0, 0, (), 0)
+        self._running = self._waiting = 0
         self._wasted = 0
         self._drained: asyncio.Event | None = None
         self._records: list[asyncio.Future[list[Any]]] = []
@@ -134,7 +136,8 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         admission, facts = self._admission, self._facts
         return EngineStats(
-            **msgspec.structs.asdict(self._stats),
+            **msgspec.structs.asdict(self._stats)
+            | {"running": self._running, "waiting": self._waiting},  # as of the last step
             waiting_tokens=admission.waiting_tokens if admission else 0,
             wasted_tokens=self._wasted,
             memory_parts=facts.memory_parts if facts else {},
@@ -145,7 +148,7 @@ class AsyncEngine:
         self._drained = asyncio.Event()
         folder = await loop.run_in_executor(None, resolve_model, self._name)
         self._supervisor = Supervisor(
-            Load(str(folder), self._config, self._beside),
+            Load(str(folder), self._config, 0 if self._in_process else _memory_beside(folder)),
             self.serving,
             self._new_host,
             Hooks(self._receive, self._lost, self._ready, lambda: bool(self._live), self._tick),
@@ -335,6 +338,7 @@ class AsyncEngine:
                 self._stepped(report)
             case Stats():
                 self._stats = report
+                self._running, self._waiting = report.running, report.waiting
             case Refused(handle, field, message):
                 live = self._live.get(handle)
                 if live is not None:
@@ -352,6 +356,7 @@ class AsyncEngine:
         assert admission is not None
         assert output is not None
         admission.stepped(step.seen, step.running, step.waiting)
+        self._running, self._waiting = step.running, step.waiting
         for handle in unpack_handles(step.started):
             admission.started(handle, now)
             live = lives.get(handle)
@@ -453,3 +458,10 @@ def _event(live: Live, index: int, tokens: list[int], note: Note | None) -> SeqE
         note.stop_token_id,
         live.cached_tokens,
     )
+
+
+def _memory_beside(folder: Path) -> int:
+    """Bytes that this process will hold beside the engine's, under the same bound."""
+    tokenizer = folder / "tokenizer.json"
+    size = tokenizer.stat().st_size if tokenizer.exists() else 0
+    return resident_bytes() + SERVER_ALLOWANCE + TOKENIZER_FACTOR * size

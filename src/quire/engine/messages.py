@@ -200,6 +200,7 @@ class Stats(_Message, frozen=True, tag=7):
     step_phase_seconds: dict[str, float]
     prefill_tokens: int
     decode_tokens: int
+    step_tokens: tuple[int, ...]
     resident_bytes: int
 
 

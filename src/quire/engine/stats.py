@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from quire.core.scheduler import Scheduler
+from quire.engine.api import STEP_TOKEN_BOUNDS
 from quire.engine.core import EngineCore
 from quire.engine.messages import Stats
 from quire.util.platform import resident_bytes
@@ -17,6 +20,7 @@ class StepTotals:
         self._seconds = 0.0
         self._prefill = 0
         self._decode = 0
+        self._tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
         self._phases: dict[str, float] = {"schedule": 0.0, "update": 0.0, "send": 0.0}
 
     def add_step(self) -> None:
@@ -27,6 +31,7 @@ class StepTotals:
         self._seconds += record.schedule_seconds + record.execute_seconds + record.update_seconds
         self._prefill += record.prefill_tokens
         self._decode += record.decode_tokens
+        self._tokens[bisect_left(STEP_TOKEN_BOUNDS, record.prefill_tokens + record.decode_tokens)] += 1
         phases["schedule"] += record.schedule_seconds
         phases["update"] += record.update_seconds
         for name, seconds in self._core.last_phases.items():
@@ -55,5 +60,6 @@ class StepTotals:
             step_phase_seconds=dict(self._phases),
             prefill_tokens=self._prefill,
             decode_tokens=self._decode,
+            step_tokens=tuple(self._tokens),
             resident_bytes=resident_bytes(),
         )
