@@ -134,25 +134,25 @@ class _Merged:
         self._deltas: list[tuple[int, StreamDelta]] = []
         self._wake = asyncio.Event()
         self._took = took
+        self._error: BaseException | None = None
         self._tasks = [
             asyncio.create_task(self._pump(stream, i * samples)) for i, stream in enumerate(streams)
         ]
         self._open = len(self._tasks)
-        self._error: BaseException | None = None
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     async def _pump(self, stream: Stream, first: int) -> None:
-        try:
-            async for delta in stream:
-                self._took(first + delta.index, delta)
-                self._deltas.append((first + delta.index, delta))
-                self._wake.set()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            self._error = self._error or error  # raised where the streams are read
-        finally:
-            self._open -= 1
+        async for delta in stream:
+            self._took(first + delta.index, delta)
+            self._deltas.append((first + delta.index, delta))
             self._wake.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open -= 1
+        if not task.cancelled():
+            self._error = self._error or task.exception()  # raised where the streams are read
+        self._wake.set()
 
     async def take(self) -> Deltas:
         """Everything unread, waiting for something; empty at the end. Raises the first failure of a stream."""

@@ -73,6 +73,8 @@ class ServerLog:
         root.addHandler(self._handler)
         root.setLevel(logging.WARNING)
         logging.getLogger("quire").setLevel(self._level)
+        # what strangers send wrong is answered, not logged
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self._listener.start()
         return self
 

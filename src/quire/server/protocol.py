@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from uvicorn.config import Config
@@ -18,16 +17,28 @@ MAX_HEADERS = 128
 MAX_PIPELINED = 16
 # What one read from a socket may bring beyond the headers it completes.
 _READ_SLACK = 256 * 1024
-# A connection without a request for so long makes room for a new one when there are too many.
-_IDLE_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Connections at once, and seconds for a request's headers."""
+@dataclass(slots=True)
+class Connections:
+    """Limits of one server's connections, and those that have no request in work, longest idle first.
 
-    connections: int
+    When there are `limit` and another comes, the longest idle one is closed: whoever holds connections without
+    using them cannot keep others out. Only when all are in use is a new one refused.
+    """
+
+    limit: int
     header_seconds: float
+    idle: dict[LimitedProtocol, None] = field(default_factory=dict)
+
+    def make_room(self) -> bool:
+        """Close the connection that has been idle for longest; false when there is none."""
+        oldest = next(iter(self.idle), None)
+        if oldest is None:
+            return False
+        del self.idle[oldest]
+        oldest.transport.close()
+        return True
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -38,51 +49,38 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(
         self,
-        limits: ConnectionLimits,
+        table: Connections,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limits = limits
+        self._table = table
         self._timer: TimerHandle | None = None
         self._in_headers = False
         self._header_bytes = 0
         self._refusal: ApiError | None = None
         self._pending: ApiError | None = None  # why the parser was stopped
         self._active: Any = None  # the cycle that is being answered; self.cycle may be a pipelined one
-        self._idle_since = time.monotonic()
 
     # ---- connection
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        full = len(self.connections) >= self._limits.connections and not self._make_room()
+        full = len(self.connections) >= self._table.limit and not self._table.make_room()
         super().connection_made(transport)
         if full:
             self._refuse(ApiError(
-                429, f"there are {self._limits.connections} connections, as many as are allowed",
+                429, f"there are {self._table.limit} connections with requests, as many as are allowed",
                 code="too_many_connections", headers=[(b"retry-after", b"1")],
             ))  # fmt: skip
             return
+        self._table.idle[self] = None
         self._start_timer()
-
-    def _make_room(self) -> bool:
-        """Close a connection that does nothing."""
-        now = time.monotonic()
-        for other in self.connections:
-            if isinstance(other, LimitedProtocol) and other.idle_for(now) > _IDLE_SECONDS:
-                other.transport.close()
-                return True
-        return False
-
-    def idle_for(self, now: float) -> float:
-        """Seconds since this connection last had a request in work; 0 while it has one."""
-        busy = self.cycle is not None and not self.cycle.response_complete
-        return 0.0 if busy else now - self._idle_since
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._table.idle.pop(self, None)
         super().connection_lost(exc)
         active = self._active
         if active is not None and not active.response_complete:
@@ -94,7 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        if self._timer is None and self.idle_for(time.monotonic()):
+        if self._timer is None and self in self._table.idle:
             self._start_timer()
         super().data_received(data)
         if self._in_headers and self._refusal is None:
@@ -130,6 +128,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._stop_timer()
+        self._table.idle.pop(self, None)
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fail(ApiError(400, f"more than {MAX_PIPELINED} requests are pipelined", code="pipelining"))
         super().on_headers_complete()
@@ -139,13 +138,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        self._idle_since = time.monotonic()
         super().on_response_complete()
+        if self._active.response_complete and not self.transport.is_closing():
+            self._table.idle[self] = None
 
     # ---- refusals
 
     def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._limits.header_seconds, self._late)
+        self._timer = self.loop.call_later(self._table.header_seconds, self._late)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -157,7 +157,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._in_headers:  # nothing was asked
             self.transport.close()
             return
-        message = f"the headers were not complete after {self._limits.header_seconds:g} s"
+        message = f"the headers were not complete after {self._table.header_seconds:g} s"
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002

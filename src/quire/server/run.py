@@ -20,7 +20,7 @@ from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.logs import log
 from quire.server.metrics import ServerMetrics
-from quire.server.protocol import ConnectionLimits, LimitedProtocol
+from quire.server.protocol import Connections, LimitedProtocol
 from quire.types import QuireError
 
 # What the kernel may hold of unread output per connection: a slow reader is noticed within seconds.
@@ -108,8 +108,8 @@ class HttpServer:
 
     def __init__(self, engine: AsyncEngine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
         self.context = ServerContext(engine, config, ServerMetrics(engine))
-        limits = ConnectionLimits(config.max_connections, config.header_timeout)
-        factory = functools.partial(LimitedProtocol, limits)
+        connections = Connections(config.max_connections, config.header_timeout)
+        factory = functools.partial(LimitedProtocol, connections)
         self._server = _Server(uvicorn.Config(
             App(self.context), http=factory, ws="none", lifespan="off", interface="asgi3",  # type: ignore[arg-type]
             log_config=None, access_log=False, proxy_headers=False, server_header=False,

@@ -1,0 +1,113 @@
+"""What /metrics tells, and that health answers while everything is busy."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from helpers.server import LiveServer, serving
+from quire.server.histogram import Histogram
+
+VLLM = {
+    "vllm:num_requests_running": "gauge", "vllm:num_requests_waiting": "gauge", "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:prefix_cache_queries": "counter", "vllm:prefix_cache_hits": "counter", "vllm:num_preemptions": "counter",
+    "vllm:prompt_tokens": "counter", "vllm:generation_tokens": "counter", "vllm:request_success": "counter",
+    "vllm:request_prompt_tokens": "histogram", "vllm:request_generation_tokens": "histogram",
+    "vllm:request_max_num_generation_tokens": "histogram", "vllm:request_params_max_tokens": "histogram",
+    "vllm:request_params_n": "histogram", "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram", "vllm:request_time_per_output_token_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram", "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_inference_time_seconds": "histogram", "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram", "vllm:cache_config_info": "gauge",
+}  # fmt: skip
+
+
+def families(server: LiveServer) -> dict[str, str]:
+    return {
+        family.name: family.type for family in text_string_to_metric_families(server.get("/metrics").text)
+    }
+
+
+def test_names_and_types(server: LiveServer) -> None:
+    server.chat(max_tokens=5)
+    found = families(server)
+    assert {name: found.get(name) for name in VLLM} == VLLM
+    for name, kind in VLLM.items():
+        if name != "vllm:cache_config_info":
+            assert found.get(name.replace("vllm:", "quire_")) == kind, name
+    for name in ("http_requests", "quire_kv_waste_tokens", "quire_wasted_tokens", "quire_step_phase_seconds",
+                 "quire_memory_bytes", "quire_engine_resident_bytes", "http_request_duration_seconds"):  # fmt: skip
+        assert name in found
+
+
+def test_counts(server: LiveServer) -> None:
+    names = ("quire_generation_tokens_total", "quire_inter_token_latency_seconds_count", "quire_prompt_tokens_total",
+             "vllm:time_to_first_token_seconds_count", "vllm:request_success_total")  # fmt: skip
+    before = {name: server.metric(name) for name in names}
+    prompt = server.chat("count me", max_tokens=80, ignore_eos=True, n=2).json["usage"]["prompt_tokens"]
+    after = {name: server.metric(name) for name in names}
+    assert after["quire_generation_tokens_total"] - before["quire_generation_tokens_total"] == 160
+    assert after["quire_prompt_tokens_total"] - before["quire_prompt_tokens_total"] == prompt
+    assert (
+        after["vllm:time_to_first_token_seconds_count"] - before["vllm:time_to_first_token_seconds_count"]
+        == 1
+    )
+    assert after["vllm:request_success_total"] - before["vllm:request_success_total"] == 2
+    gaps = (
+        after["quire_inter_token_latency_seconds_count"] - before["quire_inter_token_latency_seconds_count"]
+    )
+    assert 1 <= gaps <= 158  # tokens that are read at once count once
+    assert server.metric("quire_request_success_total", finished_reason="length") >= 2
+
+
+def test_labels_are_bounded(server: LiveServer) -> None:
+    for i in range(20):
+        server.get(f"/made-up/{i}")
+        server.get(f"/v1/models/m{i}")
+        server.chat(model=f"made-up-{i}")
+        server.request(f"MADEUP{i}" if i else "BREW", "/health")
+    assert server.metric("http_requests_total", handler="none") >= 20
+    text = server.get("/metrics").text
+    assert "made-up" not in text
+    assert "MADEUP" not in text
+
+
+def test_a_storm_of_scrapes_is_rendered_a_few_times(server: LiveServer) -> None:
+    first = server.get("/metrics").text
+    assert any(server.get("/metrics").text == first for _ in range(3))
+
+
+def test_histogram_buckets() -> None:
+    histogram = Histogram((1.0, 2.0, 5.0))
+    for value in (0.5, 1.0, 1.5, 5.0, 7.0):
+        histogram.observe(value)
+    assert histogram.buckets((1.0, 5.0)) == [("1.0", 2), ("5.0", 4), ("+Inf", 5)]
+    assert histogram.total == 15.0
+
+
+def test_health_answers_while_everything_is_busy(folder: Path) -> None:
+    """The times are printed, not judged: what matters is that health never waits for the work to end."""
+    with serving(folder, {"max_model_len": 2000}) as live:
+        working = [
+            threading.Thread(
+                target=live.chat, kwargs={"max_tokens": 1200, "ignore_eos": True, "stream": True, "n": 4}
+            )
+            for _ in range(12)
+        ]
+        for thread in working:
+            thread.start()
+        live.wait(lambda: live.engine.stats.running > 8)
+        times = []
+        for _ in range(100):
+            start = time.perf_counter()
+            assert live.get("/health/ready").status == 200
+            times.append(time.perf_counter() - start)
+        assert any(thread.is_alive() for thread in working)
+        print(f"health: p50 {statistics.median(times) * 1e3:.1f} ms, p99 {sorted(times)[98] * 1e3:.1f} ms")
+        live.loop.call_soon_threadsafe(live._stop.set)
+        for thread in working:
+            thread.join(60)
