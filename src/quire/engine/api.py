@@ -164,7 +164,9 @@ class AsyncEngine(Protocol):
         """Refuse new requests, let running ones finish for so long, end the rest, release everything."""
 
     def generate(self, ask: GenerateAsk) -> Stream:
-        """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError."""
+        """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError, or
+        DeadlineError when its time had passed before it came.
+        """
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True

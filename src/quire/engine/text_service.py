@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from quire.util.strict_json import read_small_file
 CHARS_PER_TOKEN = 16
 LONG_TEXT = 32_768  # characters; longer texts queue among themselves
 MAX_TEMPLATE_BYTES = 2**20
+_KNOWN_PIECES = 2**18
 
 T = TypeVar("T")
 
@@ -39,7 +41,9 @@ class TextService:
         self._short = ThreadPoolExecutor(2, "quire-text")
         self._long = ThreadPoolExecutor(1, "quire-long-text")
         self._max_tokens = 0
-        self._pieces: dict[int, str] = {}
+        self._piece = lru_cache(_KNOWN_PIECES)(
+            lambda token_id: self.token_bytes(token_id).decode("utf-8", "replace")
+        )
 
     @property
     def template_hash(self) -> str | None:
@@ -95,11 +99,7 @@ class TextService:
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each token's bytes decoded on their own."""
-        known = self._pieces
-        for token_id in token_ids:
-            if token_id not in known:
-                known[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
-        return [known[token_id] for token_id in token_ids]
+        return list(map(self._piece, token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text; none without a tokenizer."""

@@ -8,7 +8,7 @@ from collections import deque
 _RECENT_STEPS = 256
 _STEP_FACTOR = 20  # a step may take this many times the longest recent one
 _BUSY_FACTOR = 30  # and this many times the limit while its process is seen computing
-_BUSY_SHARE = 0.1  # of one core
+_BUSY_SHARE = 0.02  # of one core: a container may be throttled, a stopped process uses nothing
 
 
 class Verdict(enum.Enum):
