@@ -39,12 +39,12 @@ class Options:
     out: Path
     steps: int
     seed: int = 1
-    rate: float = 4e-3
-    warmup: int = 60
+    rate: float = 1.5e-2
+    warmup: int = 100
     muon: bool = True
     learn_all: bool = False
     pool: int = 512
-    steps_per_pool: int = 6
+    steps_per_pool: int = 12
     held_out: int = 256
     bf16: bool = True
     teacher: Path | None = None
@@ -192,13 +192,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=4e-3)
-    parser.add_argument("--warmup", type=int, default=60)
+    parser.add_argument("--rate", type=float, default=1.5e-2)
+    parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--adamw", dest="muon", action="store_false", help="AdamW for every weight")
     parser.add_argument("--learn-all", action="store_true", help="learn prompts too")
     parser.add_argument("--float32", dest="bf16", action="store_false", help="no bfloat16 autocast")
     parser.add_argument("--pool", type=int, default=512, help="conversations sorted by length together")
-    parser.add_argument("--steps-per-pool", type=int, default=6)
+    parser.add_argument("--steps-per-pool", type=int, default=12)
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--eval-every", type=int, default=200)

@@ -12,6 +12,13 @@ _TRAITS = (
     "small brave shy kind proud clever curious lonely happy quiet young funny gentle lazy busy careful "
     "cheerful stubborn"
 ).split()
+_CARRIED = [
+    o for o in OBJECTS if o not in {"table", "chair", "door", "window", "shelf", "drawer", "wagon", "ladder"}
+]
+# Heroes of fairy tales, by the pronoun that goes with them.
+_SHE = ("princess", "queen", "witch", "mermaid", "fairy", "grandmother")
+_HE = ("king", "knight", "wizard", "prince", "giant", "grandfather")
+_EITHER = ("dragon", "robot", "ghost", "elf", "unicorn", "dinosaur", "monster", "snowman", "kitten", "puppy")
 _TIMES = ("morning", "evening", "afternoon", "day")
 _MASS = [
     f
@@ -26,21 +33,25 @@ _BARE = (
 )  # fmt: skip
 _ABOUT = ("Tell me a story about {x}.", "Write a short story about {x}.", "I want a story about {x}.", "Make up a story about {x}.",
           "Can you write a story about {x}?", "A story about {x}, please.", "Tell a short story about {x}.")  # fmt: skip
+_WITH_WORDS = ("Write a story with the words {a}, {p} and {o}.", "Use the words {a}, {p} and {o} in a story.")
 
 
 def _people(draw: Draw) -> dict[str, str]:
     """Hero and friend: names, kinds, pronouns."""
-    if draw.chance(0.5):
-        girl = draw.chance(0.5)
-        name = draw.pick(GIRLS if girl else BOYS)
-        kind = "girl" if girl else "boy"
-        he, him, his = ("she", "her", "her") if girl else ("he", "him", "his")
+    form = draw.weighted((("child", 0.4), ("animal", 0.4), ("tale", 0.2)))
+    if form == "child":
+        kind = draw.pick(("girl", "boy"))
     else:
-        kind = draw.pick(ANIMALS)
+        kind = draw.pick(ANIMALS if form == "animal" else _SHE + _HE + _EITHER)
+    if kind in {"girl", *_SHE}:
+        name = draw.pick(GIRLS)
+    elif kind in {"boy", *_HE}:
+        name = draw.pick(BOYS)
+    else:
         name = first_name(draw)
-        he, him, his = ("she", "her", "her") if name in GIRLS else ("he", "him", "his")
+    he, him, his = ("she", "her", "her") if name in GIRLS else ("he", "him", "his")
     friend = draw.pick([n for n in GIRLS + BOYS if n != name])
-    friend_kind = draw.pick([a for a in ANIMALS if a != kind])
+    friend_kind = draw.pick([a for a in (*ANIMALS, *_EITHER) if a != kind])
     return {"h": name, "a": kind, "he": he, "him": him, "his": his, "f": friend, "fa": friend_kind}
 
 
@@ -50,7 +61,7 @@ def _slots(draw: Draw) -> dict[str, str]:
     def make() -> dict[str, str]:
         place, other = draw.sample(PLACES, 2)
         return {
-            **_people(draw), "adj": draw.pick(_TRAITS), "p": place, "q": other, "o": draw.pick(OBJECTS),
+            **_people(draw), "adj": draw.pick(_TRAITS), "p": place, "q": other, "o": draw.pick(_CARRIED),
             "c": draw.pick(COLORS), "e": draw.pick(_MASS + _MANY), "w": draw.pick(_TIMES), "s": draw.pick(SKILLS),
         }  # fmt: skip
 
@@ -80,31 +91,22 @@ def tell(draw: Draw, plot: Plot, slots: dict[str, str], *, ending: str | None = 
 
 def _request(draw: Draw, plot: Plot, slots: dict[str, str]) -> tuple[str, list[str]]:
     """A wish for a story, and what the story must then mention."""
-    kind = draw.weighted(
-        (("bare", 0.15), ("hero", 0.3), ("name", 0.15), ("theme", 0.2), ("words", 0.1), ("place", 0.1))
-    )
-    if kind == "bare":
-        return draw.pick(_BARE), []
-    if kind == "hero":
-        return draw.pick(_ABOUT).format(
-            x=article(f"{slots['adj']} {slots['a']}" if draw.chance(0.4) else slots["a"])
-        ), [slots["a"]]
-    if kind == "name":
-        return draw.pick(_ABOUT).format(x=f"{article(slots['a'])} named {slots['h']}"), [
-            slots["h"],
-            slots["a"],
-        ]
-    if kind == "theme":
-        return draw.pick(_ABOUT).format(x=draw.pick(plot.themes)), []
-    if kind == "place":
-        return draw.pick(_ABOUT).format(x=f"{article(slots['a'])} near the {slots['p']}"), [
-            slots["a"],
-            slots["p"],
-        ]
-    ask = draw.pick(
-        ("Write a story with the words {a}, {p} and {o}.", "Use the words {a}, {p} and {o} in a story.")
-    )
-    return ask.format(**slots), [slots["a"], slots["p"], slots["o"]]
+    hero, friend = article(slots["a"]), article(slots["fa"])
+    wishes = {
+        "bare": ("", []),
+        "hero": (hero, ["a"]),
+        "trait": (article(f"{slots['adj']} {slots['a']}"), ["a"]),
+        "name": (f"{hero} named {slots['h']}", ["h", "a"]),
+        "pair": (f"{hero} and {friend}", ["a", "fa"]),
+        "theme": (draw.pick(plot.themes), []),
+        "place": (f"{hero} near the {slots['p']}", ["a", "p"]),
+        "words": ("", ["a", "p", "o"]),
+    }
+    shares = (0.13, 0.22, 0.1, 0.15, 0.1, 0.18, 0.06, 0.06)
+    kind = draw.weighted(list(zip(wishes, shares, strict=True)))
+    what, words = wishes[kind]
+    asks = {"bare": _BARE, "words": _WITH_WORDS}.get(kind, _ABOUT)
+    return draw.pick(asks).format(x=what, **slots), [slots[w] for w in words]
 
 
 def _must_mention(text: str, words: list[str], slots: dict[str, str]) -> str:
