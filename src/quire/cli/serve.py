@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 from quire.cli.options import add_config_options, nearest, value_type
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
+from quire.types import CheckpointError
 from quire.util.platform import available_memory
+from quire.util.strict_json import parse_json_object
 
 # Options of other servers that would change what is served: named rather than unknown.
 _REFUSED = {
@@ -98,11 +99,12 @@ def read_config(path: Path) -> dict[str, Any]:
     """The options of a TOML or JSON file, by field name. Raises ValueError for anything that is not an option."""
     try:
         data = path.read_bytes()
-        values = tomllib.loads(data.decode()) if path.suffix == ".toml" else json.loads(data)
-    except (OSError, ValueError) as error:  # both parsers' errors are ValueErrors
+        json_file = path.suffix != ".toml"
+        values: dict[str, Any] = (
+            parse_json_object(data, path.name) if json_file else tomllib.loads(data.decode())
+        )
+    except (OSError, ValueError, CheckpointError) as error:
         raise ValueError(f"config: {path}: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"config: {path}: must hold options by name")
     known = {f.name: f for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)}
     found: dict[str, Any] = {}
     for key, value in values.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -93,16 +93,13 @@ class EventStream:
             self._context.watches.add(watch)
             try:
                 with Run(self._context, exchange, asks) as run:
-                    async for deltas in run.read():
-                        if len(deltas) == 1:
-                            data = chunk_of(*deltas[0])
-                        else:
-                            data = b"".join([chunk_of(choice, delta) for choice, delta in deltas])
-                        if not data:
-                            continue
-                        if not exchange.status:
-                            await exchange.start(200, _EVENT_STREAM)
-                        await exchange.write(data)
+                    if run.choices == 1:
+                        async for delta in run.streams[0]:
+                            run.took(0, delta)
+                            await self._send(chunk_of(0, delta))
+                    else:
+                        async for deltas in run.read():
+                            await self._send(b"".join([chunk_of(choice, delta) for choice, delta in deltas]))
                     last = self._chunks.last(run.usage() if self._usage else None, self._timings_of(run))
                 if (
                     not exchange.status
@@ -112,8 +109,22 @@ class EventStream:
             finally:
                 self._context.watches.discard(watch)
 
+    def _send(self, data: bytes) -> Awaitable[None]:
+        if not self._exchange.status:
+            return self._send_first(data)
+        return self._exchange.write(data) if data else _nothing()
+
+    async def _send_first(self, data: bytes) -> None:
+        if data:
+            await self._exchange.start(200, _EVENT_STREAM)
+            await self._exchange.write(data)
+
     def _timings_of(self, run: Run) -> TimingsBody | None:
         return run.timings() if self._timings else None
+
+
+async def _nothing() -> None:
+    """A chunk that is empty."""
 
 
 def optional(value: PromptLogprobs | None) -> PromptLogprobs | msgspec.UnsetType:

@@ -41,7 +41,9 @@ class Exchange:
         self.path: str = scope["path"]
         self.handler = ""  # the route's pattern, for metrics
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        # what our own HTTP protocol offers beyond ASGI: dropping the connection, and whether output is piling up
         self.abort: Callable[[], None] | None = scope.get("quire.abort")
+        self.blocked: Callable[[], bool] = scope.get("quire.blocked", _never)
         self.scope = scope
         self.request_id = self._request_id()
         self.key_name = ""  # which API key was presented, by position
@@ -49,7 +51,6 @@ class Exchange:
         self.bytes_in = 0
         self.bytes_out = 0
         self.details: dict[str, Any] = {}  # for the access log
-        self.sending_since = 0.0  # when the send in progress began; 0 when none is
         self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
         self.sent_type = b""
         self._raw: bytes | None = None
@@ -153,9 +154,14 @@ class Exchange:
             return
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a part of the body; waits while the client does not read."""
+    def write(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
+        """Send a part of the body; awaiting it waits while the client does not read."""
         self.bytes_out += len(data)
+        if self.recorded is None and self._held is None:
+            return self._send({"type": "http.response.body", "body": data, "more_body": more})
+        return self._write_kept(data, more=more)
+
+    async def _write_kept(self, data: bytes, *, more: bool) -> None:
         if self.recorded is not None:
             self.recorded.append(data)
         if self._held is not None:
@@ -165,13 +171,15 @@ class Exchange:
             data = b"".join(self._held)
             headers = [*self._held_headers, (b"content-length", str(len(data)).encode())]
             await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
-        self.sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self.sending_since = 0.0
 
     def watch(self) -> HangUpWatch:
         """A context in which a hang-up ends the current task's work; enter it after the body was read."""
         return HangUpWatch(self, self._receive)
+
+
+def _never() -> bool:
+    return False
 
 
 class HangUpWatch:
@@ -184,6 +192,7 @@ class HangUpWatch:
         self.exchange = exchange
         self._receive = receive
         self._reason = ""
+        self._blocked_since = 0.0
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -204,9 +213,13 @@ class HangUpWatch:
             self._task.cancel()
 
     def waiting(self) -> float:
-        """Seconds that the client has kept the current write waiting."""
-        since = self.exchange.sending_since
-        return time.monotonic() - since if since else 0.0
+        """Seconds that output has been piling up, as of the calls of this: call it regularly."""
+        if not self.exchange.blocked():
+            self._blocked_since = 0.0
+            return 0.0
+        now = time.monotonic()
+        self._blocked_since = self._blocked_since or now
+        return now - self._blocked_since
 
     def end_slow_reader(self) -> None:
         """Stop the work and drop the connection with what is still buffered for it."""

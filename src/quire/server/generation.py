@@ -60,15 +60,10 @@ class Run:
         return [stream.output for stream in self.streams]
 
     async def read(self) -> AsyncIterator[Deltas]:
-        """What came, as it comes: all that is there at once. Raises ApiError for a sample that failed, and what
-        iterating a Stream raises.
+        """What came of several choices: all that is there at once. Raises ApiError for a sample that failed, and
+        what iterating a Stream raises.
         """
-        if self.choices == 1:
-            async for delta in self.streams[0]:
-                self._took(0, delta)
-                yield ((0, delta),)
-            return
-        merged = _Merged(self.streams, self.samples, self._took)
+        merged = _Merged(self.streams, self.samples, self.took)
         try:
             while deltas := await merged.take():
                 yield deltas
@@ -77,11 +72,16 @@ class Run:
 
     async def finish(self) -> list[RequestOutput]:
         """Read to the end; the whole outputs."""
-        async for _ in self.read():
-            pass
+        if self.choices == 1:
+            async for delta in self.streams[0]:
+                self.took(0, delta)
+        else:
+            async for _ in self.read():
+                pass
         return self.outputs
 
-    def _took(self, choice: int, delta: StreamDelta) -> None:
+    def took(self, choice: int, delta: StreamDelta) -> None:
+        """Note what a choice's stream gave. Raises ApiError for a sample that failed."""
         if delta.token_ids:
             now, last = time.monotonic(), self._last[choice]
             if last:

@@ -44,7 +44,8 @@ class Connections:
 class LimitedProtocol(HttpToolsProtocol):
     """Bounds connections, header size and count, time for headers, and pipelining; refusals are JSON errors.
 
-    Adds scope["quire.abort"], which drops the connection with what is still to be sent.
+    Adds scope["quire.abort"], which drops the connection with what is still to be sent, and
+    scope["quire.blocked"], whether the client has left so much unread that sending waits.
     """
 
     def __init__(
@@ -104,6 +105,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers, self._header_bytes = True, 0
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]
+
+    def _blocked(self) -> bool:
+        return self.flow.write_paused
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

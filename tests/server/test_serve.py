@@ -1,0 +1,287 @@
+"""`quire serve`: options, config files, start, signals, and what stops a start."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.server import read_all, request_bytes
+from quire.cli.main import main
+from quire.cli.serve import read_config, settings
+
+SMALL = ["--max-model-len", "2000", "--threads", "1", "--memory", "700MiB"]
+
+
+class Process:
+    """A `quire serve` of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, *options],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            if line.startswith("quire: serving "):
+                break
+        else:
+            pytest.fail("\n".join(self.lines))
+
+    @property
+    def port(self) -> int:
+        found = re.search(r":(\d+)$", self.lines[-1])
+        assert found, self.lines
+        return int(found[1])
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=60)
+        return self.process.returncode, rest
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str) -> Iterator[Process]:
+    process = Process(folder, "--port", "0", *options)
+    try:
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.communicate()
+
+
+def stream(port: int, tokens: int) -> socket.socket:
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
+    sock.sendall(request_bytes("/v1/chat/completions", body, headers="connection: close\r\n"))
+    assert sock.recv(10)
+    return sock
+
+
+def children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def test_start_serve_and_drain(folder: Path) -> None:
+    """Row 62: what runs is finished, what comes is refused, then everything is gone."""
+    with running(folder, "--served-model-name", "small", "--log-format", "json", "--access-log") as server:
+        assert any(line.split()[:1] == ["sum"] for line in server.lines)
+        assert "KV blocks" in " ".join(server.lines)
+        engines = children(server.process.pid)
+        sock = stream(server.port, 1900)
+        server.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + 20
+        while True:  # still answering, no longer ready
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+            connection.request("GET", "/health/ready")
+            status = connection.getresponse().status
+            connection.close()
+            if status == 503:
+                break
+            assert time.monotonic() < end
+        text = read_all(sock)
+        assert b"[DONE]" in text
+        _, log = server.process.communicate(timeout=60)
+        assert server.process.returncode == 0
+        lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        assert any(line["message"].startswith("SIGTERM: draining") for line in lines)
+        chat = next(line for line in lines if line["message"] == "POST /v1/chat/completions")
+        assert (chat["status"], chat["completion_tokens"]) == (200, 1900)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
+
+
+def test_a_second_signal_ends_at_once(folder: Path) -> None:
+    with running(folder, "--shutdown-timeout", "600") as server:
+        engines = children(server.process.pid)
+        sock = stream(server.port, 1900)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        _, log = server.process.communicate(timeout=60)
+        assert server.process.returncode in {0, 1}  # 0: the stream was over before the second signal
+        assert server.process.returncode == 0 or "ending at once" in log
+        assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
+        sock.close()
+
+
+def test_a_signal_while_loading_ends_the_start(folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, "--port", "0"],
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(0.5)  # somewhere on the way; wherever it is, nothing must stay behind
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode in {0, 1, -signal.SIGTERM}
+
+
+def test_unix_socket(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    left_behind = socket.socket(socket.AF_UNIX)
+    left_behind.bind(str(path))
+    left_behind.close()
+    with running(folder, "--uds", str(path)) as server:
+        assert server.lines[-1].endswith(f"unix:{path}")
+        assert path.stat().st_mode & 0o777 == 0o600
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            sock.sendall(b"GET /health HTTP/1.1\r\nhost: anything\r\nconnection: close\r\n\r\n")
+            assert read_all(sock).startswith(b"HTTP/1.1 200 ")
+        assert main(["serve", str(folder), "--uds", str(path)]) == 1
+        assert server.end()[0] == 0
+    assert not path.exists()
+
+
+def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
+    """Row 84."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make_certificate(key, certificate, "first")
+    options = ("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
+    with running(folder, *options) as server:
+        assert "https://127.0.0.1" in server.lines[-1]
+        assert subject(server.port) == "first"
+        make_certificate(key, certificate, "second")
+        server.process.send_signal(signal.SIGHUP)
+        end = time.monotonic() + 20
+        while subject(server.port) != "second":
+            assert time.monotonic() < end
+        assert server.end()[0] == 0
+    certificate.write_text("not a certificate")
+    assert main(["serve", str(folder), "--port", "0", *options]) == 1
+
+
+def make_certificate(key: Path, certificate: Path, name: str) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+def subject(port: int) -> str:
+    """The common name of the certificate that a server shows."""
+    text = ssl.get_server_certificate(("127.0.0.1", port))
+    shown = subprocess.run(
+        ["openssl", "x509", "-noout", "-subject", "-nameopt", "multiline"],
+        input=text, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return shown.stdout.rsplit("=", 1)[1].strip()
+
+
+def test_a_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Row 84."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", str(folder), "--port", str(port)]) == 1
+    error = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}" in error
+    assert "--port" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--prot", "1"], "did you mean --port?"),
+        (["--max-model-length", "1"], "did you mean --max-model-len?"),
+        (["--trust-remote-code"], "code in checkpoints is never run"),
+        (["--port", "x"], "invalid int value"),
+        (["--unknown-fields", "maybe"], "invalid choice"),
+        (["--max-model", "100"], "did you mean --max-model-len?"),
+    ],
+)
+def test_unusable_options(
+    folder: Path, options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 85."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(folder), *options])
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.toml", "max_model_length = 3", "did you mean max_model_len?"),
+        ("a.toml", 'port = "80"', "port: '80' is not of the right type"),
+        ("a.toml", "port = true", "is not of the right type"),
+        ("a.json", '{"port": 1, "port": 2}', "duplicate key"),
+        ("a.toml", "max-model-len = 3\nmax_model_len = 4", "given twice"),
+        ("a.toml", 'memory = "much"', "is not a size"),
+        ("a.toml", "memory = 1\ngpu_memory_utilization = 0.5", "give one"),
+        ("a.toml", "port = 99999", "port: 99999"),
+        ("a.toml", 'ssl_keyfile = "k"', "give both or neither"),
+        ("a.toml", 'api_key_file = "/nonexistent"', "api_key_file"),
+        ("a.toml", "model = 3", "model"),
+        ("a.json", "[]", "expected a JSON object"),
+    ],
+)
+def test_unusable_config_files(
+    tmp_path: Path, folder: Path, name: str, content: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Row 85."""
+    file = tmp_path / name
+    file.write_text(content)
+    assert main(["serve", str(folder), "--config", str(file)]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_config_file_and_command_line(tmp_path: Path) -> None:
+    toml, file = tmp_path / "c.toml", tmp_path / "c.json"
+    values: dict[str, Any] = {
+        "model": "m", "max-model-len": 300, "api_key": ["a", "b"], "memory": "2GiB", "reader-timeout": 3,
+        "enable-prefix-caching": False, "served-model-name": "one",
+    }  # fmt: skip
+    file.write_text(json.dumps(values))
+    toml.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()))
+    assert read_config(toml) == read_config(file)
+    model, engine, serving = settings({"max_model_len": 400, "port": 1234}, read_config(toml))
+    assert (model, engine.max_model_len, engine.memory, serving.port) == ("m", 400, 2 << 30, 1234)
+    assert (serving.api_key, serving.served_model_name, serving.reader_timeout) == (("a", "b"), ("one",), 3.0)
+    assert not engine.enable_prefix_caching
+    shared = settings({"model": "m", "gpu_memory_utilization": 0.5}, {"memory": 5})[1].memory
+    assert shared is not None
+    assert shared > 5
+    with pytest.raises(ValueError, match="give one"):
+        settings({"model": "m", "gpu_memory_utilization": 0.5, "memory": 1}, {})
+    with pytest.raises(ValueError, match="model"):
+        settings({}, {})
+
+
+def test_a_closed_log_does_not_matter(folder: Path) -> None:
+    """Row 86."""
+    with running(folder, "--access-log") as server:
+        assert server.process.stderr is not None
+        server.process.stderr.close()
+        for _ in range(3):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+            connection.close()
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(60) == 0
