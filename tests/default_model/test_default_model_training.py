@@ -11,7 +11,7 @@ import pytest
 import torch
 from tools.default_model import hf_folder, lora
 from tools.default_model import tokenizer as tokenizers
-from tools.default_model.backends import torch_backend, transformers_backend
+from tools.default_model.backends import BACKENDS
 from tools.default_model.batching import Batches, BatchPlan
 from tools.default_model.corpus.draw import Split
 from tools.default_model.corpus.mixture import conversation
@@ -88,8 +88,8 @@ def test_cached_steps_equal_the_whole() -> None:
 def test_backends_agree(folder: Path) -> None:
     tokenizer = tokenizers.load(folder)
     prompts = [tokenizer.encode(i.prompt).ids for i in collect(1)[:6]]
-    stops = stop_ids(tokenizer)
-    assert torch_backend(folder, stops)(prompts, 12) == transformers_backend(folder, stops)(prompts, 12)
+    made = {name: backend(folder, stop_ids(tokenizer))(prompts, 12) for name, backend in BACKENDS.items()}
+    assert made["quire"] == made["torch"] == made["transformers"]
 
 
 def test_evaluation_of_the_right_answers_is_perfect(folder: Path) -> None:

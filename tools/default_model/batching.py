@@ -16,6 +16,7 @@ from .corpus.conversation import Conversation
 from .corpus.draw import Draw, Split
 from .model import Group
 from .rendering import END_OF_TEXT, segments
+from .shape import MAX_POSITIONS
 from .tokenizer import id_of
 
 IGNORE = -1
@@ -55,7 +56,7 @@ class BatchPlan:
     steps_per_pool: int = 6
     group_tokens: int = 1024
     micro_tokens: int = 4096
-    max_length: int = 1536
+    max_length: int = MAX_POSITIONS
     learn_all: bool = False
 
 

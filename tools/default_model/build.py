@@ -32,7 +32,7 @@ class Budget:
     items: int
 
 
-FULL = Budget(mini=4600, draft=1600, adapter=250, tokenizer=40_000, items=150)
+FULL = Budget(mini=4200, draft=1500, adapter=250, tokenizer=40_000, items=150)
 # Minutes on one core, to see that every part works; the models are of no use.
 TRIAL = Budget(mini=20, draft=20, adapter=4, tokenizer=5_000, items=3)
 

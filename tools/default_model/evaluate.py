@@ -112,7 +112,7 @@ def perplexity_table(folder: Path, tokenizer: Tokenizer, per_domain: int, seed: 
     lines = ["| domain | perplexity | tokens |", "|---|---|---|"]
     for domain in DOMAINS:
         held_out = of_domain(domain, seed, Split.EVAL, per_domain)
-        plan = BatchPlan(seed=0, pool=per_domain, steps_per_pool=1, max_length=2048)
+        plan = BatchPlan(seed=0, pool=per_domain, steps_per_pool=1)
         total, rows = 0.0, 0
         for batch in Batches(held_out.__getitem__, tokenizer, plan).step(0):
             with torch.no_grad():

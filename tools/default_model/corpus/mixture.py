@@ -74,7 +74,7 @@ def _pick_domain(draw: Draw) -> str:
 def _chain(draw: Draw) -> Conversation:
     """Several unrelated tasks in one chat: long contexts, and answers that ignore what no longer matters."""
     turns: list[Turn] = []
-    for _ in range(draw.between(3, 10)):
+    for _ in range(draw.between(3, 14)):
         domain = _pick_domain(draw)
         if domain in {"tools", "recall"}:
             continue
