@@ -10,6 +10,7 @@ import msgspec
 from quire import __version__
 from quire.server import requests, responses
 from quire.server.errors import ErrorBody
+from quire.types import MAX_LOGPROBS, MAX_SAMPLES
 
 _REF = "#/components/schemas/{name}"
 _TYPES: tuple[type[Any], ...] = (
@@ -60,12 +61,61 @@ _ERRORS = {
     "503": "the engine is not ready; Retry-After says when to come back",
     "504": "deadline_ms or max_queue_ms has passed",
 }
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string", "minLength": 1, "maxLength": 128,
+                     "description": "system, user, assistant, tool, or what the model's template knows"},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
+                        "description": "null only for an assistant that called tools"},
+        },
+    },
+}  # fmt: skip
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
+# What the types cannot say, by name of the field.
+_SHAPES: dict[str, dict[str, Any]] = {"messages": _MESSAGES}
+_BOUNDS: dict[str, dict[str, float]] = {
+    "temperature": {"minimum": 0, "maximum": 1e4},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
+    "n": {"minimum": 1, "maximum": MAX_SAMPLES},
+    "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
+    "presence_penalty": {"minimum": -100, "maximum": 100},
+    "frequency_penalty": {"minimum": -100, "maximum": 100},
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 1e3},
+    "max_tokens": {"minimum": 1},
+    "max_completion_tokens": {"minimum": 1},
+    "min_tokens": {"minimum": 0},
+    "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "top_logprobs": {"minimum": 0, "maximum": requests.MAX_TOP_LOGPROBS},
+}
 
 
 @functools.cache
 def document() -> bytes:
     """The document as JSON."""
     _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REF)
+    for name in ("ChatCompletionRequest", "CompletionRequest", "RenderRequest", "TokenizeRequest"):
+        _refine(schemas[name]["properties"])
+    schemas["CompletionRequest"]["properties"]["prompt"] |= _PROMPT
     paths: dict[str, Any] = {}
     for path, summary, request, response, chunk in _POSTS:
         operation = _operation(summary, response, chunk)
@@ -96,20 +146,29 @@ def document() -> bytes:
     })  # fmt: skip
 
 
+def _refine(properties: dict[str, Any]) -> None:
+    """Add shapes and bounds to a request's fields; null stays allowed where it was."""
+    for name, shape in _SHAPES.items():
+        if name in properties:
+            nullable = any(kind.get("type") == "null" for kind in properties[name].get("anyOf", ()))
+            properties[name] = {"anyOf": [shape, {"type": "null"}], "default": None} if nullable else shape
+    for name, bounds in _BOUNDS.items():
+        for kind in properties.get(name, {}).get("anyOf", ()):
+            if kind.get("type") in {"integer", "number"}:
+                kind.update(bounds)
+
+
 def _ref(name: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=name)}
 
 
 def _operation(summary: str, response: str, chunk: str = "") -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _ref(response)}}
+    text = "done"
     if chunk:
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"events of {chunk}, then [DONE]"}
-        }
-    return {
-        "summary": summary,
-        "responses": {"200": {"description": "done", "content": content}, **_errors()},
-    }
+        content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for the events of a stream
+        text = f"done; with stream true, server-sent events of {chunk} as JSON, then [DONE]"
+    return {"summary": summary, "responses": {"200": {"description": text, "content": content}, **_errors()}}
 
 
 def _errors() -> dict[str, Any]:

@@ -13,34 +13,6 @@ from msgspec import Meta
 from quire.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOP_STRINGS
 
 MAX_TOP_LOGPROBS = 20
-_TEXT_OR_IDS = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-         "minItems": 1},
-    ]
-}  # fmt: skip
-_MESSAGE = {
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {
-            "role": {"type": "string", "description": "system, user, assistant, tool, or what the template knows"},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "object", "required": ["type", "text"], "properties": {
-                        "type": {"const": "text"}, "text": {"type": "string"}}}},
-                    {"type": "null"},
-                ]
-            },
-        },
-    },
-}  # fmt: skip
-
 Prompt = str | list[str | int | list[int]]
 
 
@@ -106,7 +78,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], Meta(extra_json_schema=_MESSAGE)]
+    messages: list[dict[str, Any]]
     max_completion_tokens: Annotated[int | None, Meta(description="newer name of max_tokens")] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Meta(description=f"0 to {MAX_TOP_LOGPROBS}; needs logprobs")] = None
@@ -122,9 +94,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[
-        Prompt, Meta(description="text, token ids, or a list of either", extra_json_schema=_TEXT_OR_IDS)
-    ]
+    prompt: Annotated[Prompt, Meta(description="text, token ids, or a list of either")]
     max_tokens: Annotated[int | None, Meta(description="tokens to generate at most, from 1; default 16")] = (
         None
     )
@@ -141,7 +111,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 class RenderRequest(msgspec.Struct, kw_only=True):
     """Body of POST /v1/chat/completions/render: a chat request's conversation."""
 
-    messages: Annotated[list[dict[str, Any]], Meta(extra_json_schema=_MESSAGE)]
+    messages: list[dict[str, Any]]
     model: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -155,7 +125,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]] | None, Meta(extra_json_schema=_MESSAGE)] = None
+    messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
