@@ -1,5 +1,5 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
-# make serve   set up .venv with Quire alone, then chat with MODEL (a checkpoint folder or hub name)
+# make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name) over HTTP
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -32,13 +32,10 @@ test: check
 	$(BIN)/python -m pytest -n 2 $(TESTS)
 
 # MODEL unset: a small checkpoint with random weights is written, which shows the machinery and talks nonsense.
+MODEL ?= build/demo
 serve: $(VENV)/.installed
-ifdef MODEL
-	$(BIN)/quire chat $(MODEL) $(ARGS)
-else
-	$(BIN)/python tools/demo_checkpoint.py build/demo
-	$(BIN)/quire generate build/demo --prompt "Once upon a time" --max-tokens 64 $(ARGS)
-endif
+	@[ "$(MODEL)" != build/demo ] || $(BIN)/python tools/demo_checkpoint.py build/demo
+	$(BIN)/quire serve $(MODEL) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

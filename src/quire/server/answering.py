@@ -23,6 +23,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 ChunkOf = Callable[[int, StreamDelta], bytes]
 
 MAX_REQUEST_ID_CHARS = 128
+_CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -40,12 +41,15 @@ async def read_body(
     return body
 
 
-def make_envelope(context: ServerContext, body: GenerationRequest, prefix: str, kind: str) -> Envelope:
+def make_envelope(
+    context: ServerContext, exchange: Exchange, body: GenerationRequest, prefix: str
+) -> Envelope:
     """The id, model and fingerprint of an answer. Raises ApiError for an unknown model or an unfit request id.
 
     Two requests that bring the same request id are independent: it only names the response.
     """
     model = context.model(body.model)
+    exchange.details["model"] = model
     given = body.request_id
     if given is not None and not (
         given.isascii() and given.isprintable() and 0 < len(given) <= MAX_REQUEST_ID_CHARS
@@ -54,6 +58,7 @@ def make_envelope(context: ServerContext, body: GenerationRequest, prefix: str, 
             "request_id", f"request_id: must be 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters"
         )
     name = f"{prefix}-{given or uuid.uuid4().hex}"
+    kind = "text_completion" if prefix == "cmpl" else _CHAT_KINDS[bool(body.stream)]
     return Envelope(name, kind, int(time.time()), model, context.fingerprint())
 
 

@@ -79,6 +79,8 @@ class App:
             await self._fail(exchange, error)
         finally:
             self.context.metrics.count_http(exchange)
+            if self.context.tracer is not None:
+                self.context.tracer.record(exchange)
             if self.context.config.access_log:
                 log_access(exchange)
 

@@ -52,9 +52,7 @@ async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
     """Answer a conversation, whole or as a stream."""
     card = context.card()
     body = (await read_body(context, exchange, ChatCompletionRequest, fields.CHAT)).value
-    envelope = make_envelope(
-        context, body, "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion"
-    )
+    envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
     params = chat_params(body, card.default_sampling)
     prompt = await context.engine.encode_chat(chat_ask(body, body.messages))

@@ -45,7 +45,7 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     """Continue prompts, whole or as a stream."""
     card = context.card()
     body = (await read_body(context, exchange, CompletionRequest, fields.COMPLETION)).value
-    envelope = make_envelope(context, body, "cmpl", "text_completion")
+    envelope = make_envelope(context, exchange, body, "cmpl")
     check_streaming(body)
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_request("echo", "echo: with logprobs, not supported in a stream", "unsupported_parameter")

@@ -14,6 +14,7 @@ from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
+from quire.server.tracing import Tracer
 
 _UNAVAILABLE = {
     EngineState.STARTING: "the model is loading",
@@ -31,6 +32,7 @@ class ServerContext:
     config: ServingConfig
     metrics: ServerMetrics
     watches: set[HangUpWatch] = field(default_factory=set)
+    tracer: Tracer | None = None
     replays: Replays = field(default_factory=Replays)
     keys: int = 0
     _in_flight: Counter[str] = field(default_factory=Counter)

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from quire.server import json_input
 from quire.server.errors import ApiError, ClientGoneError, Header
+from quire.types import Timings
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -50,7 +51,8 @@ class Exchange:
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0
-        self.details: dict[str, Any] = {}  # for the access log
+        self.details: dict[str, Any] = {}  # for the access log and the span
+        self.timings: Timings | None = None  # of the prompt that ended last
         self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
         self.sent_type = b""
         self._raw: bytes | None = None

@@ -12,7 +12,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
 from quire.server.responses import PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason, RequestOutput
+from quire.types import FinishReason, RequestOutput, Timings
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 
@@ -94,6 +94,7 @@ class Run:
 
     def _note(self) -> None:
         usage = self.usage()
+        self._exchange.timings = self._latest()
         self._exchange.details |= {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
@@ -111,13 +112,16 @@ class Run:
     def timings(self) -> TimingsBody:
         """Where the time of a finished request went. Of several prompts, the one that ended last is told."""
         now = time.monotonic()
-        times = max((output.timings for output in self.outputs), key=lambda t: t.finished)
+        times = self._latest()
         marks = [self._exchange.arrival]
         for mark in (times.arrival, times.scheduled, times.first_token, times.finished, now):
             marks.append(max(mark, marks[-1]))  # a mark that was never reached takes no time
         parts = [after - before for before, after in itertools.pairwise(marks)]
         tokenize, queue, prefill, decode, deliver = parts
         return TimingsBody(tokenize, queue, prefill, decode, deliver, sum(parts))
+
+    def _latest(self) -> Timings:
+        return max((output.timings for output in self.outputs), key=lambda t: t.finished)
 
 
 def finish_reason(reason: FinishReason | None) -> str:

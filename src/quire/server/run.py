@@ -21,6 +21,7 @@ from quire.server.context import ServerContext
 from quire.server.logs import log
 from quire.server.metrics import ServerMetrics
 from quire.server.protocol import Connections, LimitedProtocol
+from quire.server.tracing import Tracer
 from quire.types import QuireError
 
 # What the kernel may hold of unread output per connection: a slow reader is noticed within seconds.
@@ -107,7 +108,8 @@ class HttpServer:
     """uvicorn serving an App on one socket. It answers from the start: 503 until the engine is ready."""
 
     def __init__(self, engine: AsyncEngine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
-        self.context = ServerContext(engine, config, ServerMetrics(engine))
+        tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
+        self.context = ServerContext(engine, config, ServerMetrics(engine), tracer=tracer)
         connections = Connections(config.max_connections, config.header_timeout)
         factory = functools.partial(LimitedProtocol, connections)
         self._server = _Server(uvicorn.Config(
@@ -135,6 +137,8 @@ class HttpServer:
         serving, sweeping = self._tasks
         await serving
         sweeping.cancel()
+        if self.context.tracer is not None:
+            await asyncio.to_thread(self.context.tracer.close)
 
 
 class _Server(uvicorn.Server):

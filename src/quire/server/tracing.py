@@ -1,0 +1,171 @@
+"""One OpenTelemetry span a generation, as OTLP over HTTP in JSON, from a thread of its own.
+
+Names follow the semantic conventions for generative AI (status: development), all of them in this file. A caller's
+W3C traceparent is continued, and its decision not to sample is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import secrets
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from quire import __version__
+from quire.server.exchange import Exchange
+from quire.server.logs import log
+from quire.types import Timings
+
+MAX_WAITING_SPANS = 4096
+BATCH = 512
+_BATCH_SECONDS = 1.0
+_POST_SECONDS = 5.0
+_QUIET_SECONDS = 60.0  # between complaints about a collector that does not answer
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
+_SERVER = 2  # SPAN_KIND_SERVER
+_ERROR = 2  # STATUS_CODE_ERROR
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The caller's span."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool
+
+
+def parse_traceparent(header: str) -> Parent | None:
+    """The caller's span, or None when there is none or the header is malformed."""
+    match = _TRACEPARENT.fullmatch(header.strip())
+    return None if match is None else Parent(match[1], match[2], bool(int(match[3], 16) & 1))
+
+
+class Tracer:
+    """Collects spans and posts them in batches; spans are dropped, never waited for."""
+
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint` is a collector's address; without a path the standard one is used. Raises ValueError."""
+        parts = urlsplit(endpoint)
+        if parts.scheme not in {"http", "https"} or not parts.netloc:
+            raise ValueError(f"otlp_endpoint: {endpoint!r} is not an http or https address")
+        self._url = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
+        self._spans: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING_SPANS)
+        self._complained = -_QUIET_SECONDS
+        self._thread = threading.Thread(target=self._run, name="quire-traces", daemon=True)
+        self._thread.start()
+
+    def record(self, exchange: Exchange) -> None:
+        """Take the span of a request that has ended; only generations have one."""
+        operation = _OPERATIONS.get(exchange.path)
+        parent = parse_traceparent(exchange.header(b"traceparent"))
+        if operation is None or exchange.method != "POST" or (parent is not None and not parent.sampled):
+            return
+        with contextlib.suppress(queue.Full):  # the collector is too slow; requests are not
+            self._spans.put_nowait(make_span(exchange, operation, parent))
+
+    def close(self) -> None:
+        """Post what is left, within seconds."""
+        try:
+            self._spans.put(None, timeout=_POST_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(2 * _POST_SECONDS)
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            batch: list[dict[str, Any]] = []
+            end = 0.0
+            while len(batch) < BATCH:
+                try:
+                    span = self._spans.get(timeout=max(0.0, end - time.monotonic()) if batch else None)
+                except queue.Empty:
+                    break
+                if span is None:
+                    going = False
+                    break
+                end = end or time.monotonic() + _BATCH_SECONDS
+                batch.append(span)
+            if batch:
+                self._post(batch)
+
+    def _post(self, batch: list[dict[str, Any]]) -> None:
+        resource = {"attributes": [_text("service.name", "quire"), _text("service.version", __version__)]}
+        scope = {"scope": {"name": "quire.server", "version": __version__}, "spans": batch}
+        body = msgspec.json.encode({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]})
+        request = urllib.request.Request(self._url, body, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=_POST_SECONDS):
+                return
+        except (OSError, ValueError) as error:  # urllib's errors are OSErrors
+            if time.monotonic() - self._complained > _QUIET_SECONDS:
+                self._complained = time.monotonic()
+                log.warning("%d spans were not taken by the collector: %s", len(batch), error)
+
+
+def make_span(exchange: Exchange, operation: str, parent: Parent | None) -> dict[str, Any]:
+    """A span in OTLP's JSON form."""
+    now, offset = time.monotonic(), time.time_ns() - time.monotonic_ns()
+    details = exchange.details
+    model = str(details.get("model", ""))
+    attributes = [
+        _text("gen_ai.operation.name", operation), _text("gen_ai.provider.name", "quire"),
+        _text("gen_ai.request.model", model), _text("http.request.method", exchange.method),
+        _text("url.path", exchange.path), _text("quire.request_id", exchange.request_id),
+        _number("http.response.status_code", exchange.status or 499),
+    ]  # fmt: skip
+    for name, key in (
+        ("gen_ai.usage.input_tokens", "prompt_tokens"), ("gen_ai.usage.output_tokens", "completion_tokens"),
+        ("gen_ai.usage.cache_read.input_tokens", "cached_tokens"),
+    ):  # fmt: skip
+        if key in details:
+            attributes.append(_number(name, details[key]))
+    failure = details.get("error") or details.get("ended")
+    if failure:
+        attributes.append(_text("error.type", str(failure)))
+    span = {
+        "traceId": parent.trace_id if parent else secrets.token_hex(16),
+        "spanId": secrets.token_hex(8),
+        "name": f"{operation} {model}".strip(),
+        "kind": _SERVER,
+        "startTimeUnixNano": _nanoseconds(exchange.arrival, offset),
+        "endTimeUnixNano": _nanoseconds(now, offset),
+        "attributes": attributes,
+        "events": _events(exchange.timings, offset),
+        "status": {"code": _ERROR, "message": str(failure)} if failure else {},
+    }
+    return span | ({"parentSpanId": parent.span_id} if parent else {})
+
+
+def _events(timings: Timings | None, offset: int) -> list[dict[str, Any]]:
+    """When the request was queued, put to work, and gave its first and last token."""
+    if timings is None:
+        return []
+    marks = (("queued", timings.arrival), ("scheduled", timings.scheduled), ("first_token", timings.first_token),
+             ("last_token", timings.finished))  # fmt: skip
+    return [{"name": f"quire.{name}", "timeUnixNano": _nanoseconds(at, offset)} for name, at in marks if at]
+
+
+def _nanoseconds(monotonic: float, offset: int) -> str:
+    """Wall time in the form that OTLP's JSON writes 64-bit numbers."""
+    return str(int(monotonic * 1e9) + offset)
+
+
+def _text(name: str, value: str) -> dict[str, Any]:
+    return {"key": name, "value": {"stringValue": value}}
+
+
+def _number(name: str, value: int) -> dict[str, Any]:
+    return {"key": name, "value": {"intValue": str(value)}}

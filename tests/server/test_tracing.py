@@ -1,0 +1,98 @@
+"""Spans: what a collector is sent, whose trace they continue, and that a dead collector costs nothing."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.server import serving
+from quire.server.tracing import Tracer, parse_traceparent
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, queue.Queue[Any]]]:
+    """A collector's address and what it was sent."""
+    seen: queue.Queue[Any] = queue.Queue()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            seen.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", seen
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def spans(batch: Any) -> list[Any]:
+    (resource,) = batch["resourceSpans"]
+    return resource["scopeSpans"][0]["spans"]
+
+
+def test_spans_of_generations(folder: Path, collector: tuple[str, queue.Queue[Any]]) -> None:
+    url, seen = collector
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "ignore_eos": True}
+    with serving(folder, otlp_endpoint=url, served_model_name=("tiny",)) as live:
+        live.post("/v1/chat/completions", body, {"traceparent": f"00-{TRACE}-{SPAN}-01"})
+        live.post("/v1/chat/completions", body, {"traceparent": f"00-{TRACE}-{SPAN}-00"})  # not sampled
+        live.get("/health")
+        live.complete("x", temperature=-1)
+    found = []
+    while not seen.empty():
+        found += spans(seen.get())
+    chat, refused = found
+    assert (chat["traceId"], chat["parentSpanId"], chat["name"]) == (TRACE, SPAN, "chat tiny")
+    values = {a["key"]: next(iter(a["value"].values())) for a in chat["attributes"]}
+    assert values["gen_ai.usage.output_tokens"] == "5"
+    assert values["http.response.status_code"] == "200"
+    names = [event["name"] for event in chat["events"]]
+    assert names == ["quire.queued", "quire.scheduled", "quire.first_token", "quire.last_token"]
+    times = [int(chat["startTimeUnixNano"]), *(int(e["timeUnixNano"]) for e in chat["events"])]
+    assert [*times, int(chat["endTimeUnixNano"])] == sorted([*times, int(chat["endTimeUnixNano"])])
+    assert chat["status"] == {}
+    assert refused["status"] == {"code": 2, "message": "invalid_value"}
+    assert "parentSpanId" not in refused
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "00",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE}-{SPAN}",
+    ],
+)
+def test_headers_that_are_no_traceparent(header: str) -> None:
+    assert parse_traceparent(header) is None
+
+
+def test_a_collector_that_is_not_there(folder: Path) -> None:
+    with serving(folder, otlp_endpoint="http://127.0.0.1:9") as live:
+        for _ in range(3):
+            assert live.chat(max_tokens=1).status == 200
+
+
+def test_an_address_that_is_none() -> None:
+    for wrong in ("file:///etc/passwd", "collector:4318", "http://"):
+        with pytest.raises(ValueError, match="otlp_endpoint"):
+            Tracer(wrong)
