@@ -72,6 +72,18 @@ def test_what_the_engine_leaves_waiting_counts_whatever_places_are_idle() -> Non
     assert admission.waiting == 1
 
 
+def test_places_that_were_given_back_are_idle_again() -> None:
+    admission = door(max_requests=1)
+    for handle in (1, 2):
+        admission.admit(handle, ask(str(handle)), 0.0)
+        admission.started(handle, 0.0)
+    admission.stepped(seen=2, running=0, waiting=0)
+    for handle in (3, 4, 5):
+        admission.admit(handle, ask(str(handle)), 0.0)
+    with pytest.raises(OverloadedError):
+        admission.admit(6, ask("6"), 0.0)
+
+
 def test_waiting_tokens_are_bounded_and_one_is_always_let_in() -> None:
     admission = door(max_tokens=50)
     admission.admit(1, ask("1", [5] * 60), 0.0)

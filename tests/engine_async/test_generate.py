@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,20 @@ def test_a_caller_that_leaves_costs_nothing_more(endless: Path, how: str) -> Non
     run(work())
 
 
+def test_a_stop_string_ends_the_computing(endless: Path) -> None:
+    async def work() -> None:
+        async with running(endless) as engine:
+            sample = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+            text = (await collect(engine.generate(ask("r", params=sample))))[0][0]
+            stop = text[len(text) // 2]
+            stream = engine.generate(ask("r", params=replace(sample, max_tokens=60_000, stop=[stop])))
+            assert (await collect(stream))[0] == [text[: text.index(stop)]]
+            assert stream.output.outputs[0].stop_reason == stop
+            await until(lambda: engine.stats.running == engine.stats.blocks_used == 0)
+
+    run(work())
+
+
 def test_tokens_nobody_saw_are_counted(endless: Path) -> None:
     async def work() -> None:
         async with running(endless) as engine:
@@ -201,6 +216,10 @@ def test_deadlines(endless: Path) -> None:
             with pytest.raises(DeadlineError, match="not finished within"):
                 await collect(runs)
             assert runs.output.outputs[0].token_ids  # partial output stays
+            short = SamplingParams(max_tokens=2, ignore_eos=True)
+            done = engine.generate(ask("done", params=short, deadline=time.monotonic() + 3600))
+            await collect(done)
+            assert done._live.timers == []  # type: ignore[attr-defined]  # nothing is kept until then
             await until(lambda: engine.stats.running == engine.stats.waiting == 0)
 
     run(work())

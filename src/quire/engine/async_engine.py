@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,8 @@ class AsyncEngine:
         )
         if self._text is not None:
             self._text.limit(facts.scheduler.max_model_len)
+        if self._card is not None:  # started again, perhaps with less memory than the first time
+            self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
     def _lost(self, reason: str) -> None:
         self._end_all(reason)
