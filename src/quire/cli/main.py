@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": ("quire.cli.generate", "generate from a prompt"),
     "chat": ("quire.cli.chat", "talk to a model"),
     "inspect": ("quire.cli.inspect", "show what a model is, what it costs and what would be computed"),
+    "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
 }
 
 

@@ -1,0 +1,1 @@
+"""What `quire bench` measures with. Every command writes one file format: see quire.bench.results."""

@@ -1,0 +1,117 @@
+"""What a benchmark runs on, and who else used the processors meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from quire import __version__, _native
+from quire.bench.results import Environment, Noise
+from quire.util.platform import usable_cores
+from quire.util.sizes import parse_size
+
+_PACKAGES = ("numpy", "tokenizers", "msgspec", "uvicorn", "torch")
+_CPU = Path("/sys/devices/system/cpu")
+_PROC = Path("/proc")
+
+
+def environment(packages: tuple[str, ...] = _PACKAGES) -> Environment:
+    """This machine and this installation. Nothing in it names a user, a host or a path."""
+    info = _text(_PROC / "cpuinfo")
+    return Environment(
+        quire=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpu_name(info),
+        cores=os.cpu_count() or 1,
+        usable_cores=usable_cores(),
+        virtual=bool(re.search(r"^flags\b.*\bhypervisor\b", info, re.MULTILINE)),
+        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        caches=_caches(),
+        isas=_native.supported_isas(),
+        packages={name: found for name in packages if (found := _version(name))},
+    )
+
+
+def _cpu_name(info: str) -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _caches() -> dict[str, int]:
+    """Bytes of each cache that the first core sees, by name."""
+    found: dict[str, int] = {}
+    for index in sorted((_CPU / "cpu0" / "cache").glob("index*")):
+        level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
+        if kind != "Instruction" and size:
+            found[f"L{level}{'d' if kind == 'Data' else ''}"] = parse_size(size)
+    return found
+
+
+def largest_cache() -> int:
+    """Bytes of the largest cache; 32 MiB where the system does not tell."""
+    return max(_caches().values(), default=32 << 20)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+class Watch:
+    """Counts what other processes and the hypervisor take of the processors from now on.
+
+    The processes of this one's tree are its own. Where /proc is missing, all counts are 0.
+    """
+
+    def __init__(self) -> None:
+        self._time = time.monotonic()
+        self._busy, self._own, self._stolen = _cpu_seconds()
+
+    def stop(self) -> Noise:
+        """What was taken since the start, in CPUs."""
+        seconds = max(time.monotonic() - self._time, 1e-3)
+        busy, own, stolen = _cpu_seconds()
+        others = max(0.0, (busy - self._busy) - (own - self._own)) / seconds
+        return Noise(round(others, 3), round((stolen - self._stolen) / seconds, 3), round(seconds, 3))
+
+
+def _cpu_seconds() -> tuple[float, float, float]:
+    """CPU seconds since boot: all processes, this process tree, and those the hypervisor kept."""
+    line = _text(_PROC / "stat").partition("\n")[0].split()
+    if len(line) < 9:
+        return 0.0, 0.0, 0.0
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, softirq, steal = (int(word) / tick for word in line[1:9])
+    return user + nice + system + irq + softirq, _tree_seconds() / tick, steal
+
+
+def _tree_seconds() -> int:
+    """Clock ticks of this process and its descendants, those that ended and were waited for included."""
+    spent: dict[int, int] = {}
+    parent: dict[int, int] = {}
+    for folder in _PROC.iterdir():
+        if folder.name.isdigit() and (fields := _text(folder / "stat").rpartition(")")[2].split()):
+            parent[int(folder.name)] = int(fields[1])
+            spent[int(folder.name)] = sum(int(value) for value in fields[11:15])
+    return sum(ticks for process, ticks in spent.items() if _descends(process, parent))
+
+
+def _descends(process: int, parent: dict[int, int]) -> bool:
+    own = os.getpid()
+    while process > 1 and process != own:
+        process = parent.get(process, 0)
+    return process == own
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,105 @@
+"""What the machine can do, measured with the kernels' own threads while a benchmark runs.
+
+A virtual machine's memory bandwidth moves by a third within minutes, so limits are sampled between the things
+that are judged by them, and each is judged by the samples around it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from quire import _native
+from quire.bench.environment import largest_cache
+from quire.bench.results import MachineLimits, Spread, spread
+from quire.util.platform import available_memory, usable_cores
+
+# name of a number format in results -> the loop that measures it
+LOOPS = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
+CACHES_READ = 8  # an arena of this many times the largest cache holds nothing from the last pass
+LEAST_ARENA = 256 << 20
+LOOP_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: bytes/s, and operations/s by number format."""
+
+    bandwidth: float
+    compute: dict[str, float]
+
+
+def mean(first: Sample, second: Sample) -> Sample:
+    """The limits of what ran between two samples."""
+    compute = {name: (value + second.compute[name]) / 2 for name, value in first.compute.items()}
+    return Sample((first.bandwidth + second.bandwidth) / 2, compute)
+
+
+@dataclass(slots=True)
+class LimitsProbe:
+    """Samples the machine's limits and remembers them all.
+
+    `isa` "" is the best of the machine; `formats` are the compute limits to measure. `arena` is the bytes that
+    one bandwidth sample reads, all threads together.
+    """
+
+    isa: str = ""
+    threads: int = 0
+    formats: tuple[str, ...] = tuple(LOOPS)
+    arena: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    _core: _native.Executor = field(init=False)
+    _iterations: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.threads = self.threads or usable_cores()
+        self.arena = self.arena or min(
+            max(LEAST_ARENA, CACHES_READ * largest_cache()), available_memory() // 4
+        )
+        self._core = _native.Executor(self.isa, self.threads)
+        self.isa = self._core.isa
+        for name in self.formats:
+            self._iterations[name] = self._calibrate(LOOPS[name])
+
+    def _calibrate(self, dtype: _native.DType) -> int:
+        """Loop iterations that take about LOOP_SECONDS: loops differ by far between instruction sets."""
+        iterations = 1000
+        while True:
+            start = time.perf_counter()
+            self._core.measure_flops(dtype, iterations)
+            seconds = (time.perf_counter() - start) / 2  # one pass to warm up, one timed
+            if seconds >= LOOP_SECONDS / 4:
+                return max(1, int(iterations * LOOP_SECONDS / seconds))
+            iterations *= 4
+
+    def sample(self) -> Sample:
+        """Measure now."""
+        bandwidth = self._core.measure_bandwidth(self.arena)
+        compute = {
+            name: self._core.measure_flops(LOOPS[name], count) for name, count in self._iterations.items()
+        }
+        found = Sample(bandwidth, compute)
+        self.samples.append(found)
+        return found
+
+    def limits(self) -> MachineLimits:
+        """Median and spread of all samples; measures once where none was taken."""
+        if not self.samples:
+            self.sample()
+        compute = {name: spread([s.compute[name] for s in self.samples]) for name in self.formats}
+        return MachineLimits(self.isa, self.threads, spread([s.bandwidth for s in self.samples]), compute)
+
+
+def lines(limits: MachineLimits) -> list[str]:
+    """The limits as lines of text, to stand beside every result."""
+    found = limits.bandwidth
+    text = [
+        f"this machine ({limits.threads} threads, {limits.isa}; median of {found.count}, low to high):",
+        f"  memory reads {_range(found, 'GB/s', 1)}",
+    ]
+    return text + [f"  {name} {_range(peak, 'GFLOP/s', 0)}" for name, peak in limits.compute.items()]
+
+
+def _range(found: Spread, unit: str, digits: int) -> str:
+    low, mid, high = (f"{value / 1e9:.{digits}f}" for value in (found.low, found.median, found.high))
+    return f"{mid} {unit} ({low} to {high})"

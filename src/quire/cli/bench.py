@@ -1,0 +1,34 @@
+"""Measure kernels, an engine in this process, or any server that speaks the OpenAI API."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+# name -> (module with add_arguments(parser) and run(args) -> exit status, one line of help)
+BENCHES = {
+    "limits": ("quire.cli.benches.limits", "what this machine can do: memory reads and dot products"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    listing = "\n".join(f"  {name:<10} {text}" for name, (_, text) in BENCHES.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"benchmarks:\n{listing}\n\nquire bench BENCH --help explains one."
+    parser.add_argument("bench", choices=list(BENCHES), help="what to measure", metavar="BENCH")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.cli.options import Parser
+
+    bench = importlib.import_module(BENCHES[args.bench][0])
+    parser = Parser(
+        prog=f"quire bench {args.bench}",
+        description=bench.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench.add_arguments(parser)
+    options = parser.parse_args(args.rest)
+    options.words = ["quire", "bench", args.bench, *args.rest]  # the command, for the result file
+    return int(bench.run(options))

@@ -1,0 +1,52 @@
+"""What every benchmark command takes and does at its end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.bench.results import Result
+
+BUSY_CPUS = 0.1  # other processes that take more than this make a timing doubtful
+
+
+def add_result_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("result")
+    group.add_argument("--json", action="store_true", help="print the result file's JSON instead of text")
+    group.add_argument("--save", type=Path, metavar="FILE", help="write the result file")
+
+
+def finish(args: argparse.Namespace, result: Result, text: Sequence[str]) -> None:
+    """Save and print a result; `text` is what a person reads, before the machine's limits."""
+    from quire.bench import limits, results
+
+    if args.save is not None:
+        results.save(result, args.save)
+    if args.json:
+        print(results.to_json(result))
+        return
+    print("\n".join(text))
+    if result.limits is not None:
+        print("\n".join(["", *limits.lines(result.limits)]))
+    env, noise = result.environment, result.noise
+    print(f"  {env.cpu}, {env.usable_cores} of {env.cores} cores{', virtual' if env.virtual else ''}")
+    if noise is not None and noise.others + noise.stolen > BUSY_CPUS:
+        print(
+            f"note: other processes took {noise.others:.2f} CPUs and the hypervisor {noise.stolen:.2f} meanwhile",
+            file=sys.stderr,
+        )
+
+
+def count(text: str) -> int:
+    """Argument type of a number of at least one."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value

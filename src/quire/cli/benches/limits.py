@@ -1,0 +1,36 @@
+"""What this machine can do: bytes read from memory, and dot products in each number format, per second.
+
+All threads together, with the loops of the chosen instruction set. Every other benchmark measures the same beside
+its own figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.cli.benches.common import add_result_options, count, finish
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=count, metavar="N", help="threads (default: all usable cores)")
+    parser.add_argument("--isa", default="", metavar="NAME", help="instruction set (default: the best)")
+    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="samples of each (default: 5)")
+    add_result_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.bench.limits import LimitsProbe
+    from quire.bench.recording import Recording
+    from quire.bench.results import metric
+    from quire.config import env
+
+    recording = Recording("limits", args.words)
+    probe = LimitsProbe(args.isa or env.isa(), args.threads or 0)
+    for _ in range(args.rounds):
+        probe.sample()
+    metrics = {"bandwidth": metric([s.bandwidth for s in probe.samples], "B/s", "higher")}
+    for name in probe.formats:
+        metrics[f"{name}_compute"] = metric([s.compute[name] for s in probe.samples], "FLOP/s", "higher")
+    result = recording.result(limits=probe.limits(), metrics=metrics, settings={"arena_bytes": probe.arena})
+    finish(args, result, [])
+    return 0
