@@ -112,7 +112,8 @@ void bind_executor(nb::module_& m) {
       .def("op_linear", &Executor::op_linear, "x"_a, "weight"_a, "bias"_a, "out"_a)
       .def("op_rope_write", &Executor::op_rope_write, "qkv"_a, "heads"_a, "layer"_a, "rope"_a, "q_norm"_a,
            "k_norm"_a, "eps"_a)
-      .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a)
+      .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a,
+           "softcap"_a, "sinks"_a)
       .def("op_quantize", &Executor::op_quantize, "x"_a, "out"_a)
       .def("op_gated_act", &Executor::op_gated_act, "gate_up"_a, "out"_a, "act"_a)
       .def("op_gather", &Executor::op_gather, "x"_a, "delta"_a, "out"_a)

@@ -152,9 +152,11 @@ void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm
   op.in = qkv, op.heads = heads, op.layer = layer, op.rope = rope, op.weight = q_norm, op.bias = k_norm, op.eps = eps;
   ops_.push_back(op);
 }
-void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, int window) {
+void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks) {
+  if (sinks >= 0 && params_.at(sinks).rows != heads) throw std::invalid_argument("one sink for each head");
   Op op{Kind::attend};
   op.in = qkv, op.out = out, op.heads = heads, op.layer = layer, op.scale = scale, op.window = window;
+  op.softcap = softcap, op.weight = sinks;
   ops_.push_back(op);
 }
 void Executor::op_quantize(int x, int out) {
@@ -425,6 +427,8 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   t.heads_per_kv = op.heads / layer.kv_heads;
   t.kv_head = task % layer.kv_heads;
   t.scale = op.scale;
+  t.softcap = op.softcap;
+  t.sinks = vector(op.weight);
   t.window = op.window;
   t.positions = step_.positions;
   t.block_table =

@@ -49,7 +49,7 @@ class Executor {
   void op_norm(int x, int delta, int weight, float eps, int out);
   void op_linear(int x, int weight, int bias, int out);
   void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, float eps);
-  void op_attend(int qkv, int out, int heads, int layer, float scale, int window);
+  void op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks);
   void op_quantize(int x, int out);
   void op_gated_act(int gate_up, int out, int act);
   void op_gather(int x, int delta, int out);
@@ -99,7 +99,7 @@ class Executor {
     Kind kind;
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0;
-    float eps = 0, scale = 0;
+    float eps = 0, scale = 0, softcap = 0;
   };
   // Queries of one row that one attention task takes.
   struct AttendPart {

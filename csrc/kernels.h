@@ -118,6 +118,8 @@ struct AttendTask {
   int heads_per_kv;
   int kv_head;
   float scale;
+  float softcap;        // c > 0: scores become c * tanh(score / c)
+  const float* sinks;   // [heads] logits that count in the denominator only, or null
   int window;
   const int32_t* positions;    // rising by one inside a row
   const int32_t* block_table;

@@ -127,7 +127,7 @@ void value_tile(int rows, const Scratch<T>& s, int d16, const typename T::elem* 
 
 // Scores of one row and group -> probabilities; rescales the row's state when its maximum grows.
 template <class T>
-QUIRE_INLINE void softmax_row(const Scratch<T>& s, int r, int group, float scale, int d16) {
+QUIRE_INLINE void softmax_row(const AttendTask& t, const Scratch<T>& s, int r, int group, int d16) {
   Row& row = s.row[r];
   float* scores = s.scores + r * kGroup;
   typename T::elem* probs = s.probs + r * kGroup;
@@ -140,7 +140,8 @@ QUIRE_INLINE void softmax_row(const Scratch<T>& s, int r, int group, float scale
   V16 top = minus_inf;
   for (int c = 0; c < kTilesPerGroup; ++c) {
     const int first = group + c * 16;
-    V16 v = mul(load(scores + c * 16), set1(scale));
+    V16 v = mul(load(scores + c * 16), set1(t.scale));
+    if (t.softcap > 0.0f) v = mul(set1(t.softcap), tanh16(div(v, set1(t.softcap))));
     v = first_n(row.hi - first + 1, v, minus_inf);
     v = first_n(row.lo - first, minus_inf, v);
     x[c] = v;
@@ -201,7 +202,9 @@ void attend_rows(const AttendTask& t, int first, int count) {
                        static_cast<size_t>(t.kv_head * heads + g) * head_dim;
       for (int c = 0; c < d16; c += 16) to_elem(s.q + r * d16 + c, load_n(q + c, head_dim - c));
       const int lo = t.window && position >= t.window ? position - t.window + 1 : 0;
-      s.row[r] = {lo, position, -INFINITY, 0.0f, -INFINITY};
+      // A sink is a key that came first and has no value.
+      const float sink = t.sinks ? t.sinks[t.kv_head * heads + g] : -INFINITY;
+      s.row[r] = {lo, position, sink, t.sinks ? 1.0f : 0.0f, -INFINITY};
       store(s.lane_sum + r * 16, zero());
       for (int c = 0; c < d16; c += 16) {
         store(s.acc + r * d16 + c, zero());
@@ -220,7 +223,7 @@ void attend_rows(const AttendTask& t, int first, int count) {
         for (int r = 0; r < rows; ++r) store(s.scores + r * kGroup + tile * kTile, zero());
       }
     }
-    for (int r = 0; r < rows; ++r) softmax_row<T>(s, r, group, t.scale, d16);
+    for (int r = 0; r < rows; ++r) softmax_row<T>(t, s, r, group, d16);
     for (int tile = 0; tile < kTilesPerGroup; ++tile) {
       const int position = group + tile * kTile;
       if (position >= lo_tile && position <= hi)

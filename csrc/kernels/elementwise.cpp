@@ -100,11 +100,6 @@ void write_kv(const RopeWriteTask& t, int head, int position, const float* k, co
   }
 }
 
-// tanh(y) = 1 - 2 / (e^2y + 1)
-QUIRE_INLINE V16 tanh16(V16 y) {
-  return sub(set1(1.0f), div(set1(2.0f), add(exp(add(y, y)), set1(1.0f))));
-}
-
 // erf by Abramowitz & Stegun 7.1.26, absolute error below 1.5e-7.
 QUIRE_INLINE V16 erf16(V16 x) {
   const V16 minus = sub(zero(), x), a = vmax(x, minus);

@@ -207,7 +207,14 @@ def _layer_line(run: dict[str, Any]) -> str:
     rope = att["rope"]
     scaling = "" if rope["kind"] == "default" else f" {rope['kind']} x{rope['factor']:g}"
     extras = "".join(
-        text for on, text in ((att["qk_norm"], ", q/k norm"), (att["qkv_bias"], ", q/k/v bias")) if on
+        text
+        for on, text in (
+            (att["qk_norm"], ", q/k norm"),
+            (att["qkv_bias"], ", q/k/v bias"),
+            (att["softcap"], f", soft cap {att['softcap']:g}"),
+            (att["sinks"], ", sinks"),
+        )
+        if on
     )
     return (
         f"  layers {run['first']}-{run['last']}: {kind} {att['heads']}/{att['kv_heads']} heads of {att['head_dim']}"

@@ -166,8 +166,10 @@ class NativeExecutor:
                 heads = op.shape.heads
                 core.op_rope_write(buffers[op.qkv], heads, op.layer, op.rope, q_norm, k_norm, op.eps)
             case Attend():
-                out = buffers[op.out]
-                core.op_attend(buffers[op.qkv], out, op.shape.heads, op.layer, op.scale, op.window)
+                core.op_attend(
+                    buffers[op.qkv], buffers[op.out], op.shape.heads, op.layer, op.scale, op.window,
+                    op.softcap, self._vector(op.sinks),
+                )  # fmt: skip
             case GatedAct():
                 core.op_gated_act(buffers[op.gate_up], buffers[op.out], _ACTS[op.act])
             case GatherRows():

@@ -126,7 +126,10 @@ class _Lowering:
                 norms[k] = self.vector(f"{at}.{'qk'[k]}_norm", (name.format(i=index),), (att.head_dim,))
         rope = self.rope(att.rope)
         self.body.append(RopeWrite(qkv, shape, index, rope, norms[0], norms[1], spec.norm_eps))
-        self.body.append(Attend(qkv, mixed, shape, index, att.scale, att.window))
+        sinks = None
+        if att.sinks:
+            sinks = self.vector(f"{at}.sinks", (names.sinks.format(i=index),), (att.heads,), ("heads",))
+        self.body.append(Attend(qkv, mixed, shape, index, att.scale, att.window, att.softcap, sinks))
         self.linear(
             f"{at}.o", mixed, projected, (names.o.format(i=index),), (spec.dim,), axes=("",),
             bias=att.out_bias, col_axis="heads",

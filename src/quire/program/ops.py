@@ -162,9 +162,12 @@ class RopeWrite:
 class Attend:
     """Causal attention of the rotated queries in `qkv` over the paged cache of `layer`.
 
-    out[t, h] = Σ softmax(scale · q·k) v over positions max(0, p-window+1) … p. The KV axis is cut at fixed
-    absolute positions, so a query's bits depend on neither batch nor chunk. Scores and sums are float32; an
-    executor may round queries and probabilities to the cache's dtype before it multiplies, as the native one does.
+    out[t, h] = Σ softmax(s) v over positions max(0, p-window+1) … p, with s = scale · q·k. `softcap` c above 0
+    bounds the scores: s becomes c · tanh(s / c) (Gemma 2, arXiv 2408.00118). `sinks` names a vector [heads] of
+    logits: exp(sinks[h]) is added to the denominator of head h's softmax, and to nothing else (gpt-oss, arXiv
+    2508.10925). The KV axis is cut at fixed absolute positions, so a query's bits depend on neither batch nor
+    chunk. Scores and sums are float32; an executor may round queries and probabilities to the cache's dtype
+    before it multiplies, as the native one does.
     """
 
     qkv: str
@@ -173,6 +176,8 @@ class Attend:
     layer: int
     scale: float
     window: int
+    softcap: float = 0.0
+    sinks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +278,8 @@ def param_names(op: Op) -> tuple[str, ...]:
             names = (op.weight, op.bias)
         case RopeWrite():
             names = (op.q_norm, op.k_norm)
+        case Attend():
+            names = (op.sinks,)
         case _:
             names = ()
     return tuple(name for name in names if name)

@@ -38,7 +38,11 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention. `window` 0 is full; else position p sees positions p-window+1 … p."""
+    """Grouped-query attention. `window` 0 is full; else position p sees positions p-window+1 … p.
+
+    `softcap` above 0 bounds the scores to ±softcap by tanh. `sinks`: each head has a learned logit that takes part
+    in the softmax without a value. See program/ops.Attend.
+    """
 
     heads: int
     kv_heads: int
@@ -49,6 +53,8 @@ class Attention:
     out_bias: bool = False
     qk_norm: bool = False
     window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class WeightNames:
     o: str = "model.layers.{i}.self_attn.o_proj"
     q_norm: str = "model.layers.{i}.self_attn.q_norm.weight"
     k_norm: str = "model.layers.{i}.self_attn.k_norm.weight"
+    sinks: str = "model.layers.{i}.self_attn.sinks"
     gate: str = "model.layers.{i}.mlp.gate_proj"
     up: str = "model.layers.{i}.mlp.up_proj"
     down: str = "model.layers.{i}.mlp.down_proj"

@@ -144,7 +144,7 @@ class _Runner:
             case Attend():
                 cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
                 ops.attend(
-                    op, buffer(op.qkv),
+                    op, buffer(op.qkv), weights.get(op.sinks),
                     positions=step.positions, cache=cache, rows=step.rows[group], out=buffer(op.out),
                 )  # fmt: skip
             case GatedAct():

@@ -103,9 +103,10 @@ def rope_write(
 
 
 def attend(
-    op: Attend, qkv: Tensor, *, positions: Tensor, cache: LayerCache, rows: Sequence[Row], out: Tensor
-) -> None:
-    """out [T, H·D] = softmax(scale · q·k) v over the visible positions of each token's sequence.
+    op: Attend, qkv: Tensor, sinks: Tensor | None, *, positions: Tensor, cache: LayerCache, rows: Sequence[Row],
+    out: Tensor,
+) -> None:  # fmt: skip
+    """out [T, H·D] = softmax(scores) v over the visible positions of each token's sequence; sinks [H] as `Attend`.
 
     The query at position p sees positions p - window + 1 … p, or 0 … p when window is 0.
     """
@@ -119,17 +120,25 @@ def attend(
             ahead = at[:, None] - seen[None, :]
             visible = (ahead >= 0) & (ahead < op.window) if op.window else ahead >= 0
             keys, values = cache.at(row.blocks, seen)
-            out[tokens] = attention(q[tokens], keys, values, visible, op.scale).flatten(1)
+            out[tokens] = attention(op, q[tokens], keys, values, visible=visible, sinks=sinks).flatten(1)
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+def attention(
+    op: Attend, q: Tensor, keys: Tensor, values: Tensor, *, visible: Tensor, sinks: Tensor | None
+) -> Tensor:
     """Grouped-query attention (2305.13245) of q [T, H, D] over keys and values [S, G, D]; visible [T, S].
 
     Query head h reads key/value head h // (H / G). Returns [T, H, D].
     """
     grouped = q.float().unflatten(1, (keys.shape[1], -1))  # [T, G, H/G, D]
-    scores = torch.einsum("tgrd,sgd->grts", grouped, keys.float()) * scale
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    scores = torch.einsum("tgrd,sgd->grts", grouped, keys.float()) * op.scale
+    if op.softcap:
+        scores = op.softcap * torch.tanh(scores / op.softcap)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:  # one more key for each head, whose value is nothing
+        sink = sinks.float().unflatten(0, (keys.shape[1], -1))[..., None, None]  # [G, H/G, 1, 1]
+        scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : len(keys)]
     return torch.einsum("grts,sgd->tgrd", weights, values.float()).flatten(1, 2)
 
 

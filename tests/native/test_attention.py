@@ -1,0 +1,66 @@
+"""Attention of the native executor against its torch definition: shapes, windows, soft caps, sinks, cache formats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.attention import Shape, pair, random_tokens
+from quire import _native
+from quire.executor.base import F32, Limits
+from quire.program.lower import NumberFormats
+from quire.program.ops import DType
+
+ISAS = _native.supported_isas()
+LIMITS = Limits(max_tokens=160, max_rows=4, max_logit_rows=4, max_len=1600, num_blocks=280)
+SHAPES = [
+    Shape(2, 2, 64),
+    Shape(4, 1, 80, softcap=3.0),
+    Shape(8, 1, 96, window=70, sinks=True),
+    Shape(16, 1, 256, softcap=2.0, sinks=True),
+    Shape(5, 5, 12, window=33, softcap=5.0),
+    Shape(32, 2, 20, sinks=True),
+]
+KV: list[DType] = ["f32", "bf16"]
+TOLERANCE = {"f32": 3e-5, "bf16": 2e-2}
+
+
+def mixed(stepper_seed: int, shape: Shape, kv: DType, isa: str) -> tuple[F32, F32]:
+    """Outputs of attention in a step with a decode, a chunk and a fresh prompt: native, torch."""
+    program = shape.program(NumberFormats("f32", kv))
+    native, reference, stepper = pair(program, LIMITS, isa)
+    first, second, third = (stepper.add(random_tokens(seed, 300)) for seed in range(3))
+    for counts in ({first: 130}, {first: 20, second: 100}):
+        size = stepper.fill(counts)
+        for executor in (native, reference):
+            executor.run(size.num_tokens, size.num_rows, 0)
+    size = stepper.fill({first: 1, second: 61, third: 50})
+    for executor in (native, reference):
+        executor.run(size.num_tokens, size.num_rows, 0)
+    left, right = (executor.read("mixed", size.num_tokens) for executor in (native, reference))
+    return left, right
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv", KV)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_native_equals_torch(shape: Shape, kv: DType, isa: str) -> None:
+    found, expected = mixed(0, shape, kv, isa)
+    assert np.abs(expected).max() > 0.1
+    assert np.abs(found - expected).max() <= TOLERANCE[kv] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Shape(4, 2, 32), Shape(4, 2, 32, softcap=4.0)),
+        (Shape(4, 2, 32), Shape(4, 2, 32, sinks=True)),
+        (Shape(4, 2, 32), Shape(4, 2, 32, window=90)),
+        (Shape(4, 2, 32, softcap=4.0), Shape(4, 2, 32, softcap=4.1)),
+    ],
+    ids=str,
+)
+def test_each_fact_of_the_op_matters(one: Shape, other: Shape) -> None:
+    """Negative control: the comparison above would see a soft cap, a sink or a window that is left out."""
+    left, right = (mixed(0, shape, "f32", "")[0] for shape in (one, other))
+    assert np.abs(left - right).max() > 20 * TOLERANCE["f32"] * np.abs(left).max()
