@@ -17,6 +17,7 @@ from quire.text.chat import ChatAsk, ChatRenderer
 from quire.types import RequestError, RequestOutput, SamplingParams, StepRecord
 from quire.util.progress import ByteProgress
 from quire.util.sizes import parse_size
+from quire.util.startup import Startup
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -37,11 +38,14 @@ class LLM:
     def __init__(self, model: str | Path, *, progress: bool = True, **options: Any) -> None:
         if isinstance(options.get("memory"), str):
             options["memory"] = parse_size(options["memory"])
+        self._startup = Startup()
         config = EngineConfig(**options)
         with ByteProgress("loading weights", enabled=progress) as bar:
-            self._built = build(open_model(model), config, bar)
+            opened = open_model(model, startup=self._startup)
+            self._built = build(opened, config, bar, startup=self._startup)
         self._engine = SyncEngine(self._built)
         self._chat: ChatRenderer | None = None
+        self._startup.mark("ready")
 
     @property
     def built(self) -> Built:
@@ -52,6 +56,11 @@ class LLM:
     def notices(self) -> list[str]:
         """What the user should know about how the model is run."""
         return self._built.notices()
+
+    @property
+    def startup(self) -> list[dict[str, Any]]:
+        """Where start-up time went: spans in seconds from the start of this process; see docs/startup.md."""
+        return self._startup.report()
 
     def memory_report(self) -> list[str]:
         """The memory bound by part, as lines of text."""
@@ -150,7 +159,7 @@ class LLM:
             bar = tqdm(total=len(outputs), desc="requests", unit="req")
         started, done, tokens = time.perf_counter(), 0, 0
         while self._engine.has_work():
-            for delta in self._engine.step():
+            for delta in self._step():
                 tokens += len(delta.token_ids)
             if bar is not None:
                 finished = sum(out.finished for out in outputs)
@@ -160,10 +169,16 @@ class LLM:
         if bar is not None:
             bar.close()
 
+    def _step(self) -> list[TextDelta]:
+        deltas = self._engine.step()
+        if deltas:
+            self._startup.mark("first token")
+        return deltas
+
     def _stream(self, output: RequestOutput) -> Iterator[TextDelta]:
         try:
             while not output.finished:
-                for delta in self._engine.step():
+                for delta in self._step():
                     if delta.request_id == output.request_id:
                         yield delta
         finally:

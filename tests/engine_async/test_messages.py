@@ -46,6 +46,7 @@ from quire.engine.messages import (
     unpack_logprobs,
 )
 from quire.types import CacheGroup, FinishReason, SamplingParams, StepRecord, TokenLogprob
+from quire.util.startup import Span
 
 PARAMS = SamplingParams(
     temperature=0.0, stop=["a", "é"], logit_bias={3: -1.5, 4: 2.0}, seed=2**64 - 1, allowed_token_ids=[1, 2],
@@ -64,7 +65,7 @@ COMMANDS: list[Command] = [
 REPORTS: list[Report] = [
     Progress(1, 2),
     Ready(SchedulerConfig(num_blocks=9, groups=(CacheGroup((0, 2)), CacheGroup((1,), 8))), 128, (1, 2), ("hm",),
-          {"kv": 4}, ("line",)),
+          {"kv": 4}, ("line",), (Span("engine", "weights", 1.0, 2.5),)),
     Fatal("CheckpointError", "why"),
     Step(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
          (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),

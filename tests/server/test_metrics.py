@@ -40,7 +40,8 @@ def test_names_and_types(server: LiveServer) -> None:
         if name != "vllm:cache_config_info":
             assert found.get(name.replace("vllm:", "quire_")) == kind, name
     for name in ("http_requests", "quire_kv_waste_tokens", "quire_wasted_tokens", "quire_step_phase_seconds",
-                 "quire_memory_bytes", "quire_engine_resident_bytes", "http_request_duration_seconds"):  # fmt: skip
+                 "quire_memory_bytes", "quire_engine_resident_bytes", "http_request_duration_seconds",
+                 "quire_startup_seconds"):  # fmt: skip
         assert name in found
 
 

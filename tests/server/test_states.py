@@ -58,6 +58,7 @@ class StandInEngine:
 
     def __init__(self, state: EngineState = EngineState.READY) -> None:
         self.state, self.stats = state, EngineStats()
+        self.startup: list[dict[str, Any]] = []
         self.steps: Sequence[StreamDelta | Exception] = ()
         self.failure: Exception | None = None
         self.streams: list[StandInStream] = []

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         params = sampling_params(args, llm.default_params())
         if args.json:
             (output,) = llm.generate([prompt], params, progress=False)
-            json.dump(to_json(output), sys.stdout, ensure_ascii=False)
+            json.dump({**to_json(output), "startup": llm.startup}, sys.stdout, ensure_ascii=False)
             print()
         elif params.n == 1:
             for delta in llm.stream(prompt, params):

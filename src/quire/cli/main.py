@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from quire import __version__
+from quire.util import startup as _startup  # noqa: F401  first: its import is where start-up's clock begins
 
 # name -> (module, one line of help)
 COMMANDS = {

@@ -157,6 +157,10 @@ class AsyncEngine(Protocol):
     @property
     def stats(self) -> EngineStats: ...
 
+    @property
+    def startup(self) -> list[dict[str, Any]]:
+        """Where the time went from the start of the process to the first token; see util/startup."""
+
     async def start(self) -> None:
         """Load and become ready. Raises what loading raises (CheckpointError, MemoryBudgetError, ...)."""
 

@@ -56,6 +56,7 @@ from quire.text.chat import ChatAsk
 from quire.text.stop import StopStrings
 from quire.types import QuireError, Request, RequestError, SeqEvent
 from quire.util.platform import resident_bytes
+from quire.util.startup import Startup
 
 logger = logging.getLogger("quire.engine")
 
@@ -92,6 +93,7 @@ class AsyncEngine:
         self.serving = serving or ServingConfig()
         self._name, self._config = str(model), config or EngineConfig()
         self._progress = progress
+        self._startup = Startup()
         self._new_host = host_factory(in_process=in_process)
         self._in_process = in_process
         self._supervisor: Supervisor | None = None
@@ -144,6 +146,11 @@ class AsyncEngine:
             memory_parts=facts.memory_parts if facts else {},
         )
 
+    @property
+    def startup(self) -> list[dict[str, Any]]:
+        """Where the time went, from the start of this process; see api.AsyncEngine."""
+        return self._startup.report()
+
     async def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
@@ -169,6 +176,9 @@ class AsyncEngine:
                 self._text.close()
             raise
         self._make_card()
+        if self._facts is not None:
+            self._startup.add(self._facts.startup)
+        self._startup.mark("ready")
 
     async def stop(self, drain_seconds: float) -> None:
         if self._supervisor is None or self._drained is None:
@@ -364,6 +374,8 @@ class AsyncEngine:
             if live is not None:
                 output.started([live.request_id], step.start)
         tokens = unpack_ids(step.tokens)
+        if tokens:
+            self._startup.mark("first token")
         rows = unpack_handles(step.rows)
         sizes = unpack_ids(step.sizes) if step.sizes else [1] * len(rows)
         notes = {note.row: note for note in step.notes}
@@ -418,7 +430,7 @@ class AsyncEngine:
 
     def _open(self, folder: Path) -> tuple[Model, TextService]:
         template = read_template(self.serving.chat_template)
-        model = open_model(folder)
+        model = open_model(folder, startup=self._startup)
         return model, TextService(model.tokenizer, template)
 
     def _texts(self) -> TextService:

@@ -25,6 +25,7 @@ from quire.spec.facts import ModelFacts, read_model
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError
 from quire.util.platform import available_memory, resident_bytes, usable_cores
+from quire.util.startup import Startup
 from quire.worker.sampler import Sampler
 from quire.worker.worker import Worker
 
@@ -59,19 +60,22 @@ class Built:
         return [*self.model.facts.notices, *self.config.notices, *([fits] if limit < asked else [])]
 
 
-def open_model(name: str | Path, *, tokenizer: bool = True) -> Model:
+def open_model(name: str | Path, *, tokenizer: bool = True, startup: Startup | None = None) -> Model:
     """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
 
     `tokenizer` false leaves the tokenizer to another process.
 
     Raises CheckpointError or UnsupportedModelError naming the file and key.
     """
-    folder = resolve_model(name)
-    facts = read_model(folder)
+    startup = startup or Startup()
+    with startup.span("config"):
+        folder = resolve_model(name)
+        facts = read_model(folder)
     found = None
     if tokenizer and ((folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()):
-        found = Tokenizer.from_dir(folder)
-        check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
+        with startup.span("tokenizer"):
+            found = Tokenizer.from_dir(folder)
+            check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
     return Model(folder, facts, found)
 
 
@@ -93,21 +97,38 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
     return config, lower(spec, formats)
 
 
-def build(model: Model, asked: EngineConfig, progress: Progress | None = None, *, beside: int = 0) -> Built:
+def build(
+    model: Model,
+    asked: EngineConfig,
+    progress: Progress | None = None,
+    *,
+    beside: int = 0,
+    startup: Startup | None = None,
+) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is told bytes of weights.
 
     `beside` is bytes that the server's other process holds under the same memory bound.
 
     Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
     """
-    machine = machine_facts()
-    config, program = choose(model, asked, machine)
-    plan = plan_memory(program, config, machine.resident_memory, beside)
-    executor = _executor(program, config)
-    _load(model, program, config, executor, progress)
-    sampler = _sampler(program, config, executor)
-    worker = Worker(executor, sampler, plan.limits)
-    scheduler = Scheduler(
+    startup = startup or Startup()
+    with startup.span("plan"):
+        machine = machine_facts()
+        config, program = choose(model, asked, machine)
+        plan = plan_memory(program, config, machine.resident_memory, beside)
+        executor = _executor(program, config)
+    with startup.span("weights"):
+        _load(model, program, config, executor, progress)
+    with startup.span("bind"):
+        sampler = _sampler(program, config, executor)
+        worker = Worker(executor, sampler, plan.limits)
+        scheduler = _scheduler(program, config, plan)
+    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker))
+
+
+def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
+    asked = config.asked
+    return Scheduler(
         SchedulerConfig(
             num_blocks=plan.limits.num_blocks,
             block_size=plan.limits.block_size,
@@ -121,7 +142,6 @@ def build(model: Model, asked: EngineConfig, progress: Progress | None = None, *
         ),
         random.Random(asked.seed),
     )
-    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker))
 
 
 def _executor(program: Program, config: ResolvedConfig) -> Executor:

@@ -23,6 +23,7 @@ from quire.types import (
     StepRecord,
     TokenLogprob,
 )
+from quire.util.startup import Span
 
 MAX_FRAME_BYTES = 2**30
 HEADER_BYTES = 4
@@ -105,7 +106,7 @@ class Progress(_Message, frozen=True, tag=1):
 
 
 class Ready(_Message, frozen=True, tag=2):
-    """Loaded: the limits that admission checks against, and what the start-up lines say."""
+    """Loaded: the limits that admission checks against, what the start-up lines say, and where time went."""
 
     scheduler: SchedulerConfig
     vocab: int
@@ -113,6 +114,7 @@ class Ready(_Message, frozen=True, tag=2):
     notices: tuple[str, ...]
     memory_parts: dict[str, int]
     memory_lines: tuple[str, ...]
+    startup: tuple[Span, ...] = ()
 
 
 class Fatal(_Message, frozen=True, tag=3):

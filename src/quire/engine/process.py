@@ -18,6 +18,7 @@ from quire.engine.channel import Channel, ChannelClosedError
 from quire.engine.loop import EngineLoop
 from quire.engine.messages import Fatal, Load, Progress, Ready, Stop
 from quire.types import QuireError
+from quire.util.startup import Startup
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_SECONDS = 0.1
@@ -25,18 +26,19 @@ _PROGRESS_SECONDS = 0.1
 
 def serve(sock: socket.socket) -> None:
     """Load what the first command names, then run its engine until told to stop or left alone."""
-    channel = Channel(sock)
+    channel, startup = Channel(sock), Startup("engine")
     try:
         first = channel.receive(wait=True)
         if any(isinstance(command, Stop) for command in first):
             return
         if not isinstance(first[0], Load) or len(first) > 1:
             raise TypeError(f"{type(first[-1]).__name__} before the engine was ready")
-        built = _load(first[0], channel)
+        built = _load(first[0], channel, startup)
         if built is None:
             return
         try:
-            channel.send(_ready(built))
+            startup.mark("ready")
+            channel.send(_ready(built, startup))
             EngineLoop(built.core, channel, built.model.facts.generation.eos_token_ids).run()
         finally:
             built.executor.close()
@@ -46,7 +48,7 @@ def serve(sock: socket.socket) -> None:
         channel.close()
 
 
-def _load(command: Load, channel: Channel) -> Built | None:
+def _load(command: Load, channel: Channel, startup: Startup) -> Built | None:
     due = 0.0
 
     def progress(done: int, total: int) -> None:
@@ -57,14 +59,14 @@ def _load(command: Load, channel: Channel) -> Built | None:
             channel.send(Progress(done, total))
 
     try:
-        model = open_model(command.folder, tokenizer=False)
-        return build(model, command.config, progress, beside=command.beside)
+        model = open_model(command.folder, tokenizer=False, startup=startup)
+        return build(model, command.config, progress, beside=command.beside, startup=startup)
     except (QuireError, ValueError, OSError, MemoryError) as error:
         channel.send(Fatal(type(error).__name__, str(error)))
         return None
 
 
-def _ready(built: Built) -> Ready:
+def _ready(built: Built, startup: Startup) -> Ready:
     return Ready(
         scheduler=built.core.scheduler.config,
         vocab=built.program.vocab,
@@ -72,6 +74,7 @@ def _ready(built: Built) -> Ready:
         notices=tuple(built.notices()),
         memory_parts=dict(built.plan.parts),
         memory_lines=tuple(built.plan.lines()),
+        startup=startup.spans,
     )
 
 

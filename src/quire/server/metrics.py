@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -140,6 +141,7 @@ class ServerMetrics:
                 )
                 yield family
         yield from _engine_families(stats, labels)
+        yield _startup_family(self._engine.startup)
         yield from self._token_families(labels)
         yield from self._http_families()
         yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the state that the engine is in",
@@ -264,6 +266,18 @@ def _engine_families(stats: EngineStats, labels: dict[str, str]) -> Iterator[Met
     yield _family(GaugeMetricFamily, "vllm:cache_config_info", "sizes of the KV cache", config, 1)
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
     yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
+
+
+def _startup_family(spans: list[dict[str, Any]]) -> Metric:
+    family = GaugeMetricFamily(
+        "quire_startup_seconds",
+        "when a part of the start-up began and ended, from the start of the server's process",
+        labels=["process", "phase", "edge"],
+    )
+    for span in spans:
+        for edge in ("begin", "end"):
+            family.add_metric([span["process"], span["phase"], edge], span[edge])
+    return family
 
 
 def _family(kind: type[Metric], name: str, text: str, labels: dict[str, str], value: float) -> Metric:

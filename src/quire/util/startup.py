@@ -1,0 +1,87 @@
+"""Where start-up time goes: named spans from the start of the process to the first token.
+
+Times are of time.monotonic(), which all processes of a machine share, so that the spans of the server and of
+its engine process lie on one axis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LOADED = time.monotonic()  # this module is the first of the package that a command imports
+_START_TICKS = 21  # of /proc/self/stat, counted from 0 (proc(5): starttime is field 22)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One part of start-up. `process` is "main" or "engine"; an event ("ready") begins and ends at once."""
+
+    process: str
+    name: str
+    begin: float
+    end: float
+
+
+def process_start() -> float:
+    """When this process was started, to the clock tick (10 ms); when unknown, when this module was imported."""
+    try:
+        stat = Path("/proc/self/stat").read_text()
+        ticks = int(stat.rpartition(")")[2].split()[_START_TICKS - 2])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return _LOADED
+    return min(_LOADED, time.monotonic() - age)
+
+
+class Startup:
+    """The spans of one start. Made when a command's imports are done: begins with "interpreter" and "imports"."""
+
+    def __init__(self, process: str = "main") -> None:
+        self._process = process
+        self._origin = process_start()
+        self._spans = [
+            Span(process, "interpreter", self._origin, _LOADED),
+            Span(process, "imports", _LOADED, time.monotonic()),
+        ]
+        self._marked: set[str] = set()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """All spans so far, in the order in which they ended."""
+        return tuple(self._spans)
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Times what is done inside. Spans may overlap."""
+        begin = time.monotonic()
+        yield
+        self._spans.append(Span(self._process, name, begin, time.monotonic()))
+
+    def mark(self, name: str) -> None:
+        """An event, the first time that it happens."""
+        if name not in self._marked:
+            self._marked.add(name)
+            now = time.monotonic()
+            self._spans.append(Span(self._process, name, now, now))
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Spans of another process of the same start."""
+        self._spans.extend(spans)
+
+    def report(self) -> list[dict[str, Any]]:
+        """The spans as plain JSON values, in seconds from the start of this process, by their begin."""
+        return [
+            {
+                "process": span.process,
+                "phase": span.name,
+                "begin": round(span.begin - self._origin, 6),
+                "end": round(span.end - self._origin, 6),
+            }
+            for span in sorted(self._spans, key=lambda span: (span.begin, span.end))
+        ]

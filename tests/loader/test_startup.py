@@ -1,0 +1,54 @@
+"""The record of a start-up: what it must name, on one axis of time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.folders import llama_folder
+from quire.cli.main import main
+from quire.util.startup import Span, Startup, process_start
+
+PHASES = ["interpreter", "imports", "config", "plan", "weights", "bind", "ready", "first token"]
+
+
+def test_generate_reports_where_its_start_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = llama_folder(tmp_path / "model")
+    assert main(["generate", str(folder), "--prompt-token-ids", "5,6", "--max-tokens", "2", "--json"]) == 0
+    spans = json.loads(capsys.readouterr().out)["startup"]
+    assert {span["process"] for span in spans} == {"main"}
+    by_name = {span["phase"]: span for span in spans}
+    assert set(PHASES) <= set(by_name)
+    ends = [by_name[name]["end"] for name in PHASES]
+    assert ends == sorted(ends)
+    assert all(0 <= span["begin"] <= span["end"] for span in spans)
+    assert by_name["interpreter"]["begin"] == 0
+
+
+def test_process_start_is_before_the_interpreter_and_after_the_parent() -> None:
+    code = "import time; from quire.util.startup import process_start as p; print(p(), time.monotonic())"
+    before = time.monotonic()
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    start, inside = map(float, out.split())
+    assert before - 0.02 <= start < inside <= time.monotonic()  # a clock tick, and rounding
+    assert process_start() < before
+
+
+def test_spans_of_two_processes_share_an_axis() -> None:
+    startup = Startup()
+    with startup.span("tokenizer"):
+        now = time.monotonic()
+    startup.add([Span("engine", "weights", now, now + 5)])
+    startup.mark("ready")
+    startup.mark("ready")
+    report = startup.report()
+    assert [span["phase"] for span in report].count("ready") == 1
+    weights = next(span for span in report if span["process"] == "engine")
+    assert weights["end"] - weights["begin"] == pytest.approx(5)
+    tokenizer = next(span for span in report if span["phase"] == "tokenizer")
+    assert tokenizer["begin"] <= weights["begin"] <= tokenizer["end"]
