@@ -15,7 +15,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.loader import RandomWeights
-from quire.program.lower import NumberFormats, lower
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.spec.facts import read_model
 
 CONFIG = {

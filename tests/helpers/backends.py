@@ -12,7 +12,8 @@ from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.loader import Checkpoint, LoadRules, load
-from quire.program.lower import NumberFormats, lower
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.spec.facts import read_model
 

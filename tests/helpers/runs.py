@@ -12,7 +12,7 @@ from helpers.backends import Backend
 from helpers.checkpoints import LENGTH, random_tokens
 from helpers.stepper import Stepper
 from quire.executor.base import Limits
-from quire.program.lower import NumberFormats
+from quire.program.formats import NumberFormats
 
 Logits = npt.NDArray[np.float32]
 Steps = Sequence[Mapping[int, int]]  # for each step, new tokens of each sequence

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from quire.program.lower import NumberFormats, lower
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
 

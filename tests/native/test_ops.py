@@ -15,8 +15,9 @@ from quire import _native
 from quire.executor.base import F32, Executor, Limits
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
-from quire.program.lower import NumberFormats, lower
-from quire.program.ops import DType, Linear, Program
+from quire.program.formats import I8, DType, NumberFormats
+from quire.program.lower import lower
+from quire.program.ops import Linear, Program
 from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
 
 ISAS = _native.supported_isas()
@@ -25,8 +26,8 @@ FORMATS = {
     "bf16": NumberFormats("bf16", "bf16"),
     "bf16-f32": NumberFormats("bf16", "f32"),
     "f32-bf16": NumberFormats("f32", "bf16"),
-    "i8-f32": NumberFormats("f32", "f32", "i8"),
-    "i8-bf16": NumberFormats("bf16", "bf16", "i8", head=False),
+    "i8-f32": NumberFormats("f32", "f32", I8, I8),
+    "i8-bf16": NumberFormats("bf16", "bf16", I8),
 }
 VOCAB = 150  # no multiple of a vector or a panel
 LIMITS = Limits(max_tokens=96, max_rows=5, max_logit_rows=40, max_len=2304, num_blocks=400)

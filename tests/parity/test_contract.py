@@ -11,7 +11,8 @@ from helpers.backends import BACKENDS, Backend
 from helpers.specs import BF16, F32, decoder_spec
 from quire.executor.base import Executor, Limits, StepArrays
 from quire.executor.torch import TorchExecutor
-from quire.program.lower import NumberFormats, lower
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.program.memory import kv_block_bytes, plan_arena, rope_table_bytes
 from quire.program.ops import Program
 

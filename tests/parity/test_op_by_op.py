@@ -12,7 +12,8 @@ from helpers.specs import BF16, F32, decoder_spec
 from helpers.stepper import Stepper, StepSize, compare_buffers, first_difference
 from quire.executor.base import Executor, Limits
 from quire.executor.torch import TorchExecutor
-from quire.program.lower import NumberFormats, lower
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.program.ops import writes
 
 LIMITS = Limits(max_tokens=64, max_rows=4, max_logit_rows=4, max_len=LENGTH, num_blocks=40)

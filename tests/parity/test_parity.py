@@ -11,7 +11,7 @@ from helpers.checkpoints import TINY_MODELS, TinyModel, tiny_model
 from helpers.golden import Golden, MakeGolden
 from helpers.runs import CHUNKS, DECODE, MIXED, WHOLE, Logits, Steps, run_steps
 from helpers.specs import BF16, F32
-from quire.program.lower import NumberFormats
+from quire.program.formats import NumberFormats
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS, ids=str)
 

@@ -11,7 +11,7 @@ from helpers.checkpoints import TINY_MODELS, TinyModel
 from helpers.golden import MakeGolden
 from helpers.runs import CHUNKS, DECODE, MIXED, WHOLE, run_steps
 from helpers.specs import BF16, F32
-from quire.program.lower import NumberFormats
+from quire.program.formats import NumberFormats
 
 
 @pytest.mark.parametrize("formats", [F32, BF16], ids=["float32", "bfloat16"])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0_6b
 from quire.program.cost import Cost, Machine, Row, step_cost, visible_keys, visible_pairs
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Attend, Embed, GatedAct, GatherRows, Linear, Norm, Program, RopeWrite
 
@@ -121,3 +122,14 @@ def test_bound_takes_the_slower_resource() -> None:
     assert cost.bound(Machine(flops=100.0, bandwidth=100.0)) == 6.0
     assert cost.bound(Machine(flops=1000.0, bandwidth=100.0)) == 2.0
     assert Cost().intensity == 0.0
+
+
+def test_weights_in_groups_cost_their_codes_scales_and_offsets() -> None:
+    """One layer, width 64: qkv reads 64 x 64 nibbles, two float16 scales and two zero points a row."""
+    spec = decoder_spec(100, 64, 96, (2, 1, 16), [0])
+    form = WeightFormat("i4", Groups(32, "f16", "u8"))
+    program = lower(spec, NumberFormats("bf16", "bf16", form))
+    cost = step_cost(program, [Row(3, 0)], 0)
+    linears = [(op, c) for op, c in zip(program.ops, cost.ops, strict=True) if isinstance(op, Linear)]
+    assert linears[0][1].weight_bytes == 64 * (32 + 2 * 3)
+    assert linears[0][1].activation_bytes == 3 * (64 + 2 * 8 + 64 * 4)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from helpers.specs import BF16, F32, decoder_spec, programs
+from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import (
     Attend,
@@ -121,3 +122,26 @@ def test_number_formats_reach_weights_inputs_and_cache() -> None:
     assert program.kv_dtype == "bf16"
     rounded = {buffer.name for buffer in program.buffers if buffer.dtype == "bf16"}
     assert rounded == {op.x for op in program.ops if isinstance(op, Linear)}
+
+
+def test_formats_by_parameter() -> None:
+    """Layers in groups of 32, one exception in bfloat16, another in groups of 64, the head in int8."""
+    small, large = WeightFormat("i4", Groups(32)), WeightFormat("i4", Groups(64, "f16", "u8"))
+    params = {"layers.0.qkv": WeightFormat("bf16"), "layers.1.gate_up": large}
+    program = lower(
+        decoder_spec(100, 72, 96, (2, 1, 4), [0, 0]), NumberFormats("bf16", "bf16", small, I8, params)
+    )
+    found = {p.name: p.format for p in program.params if p.kind == "linear"}
+    assert found["layers.0.qkv"] == WeightFormat("bf16")
+    assert found["layers.1.gate_up"] == large
+    assert found["head"] == I8
+    assert {found[name] for name in ("layers.0.o", "layers.1.qkv", "layers.0.down")} == {small}
+    for op in program.ops:
+        if isinstance(op, Linear):
+            x, weight = program.buffer(op.x), program.param(op.weight)
+            assert x.dtype == ("i8" if weight.format.quantized else "bf16")
+            assert x.group == (weight.groups.size if weight.groups else 0)
+    hidden = {b.name: b.dtype for b in program.buffers if b.name.startswith("hidden")}
+    assert hidden == {
+        "hidden": "bf16", "hidden_f32": "f32", "hidden_f32_bytes": "i8", "hidden_f32_bytes_64": "i8"
+    }  # fmt: skip

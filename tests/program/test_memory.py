@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0_6b
+from quire.program.formats import Groups
 from quire.program.lower import lower
 from quire.program.memory import (
     ALIGNMENT,
@@ -19,9 +20,10 @@ from quire.program.memory import (
     param_bytes,
     plan_arena,
     rope_table_bytes,
+    row_pitch,
     weight_bytes,
 )
-from quire.program.ops import Norm, Param, Part, Program, reads, writes
+from quire.program.ops import Buffer, Norm, Param, Part, Program, reads, writes
 from quire.types import UnsupportedModelError
 
 GIB = 2**30
@@ -157,3 +159,17 @@ def test_weights_of_llama3_70b() -> None:
 def test_rope_tables_are_shared_by_layers_of_one_rope() -> None:
     program = lower(decoder_spec(128, 64, 64, (4, 2, 16), [0, 0, 0]), F32)
     assert rope_table_bytes(program, 100) == 2 * 100 * 8 * 4
+
+
+def test_bytes_of_weights_and_inputs_in_groups() -> None:
+    """70 x 100 in groups of 32: 128 packed rows of four whole groups of nibbles, float16 scales and byte zeros."""
+    parts = (Part("a", 70, 100),)
+    assert param_bytes(Param("w", "linear", parts, "i4", Groups(32))) == 128 * (4 * 16 + 4 * 2)
+    assert param_bytes(Param("w", "linear", parts, "i4", Groups(32, "f16", "u8"))) == 128 * (4 * 16 + 4 * 3)
+    assert param_bytes(Param("w", "linear", parts, "i4", Groups(64, "f32", "f32"))) == 128 * (2 * 32 + 2 * 8)
+    two_level = Groups(32, "f16*u8", "f16*u8")
+    assert param_bytes(Param("w", "linear", parts, "i4", two_level)) == 128 * (4 * 16 + 4 * 2 + 4)
+    assert param_bytes(Param("w", "linear", parts, "i8", Groups(16, "f32"))) == 128 * (7 * 16 + 7 * 4)
+    grouped = Buffer("x", 100, "i8", group=32)
+    assert row_pitch(grouped) == 128
+    assert buffer_bytes(grouped, 5, 1) == 5 * 128 + 192  # 5 rows of 4 scales and 4 sums: 160 bytes

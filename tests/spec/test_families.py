@@ -82,7 +82,8 @@ def test_new_and_old_style_give_equal_specs(
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_every_tensor_of_a_transformers_model_is_accounted_for(model_type: str) -> None:
     """Names, shapes, biases and norms of the program equal those of the model that transformers builds."""
-    from quire.program.lower import NumberFormats, lower
+    from quire.program.formats import NumberFormats
+    from quire.program.lower import lower
 
     for changes in ({}, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}):
         config = getattr(transformers, CLASSES[model_type])(**TINY, **changes)

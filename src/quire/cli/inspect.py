@@ -127,8 +127,8 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
+    from quire.program.formats import DTYPE_BYTES
     from quire.program.memory import kv_block_bytes
-    from quire.program.ops import DTYPE_BYTES
 
     elems = sum(2 * layer.kv_heads * layer.head_dim for layer in program.kv_layers)
     return {

@@ -18,8 +18,9 @@ from quire.engine.core import EngineCore
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
 from quire.loader import Checkpoint, LoadRules, RandomWeights, load, resolve_model
-from quire.program.lower import NumberFormats, lower
-from quire.program.ops import DType, Program
+from quire.program.formats import I8, DType, NumberFormats
+from quire.program.lower import lower
+from quire.program.ops import Program
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
 from quire.text.tokenizer import Tokenizer
@@ -88,11 +89,12 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
     """All choices and the program, before memory is planned or weights are read."""
     spec = model.facts.spec
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
+    linears = I8 if config.quantized else None
     formats = NumberFormats(
         weights=_dtype(config.weights),
         kv=_dtype(config.kv),
-        quantized="i8" if config.quantized else None,
-        head=asked.quantize_head,
+        linears=linears,
+        head=linears if asked.quantize_head else None,
     )
     return config, lower(spec, formats)
 

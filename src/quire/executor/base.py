@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.program.ops import Param, Program
+from quire.quant import GroupCodes
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -76,6 +77,12 @@ class Executor(Protocol):
 
     def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
         """Take one checkpoint part: raw [rows, cols] or [rows] in "F32", "F16" or "BF16" (as uint16)."""
+
+    def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
+        """Take rows of a weight in groups that come quantized, in the format that `param.groups` says.
+
+        ValueError, naming the parameter, for other shapes, types, codes out of range or scales that are not finite.
+        """
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers, and remember the arrays. Called once, after all parts are put."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quire import _native
 from quire.executor.base import F32, Limits, StepArrays
+from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
     ArenaPlan,
     kv_block_bytes,
@@ -25,7 +26,6 @@ from quire.program.memory import (
     weight_bytes,
 )
 from quire.program.ops import (
-    DTYPE_BYTES,
     Attend,
     Buffer,
     Embed,
@@ -39,6 +39,7 @@ from quire.program.ops import (
     Quantize,
     RopeWrite,
 )
+from quire.quant import GroupCodes, check_codes
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 
@@ -88,6 +89,8 @@ class NativeExecutor:
     def _add_param(self, param: Param) -> int:
         if param.kind == "vector":
             return int(self._core.add_vector(param.rows))
+        if param.groups is not None:
+            raise NotImplementedError("weights in groups have no native kernel yet")
         add = self._core.add_weight if param.kind == "linear" else self._core.add_table
         return int(add(param.rows, param.cols, _DTYPES[param.dtype]))
 
@@ -99,6 +102,11 @@ class NativeExecutor:
             raise ValueError(f"{param.name}: a part must be contiguous {dtype}")
         source = data.ctypes.data
         self._core.put(self._params[param.name], row_offset, source, _SOURCE_DTYPES[dtype], rows, cols)
+
+    def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
+        """Pack rows that come quantized; see Executor.put_codes."""
+        check_codes(param, row_offset, given)
+        raise NotImplementedError("weights in groups have no native kernel yet")
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers and remember the arrays; see Executor.bind."""

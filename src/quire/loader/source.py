@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.program.ops import Param
+from quire.quant import GroupCodes
 
 Array = npt.NDArray[np.generic]
 
@@ -72,3 +73,6 @@ class Sink(Protocol):
         `dtype` is "F32", "F16" or "BF16" (as uint16). `data` is C-contiguous, aligned, perhaps read-only, and
         only valid during the call. Every row of every parameter is put exactly once.
         """
+
+    def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
+        """The same for a weight in groups (`param.groups`) whose rows come quantized."""

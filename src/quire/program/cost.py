@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.program.formats import DTYPE_BYTES
 from quire.program.ops import (
-    DTYPE_BYTES,
     Attend,
     Embed,
     GatedAct,
@@ -20,6 +20,7 @@ from quire.program.ops import (
     Linear,
     Norm,
     Op,
+    Param,
     Program,
     Quantize,
     RopeWrite,
@@ -27,7 +28,7 @@ from quire.program.ops import (
 
 NORM_FLOPS = 4  # square, add to the sum, scale, weight
 QUANTIZE_FLOPS = 3  # magnitude, scale, round
-SCALE_BYTES = 4  # of one row of int8
+SCALE_BYTES = 4  # of one row of int8, or one group of it
 EXP_FLOPS = 4  # act(gate): exponential or error function, and the arithmetic around it
 ID_BYTES = 4  # a token id, position or row number
 
@@ -151,8 +152,18 @@ class _Counter:
     def row_bytes(self, buffer: str, cols: int | None = None) -> int:
         """Bytes of one row of a buffer, or of its first `cols` columns."""
         found = self.buffers[buffer]
-        scale = SCALE_BYTES if found.dtype == "i8" else 0
-        return (found.cols if cols is None else cols) * DTYPE_BYTES[found.dtype] + scale
+        wide = found.cols if cols is None else cols
+        scales = 0
+        if found.dtype == "i8":  # a scale, and of a group also the sum
+            scales = 2 * SCALE_BYTES * -(-wide // found.group) if found.group else SCALE_BYTES
+        return wide * DTYPE_BYTES[found.dtype] + scales
+
+    def weight_bytes(self, weight: Param) -> int:
+        """Bytes of a row of a linear weight or table: what it holds, without padding."""
+        if weight.groups is not None:
+            codes = weight.cols * (4 if weight.dtype == "i4" else 8)
+            return -(-codes // 8) + weight.groups.row_bytes(weight.cols)
+        return weight.cols * DTYPE_BYTES[weight.dtype] + (SCALE_BYTES if weight.dtype == "i8" else 0)
 
     def vector_bytes(self, *names: str | None) -> int:
         return sum(self.params[name].rows * DTYPE_BYTES["f32"] for name in names if name)
@@ -160,7 +171,7 @@ class _Counter:
     def embed(self, op: Embed, n: int) -> Cost:
         table = self.params[op.table]
         return Cost(
-            weight_bytes=n * table.cols * DTYPE_BYTES[table.dtype],
+            weight_bytes=n * self.weight_bytes(table),
             activation_bytes=n * (self.row_bytes(op.out) + ID_BYTES),
         )
 
@@ -174,9 +185,7 @@ class _Counter:
     def linear(self, op: Linear, n: int) -> Cost:
         weight = self.params[op.weight]
         flops = 2 * n * weight.rows * weight.cols + (n * weight.rows if op.bias else 0)
-        read = weight.rows * weight.cols * DTYPE_BYTES[weight.dtype] + self.vector_bytes(op.bias)
-        if weight.dtype == "i8":
-            read += weight.rows * SCALE_BYTES
+        read = weight.rows * self.weight_bytes(weight) + self.vector_bytes(op.bias)
         return Cost(flops, read, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
 
     def quantize(self, op: Quantize, n: int) -> Cost:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from quire.core.cache_groups import plan_groups
+from quire.program.formats import DType, NumberFormats
 from quire.program.ops import (
     Attend,
     Buffer,
-    DType,
     Embed,
     GatedAct,
     GatherRows,
@@ -18,7 +18,6 @@ from quire.program.ops import (
     Norm,
     Op,
     Param,
-    ParamKind,
     Part,
     Program,
     Quantize,
@@ -26,34 +25,6 @@ from quire.program.ops import (
 )
 from quire.spec import Layer, ModelSpec, Rope
 from quire.types import CacheGroup
-
-
-@dataclass(frozen=True, slots=True)
-class NumberFormats:
-    """Formats of a program: linear weights and their inputs, and the KV cache. Sums are always float32.
-
-    `quantized` "i8" stores linear weights in eight bits and rounds their inputs to eight bits token by token;
-    `head` false keeps the output head (and a tied embedding) in `weights`.
-    """
-
-    weights: DType = "bf16"
-    kv: DType = "bf16"
-    quantized: DType | None = None
-    head: bool = True
-
-    @property
-    def linears(self) -> DType:
-        """What the linears of the layers are stored in."""
-        return self.quantized or self.weights
-
-    @property
-    def head_weights(self) -> DType:
-        return self.linears if self.head else self.weights
-
-    @staticmethod
-    def inputs_of(weights: DType) -> DType:
-        """What an op writes for a linear of this format: an i8 linear's input is quantized from float32."""
-        return "f32" if weights == "i8" else weights
 
 
 def lower(spec: ModelSpec, formats: NumberFormats) -> Program:
@@ -74,17 +45,12 @@ class _Lowering:
     def program(self) -> Program:
         spec = self.spec
         head_name = spec.names.embed if spec.tied else spec.names.head
-        head = self.param(
-            "head", "linear", (Part(head_name, spec.vocab, spec.dim, "vocab"),), self.formats.head_weights
-        )
+        head = self.weight("head", (Part(head_name, spec.vocab, spec.dim, "vocab"),))
         embed = head
         if not spec.tied:
-            embed = self.param(
-                "embed",
-                "table",
-                (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),),
-                self.formats.weights,
-            )
+            embed = "embed"
+            parts = (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),)
+            self.params[embed] = Param(embed, "table", parts, self.formats.weights)
         residual = self.buffer("residual", spec.dim, "f32")
         self.body.append(Embed(embed, residual))
         delta: str | None = None
@@ -110,10 +76,9 @@ class _Lowering:
         spec, names, att, mlp = self.spec, self.spec.names, layer.attention, layer.mlp
         at = f"layers.{index}"
         shape = HeadShape(att.heads, att.kv_heads, att.head_dim)
-        inputs = self.formats.inputs_of(self.formats.linears)
-        hidden = self.buffer("hidden", spec.dim, inputs)
+        hidden = self.input("hidden", spec.dim, f"{at}.qkv")
         qkv = self.buffer("qkv", shape.q_cols + 2 * shape.kv_cols, "f32")
-        mixed = self.buffer("mixed", shape.q_cols, inputs)
+        mixed = self.input("mixed", shape.q_cols, f"{at}.o")
         projected = self.buffer("delta", spec.dim, "f32")
         norm = self.vector(f"{at}.attn_norm", (names.attn_norm.format(i=index),), (spec.dim,))
         self.body.append(Norm(residual, delta, norm, spec.norm_eps, hidden))
@@ -135,9 +100,10 @@ class _Lowering:
             bias=att.out_bias, col_axis="heads",
         )  # fmt: skip
         norm = self.vector(f"{at}.mlp_norm", (names.mlp_norm.format(i=index),), (spec.dim,))
+        hidden = self.input("hidden", spec.dim, f"{at}.gate_up")
         self.body.append(Norm(residual, projected, norm, spec.norm_eps, hidden))
         gate_up = self.buffer("gate_up", 2 * mlp.width, "f32")
-        gated = self.buffer("gated", mlp.width, inputs)
+        gated = self.input("gated", mlp.width, f"{at}.down")
         sources = (names.gate.format(i=index), names.up.format(i=index))
         self.linear(
             f"{at}.gate_up",
@@ -158,17 +124,15 @@ class _Lowering:
     def head(self, residual: str, delta: str | None, weight: str) -> tuple[Op, ...]:
         spec = self.spec
         last = self.buffer("last", spec.dim, "f32", logits=True)
-        head_weights = self.formats.head_weights
-        last_hidden = self.buffer("last_hidden", spec.dim, self.formats.inputs_of(head_weights), logits=True)
+        last_hidden = self.input("last_hidden", spec.dim, weight, logits=True)
         logits = self.buffer("logits", spec.vocab, "f32", logits=True)
         norm = self.vector("final_norm", (spec.names.final_norm,), (spec.dim,))
         ops: list[Op] = [
             GatherRows(residual, delta, last),
             Norm(last, None, norm, spec.norm_eps, last_hidden),
         ]
-        if head_weights == "i8":
-            ops.append(Quantize(last_hidden, self.buffer("last_bytes", spec.dim, "i8", logits=True)))
-        ops.append(Linear("last_bytes" if head_weights == "i8" else last_hidden, weight, None, logits))
+        last_hidden = self.quantized(ops, last_hidden, weight)
+        ops.append(Linear(last_hidden, weight, None, logits))
         return tuple(ops)
 
     def linear(
@@ -180,11 +144,8 @@ class _Lowering:
             Part(f"{source}.weight", n, cols, axis, col_axis)
             for source, n, axis in zip(sources, rows, axes, strict=True)
         )
-        weight = self.param(name, "linear", parts, self.formats.linears)
-        if self.formats.linears == "i8":
-            x_bytes = self.buffer(f"{x}_bytes", cols, "i8")
-            self.body.append(Quantize(x, x_bytes))
-            x = x_bytes
+        weight = self.weight(name, parts)
+        x = self.quantized(self.body, x, weight)
         biases = tuple(f"{source}.bias" for source in sources)
         bias_name = self.vector(f"{name}.bias", biases, rows, axes) if bias else None
         self.body.append(Linear(x, weight, bias_name, out))
@@ -197,15 +158,35 @@ class _Lowering:
         self.params[name] = Param(name, "vector", parts, "f32")
         return name
 
-    def param(self, name: str, kind: ParamKind, parts: tuple[Part, ...], dtype: DType) -> str:
-        self.params[name] = Param(name, kind, parts, dtype)
+    def weight(self, name: str, parts: tuple[Part, ...]) -> str:
+        """Declare a linear weight in the format that was chosen for it."""
+        form = self.formats.of(name)
+        self.params[name] = Param(name, "linear", parts, form.dtype, form.groups)
         return name
 
-    def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False) -> str:
-        """Declare a buffer once; layers of one shape share it, another width gets a buffer of its own."""
-        name = name if self.buffers.get(name, Buffer(name, cols, dtype)).cols == cols else f"{name}_{cols}"
-        self.buffers.setdefault(name, Buffer(name, cols, dtype, "logits" if logits else "tokens"))
-        return name
+    def input(self, name: str, cols: int, weight: str, *, logits: bool = False) -> str:
+        """The buffer that an op fills for the linear of that weight."""
+        return self.buffer(name, cols, self.formats.of(weight).inputs, logits=logits)
+
+    def quantized(self, ops: list[Op], x: str, weight: str) -> str:
+        """What a linear takes for input: x itself, or its bytes, rounded here, when the weight is quantized."""
+        form, source = self.formats.of(weight), self.buffers[x]
+        if not form.quantized:
+            return x
+        group, logits = form.groups.size if form.groups else 0, source.rows == "logits"
+        x_bytes = self.buffer(f"{x}_bytes", source.cols, "i8", logits=logits, group=group)
+        ops.append(Quantize(x, x_bytes))
+        return x_bytes
+
+    def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False, group: int = 0) -> str:
+        """Declare a buffer once; layers of one shape share it, another shape or format gets a buffer of its own."""
+        wanted = Buffer(name, cols, dtype, "logits" if logits else "tokens", group)
+        first = self.buffers.get(name, wanted)
+        for mine, its in ((cols, first.cols), (dtype, first.dtype), (group, first.group)):
+            if mine != its:
+                wanted = replace(wanted, name=f"{wanted.name}_{mine}")
+        self.buffers.setdefault(wanted.name, wanted)
+        return wanted.name
 
     def rope(self, rope: Rope) -> int:
         if rope not in self.ropes:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.program.ops import DTYPE_BYTES, Buffer, Op, Param, Program, reads, writes
+from quire.program.formats import DTYPE_BYTES
+from quire.program.ops import Buffer, Op, Param, Program, reads, writes
 from quire.types import UnsupportedModelError
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
@@ -43,17 +44,27 @@ def plan_arena(program: Program, max_tokens: int, max_logit_rows: int) -> ArenaP
 
 
 def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
-    """Bytes of a buffer with all its rows, rounded up to ALIGNMENT; an i8 buffer ends with its rows' scales."""
+    """Bytes of a buffer with all its rows, rounded up to ALIGNMENT.
+
+    An i8 buffer ends with its rows' float32 scales; with groups, each has a scale and then an int32 sum of its bytes.
+    """
     rows = max_tokens if buffer.rows == "tokens" else max_logit_rows
     if buffer.dtype == "i8":
-        return scale_offset(buffer, max_tokens, max_logit_rows) + _round_up(rows * 4, ALIGNMENT)
+        groups = -(-buffer.cols // buffer.group) if buffer.group else 1
+        each = (1 + bool(buffer.group)) * groups * 4
+        return scale_offset(buffer, max_tokens, max_logit_rows) + _round_up(rows * each, ALIGNMENT)
     return _round_up(rows * buffer.cols * DTYPE_BYTES[buffer.dtype], ALIGNMENT)
 
 
 def scale_offset(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
-    """Where the scales of an i8 buffer begin, in bytes from its start; its rows are padded to four columns."""
+    """Where the scales of an i8 buffer begin, in bytes from its start; see row_pitch."""
     rows = max_tokens if buffer.rows == "tokens" else max_logit_rows
-    return _round_up(rows * _round_up(buffer.cols, QUAD_COLS), ALIGNMENT)
+    return _round_up(rows * row_pitch(buffer), ALIGNMENT)
+
+
+def row_pitch(buffer: Buffer) -> int:
+    """Bytes of one row of an i8 buffer without its scales: padded to four columns, or to whole groups."""
+    return _round_up(buffer.cols, buffer.group or QUAD_COLS)
 
 
 def live_buffers(program: Program) -> list[frozenset[str]]:
@@ -99,6 +110,10 @@ def kv_head_elems(head_dim: int) -> int:
 
 def param_bytes(param: Param) -> int:
     """Bytes of a parameter as the native executor holds it: linear weights packed and padded."""
+    if param.groups is not None:
+        rows, groups = _round_up(param.rows, PACKED_ROWS), param.groups
+        codes = groups.count(param.cols) * groups.size * (4 if param.dtype == "i4" else 8) // 8
+        return rows * (codes + groups.row_bytes(param.cols))
     if param.kind == "linear":
         together = {"f32": 1, "bf16": PACKED_COLS, "i8": QUAD_COLS}[param.dtype]
         rows = _round_up(param.rows, PACKED_ROWS)

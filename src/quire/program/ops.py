@@ -14,27 +14,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.program.formats import DType, Groups, WeightFormat
 from quire.spec import Rope
 from quire.spec.model import Activation
 from quire.types import CacheGroup
 
-DType = Literal["f32", "bf16", "i8"]
 RowKind = Literal["tokens", "logits"]
 ParamKind = Literal["linear", "table", "vector"]
-DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """An activation of [rows, cols]; its rows are tokens or logit rows of the step.
 
-    An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row.
+    An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, or, with `group`, for each
+    `group` neighbouring columns of a row.
     """
 
     name: str
     cols: int
     dtype: DType
     rows: RowKind = "tokens"
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Part:
 class Param:
     """A parameter as the executor holds it: checkpoint parts stacked along rows.
 
-    kind linear: weight [rows = out features, cols = in features], packed for the machine; dtype i8 is rounded to
-    nearest with one scale for each row, max|w| / 127.
+    kind linear: weight [rows = out features, cols = in features], packed for the machine; see WeightFormat. A float
+    source is rounded to nearest: i8 with the scale max|w| / 127 of a row, groups as quant.groups defines.
     kind table: embedding rows [rows = vocabulary, cols], gathered by row.
     kind vector: float32 [rows] (norm weights, biases).
     """
@@ -70,6 +71,11 @@ class Param:
     kind: ParamKind
     parts: tuple[Part, ...]
     dtype: DType
+    groups: Groups | None = None
+
+    @property
+    def format(self) -> WeightFormat:
+        return WeightFormat(self.dtype, self.groups)
 
     @property
     def rows(self) -> int:
@@ -104,7 +110,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """out = x @ weightᵀ (+ bias), accumulated in float32 in ascending order of the input feature."""
+    """out = x @ weightᵀ (+ bias), accumulated in float32 in ascending order of the input feature.
+
+    A weight in groups: each group's products of whole numbers are summed exactly, and scaled by both scales when they
+    are added to the float32 sum, group after group.
+    """
 
     x: str
     weight: str
@@ -114,10 +124,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """out = round(x / scale) with scale = max|x| / 127 for each row: the input of an i8 linear (dynamic, per token).
+    """out = round(x / scale) with scale = max|x| / 127 for each row, or each group of a row when `out` has groups.
 
-    Ties round to even; a row of zeros has scale 0. The products of an i8 linear are summed exactly in int32 and
-    multiplied by both scales once.
+    The input of a quantized linear (dynamic, per token). Ties round to even; zeros have scale 0. The products of an i8
+    linear are summed exactly in int32 and multiplied by both scales once.
     """
 
     x: str

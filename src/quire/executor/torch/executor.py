@@ -26,6 +26,7 @@ from quire.program.ops import (
     Quantize,
     RopeWrite,
 )
+from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
 
 
@@ -48,6 +49,9 @@ class TorchExecutor:
 
     def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
         self._weights.put(param, row_offset, data, dtype)
+
+    def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
+        self._weights.put_codes(param, row_offset, given)
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         if self._reader is not None:
@@ -132,7 +136,8 @@ class _Runner:
             case Linear():
                 ops.linear(buffer(op.x), weights[op.weight], weights.get(op.bias), buffer(op.out))
             case Quantize():
-                buffer(op.out).copy_(quantize_rows(buffer(op.x).float()))
+                group = self.program.buffer(op.out).group
+                buffer(op.out).copy_(quantize_rows(buffer(op.x).float(), group))
             case RopeWrite():
                 norms = weights.get(op.q_norm), weights.get(op.k_norm)
                 rotation = self.state.rotations[op.rope].at(step.positions)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from quire.program.ops import Param, Program
+from quire.quant import GroupCodes, check_codes, dequantize, quantize
 
-# An i8 parameter or buffer is held as the float32 numbers it stands for: whole numbers times a scale of the row.
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i8": torch.float32}
+# A quantized parameter or buffer is held as the float32 numbers it stands for.
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i8": torch.float32, "i4": torch.float32}
 _SOURCES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
 
 
@@ -38,15 +40,28 @@ class Weights:
             raise ValueError(
                 f"{where}: {dtype!r} stored as {data.dtype} is not one of F32, F16, BF16 (as uint16)"
             )
-        if data.shape[1:] != _shape(param)[1:] or row_offset < 0 or row_offset + len(data) > param.rows:
-            raise ValueError(f"{where}: shape {data.shape} does not fit in {_shape(param)}")
-        rows = slice(row_offset, row_offset + len(data))
+        self._take(param, row_offset, data.shape)
+        source = torch.from_numpy(data if data.flags.writeable else data.copy())
+        source = source.view(torch.bfloat16) if dtype == "BF16" else source
+        self._tensors[param.name][row_offset : row_offset + len(data)] = _rounded(param, source)
+
+    def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
+        """Fill rows of a weight in groups with what its codes stand for; see Executor.put_codes."""
+        check_codes(param, row_offset, given)
+        assert param.groups is not None
+        self._take(param, row_offset, given.codes.shape)
+        values = dequantize(param.groups, 4 if param.dtype == "i4" else 8, given)
+        self._tensors[param.name][row_offset : row_offset + len(values)] = torch.from_numpy(values)
+
+    def _take(self, param: Param, row_offset: int, shape: tuple[int, ...]) -> None:
+        """Note that these rows are filled now; ValueError when they don't fit or were filled before."""
+        where = f"{param.name}[{row_offset}:{row_offset + shape[0]}]"
+        if shape[1:] != _shape(param)[1:] or row_offset < 0 or row_offset + shape[0] > param.rows:
+            raise ValueError(f"{where}: shape {shape} does not fit in {_shape(param)}")
+        rows = slice(row_offset, row_offset + shape[0])
         if self._filled[param.name][rows].any():
             raise ValueError(f"{where}: was put before")
         self._filled[param.name][rows] = True
-        source = torch.from_numpy(data if data.flags.writeable else data.copy())
-        source = source.view(torch.bfloat16) if dtype == "BF16" else source
-        self._tensors[param.name][rows] = quantize_rows(source.float()) if param.dtype == "i8" else source
 
     def check_complete(self) -> None:
         """Raise ValueError naming the parameters that still lack rows."""
@@ -63,11 +78,23 @@ class Weights:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
 
-def quantize_rows(x: Tensor) -> Tensor:
-    """x [rows, cols] rounded to eight bits with one scale a row, max|x| / 127; ties to even. See Quantize."""
+def quantize_rows(x: Tensor, group: int = 0) -> Tensor:
+    """x [rows, cols] rounded to eight bits with one scale a row or a group of columns; see Quantize."""
+    if group:
+        padded = functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+        return quantize_rows(padded).flatten(1)[:, : x.shape[1]]
     scale = x.abs().amax(-1, keepdim=True) / 127.0
     inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
     return (x * inverse).round().clamp(-127, 127) * scale
+
+
+def _rounded(param: Param, source: Tensor) -> Tensor:
+    """Checkpoint numbers as the parameter's format holds them."""
+    if param.groups is not None:
+        bits = 4 if param.dtype == "i4" else 8
+        given = quantize(source.float().numpy(), param.groups, bits)
+        return torch.from_numpy(dequantize(param.groups, bits, given))
+    return quantize_rows(source.float()) if param.dtype == "i8" else source
 
 
 def _shape(param: Param) -> tuple[int, ...]:

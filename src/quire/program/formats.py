@@ -1,0 +1,114 @@
+"""Number formats of a program: what weights are stored in, and what the inputs of their products are rounded to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+DType = Literal["f32", "bf16", "i8", "i4"]
+DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1}  # an element of a buffer, table or plain panel
+
+ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
+OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]
+GROUP_SIZES = (16, 32, 64, 128)
+SUPER_GROUPS = 8  # groups that share a float16 factor in the two-level kind "f16*u8"
+_KIND_BYTES = {"none": 0, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "f16*u8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """How a weight in groups is stored: unsigned codes, and for each group of `size` input features of an output
+
+        w = scale · (code - middle)        offsets "none": symmetric, middle = 8 for 4 bits, 128 for 8
+        w = scale · (code - zero)          offsets "u8": a whole zero point of one byte
+        w = scale · code + offset          offsets of a float kind
+
+    `scales` and float `offsets` are kept in that float format, so a checkpoint's own values are not rounded.
+    "f16*u8" is two-level, as in GGUF's Q4_K: SUPER_GROUPS neighbours share a float16 factor that is multiplied by
+    each group's byte (for offsets: minus the product). Input features past the last whole group fill a shorter one.
+    """
+
+    size: int = 32
+    scales: ScaleKind = "f16"
+    offsets: OffsetKind = "none"
+
+    def __post_init__(self) -> None:
+        if self.size not in GROUP_SIZES:
+            raise ValueError(f"group size: {self.size} is not one of {', '.join(map(str, GROUP_SIZES))}")
+        if self.scales not in _KIND_BYTES or self.scales in {"none", "u8"}:
+            raise ValueError(f"scales: {self.scales!r} is not a known kind")
+        if self.offsets not in _KIND_BYTES:
+            raise ValueError(f"offsets: {self.offsets!r} is not a known kind")
+        if "f16*u8" in {self.scales, self.offsets} and self.scales != self.offsets != "none":
+            raise ValueError("two-level offsets go with two-level scales")
+
+    @property
+    def two_level(self) -> bool:
+        return self.scales == "f16*u8"
+
+    def count(self, cols: int) -> int:
+        """Groups of a row of `cols` input features."""
+        return -(-cols // self.size)
+
+    def row_bytes(self, cols: int) -> int:
+        """Bytes of scales and offsets of one row of `cols` input features."""
+        groups = self.count(cols)
+        each = groups * (_KIND_BYTES[self.scales] + _KIND_BYTES[self.offsets])
+        shared = -(-groups // SUPER_GROUPS) * 2 * (1 + (self.offsets != "none")) if self.two_level else 0
+        return each + shared
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """What a linear weight is stored in.
+
+    f32, bf16: floats; the input has the same format.
+    i8 without groups: whole numbers in [-127, 127] and a float32 scale for each output; the input is rounded to
+    int8 with one scale a token.
+    i4, and i8 with groups: see Groups; the input is rounded to int8 with one scale a group of each token.
+    """
+
+    dtype: DType
+    groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype == "i4" and self.groups is None:
+            raise ValueError("an i4 weight needs groups")
+        if self.groups is not None and self.dtype not in {"i4", "i8"}:
+            raise ValueError(f"a {self.dtype} weight has no groups")
+
+    @property
+    def quantized(self) -> bool:
+        return self.dtype in {"i8", "i4"}
+
+    @property
+    def inputs(self) -> DType:
+        """What the op before writes: a quantized linear's input is rounded from float32, once."""
+        return "f32" if self.quantized else self.dtype
+
+    def __str__(self) -> str:
+        return f"{self.dtype} in groups of {self.groups.size}" if self.groups else self.dtype
+
+
+I8 = WeightFormat("i8")
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormats:
+    """Formats of a program. Sums are always float32, or exact int32 inside a group.
+
+    `weights` is the float format of what is not quantized. `linears` and `head` (the output head, and with it a tied
+    embedding) are in `weights` when None. `params` names exceptions by parameter, such as "layers.3.down".
+    """
+
+    weights: DType = "bf16"
+    kv: DType = "bf16"
+    linears: WeightFormat | None = None
+    head: WeightFormat | None = None
+    params: Mapping[str, WeightFormat] = field(default_factory=dict)
+
+    def of(self, param: str) -> WeightFormat:
+        """The format of a linear weight by its parameter's name."""
+        found = self.params.get(param, self.head if param == "head" else self.linears)
+        return found or WeightFormat(self.weights)
