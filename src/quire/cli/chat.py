@@ -12,7 +12,7 @@ from quire.types import RequestError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="checkpoint folder, or a hub name such as organisation/name")
+    parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
     parser.add_argument("--system", help="system message")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
     add_sampling_options(parser, max_tokens=1024)

@@ -13,7 +13,7 @@ from quire.types import PositionLogprobs, RequestError, RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="checkpoint folder, or a hub name such as organisation/name")
+    parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="text to continue; - reads standard input")
     source.add_argument("--prompt-token-ids", metavar="IDS", help="token ids to continue, like 1,2,3")

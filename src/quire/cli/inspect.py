@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="checkpoint folder, or a hub name such as organisation/name")
+    parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--ops", action="store_true", help="list every op of every layer")
     parser.add_argument(
@@ -84,6 +84,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "vocabulary_of_tokenizer": model.tokenizer.vocab_size if model.tokenizer else None,
         "eos_token_ids": list(model.facts.generation.eos_token_ids),
         "formats": {"weights": config.quantized or config.weights, "kv": config.kv},
+        "stored": _stored(model),
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
              "dtype": p.dtype, "bytes": param_bytes(p), "tensors": [part.tensor for part in p.parts]}
@@ -97,6 +98,26 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
     }  # fmt: skip
+
+
+def _stored(model: Model) -> dict[str, Any]:
+    """The formats that weights are stored in: tensors and bytes of each; without weights, why there are none."""
+    from quire.engine.build import open_weights
+    from quire.types import QuireError
+
+    formats: dict[str, dict[str, Any]] = {}
+    try:
+        with open_weights(model) as source:
+            for name in source.names():
+                info = source.info(name)
+                entry = formats.setdefault(
+                    info.stored or info.dtype, {"tensors": 0, "bytes": 0, "dequantized": bool(info.stored)}
+                )
+                entry["tensors"] += 1
+                entry["bytes"] += info.stored_bytes or info.nbytes
+    except QuireError as error:
+        return {"error": str(error)}
+    return formats
 
 
 def _measure(config: ResolvedConfig) -> Machine:
@@ -183,6 +204,7 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     ]
     lines += [_layer_line(run) for run in spec["layers"]]
     lines += [f"note: {text}" for text in report["notices"]]
+    lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
     lines += _op_lines(report, all_ops=all_ops)
     lines += ["", "parameters"]
@@ -220,6 +242,20 @@ def _layer_line(run: dict[str, Any]) -> str:
         f"  layers {run['first']}-{run['last']}: {kind} {att['heads']}/{att['kv_heads']} heads of {att['head_dim']}"
         f"{window}{extras}, rope {rope['theta']:g}{scaling}; gated {mlp['act']} MLP of {mlp['width']}"
     )
+
+
+def _stored_lines(stored: dict[str, Any], computed: str) -> list[str]:
+    if "error" in stored:
+        return [f"  {stored['error']}"]
+    return [
+        f"  {name:<12} x{entry['tensors']:<4} {format_size(entry['bytes']):>11}"
+        + (
+            f"  dequantized at load; linears and embeddings computed in {computed}"
+            if entry["dequantized"]
+            else ""
+        )
+        for name, entry in stored.items()
+    ]
 
 
 def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:

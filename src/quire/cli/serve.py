@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         default=argparse.SUPPRESS,
-        help="checkpoint folder, or a hub name such as organisation/name",
+        help="checkpoint folder, GGUF file, or a hub name such as organisation/name",
     )
     parser.add_argument(
         "--config", metavar="FILE", help="options from a TOML or JSON file; those of the command line win"

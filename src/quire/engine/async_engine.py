@@ -25,7 +25,7 @@ from quire.engine.api import (
     ModelCard,
     Stream,
 )
-from quire.engine.build import Model, open_model
+from quire.engine.build import Model, open_model, tokenizer_bytes
 from quire.engine.host import host_factory
 from quire.engine.messages import (
     SAMPLE_BITS,
@@ -477,6 +477,4 @@ def _event(live: Live, index: int, tokens: list[int], note: Note | None) -> SeqE
 
 def _memory_beside(folder: Path) -> int:
     """Bytes that this process will hold beside the engine's, under the same bound."""
-    tokenizer = folder / "tokenizer.json"
-    size = tokenizer.stat().st_size if tokenizer.exists() else 0
-    return resident_bytes() + SERVER_ALLOWANCE + TOKENIZER_FACTOR * size
+    return resident_bytes() + SERVER_ALLOWANCE + TOKENIZER_FACTOR * tokenizer_bytes(folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +19,24 @@ from quire.engine.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
-from quire.loader import Checkpoint, LoadRules, RandomWeights, load, resolve_model
+from quire.loader import (
+    Checkpoint,
+    GGUFFiles,
+    GGUFSource,
+    LoadRules,
+    LoadSummary,
+    RandomWeights,
+    Source,
+    load,
+    resolve_model,
+)
 from quire.program.formats import I8, DType, NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
+from quire.spec.gguf import StoredTensor
+from quire.text.gguf import gguf_tokenizer
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError
 from quire.util.platform import available_memory, resident_bytes, usable_cores
@@ -34,13 +48,20 @@ if TYPE_CHECKING:
     from quire.loader.load import Progress
 
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint's facts and tokenizer, before any weight is read."""
+    """A checkpoint's facts and tokenizer, before any weight is read.
+
+    `folder` is the checkpoint's folder, or its GGUF file, whose tensors `stored` finds by the names asked for.
+    """
 
     folder: Path
     facts: ModelFacts
     tokenizer: Tokenizer | None
+    stored: Mapping[str, StoredTensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +74,19 @@ class Built:
     plan: MemoryPlan
     executor: Executor
     core: EngineCore
+    loaded: LoadSummary
 
     def notices(self) -> list[str]:
         """What the user should know about how the model is run."""
+        found = [*self.model.facts.notices, *self.config.notices]
+        if self.loaded.dequantized:
+            stored = ", ".join(self.loaded.dequantized)
+            computed = self.config.quantized or self.config.weights
+            found.append(f"weights stored as {stored} are dequantized at load and computed in {computed}")
         limit, asked = self.plan.limits.max_len, self.config.max_model_len
-        fits = f"context of {limit} tokens: {asked} do not fit the memory bound"
-        return [*self.model.facts.notices, *self.config.notices, *([fits] if limit < asked else [])]
+        if limit < asked:
+            found.append(f"context of {limit} tokens: {asked} do not fit the memory bound")
+        return found
 
 
 def open_model(name: str | Path, *, tokenizer: bool = True, startup: Startup | None = None) -> Model:
@@ -69,15 +97,46 @@ def open_model(name: str | Path, *, tokenizer: bool = True, startup: Startup | N
     Raises CheckpointError or UnsupportedModelError naming the file and key.
     """
     startup = startup or Startup()
-    with startup.span("config"):
-        folder = resolve_model(name)
-        facts = read_model(folder)
-    found = None
-    if tokenizer and ((folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()):
-        with startup.span("tokenizer"):
-            found = Tokenizer.from_dir(folder)
-            check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
-    return Model(folder, facts, found)
+    with ExitStack() as opened:
+        stored = None
+        with startup.span("config"):
+            folder = resolve_model(name)
+            files = opened.enter_context(GGUFFiles(folder)) if folder.suffix == ".gguf" else None
+            if files is None:
+                facts = read_model(folder)
+            else:
+                model = files.model()
+                facts, stored = model.facts, model.tensors
+        found = None
+        if tokenizer and (files is not None or any((folder / name).exists() for name in _TOKENIZER_FILES)):
+            with startup.span("tokenizer"):
+                if files is not None:
+                    found = gguf_tokenizer(files.metadata, folder.name)
+                else:
+                    found = Tokenizer.from_dir(folder)
+                if found is not None:
+                    check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
+    return Model(folder, facts, found, stored)
+
+
+@contextmanager
+def open_weights(model: Model) -> Iterator[Source]:
+    """The weights of a model by the names it asks for; closed on leaving."""
+    if model.stored is not None:
+        with GGUFFiles(model.folder) as files:
+            yield GGUFSource(files, model.stored)
+        return
+    with Checkpoint(model.folder) as checkpoint:
+        yield checkpoint
+
+
+def tokenizer_bytes(folder: Path) -> int:
+    """Size of what a checkpoint's tokenizer is read from, in bytes; 0 when it has none."""
+    if folder.suffix == ".gguf":
+        with GGUFFiles(folder) as files:
+            return files.header_bytes
+    tokenizer = folder / "tokenizer.json"
+    return tokenizer.stat().st_size if tokenizer.exists() else 0
 
 
 def machine_facts() -> MachineFacts:
@@ -120,12 +179,12 @@ def build(
         plan = plan_memory(program, config, machine.resident_memory, beside)
         executor = _executor(program, config)
     with startup.span("weights"):
-        _load(model, program, config, executor, progress)
+        loaded = _load(model, program, config, executor, progress)
     with startup.span("bind"):
         sampler = _sampler(program, config, executor)
         worker = Worker(executor, sampler, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker))
+    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker), loaded)
 
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
@@ -165,19 +224,13 @@ def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sa
 
 def _load(
     model: Model, program: Program, config: ResolvedConfig, executor: Executor, progress: Progress | None
-) -> None:
+) -> LoadSummary:
     rules = LoadRules.of(model.facts.spec)
     if config.asked.load_format == "random":
-        load(
-            program.params,
-            RandomWeights(program.params, config.asked.seed),
-            executor,
-            rules=rules,
-            progress=progress,
-        )
-        return
-    with Checkpoint(model.folder) as checkpoint:
-        load(program.params, checkpoint, executor, rules=rules, progress=progress)
+        random_weights = RandomWeights(program.params, config.asked.seed)
+        return load(program.params, random_weights, executor, rules=rules, progress=progress)
+    with open_weights(model) as source:
+        return load(program.params, source, executor, rules=rules, progress=progress)
 
 
 def _dtype(name: str) -> DType:

@@ -141,7 +141,7 @@ def _nothing_to_load(folder: Path) -> str:
         )
     gguf = [name for name in files if name.endswith(".gguf")]
     if gguf:
-        return f"{looked_for}, only {_some(gguf)}: GGUF is not implemented yet"
+        return f"{looked_for}, only {_some(gguf)}: beside a config.json, name the GGUF file itself"
     return f"{looked_for} in it"
 
 

@@ -1,10 +1,11 @@
-"""From what a user names as a model to a folder: a folder, or a repository of the Hugging Face hub."""
+"""From what a user names as a model to a folder or a GGUF file, perhaps of a repository of the hub."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from quire.loader.gguf_source import single_gguf
 from quire.types import CheckpointError
 
 # What a text model needs. Weights of other frameworks and formats are never fetched.
@@ -14,11 +15,12 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?",
 
 
 def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
-    """The folder of a model: `model` itself, or a snapshot of the hub repository of that name.
+    """The folder or .gguf file of a model: `model` itself, or a snapshot of the hub repository of that name.
 
-    An existing path always wins. A name of the form "name" or "organisation/name" is looked up with
-    huggingface_hub, which uses its cache, downloads what is missing (weights as safetensors only), and
-    honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. `revision` is a branch, tag or commit.
+    An existing path always wins; a folder that has one GGUF model and no config.json stands for that file. A name
+    of the form "name" or "organisation/name" is looked up with huggingface_hub, which uses its cache, downloads
+    what is missing (weights as safetensors only), and honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. `revision` is
+    a branch, tag or commit.
 
     Raises CheckpointError when neither works, with both reasons.
     """
@@ -26,10 +28,13 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
         raise CheckpointError("no model was named")
     path = Path(model).expanduser()
     if path.is_dir():
-        return path
+        gguf = None if (path / "config.json").exists() else single_gguf(path)
+        return gguf or path
     if path.exists():
+        if path.suffix == ".gguf":
+            return path
         raise CheckpointError(
-            f"{model}: a file; give the folder that holds config.json and model.safetensors"
+            f"{model}: a file; give a .gguf file, or the folder that holds config.json and model.safetensors"
         )
     name = str(model)
     if not _REPOSITORY.fullmatch(name) or "--" in name or ".." in name:

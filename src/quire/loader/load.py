@@ -45,12 +45,16 @@ class LoadRules:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """What was loaded: bytes and tensors read, the formats they were stored in, and names left aside."""
+    """What was loaded: bytes and tensors read, the formats they were stored in, and names left aside.
+
+    `dequantized` are those of the formats that the source turned into floats.
+    """
 
     nbytes: int
     tensors: int
     dtypes: tuple[str, ...]
     skipped: tuple[str, ...]
+    dequantized: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,9 @@ def load(
             if progress is not None:
                 progress(done, total)
     names = {item.info.name: item.info for item in items}
-    dtypes = tuple(sorted({info.dtype for info in names.values()}))
-    return LoadSummary(total, len(names), dtypes, tuple(skipped))
+    dtypes = tuple(sorted({info.stored or info.dtype for info in names.values()}))
+    dequantized = tuple(sorted({info.stored for info in names.values() if info.stored}))
+    return LoadSummary(total, len(names), dtypes, tuple(skipped), dequantized)
 
 
 def row_blocks(info: TensorInfo, block_bytes: int) -> Iterable[tuple[int, int]]:

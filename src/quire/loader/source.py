@@ -30,11 +30,16 @@ NUMPY_TYPES: dict[str, np.dtype[np.generic]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A stored tensor: `dtype` is a key of NUMPY_TYPES."""
+    """A tensor as a source gives it: `dtype` is a key of NUMPY_TYPES.
+
+    `stored` names the format in the file and `stored_bytes` its size where the source converts it.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    stored: str = ""
+    stored_bytes: int = 0
 
     @property
     def nbytes(self) -> int:

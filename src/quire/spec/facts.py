@@ -43,7 +43,6 @@ def read_model(folder: Path) -> ModelFacts:
     data = _config_bytes(folder)
     notices: list[str] = []
     config = ConfigReader(parse_json_object(data, "config.json"), "config.json", notices)
-    spec, architecture = read_spec(config)
     if config.has("auto_map"):
         notices.append("config.json: auto_map names Python code of the checkpoint: never loaded, ignored")
     generation = None
@@ -51,14 +50,20 @@ def read_model(folder: Path) -> ModelFacts:
     if path.exists():
         values = read_json_object(path, MAX_CONFIG_BYTES)
         generation = ConfigReader(values, path.name, notices)
+    return facts_of(config, generation, hashlib.sha256(data).hexdigest())
+
+
+def facts_of(config: ConfigReader, generation: ConfigReader | None, sha256: str) -> ModelFacts:
+    """The facts of a config, whatever it was read from; errors as `read_model`."""
+    spec, architecture = read_spec(config)
     rope = spec.layers[0].attention.rope
     return ModelFacts(
         spec=spec,
         architecture=architecture,
         generation=read_generation(config, generation, spec.vocab),
         longest=scaled_positions(rope, spec.max_positions) if rope.kind == "dynamic" else spec.max_positions,
-        notices=tuple(notices),
-        config_sha256=hashlib.sha256(data).hexdigest(),
+        notices=tuple(config.notices),
+        config_sha256=sha256,
     )
 
 

@@ -1,0 +1,205 @@
+"""A model's GGUF file or files as a source of weights under the names that the model asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from quire.loader.gguf import GGUFArray, GGUFFile, GGUFTensor, Value
+from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
+from quire.quant.ggml import READ_TYPES, dequantize
+from quire.spec.config_reader import show
+from quire.spec.gguf import GGUFModel, GGUFSummary, StoredTensor, read_gguf_model
+from quire.types import CheckpointError, UnsupportedModelError
+
+MAX_SHARDS = 1024
+MAX_VECTOR = 2**16
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_CONTROL = 3  # token type
+
+
+class GGUFFiles:
+    """All files of one model: the metadata of the first, the tensors of all. Closes them as a context manager.
+
+    Raises CheckpointError for a malformed file, a missing or foreign shard, a tensor given twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: list[GGUFFile] = []
+        self.tensors: dict[str, GGUFTensor] = {}
+        self._where: dict[str, GGUFFile] = {}
+        try:
+            for number, shard in enumerate(shards(path)):
+                self._add(shard, number)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, path: Path, number: int) -> None:
+        file = GGUFFile(path)
+        self._files.append(file)
+        declared = file.metadata.get("split.count", 0)
+        total = len(shards(self.path))
+        if (declared or 1) != total or file.metadata.get("split.no", 0) != number:
+            raise CheckpointError(
+                f"{path.name}: split.no {show(file.metadata.get('split.no'))} of split.count {show(declared)}, "
+                f"but the name says {number + 1} of {total}"
+            )
+        for name, tensor in file.tensors.items():
+            if name in self._where:
+                raise CheckpointError(
+                    f"tensor {show(name)} is in both {self._where[name].path.name} and {path.name}"
+                )
+            self._where[name] = file
+            self.tensors[name] = tensor
+
+    @property
+    def metadata(self) -> Mapping[str, Value]:
+        return self._files[0].metadata
+
+    @property
+    def header_bytes(self) -> int:
+        """Length of what stands before the first file's tensors: metadata and vocabulary."""
+        return self._files[0].header.nbytes
+
+    def model(self) -> GGUFModel:
+        """Facts and tensor names; errors as `read_gguf_model`."""
+        return read_gguf_model(
+            GGUFSummary(
+                where=self.path.name,
+                metadata=self.metadata,
+                shapes={name: tensor.shape for name, tensor in self.tensors.items()},
+                stored={name: tensor.kind.name for name, tensor in self.tensors.items()},
+                vector=self._vector,
+                control=self._control_tokens,
+                sha256=hashlib.sha256(self._files[0].header_bytes()).hexdigest(),
+            )
+        )
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Rows [start, stop) along the first axis, in the numpy type of `TensorInfo.dtype`."""
+        tensor, file = self.tensors[name], self._where[name]
+        inner = int(
+            np.prod(tensor.shape[1:-1], dtype=np.int64)
+        )  # rows of bytes to one entry of the first axis
+        if len(tensor.shape) == 1:
+            data = file.rows(tensor, 0, 1)
+        else:
+            data = file.rows(tensor, start * inner, stop * inner)
+        kind = READ_TYPES[tensor.kind.name]
+        values: Array = (
+            dequantize(data, kind) if kind.unpack else data.reshape(-1).view(NUMPY_TYPES[kind.name])
+        )
+        if len(tensor.shape) == 1:
+            return values.reshape(-1)[start:stop]
+        return values.reshape(stop - start, *tensor.shape[1:])
+
+    def release(self, name: str) -> None:
+        self._where[name].release(self.tensors[name])
+
+    def _vector(self, name: str) -> list[float]:
+        tensor = self.tensors[name]
+        if len(tensor.shape) != 1 or tensor.shape[0] > MAX_VECTOR or tensor.kind.name != "F32":
+            raise CheckpointError(f"{self.path.name}: {name}: not a vector of at most {MAX_VECTOR} in F32")
+        return [float(value) for value in self.read(name, 0, tensor.shape[0])]
+
+    def _control_tokens(self) -> dict[int, str]:
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        kinds = self.metadata.get("tokenizer.ggml.token_type")
+        if not isinstance(tokens, GGUFArray) or not isinstance(kinds, GGUFArray) or kinds.holds_strings:
+            return {}
+        control = np.flatnonzero(kinds.numbers()[: len(tokens)] == _CONTROL)
+        texts = tokens.strings() if control.size else []
+        return {int(number): texts[number] for number in control}
+
+    def close(self) -> None:
+        """Unmap all files. Arrays already read stay valid."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> GGUFFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class GGUFSource:
+    """The tensors of a model's files by the names the model asks for. Implements Source.
+
+    Quantized types are read as F32, block by block; rows that a converter permuted are put back.
+    """
+
+    def __init__(self, files: GGUFFiles, names: Mapping[str, StoredTensor]) -> None:
+        self._files, self._stored = files, names
+
+    def names(self) -> Iterable[str]:
+        return self._stored.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        tensor = self._files.tensors[self._stored[name].name]
+        kind = READ_TYPES.get(tensor.kind.name)
+        if kind is None:
+            raise UnsupportedModelError(
+                f"{self._files.path.name}: tensor {tensor.name}: type {tensor.kind.name} is not read; types that "
+                f"are: {', '.join(READ_TYPES)}"
+            )
+        if kind.unpack:
+            return TensorInfo(name, "F32", tensor.shape, kind.name, tensor.end - tensor.begin)
+        return TensorInfo(name, kind.name, tensor.shape)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        stored = self._stored[name]
+        start, stop = self.info(name).rows(start, stop)
+        if not stored.heads:
+            return self._files.read(stored.name, start, stop)
+        rows = self._files.tensors[stored.name].shape[0]
+        if rows % (2 * stored.heads):
+            raise CheckpointError(
+                f"{self._files.path.name}: tensor {stored.name}: {rows} rows are not pairs in {stored.heads} heads"
+            )
+        dim = rows // stored.heads
+        first, last = start // dim, -(-stop // dim)
+        values = self._files.read(stored.name, first * dim, last * dim)
+        pairs = values.reshape(last - first, dim // 2, 2, -1).swapaxes(1, 2)
+        restored: Array = pairs.reshape(values.shape)
+        return np.ascontiguousarray(restored[start - first * dim : stop - first * dim])
+
+    def release(self, name: str) -> None:
+        self._files.release(self._stored[name].name)
+
+
+def shards(path: Path) -> list[Path]:
+    """The files of a model given one of them: itself, or all of NAME-00001-of-0000N.gguf beside it."""
+    match = _SPLIT.fullmatch(path.name)
+    if not match:
+        return [path]
+    total = int(match[3])
+    if not 1 <= int(match[2]) <= total <= MAX_SHARDS:
+        raise CheckpointError(f"{path.name}: part {match[2]} of {match[3]} is not in [1, {MAX_SHARDS}]")
+    found = [path.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.gguf") for number in range(1, total + 1)]
+    for shard in found:
+        if not shard.exists():
+            raise CheckpointError(f"{path.name}: {shard.name} is missing beside it")
+    return found
+
+
+def single_gguf(folder: Path) -> Path | None:
+    """The one GGUF model of a folder (the first of its parts), or None when there is none.
+
+    Raises CheckpointError when there are several.
+    """
+    files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    firsts = [path for path in files if not (match := _SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
+    if len(firsts) > 1:
+        names = ", ".join(path.name for path in firsts[:5])
+        raise CheckpointError(f"{folder}: {len(firsts)} GGUF models ({names}): name the file")
+    return firsts[0] if firsts else (files[0] if files else None)

@@ -1,0 +1,242 @@
+"""The tensor types of GGUF files: sizes of all of them, the numbers of those that are read.
+
+A quantized row is a sequence of blocks of fixed size. Whatever its packing, every type read here means the
+same thing: integers ("codes") in groups of 16 or 32 that share a scale and perhaps an offset,
+
+    value = scale · code (+ offset),    all three float32, product and sum rounded once each,
+
+so one function a type unpacks codes, scales and offsets, and one function for all of them multiplies. The
+packings are those of ggml (https://github.com/ggml-org/ggml, docs/gguf.md and ggml-common.h): nibbles of the
+first half of a group below those of its second half, little-endian numbers, float16 scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+I8 = npt.NDArray[np.int8]
+F32 = npt.NDArray[np.float32]
+
+_PIECE_VALUES = 2**16  # unpacked at a time: codes, scales and values of a piece stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Unpacked blocks: `codes` int8 [n, groups, size], `scales` and `offsets` float32 [n, groups]."""
+
+    codes: I8
+    scales: F32
+    offsets: F32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A tensor type: `values` numbers are stored in `nbytes` bytes. `unpack` is None for plain numbers and
+    for types that are known by name only; `group` is how many values share a scale.
+    """
+
+    name: str
+    values: int
+    nbytes: int
+    unpack: Callable[[U8], Groups] | None = None
+    group: int = 0
+
+
+def dequantize(blocks: U8, kind: BlockType) -> F32:
+    """The numbers of `blocks` [rows, bytes of a row], float32 [rows, columns].
+
+    Equal in every bit to the definition above; memory beside the result is a few hundred KiB.
+    """
+    assert kind.unpack is not None
+    rows, row_bytes = blocks.shape
+    flat = np.ascontiguousarray(blocks).reshape(-1, kind.nbytes)
+    out = np.empty((len(flat), kind.values), np.float32)
+    step = max(_PIECE_VALUES // kind.values, 1)
+    for start in range(0, len(flat), step):
+        groups = kind.unpack(flat[start : start + step])
+        piece = out[start : start + step].reshape(groups.codes.shape)
+        np.multiply(groups.codes, groups.scales[..., None], out=piece, dtype=np.float32)
+        if groups.offsets is not None:
+            piece += groups.offsets[..., None]
+    return out.reshape(rows, row_bytes // kind.nbytes * kind.values)
+
+
+def unpack_rows(blocks: U8, kind: BlockType) -> Groups:
+    """Codes int8 [rows, columns] and scales (and offsets) float32 [rows, columns / group] of whole rows."""
+    assert kind.unpack is not None
+    rows = len(blocks)
+    groups = kind.unpack(np.ascontiguousarray(blocks).reshape(-1, kind.nbytes))
+    offsets = None if groups.offsets is None else groups.offsets.reshape(rows, -1)
+    return Groups(groups.codes.reshape(rows, -1), groups.scales.reshape(rows, -1), offsets)
+
+
+def _half(blocks: U8, at: int) -> F32:
+    """The float16 at byte `at` of each block, as float32 [n, 1]."""
+    bits = np.ascontiguousarray(blocks[:, at : at + 2])
+    return bits.view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: U8) -> U8:
+    """[n, g, b] bytes to [n, g, 2b] nibbles: low ones of all bytes, then high ones."""
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
+
+
+def _fifth_bits(blocks: U8, at: int) -> U8:
+    """The 32 bits at byte `at` as 0 or 16, [n, 1, 32], lowest bit first."""
+    bits = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
+    return bits[:, None, :] << np.uint8(4)
+
+
+def _signed(codes: U8, middle: int) -> I8:
+    return codes.view(np.int8) - np.int8(middle)
+
+
+# -- blocks of 32 ----------------------------------------------------------------------------------
+
+
+def _q4_0(b: U8) -> Groups:
+    return Groups(_signed(_nibbles(b[:, None, 2:]), 8), _half(b, 0))
+
+
+def _q4_1(b: U8) -> Groups:
+    return Groups(_nibbles(b[:, None, 4:]).view(np.int8), _half(b, 0), _half(b, 2))
+
+
+def _q5_0(b: U8) -> Groups:
+    return Groups(_signed(_nibbles(b[:, None, 6:]) | _fifth_bits(b, 2), 16), _half(b, 0))
+
+
+def _q5_1(b: U8) -> Groups:
+    codes = _nibbles(b[:, None, 8:]) | _fifth_bits(b, 4)
+    return Groups(codes.view(np.int8), _half(b, 0), _half(b, 2))
+
+
+def _q8_0(b: U8) -> Groups:
+    return Groups(b[:, None, 2:].view(np.int8), _half(b, 0))
+
+
+# A non-linear 4-bit code: sixteen levels, closer together around zero.
+_NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+
+
+def _iq4_nl(b: U8) -> Groups:
+    return Groups(_NON_LINEAR[_nibbles(b[:, None, 2:])], _half(b, 0))
+
+
+# Twice the values of an E2M1 float (OCP Microscaling Formats 1.0, section 5.3.3), so that they are integers.
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
+
+def _mxfp4(b: U8) -> Groups:
+    """An E8M0 exponent e, then E2M1 values; the scale is half of 2^(e - 127)."""
+    scales = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128).astype(np.float32)
+    return Groups(_E2M1[_nibbles(b[:, None, 1:])], scales)
+
+
+# -- blocks of 256 ("K" types): groups of 16 or 32 with quantized scales ---------------------------
+
+
+def _crumbs(packed: U8) -> U8:
+    """[n, 64] bytes to [n, 2, 4, 32] two-bit numbers: of each half's 32 bytes the lowest bits first."""
+    halves = packed.reshape(-1, 2, 1, 32)
+    return (halves >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & np.uint8(3)
+
+
+def _q2_k(b: U8) -> Groups:
+    scales, codes = b[:, :16], _crumbs(b[:, 16:80])
+    return Groups(
+        codes.reshape(-1, 16, 16).view(np.int8),
+        _half(b, 80) * (scales & 15).astype(np.float32),
+        -(_half(b, 82) * (scales >> 4).astype(np.float32)),
+    )
+
+
+def _q3_k(b: U8) -> Groups:
+    low, packed = _crumbs(b[:, 32:96]), b[:, 96:108]
+    # Bit i of mask byte l belongs to value 32 i + l; where it is unset, 4 is taken off.
+    high = (b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    codes = _signed((low.reshape(-1, 8, 32) | (high << np.uint8(2))), 4)
+    top = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & np.uint8(3)
+    six = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1) | (top.reshape(-1, 16) << 4)
+    scales = _half(b, 108) * _signed(six, 32).astype(np.float32)
+    return Groups(codes.reshape(-1, 16, 16), scales)
+
+
+def _scales_and_mins(packed: U8) -> tuple[U8, U8]:
+    """Eight 6-bit scales and eight 6-bit minima from 12 bytes, each [n, 8]."""
+    a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=1)
+    mins = np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=1)
+    return scales, mins
+
+
+def _affine_k(b: U8, codes: U8) -> Groups:
+    scales, mins = _scales_and_mins(b[:, 4:16])
+    return Groups(
+        codes.view(np.int8),
+        _half(b, 0) * scales.astype(np.float32),
+        -(_half(b, 2) * mins.astype(np.float32)),
+    )
+
+
+def _q4_k(b: U8) -> Groups:
+    return _affine_k(b, _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def _q5_k(b: U8) -> Groups:
+    fifth = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    low = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return _affine_k(b, low | (fifth << np.uint8(4)))
+
+
+def _q6_k(b: U8) -> Groups:
+    low = b[:, :128].reshape(-1, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
+    codes = (low & np.uint8(15)).reshape(-1, 2, 4, 32) | (_crumbs(b[:, 128:192]) << np.uint8(4))
+    scales = b[:, 192:208].view(np.int8)
+    return Groups(_signed(codes, 32).reshape(-1, 16, 16), _half(b, 208) * scales.astype(np.float32))
+
+
+def _iq4_xs(b: U8) -> Groups:
+    codes = _NON_LINEAR[_nibbles(b[:, 8:].reshape(-1, 8, 16))]
+    low = (b[:, 4:8, None] >> np.array([0, 4], np.uint8)).reshape(-1, 8) & np.uint8(15)
+    high = (b[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1, 8) & np.uint8(3)
+    return Groups(codes, _half(b, 0) * _signed(low | (high << np.uint8(4)), 32).astype(np.float32))
+
+
+_READ: tuple[tuple[int, BlockType], ...] = (
+    (0, BlockType("F32", 1, 4)),
+    (1, BlockType("F16", 1, 2)),
+    (30, BlockType("BF16", 1, 2)),
+    (2, BlockType("Q4_0", 32, 18, _q4_0, 32)),
+    (3, BlockType("Q4_1", 32, 20, _q4_1, 32)),
+    (6, BlockType("Q5_0", 32, 22, _q5_0, 32)),
+    (7, BlockType("Q5_1", 32, 24, _q5_1, 32)),
+    (8, BlockType("Q8_0", 32, 34, _q8_0, 32)),
+    (10, BlockType("Q2_K", 256, 84, _q2_k, 16)),
+    (11, BlockType("Q3_K", 256, 110, _q3_k, 16)),
+    (12, BlockType("Q4_K", 256, 144, _q4_k, 32)),
+    (13, BlockType("Q5_K", 256, 176, _q5_k, 32)),
+    (14, BlockType("Q6_K", 256, 210, _q6_k, 16)),
+    (20, BlockType("IQ4_NL", 32, 18, _iq4_nl, 32)),
+    (23, BlockType("IQ4_XS", 256, 136, _iq4_xs, 32)),
+    (39, BlockType("MXFP4", 32, 17, _mxfp4, 32)),
+)  # fmt: skip
+# Types that a file may hold and that are not read: their sizes are still checked, and messages name them.
+_KNOWN: tuple[tuple[int, BlockType], ...] = (
+    (9, BlockType("Q8_1", 32, 36)), (15, BlockType("Q8_K", 256, 292)),
+    (16, BlockType("IQ2_XXS", 256, 66)), (17, BlockType("IQ2_XS", 256, 74)),
+    (18, BlockType("IQ3_XXS", 256, 98)), (19, BlockType("IQ1_S", 256, 50)),
+    (21, BlockType("IQ3_S", 256, 110)), (22, BlockType("IQ2_S", 256, 82)),
+    (24, BlockType("I8", 1, 1)), (25, BlockType("I16", 1, 2)), (26, BlockType("I32", 1, 4)),
+    (27, BlockType("I64", 1, 8)), (28, BlockType("F64", 1, 8)), (29, BlockType("IQ1_M", 256, 56)),
+    (34, BlockType("TQ1_0", 256, 54)), (35, BlockType("TQ2_0", 256, 66)),
+    (40, BlockType("NVFP4", 64, 36)), (41, BlockType("Q1_0", 128, 18)),
+)  # fmt: skip
+READ_TYPES: dict[str, BlockType] = {kind.name: kind for _, kind in _READ}
+TYPES_BY_ID: dict[int, BlockType] = dict(_READ + _KNOWN)
+TYPE_IDS: dict[str, int] = {kind.name: number for number, kind in TYPES_BY_ID.items()}
