@@ -39,7 +39,7 @@ def test_no_name() -> None:
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"a file; give the folder"):
+    with pytest.raises(CheckpointError, match=r"a file; give a .gguf file, or the folder"):
         resolve_model(tmp_path / "model.safetensors")
 
 
