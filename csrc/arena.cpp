@@ -32,10 +32,22 @@ void Arena::allocate(size_t bytes) {
   bytes_ = size;
 }
 
+void Arena::map(int fd, size_t bytes) {
+  release();
+  if (bytes == 0) return;
+  const size_t size = align_up(bytes, 4096);
+  void* map = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+  if (map == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<char*>(map);
+  bytes_ = size;
+  read_only_ = true;
+}
+
 void Arena::release() {
   if (data_) munmap(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;
+  read_only_ = false;
 }
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Anonymous memory in one piece, huge pages where the kernel gives them; zero until touched.
+// Memory in one piece: anonymous (huge pages where the kernel gives them, zero until touched), or a mapped file.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,17 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   void allocate(size_t bytes);  // throws std::bad_alloc
+  // The first `bytes` of a file, read-only. The file must be that long and must not shrink.
+  void map(int fd, size_t bytes);
   void release();
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  bool read_only() const { return read_only_; }
 
  private:
   char* data_ = nullptr;
   size_t bytes_ = 0;
+  bool read_only_ = false;
 };
 
 constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }

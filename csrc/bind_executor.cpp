@@ -4,10 +4,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <system_error>
 
 #include "executor.h"
 #include "isa.h"
+#include "packed.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -31,6 +35,33 @@ void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>
   step.logit_rows = at<int32_t>(arrays.at(4));
   for (uintptr_t table : block_tables) step.block_tables.push_back(at<int32_t>(table));
   e.bind(limits, step, arena_bytes, block_bytes, kv_dtype);
+}
+
+// Checksums cross as packed numbers, 8 bytes a chunk.
+nb::bytes save_weights(Executor& e, int fd, size_t first, size_t count) {
+  std::vector<uint64_t> sums;
+  int failed = 0;
+  {
+    nb::gil_scoped_release nogil;
+    try {
+      sums = e.save_weights(fd, first, count);
+    } catch (const std::system_error& error) {
+      failed = error.code().value();
+    }
+  }
+  if (failed) {
+    errno = failed;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return nb::bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(uint64_t));
+}
+
+bool map_weights(Executor& e, int fd, nb::bytes packed) {
+  std::vector<uint64_t> sums(packed.size() / sizeof(uint64_t));
+  std::memcpy(sums.data(), packed.c_str(), sums.size() * sizeof(uint64_t));
+  nb::gil_scoped_release nogil;
+  return e.map_weights(fd, sums);
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -75,6 +106,8 @@ double measure_flops(Executor& e, DType dtype, int64_t iterations) {
 }  // namespace
 
 void bind_executor(nb::module_& m) {
+  m.attr("CHUNK_BYTES") = quire::kChunkBytes;
+  m.attr("PACK_LAYOUT") = quire::kPackLayout;
   m.def("supported_isas", &quire::supported_isas, "Instruction sets this CPU can run, best first.");
 
   nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16).value("i8", DType::i8);
@@ -100,8 +133,10 @@ void bind_executor(nb::module_& m) {
       .def("add_vector", &Executor::add_vector, "rows"_a)
       .def("allocate_weights", &Executor::allocate_weights)
       .def("put", [](Executor& e, int param, int row_offset, uintptr_t src, DType dtype, int rows, int cols) {
-        e.put(param, row_offset, at<void>(src), dtype, rows, cols);
+        return e.put(param, row_offset, at<void>(src), dtype, rows, cols);
       }, nogil(), "param"_a, "row_offset"_a, "src"_a, "dtype"_a, "rows"_a, "cols"_a)
+      .def("save_weights", &save_weights, "fd"_a, "first"_a, "count"_a)
+      .def("map_weights", &map_weights, "fd"_a, "sums"_a)
       .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half) {
         return e.add_rope(at<float>(cos), at<float>(sin), max_len, half);
       }, "cos"_a, "sin"_a, "max_len"_a, "half"_a)

@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
 
@@ -45,28 +46,29 @@ int Executor::add_vector(int rows) { return add_param(Param::Layout::vector, row
 
 void Executor::allocate_weights() { weights_.allocate(weight_total_); }
 
-template <class F>
-void Executor::parallel(int tasks, F f) {
-  std::atomic<int> next{0};
-  auto job = [&](int) {
-    for (int t = next.fetch_add(1); t < tasks; t = next.fetch_add(1)) f(t);
-  };
-  on_all(pool_, job);
-}
-
-void Executor::put(int index, int row_offset, const void* src, DType src_dtype, int rows, int cols) {
+int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtype, int rows, int cols) {
   const Param& p = params_.at(index);
-  if (!weights_.data()) throw std::logic_error("put before allocate_weights");
+  if (!weights_.data() || weights_.read_only()) throw std::logic_error("put without weights of our own");
   if (row_offset < 0 || rows < 0 || row_offset + rows > p.rows || cols != p.cols)
     throw std::invalid_argument("a part does not fit its parameter");
   char* base = param(index);
   if (p.dtype == DType::i8 && p.layout != Param::Layout::panels) throw std::invalid_argument("only linears are int8");
   const size_t width = static_cast<size_t>(std::max(cols, 1)), src_size = dtype_bytes(src_dtype);
+  // each task looks at its rows just before it packs them: they come from memory once
+  std::atomic<int64_t> bad{INT64_MAX};
+  const auto check = [&](int begin, int end) {
+    const int64_t first = begin * static_cast<int64_t>(width);
+    const int64_t found = kernels_.first_nonfinite(static_cast<const char*>(src) + first * src_size, src_dtype,
+                                                   (end - begin) * width);
+    for (int64_t least = bad; found >= 0 && first + found < least;)
+      if (bad.compare_exchange_weak(least, first + found)) break;
+  };
   if (p.layout != Param::Layout::panels) {
     // rows and vectors keep their order; bf16 tables are rounded on the way
     const int chunk = static_cast<int>(std::max<size_t>(1, (1 << 18) / width));
     parallel(ceil_div(rows, chunk), [&](int t) {
       const int begin = t * chunk, end = std::min(rows, begin + chunk);
+      check(begin, end);
       const char* from = static_cast<const char*>(src) + begin * width * src_size;
       char* to = base + (row_offset + begin) * width * dtype_bytes(p.dtype);
       const size_t n = (end - begin) * width;
@@ -78,7 +80,7 @@ void Executor::put(int index, int row_offset, const void* src, DType src_dtype, 
         kernels_.to_bf16(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
       }
     });
-    return;
+    return bad == INT64_MAX ? -1 : bad.load();
   }
   // tasks of whole panels, so that two threads never write one cache line
   const int first = row_offset / kPanel, last = ceil_div(row_offset + rows, kPanel);
@@ -92,6 +94,7 @@ void Executor::put(int index, int row_offset, const void* src, DType src_dtype, 
     task.row_offset = row_offset;
     task.row_begin = std::max(0, (first + t) * kPanel - row_offset);
     task.row_end = std::min(rows, (first + t + 1) * kPanel - row_offset);
+    check(task.row_begin, task.row_end);
     if (p.dtype == DType::i8) {
       task.scale = scales(index);
       task.offset = offsets(index);
@@ -100,6 +103,7 @@ void Executor::put(int index, int row_offset, const void* src, DType src_dtype, 
       p.dtype == DType::f32 ? kernels_.pack_f32(task) : kernels_.pack_bf16(task);
     }
   });
+  return bad == INT64_MAX ? -1 : bad.load();
 }
 
 int Executor::add_rope(const float* cos, const float* sin, int max_len, int half) {

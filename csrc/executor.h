@@ -37,7 +37,15 @@ class Executor {
   int add_table(int rows, int cols, DType dtype);   // row-major
   int add_vector(int rows);
   void allocate_weights();
-  void put(int param, int row_offset, const void* src, DType src_dtype, int rows, int cols);
+  // Index of the first NaN or infinity among the source's elements, or -1.
+  int64_t put(int param, int row_offset, const void* src, DType src_dtype, int rows, int cols);
+
+  // Write chunks [first, first + count) of the packed weights to their place in a file; their checksums.
+  // Throws std::system_error when the file cannot be written.
+  std::vector<uint64_t> save_weights(int fd, size_t first, size_t count);
+  // Take the weights from a file that save_weights wrote, instead of `put`: mapped, and every checksum compared.
+  // False, with the weights empty as before, when one differs. The file holds at least `weight_bytes`.
+  bool map_weights(int fd, const std::vector<uint64_t>& sums);
 
   int add_rope(const float* cos, const float* sin, int max_len, int half);
   // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns.
@@ -130,7 +138,7 @@ class Executor {
   void do_attend(const Op& op, int task, int thread);
   int row_count(bool head) const { return head ? logit_rows_ : tokens_; }
   template <class F>
-  void parallel(int tasks, F f);
+  void parallel(int tasks, F f);  // f(task) for every task, on all threads
 
   const Kernels& kernels_;
   ThreadPool pool_;
@@ -151,5 +159,14 @@ class Executor {
   std::vector<int32_t> token_row_;
   int tokens_ = 0, rows_ = 0, logit_rows_ = 0, stop_after_ = -1;
 };
+
+template <class F>
+void Executor::parallel(int tasks, F f) {
+  std::atomic<int> next{0};
+  auto job = [&](int) {
+    for (int t = next.fetch_add(1); t < tasks; t = next.fetch_add(1)) f(t);
+  };
+  on_all(pool_, job);
+}
 
 }  // namespace quire

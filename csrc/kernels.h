@@ -23,6 +23,9 @@ inline size_t dtype_bytes(DType t) { return t == DType::f32 ? 4 : t == DType::i8
 //
 // Columns past the last output feature are zero.
 constexpr int kPanel = 64;
+// Raise it with every change of what packing writes: a layout, a rounding, the order of parameters. Packed weights
+// on disk are found by this number (tests/loader/test_packed.py holds the bytes that belong to it).
+constexpr int kPackLayout = 1;
 // Tokens of a KV tile; cache blocks are whole tiles.
 constexpr int kTile = 16;
 // Keys that share one softmax rescale, counted from position 0.
@@ -173,6 +176,7 @@ struct Kernels {
   void (*gather)(const GatherTask&);
   void (*to_f32)(const void* src, DType dtype, float* dst, size_t n);
   void (*to_bf16)(const void* src, DType dtype, uint16_t* dst, size_t n);
+  int64_t (*first_nonfinite)(const void* src, DType dtype, size_t n);  // index of a NaN or infinity, or -1
   float (*read_sum)(const void* src, size_t bytes);  // reads memory as fast as it can: bandwidth limit
   int64_t (*fma_loop)(int64_t iterations, float* sink);   // returns the flops it did: compute limits
   int64_t (*bf16_loop)(int64_t iterations, float* sink);

@@ -1,4 +1,4 @@
-// Linear layers over packed weights, and the packing itself.
+// Linear layers over packed weights, and rows of an embedding. Packing is in pack.cpp.
 
 #include "kernels.h"
 #include "kernels/micro.h"
@@ -180,77 +180,6 @@ QUIRE_INLINE float source(const void* src, DType type, size_t i) {
   }
 }
 
-void pack_f32_impl(const PackTask& t) {
-  float* dst = static_cast<float*>(t.dst);
-  const size_t panel_elems = static_cast<size_t>(t.k) * kPanel;
-  for (int r = t.row_begin; r < t.row_end; ++r) {
-    const int row = t.row_offset + r;
-    float* out = dst + (row / kPanel) * panel_elems + row % kPanel;
-    const size_t base = static_cast<size_t>(r) * t.k;
-    for (int k = 0; k < t.k; ++k) out[static_cast<size_t>(k) * kPanel] = source(t.src, t.src_dtype, base + k);
-  }
-}
-
-// Rows of one panel are interleaved pair by pair; eight pairs of every row at a time keep the writes in whole
-// cache lines.
-void pack_bf16_impl(const PackTask& t) {
-  uint16_t* dst = static_cast<uint16_t*>(t.dst);
-  const int pairs = (t.k + 1) / 2;
-  const size_t panel_elems = static_cast<size_t>(pairs) * 2 * kPanel;
-  constexpr int kPairs = 16;
-  int r = t.row_begin;
-  while (r < t.row_end) {
-    const int first = t.row_offset + r;
-    const int room = kPanel - first % kPanel;
-    const int count = t.row_end - r < room ? t.row_end - r : room;
-    uint16_t* panel = dst + (first / kPanel) * panel_elems + (first % kPanel) * 2;
-    for (int q0 = 0; q0 < pairs; q0 += kPairs) {
-      const int q1 = q0 + kPairs < pairs ? q0 + kPairs : pairs;
-      for (int i = 0; i < count; ++i) {
-        const size_t base = static_cast<size_t>(r + i) * t.k;
-        for (int q = q0; q < q1; ++q) {
-          uint16_t* out = panel + static_cast<size_t>(q) * 2 * kPanel + i * 2;
-          if (t.src_dtype == DType::bf16 && 2 * q + 1 < t.k) {
-            std::memcpy(out, static_cast<const uint16_t*>(t.src) + base + 2 * q, 4);
-            continue;
-          }
-          for (int k = 2 * q; k < 2 * q + 2; ++k)
-            out[k & 1] = k < t.k ? float_to_bf16(source(t.src, t.src_dtype, base + k)) : 0;
-        }
-      }
-    }
-    r += count;
-  }
-}
-
-// Round to nearest by row: scale = max|w| / 127 (a row of zeros has scale 0).
-void pack_i8_impl(const PackTask& t) {
-  uint8_t* dst = static_cast<uint8_t*>(t.dst);
-  const int quads = (t.k + 3) / 4;
-  const size_t panel_bytes = static_cast<size_t>(quads) * 4 * kPanel;
-  for (int r = t.row_begin; r < t.row_end; ++r) {
-    const int row = t.row_offset + r;
-    const size_t base = static_cast<size_t>(r) * t.k;
-    float top = 0.0f;
-    for (int k = 0; k < t.k; ++k) {
-      const float w = source(t.src, t.src_dtype, base + k), size = w < 0 ? -w : w;
-      top = size > top ? size : top;
-    }
-    const float scale = top / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    uint8_t* out = dst + (row / kPanel) * panel_bytes + (row % kPanel) * 4;
-    int32_t sum = 0;
-    for (int k = 0; k < t.k; ++k) {
-      // adding 1.5 * 2^23 leaves the nearest integer, ties to even
-      const float q = (source(t.src, t.src_dtype, base + k) * inverse + 12582912.0f) - 12582912.0f;
-      const int8_t byte = static_cast<int8_t>(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
-      out[static_cast<size_t>(k / 4) * 4 * kPanel + (k & 3)] = static_cast<uint8_t>(byte);
-      sum += byte;
-    }
-    t.scale[row] = scale;
-    t.offset[row] = 128 * sum;
-  }
-}
-
 void embed_impl(const EmbedTask& t) {
   for (int i = t.token_begin; i < t.token_end; ++i) {
     const int id = t.ids[i];
@@ -281,16 +210,7 @@ void embed_impl(const EmbedTask& t) {
 void linear_f32(const LinearTask& t) { linear<F32>(t); }
 void linear_bf16(const LinearTask& t) { linear<BF16>(t); }
 void linear_i8(const LinearTask& t) { linear<I8>(t); }
-void pack_i8(const PackTask& t) { pack_i8_impl(t); }
-void pack_f32(const PackTask& t) { pack_f32_impl(t); }
-void pack_bf16(const PackTask& t) { pack_bf16_impl(t); }
 void embed(const EmbedTask& t) { embed_impl(t); }
-void to_f32(const void* src, DType dtype, float* dst, size_t n) {
-  for (size_t i = 0; i < n; ++i) dst[i] = source(src, dtype, i);
-}
-void to_bf16(const void* src, DType dtype, uint16_t* dst, size_t n) {
-  for (size_t i = 0; i < n; ++i) dst[i] = float_to_bf16(source(src, dtype, i));
-}
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -22,6 +22,7 @@ const Kernels table = {
     gather,
     to_f32,
     to_bf16,
+    first_nonfinite,
     read_sum,
     fma_loop,
     bf16_loop,

@@ -13,6 +13,7 @@ void linear_i8(const LinearTask&);
 void pack_f32(const PackTask&);
 void pack_bf16(const PackTask&);
 void pack_i8(const PackTask&);
+int64_t first_nonfinite(const void* src, DType dtype, size_t n);
 void quantize(const QuantizeTask&);
 void embed(const EmbedTask&);
 void to_f32(const void* src, DType dtype, float* dst, size_t n);

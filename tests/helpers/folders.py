@@ -8,7 +8,8 @@ from typing import Any
 
 from helpers.weight_files import write, write_shards
 from quire.loader import RandomWeights
-from quire.program.lower import NumberFormats, lower
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.spec.facts import read_model
 
 CONFIG: dict[str, Any] = {

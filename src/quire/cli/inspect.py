@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import add_engine_options, engine_config
-from quire.types import MemoryBudgetError
+from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "body_ops": len(program.body),
         "kv": _kv(program),
         "memory": memory,
+        "packed": _packed(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
     }  # fmt: skip
@@ -170,6 +171,26 @@ def _memory(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
+def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str, Any] | None:
+    """The copy of packed weights that a start would map; None where none is kept. `bytes` is 0 when there is none."""
+    from quire.engine.build import weight_origin
+    from quire.engine.weights import packed_place
+
+    try:
+        place = packed_place(weight_origin(model), program, config)
+    except CheckpointError:  # config files alone can be inspected
+        return None
+    if place is None:
+        return None
+    sizes = place.cache.sizes()
+    return {
+        "path": str(place.path),
+        "bytes": sizes.get(place.path.name, 0),
+        "cache_bytes": sum(sizes.values()),
+        "cache_limit": place.cache.limit,
+    }
+
+
 def _step(program: Program, rows: list[Row], machine: Machine | None) -> dict[str, Any]:
     from quire.program.cost import step_cost
 
@@ -218,7 +239,7 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         window = f"window {group['window']}" if group["window"] else "full attention"
         lines.append(f"  {len(group['layers'])} layers, {window}")
     lines += ["", "memory", *_memory_lines(report["memory"])]
-    lines += ["", "steps", *_step_lines(report)]
+    lines += ["", _packed_line(report["packed"]), "", "steps", *_step_lines(report)]
     return lines
 
 
@@ -301,6 +322,14 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
         f"{limits['max_rows']} at once, {limits['max_tokens']} tokens a step"
     )
     return lines
+
+
+def _packed_line(packed: dict[str, Any] | None) -> str:
+    if packed is None:
+        return "packed weights are not kept on disk for this model and these options"
+    size, used = packed["bytes"], format_size(packed["cache_bytes"])
+    here = f"{format_size(size)} at" if size else "none yet; the first start writes"
+    return f"packed weights: {here} {packed['path']} ({used} of {format_size(packed['cache_limit'])} used)"
 
 
 def _step_lines(report: dict[str, Any]) -> list[str]:

@@ -8,9 +8,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from quire.config.schema import EngineConfig
+from quire.config.schema import SIZES, EngineConfig
 from quire.types import SamplingParams
-from quire.util.sizes import parse_size
+from quire.util.sizes import format_size, parse_size
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,7 +64,8 @@ def add_config_options(
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
             continue
         unset = field.default is None or field.default == ()
-        text = meta["help"] if unset else f"{meta['help']} (default: {field.default})"
+        shown = format_size(field.default) if field.name in SIZES and not unset else field.default
+        text = meta["help"] if unset else f"{meta['help']} (default: {shown})"
         several: dict[str, Any] = {"action": "extend", "nargs": "+"} if field.default == () else {}
         group.add_argument(
             flag, type=value_type(field), default=default, help=text, choices=meta["choices"] or None,
@@ -74,7 +75,7 @@ def add_config_options(
 
 def value_type(field: dataclasses.Field[Any]) -> Any:
     """How the text of an option becomes a field's value."""
-    if field.name == "memory":
+    if field.name in SIZES:
         return size
     annotation = str(field.type)
     return str if "str" in annotation else float if "float" in annotation else int

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.options import add_config_options, nearest, value_type
-from quire.config.schema import EngineConfig
+from quire.config.schema import SIZES, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError
 from quire.util.platform import available_memory
@@ -127,11 +127,11 @@ def _checked(key: str, value: Any, field: dataclasses.Field[Any] | None, path: P
         values = value if isinstance(value, list) else [value]
         if all(isinstance(item, str) for item in values):
             return values
-    elif field is not None and field.name == "memory" and isinstance(value, str):
+    elif field is not None and field.name in SIZES and isinstance(value, str):
         return _size(key, value, path)
     elif kind is float and type(value) in {int, float}:
         return float(value)
-    elif type(value) is (int if field is not None and field.name == "memory" else kind):
+    elif type(value) is (int if field is not None and field.name in SIZES else kind):
         return value
     raise ValueError(f"config: {path}: {key}: {value!r} is not of the right type")
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-_COUNTS = ("memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks")
+_COUNTS = (
+    "memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks",
+    "weight_cache_size",
+)  # fmt: skip
+SIZES = ("memory", "weight_cache_size")  # fields in bytes, written like 6GiB
 
 
 def option(default: Any, text: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -56,6 +60,20 @@ class EngineConfig:
         "auto",
         "random: seeded random weights from config.json alone, for benchmarks",
         choices=("auto", "random"),
+    )
+    weight_cache: str = option(
+        "on",
+        "keep packed weights on disk for the next start; on: known by the checkpoint's path, size, time and samples"
+        " of its bytes; content: by every byte of it, wherever it lies",
+        choices=("on", "content", "off"),
+    )
+    weight_cache_dir: str | None = option(
+        None,
+        "folder of the packed weights (default: weights/ in QUIRE_CACHE_DIR or the user's cache)",
+        metavar="DIR",
+    )
+    weight_cache_size: int = option(
+        64 * 2**30, "bytes of packed weights to keep; the least recently used go first", metavar="SIZE"
     )
     seed: int = option(0, "seed of random weights and of requests that bring none", metavar="N")
     threads: int | None = option(None, "threads of the kernels (default: all usable cores)", metavar="N")

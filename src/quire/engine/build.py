@@ -17,19 +17,11 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
+from quire.engine.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
-from quire.loader import (
-    Checkpoint,
-    GGUFFiles,
-    GGUFSource,
-    LoadRules,
-    LoadSummary,
-    RandomWeights,
-    Source,
-    load,
-    resolve_model,
-)
+from quire.loader import Checkpoint, GGUFFiles, GGUFSource, LoadRules, Source, checkpoint_files, resolve_model
+from quire.loader.gguf_source import shards
 from quire.program.formats import I8, DType, NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Program
@@ -74,19 +66,19 @@ class Built:
     plan: MemoryPlan
     executor: Executor
     core: EngineCore
-    loaded: LoadSummary
+    weights: WeightsReport
 
     def notices(self) -> list[str]:
         """What the user should know about how the model is run."""
         found = [*self.model.facts.notices, *self.config.notices]
-        if self.loaded.dequantized:
-            stored = ", ".join(self.loaded.dequantized)
+        if self.weights.dequantized:
+            stored = ", ".join(self.weights.dequantized)
             computed = self.config.quantized or self.config.weights
             found.append(f"weights stored as {stored} are dequantized at load and computed in {computed}")
         limit, asked = self.plan.limits.max_len, self.config.max_model_len
         if limit < asked:
             found.append(f"context of {limit} tokens: {asked} do not fit the memory bound")
-        return found
+        return [*found, *self.weights.notices]
 
 
 def open_model(name: str | Path, *, tokenizer: bool = True, startup: Startup | None = None) -> Model:
@@ -128,6 +120,16 @@ def open_weights(model: Model) -> Iterator[Source]:
         return
     with Checkpoint(model.folder) as checkpoint:
         yield checkpoint
+
+
+def weight_origin(model: Model) -> Origin:
+    """What the weights of a model are read from."""
+    return Origin(
+        model.folder,
+        LoadRules.of(model.facts.spec),
+        lambda: checkpoint_files(model.folder) if model.stored is None else shards(model.folder),
+        lambda: open_weights(model),
+    )
 
 
 def tokenizer_bytes(folder: Path) -> int:
@@ -179,12 +181,13 @@ def build(
         plan = plan_memory(program, config, machine.resident_memory, beside)
         executor = _executor(program, config)
     with startup.span("weights"):
-        loaded = _load(model, program, config, executor, progress)
+        weights = load_weights(weight_origin(model), program, config, executor, progress)
+        startup.mark(weights.source)
     with startup.span("bind"):
         sampler = _sampler(program, config, executor)
         worker = Worker(executor, sampler, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker), loaded)
+    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker), weights)
 
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
@@ -220,17 +223,6 @@ def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sa
     if isinstance(executor, NativeExecutor):
         return Sampler(program.vocab, rows, executor=executor.core)
     return Sampler(program.vocab, rows, config.isa, config.threads)
-
-
-def _load(
-    model: Model, program: Program, config: ResolvedConfig, executor: Executor, progress: Progress | None
-) -> LoadSummary:
-    rules = LoadRules.of(model.facts.spec)
-    if config.asked.load_format == "random":
-        random_weights = RandomWeights(program.params, config.asked.seed)
-        return load(program.params, random_weights, executor, rules=rules, progress=progress)
-    with open_weights(model) as source:
-        return load(program.params, source, executor, rules=rules, progress=progress)
 
 
 def _dtype(name: str) -> DType:

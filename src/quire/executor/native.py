@@ -60,6 +60,11 @@ def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, i
     }
 
 
+def packed_layout(isa: str) -> str:
+    """The layout of weights that are packed for an instruction set ("" is the best of this machine)."""
+    return f"{_native.PACK_LAYOUT}/{isa or _native.supported_isas()[0]}"
+
+
 class NativeExecutor:
     """Executor over the C++ core. `isa` forces an instruction set ("" takes the best of this machine)."""
 
@@ -96,12 +101,41 @@ class NativeExecutor:
 
     def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
         """Pack one checkpoint part; see Executor.put."""
+        self.put_checked(param, row_offset, data, dtype)
+
+    def put_checked(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> int | None:
+        """Pack one checkpoint part; the flat index of its first NaN or infinity, or None."""
         rows = data.shape[0]
         cols = data.shape[1] if data.ndim == 2 else 0
         if not data.flags.c_contiguous or data.itemsize != _SOURCE_BYTES[dtype]:
             raise ValueError(f"{param.name}: a part must be contiguous {dtype}")
         source = data.ctypes.data
-        self._core.put(self._params[param.name], row_offset, source, _SOURCE_DTYPES[dtype], rows, cols)
+        index = self._params[param.name]
+        bad = self._core.put(index, row_offset, source, _SOURCE_DTYPES[dtype], rows, cols)
+        return None if bad < 0 else bad
+
+    @property
+    def layout(self) -> str:
+        """What packed bytes depend on beside the program: the layout's number and the instruction set."""
+        return packed_layout(self.isa)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights."""
+        return int(self._core.weight_bytes)
+
+    @property
+    def weight_chunks(self) -> int:
+        """Chunks of packed weights that have a checksum each."""
+        return -(-self.weight_bytes // _native.CHUNK_BYTES)
+
+    def save_weights(self, fd: int, first: int, count: int) -> bytes:
+        """Write chunks of the packed weights to a file; see loader.packed.Packer."""
+        return self._core.save_weights(fd, first, count)
+
+    def map_weights(self, fd: int, sums: bytes) -> bool:
+        """Map packed weights instead of putting parts; see loader.packed.Packer."""
+        return self._core.map_weights(fd, sums)
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
         """Pack rows that come quantized; see Executor.put_codes."""

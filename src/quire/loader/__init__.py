@@ -1,22 +1,29 @@
 """Weights: from safetensors or GGUF files, the hub or a random stream, checked, to whoever packs them."""
 
-from quire.loader.checkpoint import Checkpoint
+from quire.loader.checkpoint import Checkpoint, checkpoint_files
+from quire.loader.fingerprint import fingerprint
 from quire.loader.gguf_source import GGUFFiles, GGUFSource
 from quire.loader.hub import resolve_model
 from quire.loader.load import LoadRules, LoadSummary, load
+from quire.loader.packed import DamagedError, PackedWeights, packed_key
 from quire.loader.random_weights import RandomWeights
 from quire.loader.source import Sink, Source, TensorInfo
 
 __all__ = [
     "Checkpoint",
+    "DamagedError",
     "GGUFFiles",
     "GGUFSource",
     "LoadRules",
     "LoadSummary",
+    "PackedWeights",
     "RandomWeights",
     "Sink",
     "Source",
     "TensorInfo",
+    "checkpoint_files",
+    "fingerprint",
     "load",
+    "packed_key",
     "resolve_model",
 ]

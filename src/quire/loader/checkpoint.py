@@ -75,6 +75,9 @@ class Checkpoint:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         return self._where[name].read(name, start, stop)
 
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        self._where[name].prefetch(name, start, stop)
+
     def release(self, name: str) -> None:
         self._where[name].release(name)
 
@@ -92,6 +95,18 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights. Raises CheckpointError when there are none, or the index is wrong."""
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if (folder / INDEX).exists():
+        return [
+            folder / INDEX,
+            *(folder / shard for shard in sorted(set(read_index(folder / INDEX).values()))),
+        ]
+    raise CheckpointError(_nothing_to_load(folder))
 
 
 def read_index(path: Path) -> dict[str, str]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
-from quire.loader.source import Sink, Source, TensorInfo
+from quire.loader.source import CheckingSink, PrefetchingSource, Sink, Source, TensorInfo
 from quire.program.ops import Param, Part
 from quire.spec import ModelSpec
 from quire.types import CheckpointError
 
 BLOCK_BYTES = 32 * 2**20
+AHEAD_BYTES = 4 * BLOCK_BYTES  # asked of the disk before they are needed, across tensors
 ROW_QUANTUM = 256  # row blocks start at multiples of this many rows of their part, so packed tiles stay whole
 _SHOWN = 5
 
@@ -87,11 +88,13 @@ def load(
     skipped = _leftovers(items, source, rules)
     total = sum(item.info.nbytes for item in items)
     done = 0
-    for item in items:
-        for start, stop in row_blocks(item.info, block_bytes):
-            done += _move(item, start, stop, source, sink)
-            if progress is not None:
-                progress(done, total)
+    blocks = [(item, *rows) for item in items for rows in row_blocks(item.info, block_bytes)]
+    ahead = _Ahead(source, [(item.info, start, stop) for item, start, stop in blocks])
+    for item, start, stop in blocks:
+        ahead.reach(done)
+        done += _move(item, start, stop, source, sink)
+        if progress is not None:
+            progress(done, total)
     names = {item.info.name: item.info for item in items}
     dtypes = tuple(sorted({info.stored or info.dtype for info in names.values()}))
     dequantized = tuple(sorted({info.stored for info in names.values() if info.stored}))
@@ -106,18 +109,42 @@ def row_blocks(info: TensorInfo, block_bytes: int) -> Iterable[tuple[int, int]]:
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
 
 
+class _Ahead:
+    """Asks a source for blocks before they are read, AHEAD_BYTES of them beyond the one in hand."""
+
+    def __init__(self, source: Source, blocks: Sequence[tuple[TensorInfo, int, int]]) -> None:
+        self._source = source if isinstance(source, PrefetchingSource) else None
+        self._blocks = iter(blocks)
+        self._asked = 0
+
+    def reach(self, done: int) -> None:
+        """`done` bytes have been read."""
+        while self._source is not None and self._asked < done + AHEAD_BYTES:
+            block = next(self._blocks, None)
+            if block is None:
+                self._source = None
+                return
+            info, start, stop = block
+            self._source.prefetch(info.name, start, stop)
+            self._asked += (stop - start) * (info.nbytes // max(info.shape[0], 1))
+
+
 def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int:
     """Read, check and hand over one row block; returns its bytes."""
     name = item.info.name
     data = source.read(name, start, stop)
     if not data.flags.aligned:  # the format allows any offset; kernels read whole numbers
         data = data.copy()
-    bad = first_nonfinite(data, item.info.dtype)
+    if isinstance(sink, CheckingSink):
+        bad = sink.put_checked(item.param, item.row_offset + start, data, item.info.dtype)
+    else:
+        bad = first_nonfinite(data, item.info.dtype)
     if bad is not None:
         index = [int(i) for i in np.unravel_index(bad, data.shape)]
         index[0] += start
         raise CheckpointError(f"tensor {name}: element {index} is NaN or infinite")
-    sink.put(item.param, item.row_offset + start, data, item.info.dtype)
+    if not isinstance(sink, CheckingSink):
+        sink.put(item.param, item.row_offset + start, data, item.info.dtype)
     nbytes = data.nbytes
     del data
     source.release(name)

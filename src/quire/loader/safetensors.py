@@ -134,9 +134,15 @@ class SafetensorsFile:
         offset = self._start + entry.begin + start * row_bytes
         if info.nbytes == 0:
             return np.empty(shape, NUMPY_TYPES[info.dtype])
-        self._advise("MADV_WILLNEED", offset, min(offset + 2 * info.nbytes, self._start + entry.end))
         flat = np.frombuffer(self._map, np.uint8, info.nbytes, offset)
         return flat.view(NUMPY_TYPES[info.dtype]).reshape(shape)
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        """Have the kernel read rows [start, stop) while something else is done."""
+        entry = self._entries[name]
+        row_bytes = (entry.end - entry.begin) // max(entry.info.shape[0], 1)
+        begin = self._start + entry.begin
+        self._advise("MADV_WILLNEED", begin + start * row_bytes, begin + stop * row_bytes)
 
     def release(self, name: str) -> None:
         entry = self._entries[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,14 @@ class Source(Protocol):
         """Give back the memory that reads of `name` made resident. Arrays already read stay valid."""
 
 
+@runtime_checkable
+class PrefetchingSource(Source, Protocol):
+    """A source whose bytes may have to come from a disk first."""
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        """Rows [start, stop) will be read soon."""
+
+
 class Sink(Protocol):
     """What loading fills: an executor."""
 
@@ -81,3 +89,11 @@ class Sink(Protocol):
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
         """The same for a weight in groups (`param.groups`) whose rows come quantized."""
+
+
+@runtime_checkable
+class CheckingSink(Sink, Protocol):
+    """A sink that looks for NaN and infinity itself, on all its threads and while the numbers are in a cache."""
+
+    def put_checked(self, param: Param, row_offset: int, data: Array, dtype: str) -> int | None:
+        """As `put`; the flat index of the first NaN or infinity in `data`, or None."""

@@ -1,0 +1,192 @@
+// Packing: rows of a checkpoint to panels, at the speed at which memory gives and takes them.
+//
+// A panel interleaves its rows in units of four bytes: one float32, two bfloat16 or four int8 (kernels.h). So every
+// format is packed in two steps: some units of sixteen rows are made in a buffer that stays in the L1 cache, and the
+// buffer is transposed into the panel, a cache line a unit.
+
+#include "kernels.h"
+#include "kernels/table.h"
+#include "simd/vec.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+constexpr int kRowsTogether = 16;   // one cache line of units
+constexpr int kUnits = 64;          // made at a time: 256 bytes of each row
+constexpr int kPerUnitMax = 4;      // int8
+constexpr size_t kScan = 8192;      // elements between two looks at a running maximum
+
+using U32x4 = uint32_t __attribute__((vector_size(16)));
+
+QUIRE_INLINE float exact_half(uint16_t h) {
+  // Scaling by 2^112 moves the exponent's bias; subnormals come out exact as well. Infinities and NaNs keep theirs.
+  const float scaled = bits_to_float(static_cast<uint32_t>(h & 0x7fffu) << 13) * 0x1p112f;
+  const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+  return bits_to_float(float_to_bits(scaled) | special | static_cast<uint32_t>(h & 0x8000u) << 16);
+}
+
+// n elements from `from` on, as float32.
+QUIRE_INLINE void floats(const void* src, DType type, size_t from, int n, float* out) {
+  if (type == DType::f32) {
+    std::memcpy(out, static_cast<const float*>(src) + from, static_cast<size_t>(n) * 4);
+  } else if (type == DType::bf16) {
+    const uint16_t* p = static_cast<const uint16_t*>(src) + from;
+    for (int i = 0; i < n; ++i) out[i] = bf16_to_float(p[i]);
+  } else {
+    const uint16_t* p = static_cast<const uint16_t*>(src) + from;
+    for (int i = 0; i < n; ++i) out[i] = exact_half(p[i]);
+  }
+}
+
+// The largest magnitude of n elements, as the bits of its own format: finite numbers sort like integers.
+template <class T>
+QUIRE_INLINE T largest_bits(const T* p, size_t n, T magnitude) {
+  T top = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const T bits = p[i] & magnitude;
+    top = bits > top ? bits : top;
+  }
+  return top;
+}
+
+float largest(const void* src, DType type, size_t from, size_t n) {
+  if (type == DType::f32)
+    return bits_to_float(largest_bits(static_cast<const uint32_t*>(src) + from, n, uint32_t{0x7fffffff}));
+  const uint16_t top = largest_bits(static_cast<const uint16_t*>(src) + from, n, uint16_t{0x7fff});
+  return type == DType::bf16 ? bf16_to_float(top) : exact_half(top);
+}
+
+template <class T>
+int64_t first_at_least(const T* p, size_t n, T magnitude, T bound) {
+  for (size_t start = 0; start < n; start += kScan) {
+    const size_t count = n - start < kScan ? n - start : kScan;
+    if (largest_bits(p + start, count, magnitude) < bound) continue;
+    for (size_t i = start; i < start + count; ++i)
+      if ((p[i] & magnitude) >= bound) return static_cast<int64_t>(i);
+  }
+  return -1;
+}
+
+QUIRE_INLINE void transpose4(const uint32_t* from, uint32_t* to) {
+  U32x4 r[4];
+  for (int i = 0; i < 4; ++i) std::memcpy(&r[i], from + i * kUnits, 16);
+  const U32x4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+  const U32x4 c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  const U32x4 out[4] = {
+      __builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
+      __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * kPanel, &out[i], 16);
+}
+
+// Units [0, n) of `rows` rows, from the buffer to their columns of the panel.
+void interleave(const uint32_t* buffer, int rows, int n, uint32_t* panel) {
+  int u = 0;
+  if (rows == kRowsTogether)
+    for (; u + 4 <= n; u += 4)
+      for (int i = 0; i < kRowsTogether; i += 4)
+        transpose4(buffer + i * kUnits + u, panel + static_cast<size_t>(u) * kPanel + i);
+  for (; u < n; ++u)
+    for (int i = 0; i < rows; ++i) panel[static_cast<size_t>(u) * kPanel + i] = buffer[i * kUnits + u];
+}
+
+// Walks a task's rows, at most sixteen of one panel at a time. `begin(i, row)` is told each row of the sixteen, then
+// `make(i, k, n, out)` writes its elements [k, k + n) as units, those past the last one zero.
+template <class Begin, class Make>
+QUIRE_INLINE void pack(const PackTask& t, int per_unit, Begin begin, Make make) {
+  uint32_t buffer[kRowsTogether * kUnits];
+  const int units = (t.k + per_unit - 1) / per_unit;
+  const size_t panel_units = static_cast<size_t>(units) * kPanel;
+  for (int r = t.row_begin; r < t.row_end;) {
+    const int first = t.row_offset + r;
+    const int room = kRowsTogether - first % kRowsTogether;
+    const int rows = t.row_end - r < room ? t.row_end - r : room;
+    uint32_t* panel = static_cast<uint32_t*>(t.dst) + (first / kPanel) * panel_units + first % kPanel;
+    for (int i = 0; i < rows; ++i) begin(i, r + i);
+    for (int u = 0; u < units; u += kUnits) {
+      const int n = units - u < kUnits ? units - u : kUnits;
+      const int k = u * per_unit, count = t.k - k < n * per_unit ? t.k - k : n * per_unit;
+      for (int i = 0; i < rows; ++i) make(i, r + i, k, count, buffer + i * kUnits);
+      interleave(buffer, rows, n, panel + static_cast<size_t>(u) * kPanel);
+    }
+    r += rows;
+  }
+}
+
+QUIRE_INLINE size_t element(const PackTask& t, int row, int k) { return static_cast<size_t>(row) * t.k + k; }
+
+}  // namespace
+
+void pack_f32(const PackTask& t) {
+  const auto nothing = [](int, int) {};
+  pack(t, 1, nothing, [&](int, int row, int k, int n, uint32_t* out) {
+    floats(t.src, t.src_dtype, element(t, row, k), n, reinterpret_cast<float*>(out));
+  });
+}
+
+void pack_bf16(const PackTask& t) {
+  const auto nothing = [](int, int) {};
+  pack(t, 2, nothing, [&](int, int row, int k, int n, uint32_t* out) {
+    uint16_t* halves = reinterpret_cast<uint16_t*>(out);
+    const size_t from = element(t, row, k);
+    if (t.src_dtype == DType::bf16) {
+      std::memcpy(halves, static_cast<const uint16_t*>(t.src) + from, static_cast<size_t>(n) * 2);
+    } else {
+      float numbers[kUnits * 2];
+      floats(t.src, t.src_dtype, from, n, numbers);
+      for (int i = 0; i < n; ++i) halves[i] = float_to_bf16(numbers[i]);
+    }
+    if (n & 1) halves[n] = 0;
+  });
+}
+
+// Round to nearest by row: scale = max|w| / 127 (a row of zeros has scale 0).
+void pack_i8(const PackTask& t) {
+  float inverse[kRowsTogether];
+  const auto begin = [&](int i, int row) {
+    const float scale = largest(t.src, t.src_dtype, element(t, row, 0), t.k) / 127.0f;
+    inverse[i] = scale > 0.0f ? 1.0f / scale : 0.0f;
+    t.scale[t.row_offset + row] = scale;
+    t.offset[t.row_offset + row] = 0;
+  };
+  pack(t, kPerUnitMax, begin, [&](int i, int row, int k, int n, uint32_t* out) {
+    float numbers[kUnits * kPerUnitMax];
+    int8_t* bytes = reinterpret_cast<int8_t*>(out);
+    floats(t.src, t.src_dtype, element(t, row, k), n, numbers);
+    int32_t sum = 0;
+    for (int j = 0; j < n; ++j) {
+      // adding 1.5 * 2^23 leaves the nearest integer, ties to even
+      const float q = (numbers[j] * inverse[i] + 12582912.0f) - 12582912.0f;
+      const int32_t whole = static_cast<int32_t>(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
+      bytes[j] = static_cast<int8_t>(whole);
+      sum += whole;
+    }
+    for (int j = n; j % kPerUnitMax; ++j) bytes[j] = 0;
+    t.offset[t.row_offset + row] += 128 * sum;
+  });
+}
+
+int64_t first_nonfinite(const void* src, DType type, size_t n) {
+  if (type == DType::f32)
+    return first_at_least(static_cast<const uint32_t*>(src), n, uint32_t{0x7fffffff}, uint32_t{0x7f800000});
+  const uint16_t bound = type == DType::bf16 ? 0x7f80 : 0x7c00;
+  return first_at_least(static_cast<const uint16_t*>(src), n, uint16_t{0x7fff}, bound);
+}
+
+void to_f32(const void* src, DType type, float* dst, size_t n) {
+  for (size_t i = 0; i < n; i += kScan)
+    floats(src, type, i, static_cast<int>(n - i < kScan ? n - i : kScan), dst + i);
+}
+
+void to_bf16(const void* src, DType type, uint16_t* dst, size_t n) {
+  float numbers[256];
+  for (size_t i = 0; i < n; i += 256) {
+    const int count = static_cast<int>(n - i < 256 ? n - i : 256);
+    floats(src, type, i, count, numbers);
+    for (int j = 0; j < count; ++j) dst[i + j] = float_to_bf16(numbers[j]);
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,82 @@
+#include "packed.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+#include <system_error>
+#include <unistd.h>
+
+#include "executor.h"
+
+namespace quire {
+
+namespace {
+
+constexpr int kLanes = 8;
+constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15ull;  // odd, so that multiplying loses nothing
+constexpr size_t kAhead = 8;  // chunks that are asked of the disk before they are read
+
+inline uint64_t mix(uint64_t state, uint64_t word) {
+  const uint64_t x = (state ^ word) * kMultiplier;
+  return (x << 31) | (x >> 33);
+}
+
+void write_all(int fd, const char* data, size_t bytes, size_t offset) {
+  while (bytes) {
+    const ssize_t n = pwrite(fd, data, bytes, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw std::system_error(n ? errno : EIO, std::generic_category());
+    data += n, bytes -= static_cast<size_t>(n), offset += static_cast<size_t>(n);
+  }
+}
+
+}  // namespace
+
+uint64_t checksum(const char* data, size_t bytes, uint64_t seed) {
+  uint64_t lanes[kLanes], words[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = mix(seed, i);
+  for (size_t at = 0; at < bytes; at += sizeof words) {
+    std::memcpy(words, data + at, sizeof words);
+    for (int i = 0; i < kLanes; ++i) lanes[i] = mix(lanes[i], words[i]);
+  }
+  uint64_t sum = bytes;
+  for (uint64_t lane : lanes) sum = mix(sum, lane);
+  return sum ^ (sum >> 29);
+}
+
+std::vector<uint64_t> Executor::save_weights(int fd, size_t first, size_t count) {
+  const size_t chunks = (weights_.bytes() + kChunkBytes - 1) / kChunkBytes;
+  if (first > chunks || count > chunks - first) throw std::invalid_argument("chunks beyond the weights");
+  std::vector<uint64_t> sums(count);
+  std::atomic<int> failed{0};
+  parallel(static_cast<int>(count), [&](int t) {
+    const size_t offset = (first + t) * kChunkBytes, size = std::min(kChunkBytes, weights_.bytes() - offset);
+    sums[t] = checksum(weights_.data() + offset, size, first + t);
+    try {
+      if (!failed) write_all(fd, weights_.data() + offset, size, offset);
+    } catch (const std::system_error& error) {
+      failed = error.code().value();
+    }
+  });
+  if (failed) throw std::system_error(failed, std::generic_category());
+  return sums;
+}
+
+bool Executor::map_weights(int fd, const std::vector<uint64_t>& sums) {
+  const size_t chunks = (align_up(weight_total_, 4096) + kChunkBytes - 1) / kChunkBytes;
+  if (sums.size() != chunks) throw std::invalid_argument("one checksum a chunk");
+  weights_.map(fd, weight_total_);
+  std::atomic<bool> good{true};
+  parallel(static_cast<int>(chunks), [&](int t) {
+    const size_t offset = t * kChunkBytes, size = std::min(kChunkBytes, weights_.bytes() - offset);
+    const size_t next = offset + kAhead * kChunkBytes;
+    if (next < weights_.bytes())
+      madvise(weights_.data() + next, std::min(kChunkBytes, weights_.bytes() - next), MADV_WILLNEED);
+    if (good && checksum(weights_.data() + offset, size, static_cast<uint64_t>(t)) != sums[t]) good = false;
+  });
+  if (!good) allocate_weights();
+  return good;
+}
+
+}  // namespace quire

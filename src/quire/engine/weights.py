@@ -1,0 +1,137 @@
+"""Getting a model's weights into an executor: mapped as they were packed before, or read, packed and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import env
+from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.executor.base import Executor
+from quire.executor.native import NativeExecutor, packed_layout
+from quire.loader import (
+    DamagedError,
+    LoadRules,
+    LoadSummary,
+    PackedWeights,
+    RandomWeights,
+    Source,
+    fingerprint,
+    load,
+    packed_key,
+)
+from quire.program.memory import weight_bytes
+from quire.program.ops import Program
+from quire.util.sizes import format_size
+
+# Below this, packing takes no longer than a look into the cache would save.
+SMALLEST = 16 * 2**20
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What weights are read from: its name for people, which tensors it may have, its files, and how they open."""
+
+    name: Path
+    rules: LoadRules
+    files: Callable[[], Sequence[Path]]
+    open: Callable[[], AbstractContextManager[Source]]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    """Where weights came from: "packed" (the cache), "checkpoint" or "random"; and what the user should know.
+
+    `dequantized` are the checkpoint's formats that were turned into floats.
+    """
+
+    source: str
+    dequantized: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlace:
+    """Where a model's packed weights are kept, whether they are there or not."""
+
+    cache: PackedWeights
+    key: str
+
+    @property
+    def path(self) -> Path:
+        return self.cache.path(self.key)
+
+
+def packed_place(origin: Origin, program: Program, config: ResolvedConfig) -> PackedPlace | None:
+    """Where the packed weights of a model belong; None when none are kept for what was asked.
+
+    Raises CheckpointError when the checkpoint's files cannot be read.
+    """
+    asked = config.asked
+    home = _home(asked)
+    wanted = asked.weight_cache != "off" and asked.load_format != "random" and asked.executor == "native"
+    if not wanted or home is None or weight_bytes(program) < SMALLEST:
+        return None
+    files = fingerprint(origin.files(), whole=asked.weight_cache == "content")
+    key = packed_key(program.params, packed_layout(config.isa), files)
+    return PackedPlace(PackedWeights(home, asked.weight_cache_size), key)
+
+
+def load_weights(
+    origin: Origin, program: Program, config: ResolvedConfig, executor: Executor, progress: Progress | None
+) -> WeightsReport:
+    """Fill an executor. `progress(done, total)` is told bytes of weights.
+
+    Raises CheckpointError for a checkpoint that is wrong. A cache that cannot be read or written only costs time.
+    """
+    rules, asked = origin.rules, config.asked
+    if asked.load_format == "random":
+        source = RandomWeights(program.params, asked.seed)
+        load(program.params, source, executor, rules=rules, progress=progress)
+        return WeightsReport("random")
+    place = packed_place(origin, program, config)
+    notices = []
+    if place is not None and isinstance(executor, NativeExecutor):
+        try:
+            facts = place.cache.restore(place.key, executor)
+            if facts is not None:
+                return WeightsReport("packed", tuple(facts["dequantized"]))
+        except DamagedError as error:
+            notices.append(str(error))
+    with origin.open() as weights:
+        summary = load(program.params, weights, executor, rules=rules, progress=progress)
+    if place is not None and isinstance(executor, NativeExecutor):
+        after = packed_place(origin, program, config) if asked.weight_cache == "on" else place
+        if after is not None and after.key == place.key:
+            notices += _keep(place, origin, summary, executor, progress)
+        else:
+            notices.append("packed weights are not kept: the checkpoint's files changed while they were read")
+    return WeightsReport("checkpoint", summary.dequantized, tuple(notices))
+
+
+def _keep(
+    place: PackedPlace,
+    origin: Origin,
+    summary: LoadSummary,
+    executor: NativeExecutor,
+    progress: Progress | None,
+) -> list[str]:
+    """Write packed weights for the next start; what went wrong, as notices."""
+    try:
+        facts = {"model": str(origin.name), "dequantized": summary.dequantized}
+        place.cache.store(place.key, executor, facts, progress)
+    except OSError as error:
+        size, reason = format_size(executor.weight_bytes), error.strerror or error
+        return [f"packed weights are not kept for the next start ({size}): {reason}"]
+    return []
+
+
+def _home(asked: EngineConfig) -> Path | None:
+    if asked.weight_cache_dir is not None:
+        return Path(asked.weight_cache_dir).expanduser()
+    folder = env.cache_folder()
+    return None if folder is None else folder / "weights"
