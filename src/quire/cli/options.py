@@ -64,7 +64,8 @@ def add_config_options(
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
             continue
         unset = field.default is None or field.default == ()
-        shown = format_size(field.default) if field.name in SIZES and not unset else field.default
+        value: Any = field.default
+        shown = format_size(value) if field.name in SIZES and not unset else value
         text = meta["help"] if unset else f"{meta['help']} (default: {shown})"
         several: dict[str, Any] = {"action": "extend", "nargs": "+"} if field.default == () else {}
         group.add_argument(
