@@ -40,7 +40,6 @@ def read(**changes: Any) -> None:
         ({"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ({"architectures": ["LlamaModel"]}, ["architectures", "LlamaModel", "LlamaForCausalLM"]),
         ({"hidden_act": "relu2"}, ["hidden_act", "relu2", "silu"]),
-        ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
         ({"is_encoder_decoder": True}, ["is_encoder_decoder"]),
         ({"add_cross_attention": True}, ["add_cross_attention"]),
         ({"is_causal": False}, ["is_causal"]),

@@ -20,7 +20,16 @@ from quire.engine.core import EngineCore
 from quire.engine.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
-from quire.loader import Checkpoint, GGUFFiles, GGUFSource, LoadRules, Source, checkpoint_files, resolve_model
+from quire.loader import (
+    Checkpoint,
+    GGUFFiles,
+    GGUFSource,
+    LoadRules,
+    QuantizedSource,
+    Source,
+    checkpoint_files,
+    resolve_model,
+)
 from quire.loader.gguf_source import shards
 from quire.program.formats import I8, DType, NumberFormats
 from quire.program.lower import lower
@@ -119,14 +128,15 @@ def open_weights(model: Model) -> Iterator[Source]:
             yield GGUFSource(files, model.stored)
         return
     with Checkpoint(model.folder) as checkpoint:
-        yield checkpoint
+        quantization = model.facts.quantization
+        yield checkpoint if quantization is None else QuantizedSource(checkpoint, quantization)
 
 
 def weight_origin(model: Model) -> Origin:
     """What the weights of a model are read from."""
     return Origin(
         model.folder,
-        LoadRules.of(model.facts.spec),
+        LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None),
         lambda: checkpoint_files(model.folder) if model.stored is None else shards(model.folder),
         lambda: open_weights(model),
     )

@@ -6,6 +6,7 @@ from quire.loader.gguf_source import GGUFFiles, GGUFSource
 from quire.loader.hub import resolve_model
 from quire.loader.load import LoadRules, LoadSummary, load
 from quire.loader.packed import DamagedError, PackedWeights, packed_key
+from quire.loader.quantized import QuantizedSource
 from quire.loader.random_weights import RandomWeights
 from quire.loader.source import Sink, Source, TensorInfo
 
@@ -17,6 +18,7 @@ __all__ = [
     "LoadRules",
     "LoadSummary",
     "PackedWeights",
+    "QuantizedSource",
     "RandomWeights",
     "Sink",
     "Source",

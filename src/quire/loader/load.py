@@ -23,6 +23,7 @@ BLOCK_BYTES = 32 * 2**20
 AHEAD_BYTES = 4 * BLOCK_BYTES  # asked of the disk before they are needed, across tensors
 ROW_QUANTUM = 256  # row blocks start at multiples of this many rows of their part, so packed tiles stay whole
 _SHOWN = 5
+_CACHE_SCALES = (r".*\.self_attn\.([qkv]_proj\.)?([qkv]|output)_(scale|zero_point)",)
 
 Progress = Callable[[int, int], None]
 
@@ -33,15 +34,20 @@ class LoadRules:
 
     `ignored`: regular expressions of full names. `twins`: asked-for name -> another name of the same tensor
     (a tied embedding saved twice): the twin serves when the first is absent, and must be byte-equal when both
-    are there.
+    are there. `zeros`: regular expressions of tensors that may be left aside when they hold nothing but zeros.
     """
 
     ignored: tuple[str, ...] = ()
     twins: Mapping[str, str] = field(default_factory=dict)
+    zeros: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> LoadRules:
-        return cls(spec.ignored, {spec.names.embed: spec.names.head} if spec.tied else {})
+    def of(cls, spec: ModelSpec, *, quantized: bool = False) -> LoadRules:
+        """For a model; `quantized` checkpoints may have scales of the cache and empty biases as well."""
+        twins = {spec.names.embed: spec.names.head} if spec.tied else {}
+        if not quantized:
+            return cls(spec.ignored, twins)
+        return cls((*spec.ignored, *_CACHE_SCALES), twins, (r".*\.bias",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +203,8 @@ def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules) -> list
         twin = next((asked for asked, other in rules.twins.items() if other == name and asked in used), None)
         if twin is not None:
             _check_equal(twin, name, source)
+        elif any(re.fullmatch(pattern, name) for pattern in rules.zeros) and not source.read(name).any():
+            pass  # some writers store a bias of zeros for every linear
         elif not any(pattern.fullmatch(name) for pattern in ignored):
             unexpected.append(name)
             continue

@@ -10,6 +10,7 @@ from quire.spec.config_reader import ConfigReader
 from quire.spec.families import read_spec
 from quire.spec.generation import Generation, read_generation
 from quire.spec.model import ModelSpec
+from quire.spec.quantization import Quantization, read_quantization
 from quire.spec.rope_config import scaled_positions
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object, read_json_object, read_small_file
@@ -21,6 +22,7 @@ MAX_CONFIG_BYTES = 4 * 2**20
 class ModelFacts:
     """What a checkpoint's config files say.
 
+    `quantization` says how a checkpoint's quantized tensors are read, None when they are plain numbers.
     `longest` is the largest context the position embedding can be run at; above `spec.max_positions` only for
     rope kind "dynamic", whose longer contexts are asked for on purpose. `notices` are sentences for the log:
     what the files hold and Quire does not use. `config_sha256` is of config.json's bytes, in hex.
@@ -29,6 +31,7 @@ class ModelFacts:
     spec: ModelSpec
     architecture: str
     generation: Generation
+    quantization: Quantization | None
     longest: int
     notices: tuple[str, ...]
     config_sha256: str
@@ -55,12 +58,14 @@ def read_model(folder: Path) -> ModelFacts:
 
 def facts_of(config: ConfigReader, generation: ConfigReader | None, sha256: str) -> ModelFacts:
     """The facts of a config, whatever it was read from; errors as `read_model`."""
+    quantization = read_quantization(config)
     spec, architecture = read_spec(config)
     rope = spec.layers[0].attention.rope
     return ModelFacts(
         spec=spec,
         architecture=architecture,
         generation=read_generation(config, generation, spec.vocab),
+        quantization=quantization,
         longest=scaled_positions(rope, spec.max_positions) if rope.kind == "dynamic" else spec.max_positions,
         notices=tuple(config.notices),
         config_sha256=sha256,

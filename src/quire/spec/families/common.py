@@ -30,8 +30,6 @@ _LAYER_TYPES = {"full_attention": False, "attention": False, "sliding_attention"
 _IGNORED_TENSORS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.inv_freq")
 # Keys that change the computation of any model that has them: key -> values that mean "off".
 _FOREIGN_KEYS: dict[str, tuple[object, ...]] = {
-    "quantization_config": (None,),
-    "compression_config": (None,),
     "is_encoder_decoder": (None, False),
     "add_cross_attention": (None, False),
     "is_causal": (None, True),

@@ -1,0 +1,166 @@
+"""What a stored quantized weight of a linear is, whatever its format: a matrix [out features, in features].
+
+Formats whose numbers are whole are all the same thing underneath: codes in groups along the input features, with a
+scale and a zero point a group,
+
+    value = scale · (code - zero),    float32, the product rounded once,
+
+and differ in how the bits are packed. `Integers` holds that; a format's module unpacks to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.program.formats import GROUP_SIZES, Groups, ScaleKind, WeightFormat
+from quire.quant.groups import GroupCodes
+from quire.types import CheckpointError
+
+F32 = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]  # what follows the module's name -> the whole stored array
+_SCALES: dict[str, ScaleKind] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array as it is stored: format by its safetensors name, and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class QuantizedLinear(Protocol):
+    """One module's weight [out, in]. `label` says its format to people."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def dequantize(self, arrays: Arrays, start: int, stop: int) -> F32:
+        """Rows [start, stop), float32."""
+
+
+@runtime_checkable
+class PackedLinear(QuantizedLinear, Protocol):
+    """A weight of whole numbers. `packed` is the format in which kernels can compute its own codes, None when it has to
+    be dequantized.
+    """
+
+    @property
+    def packed(self) -> WeightFormat | None: ...
+
+    def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
+        """Rows [start, stop) in the format `packed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Unpacked rows: `codes` [rows, cols] whole numbers, `scales` [rows, groups] in float32, float16 or bfloat16 bits
+    (uint16), `zeros` [rows, groups] or one number for all. `group_of` [cols] is each column's group where groups are
+    not runs of equal length.
+    """
+
+    codes: Array
+    scales: Array
+    zeros: Array | int
+    group_of: npt.NDArray[np.int64] | None = None
+
+    def values(self) -> F32:
+        """float32 [rows, cols]."""
+        rows, cols = self.codes.shape
+        scales = as_float32(self.scales)
+        if self.group_of is not None:
+            zeros = self.zeros if isinstance(self.zeros, int) else self.zeros[:, self.group_of]
+            found: F32 = (self.codes.astype(np.int32) - zeros).astype(np.float32) * scales[:, self.group_of]
+            return found
+        groups = scales.shape[1]
+        size = -(-cols // groups)
+        padded = np.zeros((rows, groups * size), np.int32)
+        padded[:, :cols] = self.codes
+        split = padded.reshape(rows, groups, size)
+        zeros = self.zeros if isinstance(self.zeros, int) else self.zeros[:, :, None].astype(np.int32)
+        values: F32 = (split - zeros).astype(np.float32) * scales[:, :, None]
+        return values.reshape(rows, -1)[:, :cols]
+
+    def grouped(self, fmt: WeightFormat) -> GroupCodes:
+        """The same in a format in groups whose size divides these groups'; nothing is rounded."""
+        assert fmt.groups is not None
+        cols = self.codes.shape[1]
+        wanted, groups = fmt.groups.count(cols), self.scales.shape[1]
+        times = -(-wanted // groups)
+        scales = np.ascontiguousarray(np.repeat(self.scales, times, axis=1)[:, :wanted])
+        middle = 1 << (3 if fmt.dtype == "i4" else 7)
+        if fmt.groups.offsets == "none":
+            shift = middle - int(self.zeros if isinstance(self.zeros, int) else 0)
+            return GroupCodes((self.codes.astype(np.int16) + shift).astype(np.uint8), scales)
+        assert not isinstance(self.zeros, int)
+        zeros = np.repeat(self.zeros, times, axis=1)[:, :wanted]
+        return GroupCodes(
+            np.ascontiguousarray(self.codes, np.uint8), scales, np.ascontiguousarray(zeros, np.uint8)
+        )
+
+
+def as_float32(values: Array) -> F32:
+    """float32 of float32, float16 or bfloat16 bits (uint16)."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32)
+
+
+def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """Numbers of `bits` bits along the first axis: words [n, m] of 32 bits to [n · 32 / bits, m].
+
+    The words are one stream, lowest bits first; with 3 bits a number may lie across two words.
+    """
+    n, m = words.shape
+    stream = np.ascontiguousarray(words.T).view(np.uint8).reshape(m, n * 4)
+    if bits == 8:
+        return np.ascontiguousarray(stream.T)
+    if bits in {2, 4}:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        parts = (stream[:, :, None] >> shifts) & np.uint8((1 << bits) - 1)
+        return np.ascontiguousarray(parts.reshape(m, -1).T)
+    ones = np.unpackbits(stream, axis=1, bitorder="little")
+    ones = ones[:, : ones.shape[1] // bits * bits].reshape(m, -1, bits)
+    weights = (1 << np.arange(bits)).astype(np.uint8)
+    return np.ascontiguousarray((ones * weights).sum(-1, dtype=np.uint8).T)
+
+
+def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros: bool) -> WeightFormat | None:
+    """The format that computes whole-number codes of 4 or 8 bits, None when their groups have no such format."""
+    size = -(-cols // groups)
+    if bits not in {4, 8} or scale_dtype not in _SCALES or (groups > 1 and cols % size):
+        return None
+    if groups == 1:
+        size = GROUP_SIZES[-1]  # one scale for a row: said again for each group
+    fitting = [s for s in GROUP_SIZES if size % s == 0]
+    if not fitting:
+        return None
+    return WeightFormat(
+        "i4" if bits == 4 else "i8", Groups(fitting[-1], _SCALES[scale_dtype], "u8" if zeros else "none")
+    )
+
+
+def need(infos: Mapping[str, Stored], name: str, dtypes: tuple[str, ...], where: str) -> Stored:
+    """A component that must be there, in one of these formats."""
+    found = infos.get(name)
+    if found is None:
+        raise CheckpointError(f"{where}: {name} is missing")
+    if found.dtype not in dtypes:
+        raise CheckpointError(f"{where}: {name}: dtype {found.dtype} is not {' or '.join(dtypes)}")
+    return found
+
+
+def check_shape(stored: Stored, shape: tuple[int, ...], name: str, where: str) -> None:
+    if stored.shape != shape:
+        raise CheckpointError(
+            f"{where}: {name}: shape {list(stored.shape)}, but the format implies {list(shape)}"
+        )

@@ -1,0 +1,167 @@
+"""`quantization_config`: which format a checkpoint's quantized weights are in, and what the tensors do not say.
+
+One reader a `quant_method`. What a method's variants need and is not implemented is refused by name here, before a
+tensor is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.spec.config_reader import ConfigReader, show
+from quire.types import UnsupportedModelError
+
+Layout = Literal["gptq", "awq", "compressed", "fp8", "bitsandbytes"]
+_MAX_BLOCK = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How to read a checkpoint's quantized tensors.
+
+    `method` is the config's own name, for people; `layout` how tensors lie. GPTQ: `bits`, `zero_offset` (what stored
+    zero points lack), `ordered` (groups follow activations). FP8: `block` of outputs and input features with a scale.
+    """
+
+    method: str
+    layout: Layout
+    bits: int = 4
+    zero_offset: int = 0
+    ordered: bool = False
+    block: tuple[int, int] | None = None
+
+
+def read_quantization(config: ConfigReader) -> Quantization | None:
+    """The quantization of a config.json, None when its weights are plain.
+
+    Raises UnsupportedModelError naming key and value for a method or a variant that is not implemented,
+    CheckpointError for malformed values.
+    """
+    quant = config.child("quantization_config") or config.child("compression_config")
+    if quant is None:
+        return None
+    method = quant.string(
+        "quant_method", "compressed-tensors" if quant.has("config_groups") else "bitsandbytes"
+    )
+    if method not in _METHODS:
+        raise UnsupportedModelError(
+            f"{quant.where}: quant_method = {show(method)} is not supported: implemented are {', '.join(_METHODS)}"
+        )
+    return _METHODS[method](quant)
+
+
+def _gptq(quant: ConfigReader) -> Quantization:
+    bits = quant.integer("bits", high=32)
+    if bits not in {2, 3, 4, 8}:
+        raise quant.unsupported("bits", "GPTQ has 2, 3, 4 or 8")
+    if quant.child("dynamic") is not None:
+        raise quant.unsupported("dynamic", "settings by module are not implemented")
+    kind = quant.string("checkpoint_format", "gptq")
+    if kind not in {"gptq", "gptq_v2"}:
+        raise quant.unsupported("checkpoint_format", "implemented are gptq and gptq_v2")
+    return Quantization("GPTQ", "gptq", bits, int(kind == "gptq"), quant.boolean("desc_act", False))
+
+
+def _awq(quant: ConfigReader) -> Quantization:
+    if quant.integer("bits", 4, high=32) != 4 or quant.integer("w_bit", 4, high=32) != 4:
+        raise quant.unsupported("bits" if quant.has("bits") else "w_bit", "AWQ has 4")
+    if quant.string("version", "gemm").lower() != "gemm":
+        raise quant.unsupported("version", "only the order of gemm is implemented")
+    return Quantization("AWQ", "awq")
+
+
+def _auto_round(quant: ConfigReader) -> Quantization:
+    """Native auto-round: the tensors of GPTQ (v1) or AWQ, as `packing_format` says."""
+    if quant.string("data_type", "int") != "int":
+        raise quant.unsupported("data_type", "only int is implemented")
+    if quant.child("extra_config") is not None:
+        for name, settings in (quant.child("extra_config") or quant).values.items():
+            if isinstance(settings, dict) and settings.get("bits", 16) not in {16, 32}:
+                raise quant.unsupported(
+                    "extra_config", f"settings of its own for {show(name)} are not implemented"
+                )
+    packing = quant.string("packing_format", quant.string("backend", "auto_round:auto_gptq"))
+    if packing.endswith("awq"):
+        return Quantization("AutoRound", "awq")
+    if not packing.endswith("gptq"):
+        raise quant.unsupported(
+            "packing_format", "implemented are auto_round:auto_gptq and auto_round:auto_awq"
+        )
+    bits = quant.integer("bits", high=32)
+    if bits not in {2, 3, 4, 8}:
+        raise quant.unsupported("bits", "this packing has 2, 3, 4 or 8")
+    return Quantization("AutoRound", "gptq", bits, 1)
+
+
+def _compressed(quant: ConfigReader) -> Quantization:
+    formats = {quant.string("format", "dense")}
+    groups = quant.child("config_groups")
+    for name in () if groups is None else groups.values:
+        group = groups.child(name) if groups is not None else None
+        if group is not None:
+            formats.add(group.string("format", next(iter(formats))))
+    known = {
+        "dense",
+        "pack-quantized",
+        "int-quantized",
+        "naive-quantized",
+        "float-quantized",
+        "mixed-precision",
+    }
+    for kind in sorted(formats - known):
+        raise quant.unsupported("format", f"{show(kind)}: implemented are {', '.join(sorted(known))}")
+    for key in ("sparsity_config", "transform_config"):
+        child = quant.child(key)
+        if (
+            child is not None
+            and child.string("format", "") != "dense"
+            and child.values.get("config_groups") != {}
+        ):
+            raise quant.unsupported(key, "sparse weights and rotations are not implemented")
+    if quant.has("kv_cache_scheme"):
+        quant.notices.append(f"{quant.where}: kv_cache_scheme is not applied: the cache keeps its own format")
+    return Quantization("compressed-tensors", "compressed", block=_block_structure(groups))
+
+
+def _block_structure(groups: ConfigReader | None) -> tuple[int, int] | None:
+    """The one block shape of weights with strategy "block"."""
+    for name in () if groups is None else groups.values:
+        group = groups.child(name) if groups is not None else None
+        weights = None if group is None else group.child("weights")
+        if weights is not None and weights.has("block_structure"):
+            return _pair(weights, "block_structure")
+    return None
+
+
+def _fp8(quant: ConfigReader) -> Quantization:
+    if quant.string("fmt", "e4m3") not in {"e4m3", "float8_e4m3fn"}:
+        raise quant.unsupported("fmt", "only e4m3 is implemented")
+    block = _pair(quant, "weight_block_size") if quant.has("weight_block_size") else None
+    return Quantization("FP8", "fp8", block=block)
+
+
+def _bitsandbytes(quant: ConfigReader) -> Quantization:
+    if not quant.boolean("load_in_4bit", False) and not quant.boolean("load_in_8bit", False):
+        raise quant.unsupported("load_in_4bit", "neither 4 nor 8 bits are on")
+    return Quantization("bitsandbytes", "bitsandbytes")
+
+
+def _pair(reader: ConfigReader, key: str) -> tuple[int, int]:
+    sizes = reader.values.get(key)
+    if not isinstance(sizes, list) or len(sizes) != 2:
+        raise reader.error(key, f"{show(sizes)} is not a pair of sizes")
+    pair = ConfigReader({f"{key}[{i}]": size for i, size in enumerate(sizes)}, reader.where)
+    return pair.integer(f"{key}[0]", high=_MAX_BLOCK), pair.integer(f"{key}[1]", high=_MAX_BLOCK)
+
+
+_METHODS: dict[str, Callable[[ConfigReader], Quantization]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "auto-round": _auto_round,
+    "intel/auto-round": _auto_round,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "bitsandbytes": _bitsandbytes,
+}

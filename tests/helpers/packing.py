@@ -1,0 +1,109 @@
+"""Packing numbers as quantized checkpoints store them, one number at a time: the reference for the readers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+
+def pack_rows(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers [n, m] packed along n into int32 words, lowest bits first."""
+    n, m = numbers.shape
+    words = np.zeros((-(-n * bits // 32), m), np.uint64)
+    for i in range(n):
+        for bit in range(bits):
+            at = i * bits + bit
+            words[at // 32] |= ((numbers[i].astype(np.uint64) >> np.uint64(bit)) & np.uint64(1)) << np.uint64(
+                at % 32
+            )
+    return words.astype(np.uint32).view(np.int32)
+
+
+def gptq(rng: np.random.Generator, rows: int, cols: int, *, bits: int, group: int, offset: int = 1,
+         g_idx: np.ndarray | None = None) -> tuple[dict[str, np.ndarray], np.ndarray]:  # fmt: skip
+    """Random GPTQ arrays of a [rows, cols] weight, and its values by the formula, element by element."""
+    groups = cols // group
+    codes = rng.integers(0, 1 << bits, (cols, rows))
+    zeros = rng.integers(1, 1 << bits, (groups, rows))
+    scales = (rng.random((groups, rows)) * 0.02 + 0.01).astype(np.float16)
+    index = np.arange(cols) // group if g_idx is None else g_idx
+    weight = np.zeros((rows, cols), np.float32)
+    for o in range(rows):
+        for i in range(cols):
+            g = index[i]
+            weight[o, i] = np.float32(scales[g, o]) * np.float32(codes[i, o] - zeros[g, o])
+    arrays = {
+        "qweight": pack_rows(codes, bits),
+        "qzeros": np.ascontiguousarray(pack_rows((zeros - offset).T, bits).T),
+        "scales": scales,
+        "g_idx": index.astype(np.int32),
+    }
+    return arrays, weight
+
+
+def awq(
+    rng: np.random.Generator, rows: int, cols: int, group: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    groups = cols // group
+    codes, zeros = rng.integers(0, 16, (cols, rows)), rng.integers(0, 16, (groups, rows))
+    scales = (rng.random((groups, rows)) * 0.02 + 0.01).astype(np.float16)
+
+    def pack(numbers: np.ndarray) -> np.ndarray:
+        words = np.zeros((len(numbers), rows // 8), np.uint32)
+        for j in range(rows // 8):
+            for nibble, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+                words[:, j] |= numbers[:, 8 * j + column].astype(np.uint32) << np.uint32(4 * nibble)
+        return words.view(np.int32)
+
+    index = np.arange(cols) // group
+    weight = scales.astype(np.float32).T[:, index] * (codes.T - zeros.T[:, index]).astype(np.float32)
+    return {"qweight": pack(codes), "qzeros": pack(zeros), "scales": scales}, weight
+
+
+def pack_quantized(
+    rng: np.random.Generator, rows: int, cols: int, *, bits: int, group: int, symmetric: bool
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    groups, half = cols // group, 1 << (bits - 1)
+    codes = rng.integers(-half, half, (rows, cols))
+    scales = (rng.random((rows, groups)) * 0.02 + 0.01).astype(np.float16)
+    zeros = np.zeros((rows, groups), np.int64) if symmetric else rng.integers(-half, half, (rows, groups))
+    arrays = {
+        "weight_packed": np.ascontiguousarray(pack_rows((codes + half).T, bits).T),
+        "weight_scale": scales,
+        "weight_shape": np.array([rows, cols], np.int64),
+    }
+    if not symmetric:
+        arrays["weight_zero_point"] = pack_rows(zeros + half, bits)
+    spread = np.arange(cols) // group
+    weight = scales.astype(np.float32)[:, spread] * (codes - zeros[:, spread]).astype(np.float32)
+    return arrays, weight
+
+
+def nf4(
+    rng: np.random.Generator, rows: int, cols: int, *, nested: bool
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    block, nested_block = 64, 256
+    levels = np.sort(rng.random(16)).astype(np.float32) * 2 - 1
+    codes = rng.integers(0, 16, rows * cols).astype(np.uint8)
+    blocks = -(-rows * cols // block)
+    state: dict[str, Any] = {
+        "quant_type": "nf4",
+        "blocksize": block,
+        "dtype": "bfloat16",
+        "shape": [rows, cols],
+    }
+    arrays = {"weight": ((codes[::2] << 4) | codes[1::2])[:, None], "weight.quant_map": levels}
+    if nested:
+        indices = rng.integers(0, 256, blocks).astype(np.uint8)
+        table = np.sort(rng.random(256)).astype(np.float32)
+        outer = (rng.random(-(-blocks // nested_block)) * 0.1).astype(np.float32)
+        state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": 0.03}
+        arrays |= {"weight.absmax": indices, "weight.nested_absmax": outer, "weight.nested_quant_map": table}
+        absmax = table[indices] * outer[np.arange(blocks) // nested_block] + np.float32(0.03)
+    else:
+        absmax = arrays["weight.absmax"] = (rng.random(blocks) * 0.1).astype(np.float32)
+    arrays["weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    values = [levels[code] * absmax[i // block] for i, code in enumerate(codes)]
+    return arrays, np.array(values, np.float32).reshape(rows, cols)

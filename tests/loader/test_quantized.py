@@ -1,0 +1,169 @@
+"""Quantized checkpoints through the loader: the tiny model with its linears stored in each format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from helpers import packing
+from helpers.checkpoints import save, tiny_model
+from quire.cli.main import main
+from quire.loader import Checkpoint, QuantizedSource
+from quire.spec.facts import read_model
+from quire.types import CheckpointError, UnsupportedModelError
+
+LINEAR = re.compile(r"model\.layers\.\d\.(self_attn|mlp)\..*_proj")
+Packer = Callable[[np.random.Generator, int, int], tuple[dict[str, np.ndarray], np.ndarray]]
+
+FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
+        lambda rng, r, c: packing.gptq(rng, r, c, bits=4, group=32),
+    ),
+    "auto-round": (
+        {"quant_method": "auto-round", "bits": 8, "group_size": 32, "packing_format": "auto_round:auto_gptq"},
+        lambda rng, r, c: packing.gptq(rng, r, c, bits=8, group=32),
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+        lambda rng, r, c: packing.awq(rng, r, c, 32),
+    ),
+    "compressed-tensors": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
+        lambda rng, r, c: packing.pack_quantized(rng, r, c, bits=4, group=32, symmetric=True),
+    ),
+    "bitsandbytes": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        lambda rng, r, c: packing.nf4(rng, r, c, nested=True),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    save(tiny_model("llama2"), folder, torch.float32)
+    return folder
+
+
+def quantize(plain: Path, folder: Path, kind: str, **changes: Any) -> tuple[Path, dict[str, np.ndarray]]:
+    """The plain checkpoint with its linears as random numbers of a format, and what those numbers are."""
+    settings, pack = FORMATS[kind]
+    rng = np.random.default_rng(0)
+    config = json.loads((plain / "config.json").read_text())
+    arrays: dict[str, np.ndarray] = {}
+    values: dict[str, np.ndarray] = {}
+    with Checkpoint(plain) as checkpoint:
+        for name in checkpoint.names():
+            weight = np.array(checkpoint.read(name))
+            prefix = name.removesuffix(".weight")
+            if LINEAR.fullmatch(prefix):
+                parts, values[name] = pack(rng, *weight.shape)
+                arrays |= {f"{prefix}.{part}": np.ascontiguousarray(array) for part, array in parts.items()}
+                if kind == "gptq":
+                    arrays[f"{prefix}.bias"] = np.zeros(len(weight), np.float16)
+            else:
+                arrays[name] = values[name] = weight
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings | changes}))
+    save_file(arrays, folder / "model.safetensors")
+    return folder, values
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_and_tokens(
+    plain: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, values = quantize(plain, tmp_path / kind, kind)
+    facts = read_model(folder)
+    assert facts.quantization is not None
+    with Checkpoint(folder) as checkpoint:
+        source = QuantizedSource(checkpoint, facts.quantization)
+        assert {name for name in source.names() if not name.endswith(".bias")} == set(values)
+        for name, expected in values.items():
+            assert source.info(name).shape == expected.shape
+            np.testing.assert_array_equal(source.read(name), expected)
+            np.testing.assert_array_equal(source.read(name, 3, 9), expected[3:9])
+    assert (
+        main(["generate", str(folder), "--prompt-token-ids", "5,6,7", "--max-tokens", "3", "--ignore-eos"])
+        == 0
+    )
+    assert "are dequantized at load" in capsys.readouterr().err
+
+
+def test_inspect_names_the_format(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = quantize(plain, tmp_path / "q", "gptq")
+    assert main(["inspect", str(folder), "--no-measure"]) == 0
+    assert "GPTQ 4-bit in groups of 32" in capsys.readouterr().out
+
+
+def test_a_bias_that_is_not_zero_is_not_left_aside(plain: Path, tmp_path: Path) -> None:
+    folder, _ = quantize(plain, tmp_path / "q", "gptq")
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    begin = header["model.layers.0.mlp.up_proj.bias"]["data_offsets"][0]
+    data[8 + int.from_bytes(data[:8], "little") + begin + 1] = 0x3C
+    path.write_bytes(data)
+    from quire.llm import LLM
+
+    with pytest.raises(
+        CheckpointError, match=r"does not account for: 1 tensor: model\.layers\.0\.mlp\.up_proj\.bias"
+    ):
+        LLM(folder, progress=False)
+
+
+def test_a_config_without_quantized_tensors_is_refused(plain: Path, tmp_path: Path) -> None:
+    folder, _ = quantize(plain, tmp_path / "q", "awq")
+    facts = read_model(folder)
+    assert facts.quantization is not None
+    with (
+        Checkpoint(plain) as checkpoint,
+        pytest.raises(CheckpointError, match="no tensor is quantized as AWQ stores them"),
+    ):
+        QuantizedSource(checkpoint, facts.quantization)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "quip"}, "quant_method = 'quip' is not supported: implemented are gptq, awq"),
+        ({"quant_method": "gptq", "bits": 5}, "bits = 5 is not supported"),
+        ({"quant_method": "gptq"}, "bits: is missing"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm": {}}}, "dynamic = .* is not supported"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version = 'gemv' is not supported"),
+        ({"quant_method": "awq", "bits": 8}, "bits = 8 is not supported"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round"},
+            "packing_format = 'auto_round'",
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 8}}},
+            "extra_config = .*'a'",
+        ),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'"),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24"}},
+            "sparsity_config",
+        ),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: .* is not a pair"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt = 'e5m2' is not supported"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit = null is not supported"),
+    ],
+)
+def test_variants_that_are_not_read_are_named(
+    plain: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    config = json.loads((plain / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        read_model(tmp_path)
