@@ -137,9 +137,17 @@ def weight_origin(model: Model) -> Origin:
     return Origin(
         model.folder,
         LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None),
-        lambda: checkpoint_files(model.folder) if model.stored is None else shards(model.folder),
+        lambda: _weight_files(model),
         lambda: open_weights(model),
     )
+
+
+def _weight_files(model: Model) -> list[Path]:
+    """Every file that decides what the weights are."""
+    if model.stored is not None:
+        return shards(model.folder)
+    files = list(checkpoint_files(model.folder))
+    return files if model.facts.quantization is None else [*files, model.folder / "config.json"]
 
 
 def tokenizer_bytes(folder: Path) -> int:
