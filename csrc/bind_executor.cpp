@@ -68,22 +68,34 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Bytes per second that all threads together read from an arena of `bytes`.
-double measure_bandwidth(Executor& e, size_t bytes) {
-  quire::Arena arena;
-  arena.allocate(bytes);
-  const size_t share = bytes / e.threads() / 4096 * 4096;
-  auto touch = [&](int t) {
-    for (size_t i = 0; i < share; i += 4096) arena.data()[share * t + i] = 1;
-  };
-  quire::on_all(e.pool(), touch);
-  std::vector<float> sinks(e.threads() * 16);
-  auto read = [&](int t) { sinks[t * 16] = e.kernels().read_sum(arena.data() + share * t, share); };
-  quire::on_all(e.pool(), read);
-  const auto start = std::chrono::steady_clock::now();
-  quire::on_all(e.pool(), read);
-  return static_cast<double>(share) * e.threads() / seconds_since(start);
-}
+// Memory that all threads of an executor read together, touched once, to be read again and again.
+class BandwidthProbe {
+ public:
+  BandwidthProbe(Executor& e, size_t bytes) : executor_(e), share_(bytes / e.threads() / 4096 * 4096), sinks_(e.threads() * 16) {
+    arena_.allocate(bytes);
+    auto touch = [&](int t) {
+      for (size_t i = 0; i < share_; i += 4096) arena_.data()[share_ * t + i] = 1;
+    };
+    quire::on_all(e.pool(), touch);
+    measure();
+  }
+
+  // Bytes per second of one pass.
+  double measure() {
+    auto read = [&](int t) { sinks_[t * 16] = executor_.kernels().read_sum(arena_.data() + share_ * t, share_); };
+    const auto start = std::chrono::steady_clock::now();
+    quire::on_all(executor_.pool(), read);
+    return static_cast<double>(share_) * executor_.threads() / seconds_since(start);
+  }
+
+ private:
+  Executor& executor_;
+  quire::Arena arena_;
+  size_t share_;
+  std::vector<float> sinks_;
+};
+
+double measure_bandwidth(Executor& e, size_t bytes) { return BandwidthProbe(e, bytes).measure(); }
 
 // Operations per second of all threads: float32 fma, bf16 pairs or int8 quads.
 double measure_flops(Executor& e, DType dtype, int64_t iterations) {
@@ -156,6 +168,7 @@ void bind_executor(nb::module_& m) {
       .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a)
       .def("run", &Executor::run, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a)
       .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
+      .def("run_range", &Executor::run_range, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a, "begin"_a, "end"_a)
       .def("stop_after", &Executor::stop_after, "op"_a, "Run no op after this one; -1 runs all.")
       .def("fill_cache", &Executor::fill_cache, "value"_a, "Overwrite the whole cache; for tests.")
       .def("buffer", [](const Executor& e, int i) { return reinterpret_cast<uintptr_t>(e.buffer(i)); }, "index"_a)
@@ -167,4 +180,8 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("threads", &Executor::threads)
       .def("measure_bandwidth", &measure_bandwidth, nogil(), "size"_a)
       .def("measure_flops", &measure_flops, nogil(), "dtype"_a, "iterations"_a);
+
+  nb::class_<BandwidthProbe>(m, "BandwidthProbe")
+      .def(nb::init<Executor&, size_t>(), nb::keep_alive<1, 2>(), nogil(), "executor"_a, "size"_a)
+      .def("measure", &BandwidthProbe::measure, nogil(), "Bytes per second that all threads read together, in one pass.");
 }

@@ -225,13 +225,24 @@ KVLayout Executor::kv_layout(const KVLayer& layer) const {
 
 // ---- running ------------------------------------------------------------------------------------------------------
 
-void Executor::run(int tokens, int rows, int logit_rows) {
+void Executor::set_step(int tokens, int rows, int logit_rows) {
   if (tokens < 0 || tokens > limits_.max_tokens || rows < 0 || rows > limits_.max_rows || logit_rows < 0 ||
       logit_rows > limits_.max_logit_rows)
     throw std::invalid_argument("a step beyond the limits it was bound with");
   tokens_ = tokens, rows_ = rows, logit_rows_ = logit_rows;
   plan_attention(rows);
+}
+
+void Executor::run(int tokens, int rows, int logit_rows) {
+  set_step(tokens, rows, logit_rows);
   run_ops(0, logit_rows ? ops_.size() : head_begin_);
+}
+
+void Executor::run_range(int tokens, int rows, int logit_rows, int begin, int end) {
+  if (begin < 0 || begin > end || end > static_cast<int>(ops_.size()))
+    throw std::invalid_argument("a range beyond the program's ops");
+  set_step(tokens, rows, logit_rows);
+  run_ops(begin, end);
 }
 
 void Executor::run_head(int logit_rows) {

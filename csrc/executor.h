@@ -68,6 +68,8 @@ class Executor {
   // ---- running --------------------------------------------------------------------------------------------------
   void run(int tokens, int rows, int logit_rows);
   void run_head(int logit_rows);
+  // Only ops begin … end - 1 of the program, counted over body and head: one op's time, or what must run before it.
+  void run_range(int tokens, int rows, int logit_rows, int begin, int end);
   void fill_cache(float value);  // every element of the cache; tests fill it with NaN
   void stop_after(int op) { stop_after_ = op; }
 
@@ -128,6 +130,7 @@ class Executor {
   }
   float* f32(int index) const { return reinterpret_cast<float*>(buffer(index)); }
   KVLayout kv_layout(const KVLayer& layer) const;
+  void set_step(int tokens, int rows, int logit_rows);
   void plan_attention(int rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);

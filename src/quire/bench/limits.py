@@ -6,6 +6,7 @@ that are judged by them, and each is judged by the samples around it.
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from quire.util.platform import available_memory, usable_cores
 LOOPS = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
 CACHES_READ = 8  # an arena of this many times the largest cache holds nothing from the last pass
 LEAST_ARENA = 256 << 20
+PASSES = 3  # reads of the arena in one sample, which is their median
 LOOP_SECONDS = 0.02
 
 
@@ -49,6 +51,7 @@ class LimitsProbe:
     arena: int = 0
     samples: list[Sample] = field(default_factory=list)
     _core: _native.Executor = field(init=False)
+    _memory: _native.BandwidthProbe = field(init=False)
     _iterations: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -57,6 +60,7 @@ class LimitsProbe:
             max(LEAST_ARENA, CACHES_READ * largest_cache()), available_memory() // 4
         )
         self._core = _native.Executor(self.isa, self.threads)
+        self._memory = _native.BandwidthProbe(self._core, self.arena)
         self.isa = self._core.isa
         for name in self.formats:
             self._iterations[name] = self._calibrate(LOOPS[name])
@@ -74,7 +78,7 @@ class LimitsProbe:
 
     def sample(self) -> Sample:
         """Measure now."""
-        bandwidth = self._core.measure_bandwidth(self.arena)
+        bandwidth = statistics.median(self._memory.measure() for _ in range(PASSES))
         compute = {
             name: self._core.measure_flops(LOOPS[name], count) for name, count in self._iterations.items()
         }

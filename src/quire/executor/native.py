@@ -233,6 +233,10 @@ class NativeExecutor:
         self._core.run_head(num_logit_rows)
         return self._logits[:num_logit_rows]
 
+    def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
+        """Only ops begin … end - 1 of Program.ops, on whatever their buffers hold: what a kernel benchmark times."""
+        self._core.run_range(num_tokens, num_rows, num_logit_rows, begin, end)
+
     def stop_after(self, op_index: int | None) -> None:
         """End later runs after this op; see Executor.stop_after."""
         self._core.stop_after(-1 if op_index is None else op_index)
@@ -282,8 +286,9 @@ class NativeExecutor:
 
 def _scratch_bytes(program: Program) -> int:
     """Attention scratch of one thread: the most that any layer needs."""
-    return max(
+    needs = [
         int(_native.attend_scratch_bytes(op.shape.head_dim, op.shape.heads // op.shape.kv_heads))
         for op in program.body
         if isinstance(op, Attend)
-    )
+    ]
+    return max(needs, default=0)

@@ -1,0 +1,75 @@
+"""The least time that work can take on a machine, and which of its limits says so (roofline: Williams et al. 2009).
+
+Memory time counts what must come from memory whatever a cache holds: weights, and the keys and values that are read
+and written, over the measured read bandwidth. Activations count too where they are more than the largest cache
+takes; where they fit and would still be the longest time, no limit of the machine says how fast the op can be,
+and the bound is called "cache": there is no share of it to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.program.cost import Cost, StepCost
+from quire.program.ops import Attend, Op, Program, param_names
+
+By = Literal["memory", "compute", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Seconds, at the least, and by which limit; `peak` names the compute limit."""
+
+    seconds: float
+    by: By
+    peak: str
+
+    def share(self, seconds: float) -> float | None:
+        """How much of the limit was reached by work that took `seconds`; None where the limit is a cache."""
+        return None if self.by == "cache" else self.seconds / seconds
+
+
+def peak_of(program: Program, op: Op) -> str:
+    """The number format that an op's multiplications are done in: a key of the measured compute limits.
+
+    A linear multiplies in the format of its input. Attention multiplies in its cache's format; keys and values of
+    fewer bits are widened to bfloat16 first. Everything else is float32 arithmetic.
+    """
+    if isinstance(op, Attend):
+        return "f32" if program.kv_dtype == "f32" else "bf16"
+    x = getattr(op, "x", None)
+    if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):
+        return str(program.buffer(x).dtype)
+    return "f32"
+
+
+def op_bound(cost: Cost, peak: str, bandwidth: float, compute: Mapping[str, float], cache: int) -> Bound:
+    """The bound of one op. `bandwidth` in bytes/s, `compute` in operations/s by format, `cache` in bytes."""
+    streamed = cost.weight_bytes + cost.kv_read_bytes + cost.kv_written_bytes
+    resident = cost.activation_bytes
+    if resident > cache:
+        streamed, resident = streamed + resident, 0
+    times: dict[By, float] = {
+        "compute": cost.flops / compute[peak],
+        "memory": streamed / bandwidth,
+        "cache": resident / bandwidth,
+    }
+    by = max(times, key=lambda name: times[name])
+    return Bound(times[by], by, peak)
+
+
+def step_bound(
+    program: Program, cost: StepCost, bandwidth: float, compute: Mapping[str, float]
+) -> tuple[float, float]:
+    """(compute seconds, memory seconds) of a whole step: the longer is the bound of an engine that overlaps both.
+
+    Each op computes at its own peak. Memory time is that of weights, keys and values; activations stay in caches.
+    """
+    computing = sum(
+        c.flops / compute[peak_of(program, op)] for op, c in zip(program.ops, cost.ops, strict=True)
+    )
+    total = cost.total
+    moved = total.weight_bytes + total.kv_read_bytes + total.kv_written_bytes
+    return computing, moved / bandwidth

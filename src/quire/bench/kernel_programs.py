@@ -1,0 +1,274 @@
+"""Small programs around one op: what comes before it once, then copies of it that no cache holds together.
+
+A program is lowered from a spec of one layer by the engine's own path, so every op gets real inputs from the ops
+before it, in whatever formats the engine offers. The timed unit (one op, or the ops of a layer) follows `copies`
+times, each with parameters and a KV layer of its own:
+
+    body   embed · norm · linear qkv      gate_up#0 · gate_up#1 · … · gate_up#21
+           └ run once: `before` ops ┘     └ timed, some at a time: `copies` units of `length` ops ┘
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.engine.build import Model, choose, machine_facts
+from quire.executor.base import Limits, StepArrays
+from quire.executor.native import NativeExecutor, planned_bytes
+from quire.loader import RandomWeights, load
+from quire.loader.source import Array, TensorInfo
+from quire.program.cost import Cost, Row, step_cost
+from quire.program.memory import param_bytes
+from quire.program.ops import KVLayer, Op, Param, Program, param_names
+from quire.types import CacheGroup, MemoryBudgetError
+from quire.util.platform import available_memory
+from quire.util.sizes import format_size
+
+SMALL_VOCAB = 4096  # rows of the embedding where the timed op does not need them all
+SMALL_OP_COPIES = 16  # of an op with next to no weights
+MAX_COPIES = 512
+NOTHING = 64 << 10  # bytes of weights and KV below which an op is not a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is timed: ops [start, stop) of Program.ops of a one-layer program, and the name to show."""
+
+    kind: str
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A program whose ops [first, first + copies · length) are copies of a unit, run after the ops before."""
+
+    program: Program
+    first: int
+    copies: int
+    length: int
+
+
+def one_layer(model: Model, asked: EngineConfig, layer: int, vocab: int) -> tuple[ResolvedConfig, Program]:
+    """The program of a model cut to one of its layers and to `vocab` tokens, and the choices behind it."""
+    facts = model.facts
+    spec = replace(facts.spec, layers=(facts.spec.layers[layer],), vocab=min(vocab, facts.spec.vocab))
+    return choose(replace(model, facts=replace(facts, spec=spec)), asked, machine_facts())
+
+
+def distinct_layers(model: Model) -> list[int]:
+    """The first layer of each kind."""
+    seen: dict[Any, int] = {}
+    for index, layer in enumerate(model.facts.spec.layers):
+        seen.setdefault(layer, index)
+    return sorted(seen.values())
+
+
+def units(program: Program) -> list[Unit]:
+    """Every op of a one-layer program that differs from those before it, and the layer as a whole."""
+    found: list[Unit] = []
+    seen = set()
+    for index, op in enumerate(program.ops):
+        signature = _signature(program, op)
+        if signature not in seen:
+            seen.add(signature)
+            found.append(Unit(kind_of(op), _name(program, op), index, index + 1))
+    return [*found, Unit("layer", "layer", 1, len(program.body))]
+
+
+def kind_of(op: Op) -> str:
+    """An op's name as options spell it: "rope_write"."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(op).__name__).lstrip("_")
+
+
+def _name(program: Program, op: Op) -> str:
+    """The weight an op multiplies by ("gate_up"), else its kind and the width it writes."""
+    weights = [name for name in param_names(op) if program.param(name).kind != "vector"]
+    if weights:
+        return weights[0].rpartition(".")[2]
+    out = next((value for field in ("out", "qkv") if (value := getattr(op, field, None))), None)
+    added = "+add" if getattr(op, "delta", None) else ""
+    return f"{kind_of(op)}{added} {program.buffer(out).cols}" if out else kind_of(op)
+
+
+def _signature(program: Program, op: Op) -> tuple[Any, ...]:
+    """Equal for ops that do the same work: kind, shapes and formats of what it touches, and its settings."""
+    params = {p.name: (p.kind, p.rows, p.cols, p.dtype) for p in program.params}
+    buffers = {b.name: (b.cols, b.dtype, b.rows) for b in program.buffers}
+    values = [getattr(op, f.name) for f in dataclasses.fields(op)]
+    return (
+        type(op),
+        *(params.get(v) or buffers.get(v) or v if isinstance(v, str) else v for v in values),
+    )
+
+
+def unit_cost(program: Program, unit: Unit, rows: Sequence[Row], logit_rows: int) -> Cost:
+    """FLOPs and bytes of a unit in a step."""
+    return sum(step_cost(program, rows, logit_rows).ops[unit.start : unit.stop], Cost())
+
+
+def copies_for(program: Program, unit: Unit, rows: Sequence[Row], spill: int) -> int:
+    """How many copies of a unit hold at least `spill` bytes of weights and KV together."""
+    cost = unit_cost(program, unit, rows, sum(row.query_len for row in rows))
+    names = {name for op in program.ops[unit.start : unit.stop] for name in param_names(op)}
+    held = (
+        sum(param_bytes(program.param(name)) for name in names) + cost.kv_read_bytes + cost.kv_written_bytes
+    )
+    if held < NOTHING:
+        return SMALL_OP_COPIES
+    return min(MAX_COPIES, math.ceil(spill / held))
+
+
+def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
+    """The program up to a unit, and then the unit `copies` times."""
+    timed = program.ops[unit.start : unit.stop]
+    cached = any(hasattr(op, "layer") for op in timed)
+    layers = range(copies if cached else 1)
+    body, head = len(program.body), unit.start >= len(program.body)
+    before = [
+        _renamed(op, {}, k)
+        for op in program.ops[: unit.start]
+        for k in (layers if hasattr(op, "layer") and not head else range(1))
+    ]
+    first = len(before)
+    params = {name: program.param(name) for op in program.ops[: unit.start] for name in param_names(op)}
+    ops: list[Op] = []
+    for k in range(copies):
+        for op in timed:
+            names = {name: f"{name}#{k}" for name in param_names(op)}
+            for name, copy in names.items():
+                params[copy] = replace(program.param(name), name=copy)
+            ops.append(_renamed(op, names, k if cached else None))
+    split = body if head else len(before) + len(ops)
+    everything = (*before, *ops)
+    copied = replace(
+        program,
+        params=tuple(params.values()),
+        body=everything[:split],
+        head=everything[split:],
+        kv_layers=_kv_layers(program.kv_layers[0], len(layers)),
+        cache_groups=(CacheGroup(tuple(layers), program.cache_groups[0].window),),
+        layers_per_group=len(layers),
+    )
+    return Copied(copied, first, copies, len(timed))
+
+
+def _renamed(op: Op, names: dict[str, str], layer: int | None) -> Op:
+    changes: dict[str, Any] = {
+        f.name: names[value]
+        for f in dataclasses.fields(op)
+        if isinstance(value := getattr(op, f.name), str) and value in names
+    }
+    if layer is not None and hasattr(op, "layer"):
+        changes["layer"] = layer
+    return replace(op, **changes)
+
+
+def _kv_layers(layer: KVLayer, count: int) -> tuple[KVLayer, ...]:
+    return tuple(replace(layer, layer=k, group=0, index_in_group=k) for k in range(count))
+
+
+def blocks_of(rows: Sequence[Row], block_size: int) -> int:
+    """KV blocks that the sequences of a step fill."""
+    return sum(-(-(row.context_len + row.query_len) // block_size) for row in rows)
+
+
+class _Remembered:
+    """Random weights whose blocks are kept while loading: copies of a parameter read the same tensors."""
+
+    def __init__(self, params: Sequence[Param]) -> None:
+        self._source = RandomWeights(params)
+        self._blocks: dict[tuple[str, int, int | None], Array] = {}
+
+    def names(self) -> Sequence[str]:
+        return list(self._source.names())
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        key = (name, start, stop)
+        if key not in self._blocks:
+            self._blocks[key] = self._source.read(name, start, stop)
+        return self._blocks[key]
+
+    def release(self, name: str) -> None:
+        """Blocks are kept until loading ends."""
+
+
+class Bench:
+    """A copied program in a native executor, its weights loaded, and the arrays of its steps."""
+
+    def __init__(self, copied: Copied, limits: Limits, *, threads: int, isa: str) -> None:
+        self.copied, self.limits = copied, limits
+        _check_memory(copied.program, limits, threads)
+        self.executor = NativeExecutor(copied.program, threads=threads, isa=isa)
+        load(copied.program.params, _Remembered(copied.program.params), self.executor)
+        self.arrays = StepArrays(limits, 1)
+        self.executor.bind(limits, self.arrays)
+        self._random = np.random.default_rng(0)
+        self._blocks = self._random.permutation(limits.num_blocks).astype(np.int32)
+        self._tokens = self._rows = 0
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Describe a step: row b continues sequence b. Keys and values of what came before are made first."""
+        taken = 0
+        for slot, row in enumerate(rows):
+            count = blocks_of([row], self.limits.block_size)
+            self.arrays.block_tables[0][slot, :count] = self._blocks[taken : taken + count]
+            taken += count
+            for start in range(0, row.context_len, self.limits.max_tokens):
+                stop = min(row.context_len, start + self.limits.max_tokens)
+                self._describe([Row(stop - start, start)], [slot])
+                self._prepare()
+        self._describe(rows, range(len(rows)))
+        self._prepare()
+
+    def _describe(self, rows: Sequence[Row], slots: Sequence[int]) -> None:
+        arrays, token = self.arrays, 0
+        for index, (row, slot) in enumerate(zip(rows, slots, strict=True)):
+            stop = token + row.query_len
+            arrays.positions[token:stop] = np.arange(row.context_len, row.context_len + row.query_len)
+            arrays.slots[index] = slot
+            arrays.query_start[index : index + 2] = token, stop
+            token = stop
+        wanted = min(token, self.limits.max_logit_rows)
+        arrays.logit_rows[:wanted] = np.arange(wanted)
+        self._tokens, self._rows = token, len(rows)
+        self.new_tokens()
+
+    def new_tokens(self) -> None:
+        """Other token ids for the same step, so that an embedding's rows are not still in a cache."""
+        vocab = self.copied.program.vocab
+        self.arrays.token_ids[: self._tokens] = self._random.integers(0, vocab, self._tokens)
+
+    def _prepare(self) -> None:
+        self._run(0, self.copied.first)
+
+    def run(self, begin: int, end: int) -> None:
+        """Units [begin, end) in one native call."""
+        first, length = self.copied.first, self.copied.length
+        self._run(first + begin * length, first + end * length)
+
+    def _run(self, begin: int, end: int) -> None:
+        logits = self._tokens if self.copied.program.head else 0
+        self.executor.run_range(self._tokens, self._rows, logits, begin, end)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def _check_memory(program: Program, limits: Limits, threads: int) -> None:
+    need, have = sum(planned_bytes(program, limits, threads).values()), available_memory()
+    if need > 0.8 * have:
+        raise MemoryBudgetError(
+            f"this benchmark needs {format_size(need)} for copies of weights and KV; {format_size(have)} is available"
+        )

@@ -1,0 +1,304 @@
+"""Every op of a model at many row counts, each judged by the machine's limits around it.
+
+An op is timed in the native executor on the threads that run a model, over copies that no cache holds together
+(see kernel_programs). Rounds go limits, every row count, limits: a round's figures are judged by the mean of the
+two, and what is reported is the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.bench.bounds import Bound, op_bound, peak_of
+from quire.bench.environment import largest_cache
+from quire.bench.kernel_programs import (
+    SMALL_VOCAB,
+    Bench,
+    Unit,
+    blocks_of,
+    copies_for,
+    distinct_layers,
+    one_layer,
+    unit_cost,
+    units,
+    with_copies,
+)
+from quire.bench.kernel_sampler import measure_sampler
+from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.config.schema import EngineConfig
+from quire.engine.build import Model
+from quire.executor.base import Limits
+from quire.program.cost import Cost, Row
+from quire.program.ops import Program
+
+Step = tuple[Row, ...]  # the sequences of a step
+
+CALL_SECONDS = 0.01  # one native call runs about this long, so that waking the threads does not count
+SEQUENCES = 64  # more rows than this are one sequence's prefill, as in an engine
+DECODE_BATCHES = (1, 8, 32)
+DECODE_TOKENS = 1 << 16  # the most keys of one decode case, all sequences together
+PREFILL_CASES = ((128, 0), (512, 0), (512, 1536), (512, 7680))
+BLOCK_SIZE = 16
+CACHED = ("attend", "rope_write")  # ops that the format of the KV cache matters to
+SPILL = 4  # copies of a unit take this many times the largest cache
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to measure. Empty `formats`, `kv_formats` or `ops` are all that the engine offers."""
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    formats: tuple[str, ...] = ()
+    kv_formats: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    rounds: int = 5
+    seconds: float = 0.05  # timed for each figure and round
+    spill: int = 0  # bytes that copies of a unit take together; 0: SPILL times the largest cache
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One unit in one program, at one or more step shapes that share an executor."""
+
+    format: str
+    kv: str
+    program: Program
+    unit: Unit
+    steps: tuple[Step, ...]
+
+
+def weight_formats() -> dict[str, dict[str, str]]:
+    """Every weight format that an engine can be asked for, by name, with the options that ask for it."""
+    fields = {field.name: field.metadata["choices"] for field in dataclasses.fields(EngineConfig)}
+    found = {SHORT[name]: {"dtype": name} for name in fields["dtype"] if name in SHORT}
+    found |= {
+        name: {"dtype": "bfloat16", "quantization": name} for name in fields["quantization"] if name != "none"
+    }
+    return found
+
+
+SHORT = {"float32": "f32", "bfloat16": "bf16"}  # an engine's float formats, as programs name them
+
+
+def kv_formats() -> dict[str, str]:
+    """Every format of the KV cache, by name, with the value of --kv-cache-dtype that asks for it."""
+    field = next(f for f in dataclasses.fields(EngineConfig) if f.name == "kv_cache_dtype")
+    return {SHORT.get(name, name): name for name in field.metadata["choices"] if name != "auto"}
+
+
+def chosen(asked: Sequence[str], known: Iterable[str], field: str, left_out: Sequence[str] = ()) -> list[str]:
+    """What was asked for, or all known names but those left out. Raises ValueError naming an unknown one."""
+    known = list(known)
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"{field}: {name!r} is not one of {', '.join(known)}")
+    return list(asked) or [name for name in known if name not in left_out]
+
+
+def cases(model: Model, asked: Asked) -> Iterator[Case]:
+    """All cases of a model, in the order they are measured. Raises ValueError for an unknown name."""
+    formats, kvs = weight_formats(), kv_formats()
+    names = chosen(asked.formats, formats, "formats", ("f32",))
+    for name in names:
+        for case in _layer_cases(model, EngineConfig(**formats[name]), name, asked):  # type: ignore[arg-type]
+            if case.unit.kind not in CACHED:
+                yield case
+        yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)  # type: ignore[arg-type]
+    for kv in chosen(asked.kv_formats, kvs, "kv_formats", ("f32",)):
+        config = EngineConfig(dtype=formats[names[0]]["dtype"], kv_cache_dtype=kvs[kv])
+        for case in _layer_cases(model, config, names[0], asked):
+            if case.unit.kind in CACHED:
+                yield case
+
+
+def _layer_cases(model: Model, config: EngineConfig, name: str, asked: Asked) -> Iterator[Case]:
+    """Units of every kind of layer."""
+    kinds = distinct_layers(model)
+    for layer in kinds:
+        suffix = f" of layer {layer}" if len(kinds) > 1 else ""
+        _, program = one_layer(model, config, layer, SMALL_VOCAB)
+        body = len(program.body)
+        for unit in units(program):
+            if unit.kind == "embed" or unit.start >= body or not _wanted(unit, asked):
+                continue
+            named = replace(unit, name=unit.name + suffix)
+            if unit.kind == "attend":
+                longest = model.facts.spec.max_positions
+                for step in attention_steps(asked.contexts, max(asked.rows), longest):
+                    yield Case(name, program.kv_dtype, program, named, (step,))
+            else:
+                steps = tuple(step_of(rows) for rows in asked.rows)
+                yield Case(name, program.kv_dtype, program, named, steps)
+
+
+def _head_cases(model: Model, config: EngineConfig, name: str, asked: Asked) -> Iterator[Case]:
+    """The embedding and the output head, over the whole vocabulary."""
+    _, program = one_layer(model, config, 0, model.facts.spec.vocab)
+    for unit in units(program):
+        of_head = unit.start >= len(program.body) and unit.kind not in {"norm", "quantize"}  # as a layer's
+        if (unit.kind == "embed" or of_head) and _wanted(unit, asked):
+            steps = tuple(step_of(rows) for rows in asked.rows)
+            yield Case(name, program.kv_dtype, program, unit, steps)
+
+
+def _wanted(unit: Unit, asked: Asked) -> bool:
+    return not asked.ops or unit.kind in asked.ops
+
+
+def step_of(rows: int) -> Step:
+    """A step of `rows` tokens: that many sequences, or when they are many one sequence's first chunk."""
+    return (Row(1, 0),) * rows if rows <= SEQUENCES else (Row(rows, 0),)
+
+
+def attention_steps(contexts: Sequence[int], rows: int, longest: int) -> Iterator[Step]:
+    """Decode steps of each context and a few batch sizes, and prefill chunks of at most `rows` tokens."""
+    for context in contexts:
+        for batch in DECODE_BATCHES:
+            if context <= longest and batch <= rows and (batch == 1 or batch * context <= DECODE_TOKENS):
+                yield (Row(1, context - 1),) * batch
+    for query, before in PREFILL_CASES:
+        if query <= rows and query + before <= min(longest, max(contexts, default=0)):
+            yield (Row(query, before),)
+
+
+class Runner:
+    """Measures cases with one probe of the machine's limits."""
+
+    def __init__(self, asked: Asked, *, isa: str = "", threads: int = 0) -> None:
+        self.asked = asked
+        self.probe = LimitsProbe(isa, threads)
+        self.cache = largest_cache()
+        self.spill = asked.spill or SPILL * self.cache
+
+    def model(self, model: Model) -> Iterator[list[dict[str, Any]]]:
+        """Figures of every case of a model, and of its sampler, as they are found."""
+        for case in cases(model, self.asked):
+            yield self.measure(case)
+        if not self.asked.ops or "sample" in self.asked.ops:
+            rows = tuple(count for count in self.asked.rows if count <= SEQUENCES)
+            vocab, asked = model.facts.spec.vocab, self.asked
+            yield measure_sampler(self.probe, vocab, rows, asked.rounds, asked.seconds) if rows else []
+
+    def measure(self, case: Case) -> list[dict[str, Any]]:
+        """One row of figures for each step of a case."""
+        smallest = min(case.steps, key=lambda rows: sum(row.query_len for row in rows))
+        copies = copies_for(case.program, case.unit, smallest, self.spill)
+        copied = with_copies(case.program, case.unit, copies)
+        bench = Bench(copied, _limits(case), threads=self.probe.threads, isa=self.probe.isa)
+        try:
+            timed = self._rounds(bench, case)
+        finally:
+            bench.close()
+        rows: list[dict[str, Any]] = []
+        for step, rounds in zip(case.steps, timed, strict=True):
+            row = self._row(case, step, rounds)
+            alone = rows[0]["seconds"] if rows and rows[0]["rows"] == 1 else None
+            row["scaling"] = row["seconds"] / alone if alone else 1.0 if row["rows"] == 1 else None
+            rows.append(row | {"copies": copies})
+        return rows
+
+    def _rounds(self, bench: Bench, case: Case) -> list[list[tuple[float, Sample]]]:
+        """For each step its (seconds of a unit, limits around it), round by round."""
+        found: list[list[tuple[float, Sample]]] = [[] for _ in case.steps]
+        filled: Step = ()
+        for _ in range(self.asked.rounds):
+            before = self.probe.sample()
+            seconds = []
+            for step in case.steps:
+                if step != filled:
+                    bench.fill(step)
+                    filled = step
+                seconds.append(unit_seconds(bench, self.asked.seconds))
+            around = mean(before, self.probe.sample())
+            for timed, one in zip(found, seconds, strict=True):
+                timed.append((one, around))
+        return found
+
+    def _row(self, case: Case, step: Sequence[Row], rounds: Sequence[tuple[float, Sample]]) -> dict[str, Any]:
+        tokens = sum(row.query_len for row in step)
+        cost = unit_cost(case.program, case.unit, step, tokens)
+        bounds = [self._bound(case, step, cost, limits) for _, limits in rounds]
+        shares = [
+            share
+            for bound, (seconds, _) in zip(bounds, rounds, strict=True)
+            if (share := bound.share(seconds)) is not None
+        ]
+        seconds = statistics.median(one for one, _ in rounds)
+        middle = sorted(bounds, key=lambda bound: bound.seconds)[len(bounds) // 2]
+        return {
+            "format": case.format,
+            "kv": case.kv,
+            "op": case.unit.kind,
+            "name": case.unit.name,
+            "rows": tokens,
+            "sequences": len(step),
+            "context": step[0].context_len + step[0].query_len,
+            "seconds": seconds,
+            "samples": [one for one, _ in rounds],
+            "flops": cost.flops,
+            "bytes": cost.bytes,
+            "bytes_per_second": cost.bytes / seconds,
+            "flops_per_second": cost.flops / seconds,
+            "bound": middle.by,
+            "bound_seconds": middle.seconds,
+            "peak": middle.peak,
+            "share": statistics.median(shares) if shares else None,
+        }
+
+    def _bound(self, case: Case, step: Sequence[Row], cost: Cost, limits: Sample) -> Bound:
+        """The bound of a unit: of one op, or of several that compute each at its own peak."""
+        unit, program = case.unit, case.program
+        if unit.stop - unit.start == 1:
+            peak = peak_of(program, program.ops[unit.start])
+            return op_bound(cost, peak, limits.bandwidth, limits.compute, self.cache)
+        tokens = sum(row.query_len for row in step)
+        parts = [
+            unit_cost(program, Unit("", "", i, i + 1), step, tokens) for i in range(unit.start, unit.stop)
+        ]
+        peaks = [peak_of(program, op) for op in program.ops[unit.start : unit.stop]]
+        computing = sum(part.flops / limits.compute[peak] for part, peak in zip(parts, peaks, strict=True))
+        memory = (cost.weight_bytes + cost.kv_read_bytes + cost.kv_written_bytes) / limits.bandwidth
+        return Bound(max(computing, memory), "compute" if computing > memory else "memory", "mixed")
+
+
+def unit_seconds(bench: Bench, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Median seconds of one unit over calls that take about `seconds` together, at least three."""
+    copies = bench.copied.copies
+    bench.run(0, 1)
+    start = clock()
+    bench.run(0, min(copies, 4))
+    one = max((clock() - start) / min(copies, 4), 1e-9)
+    together = max(1, min(copies, round(CALL_SECONDS / one)))
+    samples: list[float] = []
+    begin, spent = 0, 0.0
+    while spent < seconds or len(samples) < 3:
+        end = min(copies, begin + together)
+        bench.new_tokens()
+        start = clock()
+        bench.run(begin, end)
+        took = clock() - start
+        spent += took
+        samples.append(took / (end - begin))
+        begin = end % copies
+    return statistics.median(samples)
+
+
+def _limits(case: Case) -> Limits:
+    """The least that holds every step of a case."""
+    longest = max(row.context_len + row.query_len for step in case.steps for row in step)
+    tokens = max(sum(row.query_len for row in step) for step in case.steps)
+    behind = min(longest, 512) if any(row.context_len for step in case.steps for row in step) else 1
+    return Limits(
+        max_tokens=max(tokens, behind),
+        max_rows=max(len(step) for step in case.steps),
+        max_logit_rows=tokens if case.unit.start >= len(case.program.body) else 1,
+        max_len=-(-longest // BLOCK_SIZE) * BLOCK_SIZE,
+        num_blocks=max(blocks_of(step, BLOCK_SIZE) for step in case.steps),
+        block_size=BLOCK_SIZE,
+    )

@@ -1,0 +1,65 @@
+"""Released shapes without weights: config.json contents that random weights fill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PREFIX = "shape:"  # a model argument of this form means one of SHAPES
+
+
+def _config(model_type: str, architecture: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        **fields,
+    }
+
+
+_SCALED_ROPE = {
+    "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3",
+}  # fmt: skip
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _config(
+        "qwen3", "Qwen3ForCausalLM", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936,
+        max_position_embeddings=40960, rope_theta=1e6, attention_bias=False,
+    ),
+    "llama-3.2-1b": _config(
+        "llama", "LlamaForCausalLM", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=64, vocab_size=128256,
+        max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=_SCALED_ROPE,
+        attention_bias=False,
+    ),
+    "qwen2.5-1.5b": _config(
+        "qwen2", "Qwen2ForCausalLM", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+        num_attention_heads=12, num_key_value_heads=2, vocab_size=151936, max_position_embeddings=131072,
+        rope_theta=1e6,
+    ),
+    "qwen3-4b": _config(
+        "qwen3", "Qwen3ForCausalLM", hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128, vocab_size=151936,
+        max_position_embeddings=40960, rope_theta=1e6, attention_bias=False,
+    ),
+    "mistral-7b": _config(
+        "mistral", "MistralForCausalLM", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, vocab_size=32768, max_position_embeddings=32768,
+        rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=None, tie_word_embeddings=False,
+    ),
+}  # fmt: skip
+
+
+def write(shape: str, folder: Path) -> Path:
+    """A folder with the config of a shape, ready for random weights. Raises ValueError for an unknown shape."""
+    if shape not in SHAPES:
+        raise ValueError(f"shape: {shape!r} is not one of {', '.join(SHAPES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
+    return folder

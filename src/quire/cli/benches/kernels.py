@@ -1,0 +1,184 @@
+"""Every op of a model, at many row counts, beside what the machine could do in the same moment.
+
+Each op runs in the native executor on weights and caches that no processor cache holds together. Its bound is the
+longer of moving its weights, keys and values at the measured bandwidth and computing at the measured peak of its
+number format; "cache" means that activations in a cache are the longest part, and then no share is given.
+Scaling is the time beside the time of one row.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.benches.common import add_result_options, count, finish
+
+if TYPE_CHECKING:
+    from quire.bench.kernels import Asked
+    from quire.bench.results import Metric
+    from quire.engine.build import Model
+
+ROWS = "1,2,4,8,16,32,64,128,256,512"
+CONTEXTS = "128,512,2048,8192,32768"
+SHAPES = "qwen3-0.6b,llama-3.2-1b"
+ALIASES = {"attention": "attend", "sampler": "sample", "rope": "rope_write", "activation": "gated_act"}
+KINDS = (
+    "embed",
+    "norm",
+    "linear",
+    "quantize",
+    "rope_write",
+    "attend",
+    "gated_act",
+    "gather_rows",
+    "layer",
+    "sample",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_argument_group("what is measured")
+    which.add_argument("--shapes", type=words, default=words(SHAPES), metavar="NAME,…",
+                       help=f"released shapes (default: {SHAPES})")  # fmt: skip
+    which.add_argument("--model", metavar="MODEL", help="the shape of this checkpoint instead of --shapes")
+    which.add_argument("--ops", type=words, default=[], metavar="OP,…",
+                       help="kinds of ops: linear, attention, norm, sampler, layer … (default: all)")  # fmt: skip
+    which.add_argument("--formats", type=words, default=[], metavar="FORMAT,…",
+                       help="weight formats (default: all but f32)")  # fmt: skip
+    which.add_argument("--kv-formats", type=words, default=[], metavar="FORMAT,…",
+                       help="formats of the KV cache (default: all but f32)")  # fmt: skip
+    which.add_argument("--rows", type=counts, default=counts(ROWS), metavar="N,…", help=f"(default: {ROWS})")
+    which.add_argument("--contexts", type=counts, default=counts(CONTEXTS), metavar="N,…",
+                       help=f"keys that attention's decode sees (default: {CONTEXTS})")  # fmt: skip
+    how = parser.add_argument_group("how")
+    how.add_argument("--threads", type=count, metavar="N", help="threads (default: all usable cores)")
+    how.add_argument("--isa", default="", metavar="NAME", help="instruction set (default: the best)")
+    how.add_argument("--rounds", type=count, default=5, metavar="N",
+                     help="rounds of limits, ops, limits; figures are medians (default: 5)")  # fmt: skip
+    how.add_argument("--seconds", type=float, default=0.05, metavar="S",
+                     help="time given to each figure in each round (default: 0.05)")  # fmt: skip
+    add_result_options(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the roofline plot")
+
+
+def words(text: str) -> list[str]:
+    """Argument type of names between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def counts(text: str) -> list[int]:
+    """Argument type of whole numbers between commas, sorted."""
+    found = sorted({count(word) for word in words(text)})
+    if not found:
+        raise argparse.ArgumentTypeError("is empty")
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.bench.kernels import Runner
+    from quire.bench.recording import Recording
+    from quire.bench.roofline_plot import roofline
+    from quire.config import env
+
+    asked = _asked(args)
+    recording = Recording("kernels", args.words)
+    runner = Runner(asked, isa=args.isa or env.isa(), threads=args.threads or 0)
+    rows: list[dict[str, Any]] = []
+    for shape, model in _models(args):
+        for found in runner.model(model):
+            rows += [{"shape": shape, **row} for row in found]
+    result = recording.result(
+        limits=runner.probe.limits(),
+        metrics=_metrics(rows),
+        definitions=DEFINITIONS,
+        settings={"rounds": asked.rounds, "seconds": asked.seconds, "copies_bytes": runner.spill},
+        tables={"ops": rows},
+    )
+    finish(args, result, _table(rows))
+    if args.plot is not None:
+        args.plot.write_text(roofline(result))
+    return 0
+
+
+DEFINITIONS = {
+    "seconds": "median over rounds of the median time of one op, counted by calls of about 10 ms that run copies "
+    "of it; weights and KV of the copies exceed the largest cache four times",
+    "bytes": "weights, keys and values once, and activations read and written once",
+    "share": "bound_seconds / seconds, each round by the limits measured just before and after it",
+    "scaling": "seconds / seconds at 1 row",
+}
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    from quire.bench.kernels import Asked, chosen
+
+    ops = [ALIASES.get(name, name) for name in args.ops]
+    chosen(ops, (*KINDS, *ALIASES), "ops")
+    if args.seconds <= 0:
+        raise ValueError(f"seconds: {args.seconds:g} is not above 0")
+    return Asked(
+        rows=tuple(args.rows),
+        contexts=tuple(args.contexts),
+        formats=tuple(args.formats),
+        kv_formats=tuple(args.kv_formats),
+        ops=tuple(ops),
+        rounds=args.rounds,
+        seconds=args.seconds,
+    )
+
+
+def _models(args: argparse.Namespace) -> Iterator[tuple[str, Model]]:
+    import tempfile
+
+    from quire.bench import shapes
+    from quire.engine.build import open_model
+
+    if args.model is not None:
+        yield Path(args.model).name, open_model(args.model, tokenizer=False)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        opened = [(s, open_model(shapes.write(s, Path(folder) / s), tokenizer=False)) for s in args.shapes]
+    yield from opened
+
+
+def _metrics(rows: list[dict[str, Any]]) -> dict[str, Metric]:
+    """What two runs are compared by: the time of every op."""
+    from quire.bench.results import metric
+
+    found = {}
+    for row in rows:
+        step = f"{row['rows']} rows" if row["op"] != "attend" else (
+            f"{row['sequences']} x {row['rows'] // row['sequences']} of {row['context']}"
+        )  # fmt: skip
+        name = f"{row['shape']} {row['format']} {row['kv']} {row['op']} {row['name']} {step}"
+        found[name] = metric(row["samples"], "s", "lower")
+    return found
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    group: tuple[str, ...] = ()
+    for row in rows:
+        shown = (row["shape"], row["format"], row["kv"], row["op"], row["name"])
+        if shown != group:
+            group = shown
+            kv = f", {row['kv']} KV" if row["op"] in {"attend", "rope_write", "layer"} else ""
+            lines += ["", f"{row['shape']} {row['format']}{kv}: {row['op']} {row['name']}"]
+            lines.append(
+                f"  {'rows':>14} {'µs':>11} {'GB/s':>7} {'GFLOP/s':>8} {'bound':>8} {'share':>6} {'scaling':>8}"
+            )
+        share = "" if row["share"] is None else f"{row['share']:.0%}"
+        scaling = "" if row["scaling"] is None else f"{row['scaling']:.2f}"
+        lines.append(
+            f"  {_step(row):>14} {row['seconds'] * 1e6:>11.1f} {row['bytes_per_second'] / 1e9:>7.1f} "
+            f"{row['flops_per_second'] / 1e9:>8.1f} {row['bound']:>8} {share:>6} {scaling:>8}"
+        )
+    return lines
+
+
+def _step(row: dict[str, Any]) -> str:
+    if row["op"] != "attend":
+        return str(row["rows"])
+    return f"{row['sequences']}x{row['rows'] // row['sequences']} of {row['context']}"
