@@ -6,18 +6,10 @@ python tools/demo_checkpoint.py FOLDER
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from pathlib import Path
 
-import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
-from quire.loader import RandomWeights
-from quire.program.formats import NumberFormats
-from quire.program.lower import lower
-from quire.spec.facts import read_model
+from quire.bench.checkpoint import write_checkpoint
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
@@ -32,42 +24,10 @@ TEMPLATE = (
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
-    write_tokenizer(folder)
-    write_weights(folder)
+    folder = write_checkpoint(Path(sys.argv[1]), CONFIG)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATE}, indent=1))
     print(f"{folder}: random weights, {(folder / 'model.safetensors').stat().st_size / 1e6:.1f} MB")
-
-
-def write_tokenizer(folder: Path) -> None:
-    """One token a byte, and three special tokens."""
-    special = ["<pad>", "<s>", "</s>"]
-    vocab = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(special)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-
-
-def write_weights(folder: Path) -> None:
-    """model.safetensors: an eight-byte length, a JSON header, the tensors in order."""
-    program = lower(read_model(folder).spec, NumberFormats("bf16", "bf16"))
-    source = RandomWeights(program.params, seed=0)
-    header, offset, parts = {}, 0, []
-    for name in sorted(source.names()):
-        data = np.ascontiguousarray(source.read(name))
-        header[name] = {
-            "dtype": "BF16", "shape": list(data.shape), "data_offsets": [offset, offset + data.nbytes]
-        }  # fmt: skip
-        offset += data.nbytes
-        parts.append(data.tobytes())
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
 if __name__ == "__main__":

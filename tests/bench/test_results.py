@@ -95,7 +95,7 @@ def test_limits_between_two_samples_are_their_mean() -> None:
 
 
 def test_limits_of_a_small_arena() -> None:
-    probe = LimitsProbe("baseline", 1, ("f32",), arena=1 << 20)
+    probe = LimitsProbe("baseline", 1, ("f32",))
     probe.sample()
     probe.sample()
     limits = probe.limits()

@@ -26,7 +26,7 @@ from quire.loader import RandomWeights, load
 from quire.loader.source import Array, TensorInfo
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.memory import param_bytes
-from quire.program.ops import KVLayer, Op, Param, Program, param_names
+from quire.program.ops import KVLayer, Op, Param, Program, param_names, reads, writes
 from quire.types import CacheGroup, MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size
@@ -124,7 +124,7 @@ def copies_for(program: Program, unit: Unit, rows: Sequence[Row], spill: int) ->
     )
     if held < NOTHING:
         return SMALL_OP_COPIES
-    return min(MAX_COPIES, math.ceil(spill / held))
+    return max(1, min(MAX_COPIES, math.ceil(spill / held)))
 
 
 def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
@@ -133,11 +133,11 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
     cached = any(hasattr(op, "layer") for op in timed)
     layers = range(copies if cached else 1)
     body, head = len(program.body), unit.start >= len(program.body)
-    before = [
-        _renamed(op, {}, k)
-        for op in program.ops[: unit.start]
-        for k in (layers if hasattr(op, "layer") and not head else range(1))
-    ]
+    before: list[Op] = []
+    for op in program.ops[: unit.start]:
+        before.append(op)
+        if hasattr(op, "layer") and not head:
+            before += _for_other_layers(before, op, copies if cached else 1)
     first = len(before)
     params = {name: program.param(name) for op in program.ops[: unit.start] for name in param_names(op)}
     ops: list[Op] = []
@@ -159,6 +159,14 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
         layers_per_group=len(layers),
     )
     return Copied(copied, first, copies, len(timed))
+
+
+def _for_other_layers(before: Sequence[Op], op: Op, layers: int) -> list[Op]:
+    """What fills the caches of layers 1 … as `op` fills that of layer 0: its input is made anew each time, as it
+    rotates queries in place."""
+    needed = set(reads(op))
+    maker = next(made for made in reversed(before[:-1]) if needed & set(writes(made)))
+    return [step for k in range(1, layers) for step in (maker, _renamed(op, {}, k))]
 
 
 def _renamed(op: Op, names: dict[str, str], layer: int | None) -> Op:
@@ -259,7 +267,7 @@ class Bench:
         self._run(first + begin * length, first + end * length)
 
     def _run(self, begin: int, end: int) -> None:
-        logits = self._tokens if self.copied.program.head else 0
+        logits = min(self._tokens, self.limits.max_logit_rows) if self.copied.program.head else 0
         self.executor.run_range(self._tokens, self._rows, logits, begin, end)
 
     def close(self) -> None:

@@ -56,10 +56,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write(shape: str, folder: Path) -> Path:
-    """A folder with the config of a shape, ready for random weights. Raises ValueError for an unknown shape."""
+def config(shape: str) -> dict[str, Any]:
+    """config.json of a shape. Raises ValueError for an unknown one."""
     if shape not in SHAPES:
         raise ValueError(f"shape: {shape!r} is not one of {', '.join(SHAPES)}")
+    return SHAPES[shape]
+
+
+def write(shape: str, folder: Path) -> Path:
+    """A folder with the config of a shape, ready for random weights. Raises ValueError for an unknown shape."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
+    (folder / "config.json").write_text(json.dumps(config(shape)))
     return folder

@@ -9,6 +9,9 @@ import importlib
 BENCHES = {
     "limits": ("quire.cli.benches.limits", "what this machine can do: memory reads and dot products"),
     "kernels": ("quire.cli.benches.kernels", "every op of a model, beside what the machine could do"),
+    "latency": ("quire.cli.benches.latency", "one batch in this process: first token and decode rate"),
+    "startup": ("quire.cli.benches.startup", "fresh processes, from their start to the first token"),
+    "throughput": ("quire.cli.benches.throughput", "many requests in this process, over the whole run"),
 }
 
 

@@ -29,6 +29,11 @@ class EngineCore:
         self.started: list[str] = []  # requests that the last step put to work, or back to work
         self._worker = worker
 
+    @property
+    def worker(self) -> StepExecutor:
+        """What runs the steps."""
+        return self._worker
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError when it could never complete."""
         self.scheduler.add(request)

@@ -17,7 +17,7 @@ BUSY_CPUS = 0.1  # other processes that take more than this make a timing doubtf
 def add_result_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("result")
     group.add_argument("--json", action="store_true", help="print the result file's JSON instead of text")
-    group.add_argument("--save", type=Path, metavar="FILE", help="write the result file")
+    group.add_argument("--save", "--output-json", type=Path, metavar="FILE", help="write the result file")
 
 
 def finish(args: argparse.Namespace, result: Result, text: Sequence[str]) -> None:
@@ -39,6 +39,11 @@ def finish(args: argparse.Namespace, result: Result, text: Sequence[str]) -> Non
             f"note: other processes took {noise.others:.2f} CPUs and the hypervisor {noise.stolen:.2f} meanwhile",
             file=sys.stderr,
         )
+
+
+def shown(model: str) -> str:
+    """A model argument as a result names it: without folders of this machine."""
+    return Path(model).name if "/" in model and Path(model).exists() else model
 
 
 def count(text: str) -> int:

@@ -1,0 +1,1 @@
+"""The same work on Quire and on other engines, in turns on one machine; see README.md."""

@@ -1,0 +1,36 @@
+"""Quire, in process."""
+
+from __future__ import annotations
+
+import time
+
+import workloads
+
+
+def main() -> None:
+    args = workloads.arguments()
+    from quire import LLM, SamplingParams
+
+    quantization = {"bf16": "none"}.get(args.format, args.format)
+    llm = LLM(
+        args.model, threads=args.threads, quantization=quantization, max_model_len=2048,
+        enable_prefix_caching=False, progress=False,
+    )  # fmt: skip
+
+    def params(count: int) -> SamplingParams:
+        return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+
+    class Engine:
+        def stream(self, prompt: list[int], count: int) -> list[float]:
+            return [time.perf_counter() for _ in llm.stream(prompt, params(count))]
+
+        def batch(self, prompts: list[list[int]], count: int) -> int:
+            outputs = llm.generate(prompts, params(count), progress=False)
+            return sum(output.usage.completion_tokens for output in outputs)
+
+    with llm:
+        workloads.main(args, Engine())
+
+
+if __name__ == "__main__":
+    main()

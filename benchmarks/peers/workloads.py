@@ -1,0 +1,116 @@
+"""What every engine is asked to do. Standard library only: it runs inside each engine's own environment.
+
+decode    one request, 128 tokens in, 128 out: (n - 1) / (time of the last token - time of the first)
+prefill   one request of 1,024 tokens, one token out: 1024 / its time
+cN        N requests at once, 128 in, 128 out each: all output tokens / time from the first request to the last token
+
+Prompts are random token ids that share no prefix. An engine's script calls `main` with an object that runs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import sys
+import time
+from typing import Protocol
+
+PROMPT, OUTPUT, LONG = 128, 128, 1024
+FIRST_ID, LAST_ID = 3, 255  # ids that every tokenizer here has
+
+
+class Engine(Protocol):
+    """A loaded engine. Prompts are token ids; generation is greedy and never ends early."""
+
+    def stream(self, prompt: list[int], count: int) -> list[float]:
+        """When each of `count` tokens came (time.perf_counter); the first may stand for the prompt's time."""
+
+    def batch(self, prompts: list[list[int]], count: int) -> int:
+        """Run requests at once to their end; returns the output tokens."""
+
+
+def prompt(length: int, random_source: random.Random) -> list[int]:
+    """Token ids of one prompt."""
+    return [random_source.randint(FIRST_ID, LAST_ID) for _ in range(length)]
+
+
+def run(engine: Engine, work: str, source: random.Random) -> float:
+    """Tokens per second of one workload."""
+    if work == "decode":
+        times = engine.stream(prompt(PROMPT, source), OUTPUT)
+        _check(len(times), OUTPUT)
+        return (len(times) - 1) / (times[-1] - times[0])
+    if work == "prefill":
+        ids = prompt(LONG, source)
+        start = time.perf_counter()
+        _check(engine.batch([ids], 1), 1)
+        return LONG / (time.perf_counter() - start)
+    count = requests_of(work)
+    prompts = [prompt(PROMPT, source) for _ in range(count)]
+    start = time.perf_counter()
+    made = engine.batch(prompts, OUTPUT)
+    seconds = time.perf_counter() - start
+    _check(made, count * OUTPUT)
+    return made / seconds
+
+
+def requests_of(work: str) -> int:
+    """N of "cN". Raises ValueError for any other word."""
+    if work[:1] == "c" and work[1:].isdigit() and int(work[1:]):
+        return int(work[1:])
+    raise ValueError(f"work: {work!r} is not decode, prefill or c and a number of requests, such as c8")
+
+
+def warm_up(engine: Engine, work: str, source: random.Random) -> None:
+    """Touch what a workload touches: pages, threads, shapes that are compiled once."""
+    if work == "decode":
+        engine.stream(prompt(PROMPT, source), 8)
+    elif work == "prefill":
+        engine.batch([prompt(LONG, source)], 1)
+    else:
+        engine.batch([prompt(PROMPT, source) for _ in range(requests_of(work))], 2)
+
+
+def _check(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise RuntimeError(f"the engine made {found} tokens where {wanted} were asked for")
+
+
+def arguments() -> argparse.Namespace:
+    """What the comparison passes to every engine's script."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--format", required=True)
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    return parser.parse_args()
+
+
+def main(args: argparse.Namespace, engine: Engine) -> None:
+    """Run the workloads and write one JSON line for each."""
+    source = random.Random(args.seed)
+    for work in args.work.split(","):
+        try:
+            warm_up(engine, work, source)
+            report(work, run(engine, work, source))
+        except (RuntimeError, ValueError, MemoryError) as error:  # the others still run
+            print(json.dumps({"work": work, "error": str(error)[:300]}), flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"work": "memory", "value": peak}), flush=True)
+
+
+def report(work: str, value: float) -> None:
+    """One figure to the comparison."""
+    print(json.dumps({"work": work, "value": value}), flush=True)
+
+
+def limit_threads(threads: int) -> None:
+    """For libraries that read the environment when they are imported."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

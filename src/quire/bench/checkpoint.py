@@ -1,0 +1,66 @@
+"""Checkpoints with random weights, in the files that every engine reads: config.json, model.safetensors, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire.loader import RandomWeights
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
+from quire.spec.facts import read_model
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
+BLOCK_ROWS = 8192  # of a tensor in memory at once
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
+    """A folder that can be served: it talks nonsense at the speed of the real shape."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps({**ids, **config}, indent=1))
+    write_tokenizer(folder)
+    write_weights(folder, seed)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token a byte, and three special tokens."""
+    vocab = {t: i for i, t in enumerate([*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    pad, bos, eos = SPECIAL_TOKENS
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "bos_token": bos, "eos_token": eos
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+
+
+def write_weights(folder: Path, seed: int = 0) -> None:
+    """model.safetensors for the folder's config.json: an eight-byte length, a JSON header, the tensors in order."""
+    program = lower(read_model(folder).spec, NumberFormats("bf16", "bf16"))
+    source = RandomWeights(program.params, seed)
+    infos = [source.info(name) for name in sorted(source.names())]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for info in infos:
+        header[info.name] = {
+            "dtype": info.dtype, "shape": list(info.shape), "data_offsets": [offset, offset + info.nbytes]
+        }  # fmt: skip
+        offset += info.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for info in infos:
+            for start in range(0, info.shape[0], BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, info.shape[0])
+                file.write(source.read(info.name, start, stop).tobytes())

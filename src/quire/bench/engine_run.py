@@ -1,0 +1,225 @@
+"""An engine in this process, run step by step with every step written down.
+
+The engine is the one that `quire generate` runs; only its worker is wrapped, to note which rows each step held,
+so that program/cost can say what the step had to compute and move. The time that noting takes is left out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from quire.bench import shapes
+from quire.bench.bounds import step_bound
+from quire.bench.limits import Sample
+from quire.config.schema import EngineConfig
+from quire.engine.build import Built, Model, build, open_model
+from quire.engine.core import EngineCore, StepExecutor
+from quire.engine.sync_engine import SyncEngine
+from quire.program.cost import Row, step_cost
+from quire.program.ops import Program
+from quire.types import RequestOutput, SamplingParams, SchedulerOutput, StepOutput
+from quire.util.progress import ByteProgress
+
+NATIVE_PHASES = ("forward", "sample")  # the parts of a step that are native calls
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of an engine: its rows, how many wanted logits, and seconds as measured around it.
+
+    `wall` is the whole step with its outputs processed, `phases` its parts, `begin` seconds from the run's start.
+    """
+
+    rows: list[Row]
+    logit_rows: int
+    phases: dict[str, float]
+    begin: float = 0.0
+    wall: float = 0.0
+
+    @property
+    def engine(self) -> float:
+        """Seconds outside the native calls."""
+        return self.wall - sum(self.phases.get(name, 0.0) for name in NATIVE_PHASES)
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.query_len for row in self.rows)
+
+    @property
+    def kind(self) -> str:
+        """ "decode" when every row is one token that gives the next, "prefill" when none is, else "mixed"."""
+        decoding = sum(row.query_len == 1 and row.context_len > 0 for row in self.rows)
+        return "decode" if decoding == len(self.rows) else "mixed" if decoding else "prefill"
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of requests to their end. Times in seconds from `start` (time.perf_counter)."""
+
+    start: float
+    seconds: float
+    steps: list[Step]
+    outputs: list[RequestOutput]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(output.usage.completion_tokens for output in self.outputs)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(output.usage.prompt_tokens for output in self.outputs)
+
+    def first_tokens(self) -> list[float]:
+        """Seconds from each request's arrival to its first token."""
+        return [o.timings.first_token - o.timings.arrival for o in self.outputs]
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """A worker that notes what it is given."""
+
+    worker: StepExecutor
+    steps: list[Step] = field(default_factory=list)
+    noting: float = 0.0
+
+    def execute(self, out: SchedulerOutput) -> StepOutput:
+        result = self.worker.execute(out)
+        start = time.perf_counter()
+        rows = [Row(len(item.token_ids), item.start) for item in out.scheduled]
+        wanted = sum(item.sample for item in out.scheduled)
+        self.steps.append(Step(rows, wanted, dict(result.seconds)))
+        self.noting = time.perf_counter() - start
+        return result
+
+
+class BenchEngine:
+    """Builds a model's engine and runs requests on it. A context manager.
+
+    `model` is a folder, a hub name, or "shape:NAME" for random weights of a released shape. Without
+    `tokenizer` no text is made of the tokens.
+    """
+
+    def __init__(
+        self, model: str, asked: EngineConfig, *, tokenizer: bool = True, progress: bool = False
+    ) -> None:
+        opened, asked = open_bench_model(model, asked, tokenizer=tokenizer)
+        with ByteProgress("loading weights", enabled=progress) as bar:
+            built = build(opened, asked, bar)
+        self._recorder = _Recorder(built.core.worker)
+        self.built: Built = replace(built, core=EngineCore(built.core.scheduler, self._recorder))
+        self.engine = SyncEngine(self.built)
+
+    @property
+    def program(self) -> Program:
+        return self.built.program
+
+    def __enter__(self) -> BenchEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.built.executor.close()
+
+    def run(
+        self, prompts: Sequence[list[int]], output_lens: Sequence[int], concurrency: int | None = None
+    ) -> Run:
+        """Run prompts to their end, greedily; at most `concurrency` are in the engine at once (None: all)."""
+        recorder, engine = self._recorder, self.engine
+        recorder.steps = []
+        waiting = list(zip(prompts, output_lens, strict=True))[::-1]
+        outputs: list[RequestOutput] = []
+        running = 0
+        start = time.perf_counter()
+        while waiting or engine.has_work():
+            while waiting and (concurrency is None or running < concurrency):
+                prompt, length = waiting.pop()
+                params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+                outputs.append(engine.add(prompt, params))
+                running += 1
+            begin, noted = time.perf_counter(), len(recorder.steps)
+            deltas = engine.step()
+            wall = time.perf_counter() - begin
+            if len(recorder.steps) > noted:
+                step = recorder.steps[-1]
+                step.begin, step.wall = begin - start, wall - recorder.noting
+                record = self.built.core.records[-1]
+                step.phases |= {"schedule": record.schedule_seconds, "update": record.update_seconds}
+            running -= sum(delta.finish_reason is not None for delta in deltas)
+        return Run(start, time.perf_counter() - start, recorder.steps, outputs)
+
+
+def open_bench_model(model: str, asked: EngineConfig, *, tokenizer: bool) -> tuple[Model, EngineConfig]:
+    """A model to measure, and the config to build it with: a shape has random weights."""
+    if not model.startswith(shapes.PREFIX):
+        return open_model(model, tokenizer=tokenizer), asked
+    with tempfile.TemporaryDirectory() as folder:
+        written = shapes.write(model.removeprefix(shapes.PREFIX), Path(folder))
+        return open_model(written, tokenizer=False), replace(asked, load_format="random")
+
+
+class Prompts:
+    """Random token ids, never the same prompt twice, so that no prefix is cached."""
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self._vocab, self._random = vocab, np.random.default_rng(seed)
+
+    def make(self, count: int, length: int) -> list[list[int]]:
+        """`count` prompts of `length` tokens."""
+        return [self._random.integers(0, self._vocab, length).tolist() for _ in range(count)]
+
+    def lengths(self, count: int, mean: int, ratio: float) -> list[int]:
+        """Whole numbers from the even distribution over mean · (1 - ratio) … mean · (1 + ratio), at least 1."""
+        low, high = round(mean * (1 - ratio)), round(mean * (1 + ratio))
+        return [max(1, int(n)) for n in self._random.integers(low, high + 1, count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Steps of one kind against the machine: seconds, the least they could take, and what they moved and computed."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    bound_seconds: float
+    memory_seconds: float
+    compute_seconds: float
+    moved: int
+    flops: int
+    engine_seconds: float
+
+    @property
+    def share(self) -> float | None:
+        """Of the nearer limit: the sum of every step's longer bound, over the seconds that the steps took."""
+        return self.bound_seconds / self.seconds if self.seconds else None
+
+
+def judge(program: Program, steps: Sequence[Step], limits: Sample) -> Judged:
+    """Judge steps by limits that were measured around them."""
+    bound = memory = compute = 0.0
+    moved = flops = 0
+    for step in steps:
+        cost = step_cost(program, step.rows, step.logit_rows)
+        computing, moving = step_bound(program, cost, limits.bandwidth, limits.compute)
+        total = cost.total
+        bound, memory, compute = bound + max(computing, moving), memory + moving, compute + computing
+        moved += total.weight_bytes + total.kv_read_bytes + total.kv_written_bytes
+        flops += total.flops
+    return Judged(
+        steps=len(steps),
+        tokens=sum(step.tokens for step in steps),
+        seconds=sum(step.wall for step in steps),
+        bound_seconds=bound,
+        memory_seconds=memory,
+        compute_seconds=compute,
+        moved=moved,
+        flops=flops,
+        engine_seconds=sum(step.engine for step in steps),
+    )

@@ -1,0 +1,238 @@
+"""Start-up: fresh processes, from their start to the first token.
+
+Every iteration starts the command anew with the files it reads in the page cache, as they are after the first
+one. `generate` reports when it began and when its first token came; a server is asked over HTTP until it answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from quire.bench.results import Metric, metric
+from quire.config.schema import EngineConfig
+from quire.types import QuireError
+
+POLL_SECONDS = 0.005
+_SPAN = re.compile(
+    r'^quire_startup_seconds\{edge="(begin|end)",phase="([^"]*)",process="([^"]*)"\} (\S+)$', re.MULTILINE
+)
+
+DEFINITIONS = {
+    "import": "seconds from starting a Python process that only imports quire to its end",
+    "generate": "seconds from the start of `quire generate` to its first token, as the process reports it",
+    "generate_process": "seconds from starting the process to its end, one token generated",
+    "serve": "seconds from starting `quire serve` to the first token of a streamed completion over HTTP, asked for "
+    f"every {POLL_SECONDS * 1e3:g} ms until the server is ready",
+    "phases": "seconds from the start of the process; a phase that begins and ends at once is an event",
+}
+
+
+class StartupError(QuireError):
+    """A started process failed; the message holds the end of what it said."""
+
+
+def engine_flags(config: EngineConfig) -> list[str]:
+    """The command-line options that ask for this config: those that are not the defaults."""
+    found: list[str] = []
+    for field in fields(config):
+        value, flag = getattr(config, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(field.default, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple | list):
+            found += [f"--{flag}", *map(str, value)]
+        else:
+            found += [f"--{flag}", str(value)]
+    return found
+
+
+class Starts:
+    """Starts processes that run this installation's commands on one model."""
+
+    def __init__(
+        self, model: str, flags: Sequence[str], prompt: Sequence[int], *, timeout: float = 600
+    ) -> None:
+        self.model, self.flags, self.prompt, self.timeout = model, list(flags), list(prompt), timeout
+
+    def importing(self) -> dict[str, Any]:
+        """A process that imports the package and ends."""
+        start = time.monotonic()
+        self._complete([sys.executable, "-c", "import quire"])
+        return {"seconds": time.monotonic() - start}
+
+    def generate(self) -> dict[str, Any]:
+        """`quire generate` of one token: its phases, and the whole process."""
+        ids = ",".join(map(str, self.prompt))
+        start = time.monotonic()
+        out = self._complete(
+            [*_command("generate"), self.model, "--prompt-token-ids", ids, "--max-tokens", "1", "--temperature",
+             "0", "--ignore-eos", "--json", "--quiet", *self.flags]
+        )  # fmt: skip
+        seconds = time.monotonic() - start
+        spans = json.loads(out)["startup"]
+        first = next((span["end"] for span in spans if span["phase"] == "first token"), None)
+        return {"seconds": first if first is not None else seconds, "process": seconds, "spans": spans}
+
+    def serve(self) -> dict[str, Any]:
+        """`quire serve` until the first token of a streamed completion has come over HTTP."""
+        port = _free_port()
+        start = time.monotonic()
+        command = [
+            *_command("serve"),
+            self.model,
+            "--port",
+            str(port),
+            "--served-model-name",
+            "m",
+            *self.flags,
+        ]
+        with self._running(command) as (process, log):
+            while (first := _first_token(port, self.prompt)) is None:
+                if process.poll() is not None:
+                    raise StartupError(f"quire serve ended with {process.returncode}: {_tail(log)}")
+                if time.monotonic() - start > self.timeout:
+                    raise StartupError(f"quire serve did not answer within {self.timeout:g} s: {_tail(log)}")
+                time.sleep(POLL_SECONDS)
+            return {"seconds": first - start, "spans": _spans(_get(port, "/metrics"))}
+
+    def _complete(self, command: Sequence[str]) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=self.timeout, check=False)
+        if done.returncode:
+            raise StartupError(f"{' '.join(command[1:4])} ended with {done.returncode}: {done.stderr[-500:]}")
+        return done.stdout
+
+    @contextlib.contextmanager
+    def _running(self, command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+        """A process group that is ended on leaving."""
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            try:
+                yield process, log
+            finally:
+                _end(process)
+
+
+def _command(name: str) -> list[str]:
+    return [sys.executable, "-m", "quire.cli.main", name]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for kind, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        try:
+            process.wait(patience)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _first_token(port: int, prompt: Sequence[int]) -> float | None:
+    """When the first token of a completion came (time.monotonic); None while the server does not answer yet."""
+    body = {"model": "m", "prompt": list(prompt), "max_tokens": 1, "temperature": 0, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(
+            "POST",
+            "/v1/completions",
+            json.dumps({**body, "ignore_eos": True}),
+            {"Content-Type": "application/json"},
+        )
+        response = connection.getresponse()
+        if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            return None
+        if response.status != http.HTTPStatus.OK:
+            raise StartupError(f"quire serve answered {response.status}: {response.read(500)!r}")
+        for line in response:
+            if line.startswith(b"data:") and b'"choices"' in line:
+                return time.monotonic()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    raise StartupError("quire serve ended the stream before the first token")
+
+
+def _get(port: int, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def _spans(text: str) -> list[dict[str, Any]]:
+    """The start-up spans of a server's metrics page."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for edge, phase, process, value in _SPAN.findall(text):
+        found.setdefault((process, phase), {"process": process, "phase": phase})[edge] = float(value)
+    return sorted(found.values(), key=lambda span: (span["begin"], span["end"]))
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-500:]
+
+
+def measure_startup(
+    starts: Starts, kinds: Sequence[str], iterations: int
+) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
+    """Metrics and tables. The kinds take turns; one start of each warms the page cache and is not counted."""
+    functions = {"import": starts.importing, "generate": starts.generate, "serve": starts.serve}
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for number in range(-1, iterations):
+        for kind in kinds:
+            one = functions[kind]()
+            if number >= 0:
+                found[kind].append(one)
+    metrics = {kind: metric([one["seconds"] for one in found[kind]], "s", "lower") for kind in kinds}
+    if "generate" in found:
+        metrics["generate_process"] = metric([one["process"] for one in found["generate"]], "s", "lower")
+    phases = [row for kind in kinds if kind != "import" for row in phase_rows(kind, found[kind])]
+    return metrics, {"phases": phases}
+
+
+def phase_rows(kind: str, ones: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Median begin and end of each phase over the starts."""
+    edges: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for one in ones:
+        for span in one["spans"]:
+            edges.setdefault((span["process"], span["phase"]), []).append((span["begin"], span["end"]))
+    rows = [
+        {
+            "kind": kind,
+            "process": process,
+            "phase": phase,
+            "begin": statistics.median(begin for begin, _ in times),
+            "end": statistics.median(end for _, end in times),
+            "seconds": statistics.median(end - begin for begin, end in times),
+        }
+        for (process, phase), times in edges.items()
+    ]
+    return sorted(rows, key=lambda row: (row["begin"], row["end"]))

@@ -1,0 +1,144 @@
+"""Throughput of many requests through an engine in this process, over the whole run."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.bench.engine_run import BenchEngine, Prompts, Run, Step, judge
+from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.results import Metric, metric
+
+DEFINITIONS = {
+    "requests": "requests / seconds from adding the first to the last token of the last",
+    "output": "output tokens / the same seconds",
+    "total": "prompt and output tokens / the same seconds",
+    "share": "least seconds of the run's steps on this machine / seconds of the run: every step takes the longer of "
+    "moving its weights, keys and values at the bandwidth and computing at the peaks measured around the run",
+    "engine": "seconds of a step outside the native calls (forward and sampling), median over all steps",
+    "engine_of_full": "the same over the steps that hold the most rows",
+    "ttft": "seconds from adding a request to its first token, its queueing included, median",
+}
+
+UNITS: dict[str, tuple[str, Any]] = {
+    "requests": ("requests/s", "higher"),
+    "output": ("tokens/s", "higher"),
+    "total": ("tokens/s", "higher"),
+    "share": ("", "higher"),
+    "engine": ("s", "lower"),
+    "engine_of_full": ("s", "lower"),
+    "ttft": ("s", "lower"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputAsked:
+    """The work: how many prompts, their lengths (`ratio` around the means), how many at once, and how often."""
+
+    num_prompts: int
+    input_len: int
+    output_len: int
+    ratio: float
+    concurrency: int | None
+    iterations: int
+    warmup: int
+    seed: int
+
+
+def measure_throughput(
+    engine: BenchEngine, probe: LimitsProbe, asked: ThroughputAsked
+) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
+    """Metrics and tables; limits are sampled before and after each iteration."""
+    prompts = Prompts(engine.program.vocab, asked.seed)
+    rows: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    kinds: list[dict[str, Any]] = []
+    for number in range(-asked.warmup, asked.iterations):
+        inputs = prompts.lengths(asked.num_prompts, asked.input_len, asked.ratio)
+        outputs = prompts.lengths(asked.num_prompts, asked.output_len, asked.ratio)
+        batch = [prompts.make(1, length)[0] for length in inputs]
+        if number < 0:  # a few requests: pages touched, threads awake
+            count = min(asked.num_prompts, asked.concurrency or 4)
+            engine.run(batch[:count], [min(4, n) for n in outputs[:count]])
+            continue
+        before = probe.sample()
+        run = engine.run(batch, outputs, asked.concurrency)
+        limits = mean(before, probe.sample())
+        rows.append({"iteration": number, **figures(engine, run, limits)})
+        steps += [{"iteration": number, **step_row(step)} for step in run.steps]
+        kinds += [{"iteration": number, **row} for row in composition(engine, run, limits)]
+    found = {name: metric([row[name] for row in rows], *UNITS[name]) for name in UNITS}
+    return found, {"iterations": rows, "composition": kinds, "steps": steps}
+
+
+def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
+    """What one iteration gives."""
+    judged = judge(engine.program, run.steps, limits)
+    most = max(len(step.rows) for step in run.steps)
+    full = [step.engine for step in run.steps if len(step.rows) == most]
+    return {
+        "seconds": run.seconds,
+        "requests": len(run.outputs) / run.seconds,
+        "output": run.output_tokens / run.seconds,
+        "total": (run.output_tokens + run.prompt_tokens) / run.seconds,
+        "share": judged.bound_seconds / run.seconds,
+        "bound_output": run.output_tokens / judged.bound_seconds,
+        "memory_seconds": judged.memory_seconds,
+        "compute_seconds": judged.compute_seconds,
+        "engine": statistics.median(step.engine for step in run.steps),
+        "engine_of_full": statistics.median(full),
+        "most_rows": most,
+        "ttft": statistics.median(run.first_tokens()),
+        "bandwidth": limits.bandwidth,
+    }
+
+
+def composition(engine: BenchEngine, run: Run, limits: Sample) -> list[dict[str, Any]]:
+    """The run's steps by kind: how many, what they held, how long they took, and what the machine could do."""
+    found = []
+    for kind in ("prefill", "mixed", "decode"):
+        steps = [step for step in run.steps if step.kind == kind]
+        if not steps:
+            continue
+        judged = judge(engine.program, steps, limits)
+        found.append(
+            {
+                "kind": kind,
+                "steps": judged.steps,
+                "rows": statistics.mean(len(step.rows) for step in steps),
+                "tokens": judged.tokens,
+                "seconds": judged.seconds,
+                "bound_seconds": judged.bound_seconds,
+                "bound": _bounds(engine, steps, limits),
+                "share": judged.share,
+                "engine_seconds": judged.engine_seconds,
+            }
+        )
+    return found
+
+
+def _bounds(engine: BenchEngine, steps: Sequence[Step], limits: Sample) -> str:
+    """What bounds most of the steps."""
+    count: Counter[str] = Counter()
+    for step in steps:
+        one = judge(engine.program, [step], limits)
+        count["compute" if one.compute_seconds > one.memory_seconds else "memory"] += 1
+    return count.most_common(1)[0][0]
+
+
+def step_row(step: Step) -> dict[str, Any]:
+    """One step as plain values, for plots."""
+    decoding = sum(row.query_len == 1 and row.context_len > 0 for row in step.rows)
+    return {
+        "begin": step.begin,
+        "seconds": step.wall,
+        "forward": step.phases.get("forward", 0.0),
+        "engine": step.engine,
+        "rows": len(step.rows),
+        "decode_tokens": decoding,
+        "prefill_tokens": step.tokens - decoding,
+        "context_tokens": sum(row.context_len for row in step.rows),
+    }

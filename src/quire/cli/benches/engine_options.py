@@ -1,0 +1,47 @@
+"""Options of the benchmarks that run an engine in this process."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from quire.cli.benches.common import add_result_options, count
+from quire.cli.options import add_engine_options
+
+if TYPE_CHECKING:
+    from quire.config.schema import EngineConfig
+
+
+def add_workload_options(parser: argparse.ArgumentParser, *, iterations: int, warmup: int) -> None:
+    """The model, lengths and repetitions, named as vLLM names them."""
+    parser.add_argument(
+        "model", help="checkpoint folder, hub name, or shape:NAME for random weights (shape:qwen3-0.6b)"
+    )
+    parser.add_argument(
+        "--input-len", type=count, default=128, metavar="N", help="tokens of a prompt (default: 128)"
+    )
+    parser.add_argument(
+        "--output-len", type=count, default=128, metavar="N", help="tokens to generate (default: 128)"
+    )
+    parser.add_argument("--num-iters", type=count, default=iterations, metavar="N",
+                        help=f"measured iterations (default: {iterations})")  # fmt: skip
+    parser.add_argument("--num-iters-warmup", "--warmup", type=natural, default=warmup, metavar="N",
+                        help=f"iterations before (default: {warmup})")  # fmt: skip
+    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
+    add_result_options(parser)
+    add_engine_options(parser)
+
+
+def natural(text: str) -> int:
+    """Argument type of a number of at least zero."""
+    return 0 if text.strip() == "0" else count(text)
+
+
+def engine_config(args: argparse.Namespace, longest: int) -> EngineConfig:
+    """The engine asked for; its context is the run's longest sequence where none was asked."""
+    from dataclasses import replace
+
+    from quire.cli.options import engine_config as asked
+
+    config = asked(args)
+    return config if config.max_model_len is not None else replace(config, max_model_len=max(2, longest))

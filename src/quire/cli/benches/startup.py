@@ -1,0 +1,90 @@
+"""Start-up in fresh processes: importing, the first token of `quire generate`, the first token of `quire serve`.
+
+The files are in the page cache. shape:NAME first writes a checkpoint of that shape with random weights, so that
+loading is what it is for a released model.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.benches.common import add_result_options, count, finish, shown
+from quire.cli.options import add_engine_options, engine_config
+
+if TYPE_CHECKING:
+    from quire.bench.results import Metric
+
+KINDS = ("import", "generate", "serve")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", help="checkpoint folder, hub name, or shape:NAME for a checkpoint of random weights"
+    )
+    parser.add_argument(
+        "--input-len", type=count, default=16, metavar="N", help="tokens of the prompt (default: 16)"
+    )
+    parser.add_argument("--num-iters", type=count, default=5, metavar="N",
+                        help="starts of each kind, after one that is not counted (default: 5)")  # fmt: skip
+    parser.add_argument("--only", choices=KINDS, action="append", help="what to start; may be repeated")
+    add_result_options(parser)
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.bench.recording import Recording
+    from quire.bench.startup import DEFINITIONS, Starts, engine_flags, measure_startup
+
+    recording = Recording("startup", args.words)
+    config = engine_config(args)
+    prompt = [(7919 * i) % 251 + 3 for i in range(args.input_len)]
+    with _folder(args.model) as model:
+        starts = Starts(model, engine_flags(config), prompt)
+        metrics, tables = measure_startup(starts, args.only or KINDS, args.num_iters)
+    result = recording.result(
+        settings={"model": shown(args.model), "input_len": args.input_len, "num_iters": args.num_iters},
+        metrics=metrics,
+        definitions=DEFINITIONS,
+        tables=tables,
+    )
+    finish(args, result, _text(metrics, tables["phases"]))
+    return 0
+
+
+@contextmanager
+def _folder(model: str) -> Iterator[str]:
+    """The model to start; for a shape a checkpoint that is removed afterwards."""
+    import tempfile
+    from pathlib import Path
+
+    from quire.bench import shapes
+    from quire.bench.checkpoint import write_checkpoint
+
+    if not model.startswith(shapes.PREFIX):
+        yield model
+        return
+    config = shapes.config(model.removeprefix(shapes.PREFIX))
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(write_checkpoint(Path(folder), config))
+
+
+def _text(metrics: dict[str, Metric], phases: list[dict[str, Any]]) -> list[str]:
+    lines = [f"{'':>18} {'median s':>9} {'least':>8} {'most':>8}"]
+    for name, found in metrics.items():
+        if found.value is not None:
+            lines.append(
+                f"{name:>18} {found.value:>9.3f} {min(found.samples):>8.3f} {max(found.samples):>8.3f}"
+            )
+    kind = ""
+    for row in phases:
+        if row["kind"] != kind:
+            kind = row["kind"]
+            lines += ["", f"{kind}: {'process':>10} {'phase':>16} {'begin s':>9} {'end s':>9} {'takes s':>9}"]
+        lines.append(
+            f"{'':>{len(kind) + 1}} {row['process']:>10} {row['phase']:>16} {row['begin']:>9.3f} {row['end']:>9.3f} "
+            f"{row['seconds']:>9.3f}"
+        )
+    return lines

@@ -1,0 +1,97 @@
+"""Throughput of many requests through the engine, over the whole run, and its share of what the machine could do.
+
+The engine runs in this process. All requests are given at once, or --concurrency keeps that many in it. The bound
+is computed from the steps that were really run: each takes at least the longer of moving its weights, keys and
+values at the measured bandwidth and computing at the measured peaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.benches.common import count, finish, shown
+from quire.cli.benches.engine_options import add_workload_options, engine_config
+
+if TYPE_CHECKING:
+    from quire.bench.results import Metric
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--num-prompts", type=count, default=32, metavar="N", help="requests (default: 32)")
+    parser.add_argument("--concurrency", "--max-concurrency", type=count, metavar="N",
+                        help="requests in the engine at once (default: all)")  # fmt: skip
+    parser.add_argument("--random-range-ratio", type=float, default=0.0, metavar="R",
+                        help="lengths vary evenly by this part of their mean, in [0, 1) (default: 0)")  # fmt: skip
+    add_workload_options(parser, iterations=3, warmup=1)
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.bench import throughput
+    from quire.bench.engine_run import BenchEngine
+    from quire.bench.latency import settings as engine_settings
+    from quire.bench.limits import LimitsProbe
+    from quire.bench.recording import Recording
+
+    if not 0 <= args.random_range_ratio < 1:
+        raise ValueError(f"random_range_ratio: {args.random_range_ratio:g} is not in [0, 1)")
+    recording = Recording("throughput", args.words)
+    longest = round((args.input_len + args.output_len) * (1 + args.random_range_ratio)) + 2
+    asked = throughput.ThroughputAsked(
+        num_prompts=args.num_prompts,
+        input_len=args.input_len,
+        output_len=args.output_len,
+        ratio=args.random_range_ratio,
+        concurrency=args.concurrency,
+        iterations=args.num_iters,
+        warmup=args.num_iters_warmup,
+        seed=args.seed or 0,
+    )
+    config = engine_config(args, longest)
+    with BenchEngine(
+        args.model, config, tokenizer=not args.disable_detokenize, progress=not args.json
+    ) as engine:
+        probe = LimitsProbe(engine.built.config.isa, engine.built.config.threads)
+        metrics, tables = throughput.measure_throughput(engine, probe, asked)
+        settings = engine_settings(asked, engine)
+    result = recording.result(
+        limits=probe.limits(),
+        settings={"model": shown(args.model), **settings},
+        metrics=metrics,
+        definitions=throughput.DEFINITIONS,
+        tables=tables,
+    )
+    finish(args, result, _text(metrics, tables, settings))
+    return 0
+
+
+def _text(
+    metrics: dict[str, Metric], tables: dict[str, list[dict[str, Any]]], settings: dict[str, Any]
+) -> list[str]:
+    at_once = settings["concurrency"] or min(settings["num_prompts"], settings["max_num_seqs"])
+    lines = [
+        f"{settings['architecture']}, {settings['weights']} weights, {settings['kv']} KV: {settings['num_prompts']} "
+        f"requests of {settings['input_len']} tokens in, {settings['output_len']} out, {at_once} at once",
+        f"{'iteration':>9} {'output tok/s':>12} {'total tok/s':>11} {'requests/s':>10} {'share of bound':>14} "
+        f"{'engine ms':>9} {'at most rows':>12}",
+    ]
+    rows = [(str(row["iteration"] + 1), row) for row in tables["iterations"]]
+    rows.append(("median", {name: found.value for name, found in metrics.items()}))
+    for name, row in rows:
+        lines.append(
+            f"{name:>9} {row['output']:>12.2f} {row['total']:>11.2f} {row['requests']:>10.3f} {row['share']:>14.1%} "
+            f"{row['engine'] * 1e3:>9.3f} {row['engine_of_full'] * 1e3:>12.3f}"
+        )
+    lines += ["", "steps of the last iteration"]
+    lines.append(
+        f"{'kind':>9} {'steps':>6} {'rows':>6} {'tokens':>7} {'seconds':>8} {'bound by':>8} {'share':>6} "
+        f"{'engine ms':>9}"
+    )
+    last = tables["iterations"][-1]["iteration"]
+    for row in tables["composition"]:
+        if row["iteration"] == last:
+            lines.append(
+                f"{row['kind']:>9} {row['steps']:>6} {row['rows']:>6.1f} {row['tokens']:>7} {row['seconds']:>8.3f} "
+                f"{row['bound']:>8} {row['share']:>6.1%} {row['engine_seconds'] / row['steps'] * 1e3:>9.3f}"
+            )
+    return lines

@@ -1,0 +1,203 @@
+"""Benchmarks of an engine in this process, and of fresh processes: what is counted, bounded and reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.bench import latency, results, shapes, startup, throughput
+from quire.bench.checkpoint import write_checkpoint
+from quire.bench.engine_run import BenchEngine, Prompts, Step, judge
+from quire.bench.limits import LimitsProbe, Sample
+from quire.cli.main import main
+from quire.config.schema import EngineConfig
+from quire.program.cost import Row, step_cost
+
+TINY = {
+    **shapes.SHAPES["qwen3-0.6b"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+LIMITS = Sample(1e9, {"f32": 1e9, "bf16": 4e9, "i8": 8e9})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"), TINY)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> BenchEngine:
+    config = EngineConfig(threads=1, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32)
+    return BenchEngine(str(folder), config)
+
+
+def test_every_step_and_token_is_written_down(engine: BenchEngine) -> None:
+    prompts = Prompts(500, 0).make(5, 20)
+    run = engine.run(prompts, [3, 4, 5, 6, 7], concurrency=2)
+    assert run.prompt_tokens == 100
+    assert run.output_tokens == 25
+    assert (
+        sum(step.tokens for step in run.steps) == 100 + 25 - 5
+    )  # the last token of each is never computed on
+    assert max(len(step.rows) for step in run.steps) <= 2
+    assert sum(step.logit_rows for step in run.steps) == 25
+    assert {step.kind for step in run.steps} >= {"prefill", "decode"}
+    assert all(0 < step.engine < step.wall for step in run.steps)
+    assert sum(step.wall for step in run.steps) <= run.seconds
+    assert len(run.first_tokens()) == 5
+
+
+def test_all_at_once_fills_the_slots(engine: BenchEngine) -> None:
+    run = engine.run(Prompts(500, 1).make(6, 5), [4] * 6)
+    assert max(len(step.rows) for step in run.steps) == 4
+
+
+def test_steps_are_of_the_kind_that_their_rows_are() -> None:
+    kinds = [
+        Step(rows, 1, {}).kind for rows in ([Row(1, 9)] * 3, [Row(7, 0)], [Row(1, 9), Row(7, 0)], [Row(1, 0)])
+    ]
+    assert kinds == ["decode", "prefill", "mixed", "prefill"]
+
+
+def test_a_judged_step_takes_the_longer_of_its_bounds(engine: BenchEngine) -> None:
+    program = engine.program
+    decode, prefill = Step([Row(1, 30)], 1, {}, wall=2.0), Step([Row(32, 0)], 1, {}, wall=3.0)
+    total = step_cost(program, decode.rows, 1).total
+    moved = total.weight_bytes + total.kv_read_bytes + total.kv_written_bytes
+    one = judge(program, [decode], LIMITS)
+    assert (one.moved, one.memory_seconds) == (moved, moved / 1e9)
+    both = judge(program, [decode, prefill], LIMITS)
+    other = judge(program, [prefill], LIMITS)
+    assert one.bound_seconds == max(one.memory_seconds, one.compute_seconds)
+    assert both.bound_seconds == pytest.approx(one.bound_seconds + other.bound_seconds)
+    assert both.share == pytest.approx(both.bound_seconds / 5.0)
+    faster = judge(program, [decode], Sample(2e9, {name: 2 * v for name, v in LIMITS.compute.items()}))
+    assert faster.bound_seconds == pytest.approx(
+        one.bound_seconds / 2
+    )  # a machine twice as good: half the share
+    assert judge(program, [], LIMITS).share is None
+
+
+def test_latency_figures(engine: BenchEngine) -> None:
+    asked = latency.LatencyAsked(batch_size=2, input_len=10, output_len=5, iterations=2, warmup=1, seed=0)
+    probe = LimitsProbe("", 1)
+    metrics, tables = latency.measure_latency(engine, probe, asked)
+    assert len(tables["iterations"]) == 2
+    assert set(metrics) == set(latency.UNITS) <= set(latency.DEFINITIONS)
+    for row in tables["iterations"]:
+        assert row["ttft"] < row["latency"]
+        assert row["decode_share"] > 0
+    assert metrics["latency"].samples == [row["latency"] for row in tables["iterations"]]
+    assert probe.limits().bandwidth.count == 4
+
+
+def test_one_token_has_no_tpot(engine: BenchEngine) -> None:
+    asked = latency.LatencyAsked(batch_size=1, input_len=4, output_len=1, iterations=1, warmup=0, seed=0)
+    metrics, _ = latency.measure_latency(engine, LimitsProbe("", 1), asked)
+    assert metrics["tpot"].value is None
+    assert metrics["decode"].value is None
+    assert metrics["prefill"].value is not None
+
+
+def test_throughput_figures(engine: BenchEngine) -> None:
+    asked = throughput.ThroughputAsked(
+        num_prompts=5, input_len=12, output_len=6, ratio=0.5, concurrency=3, iterations=1, warmup=1, seed=0
+    )
+    metrics, tables = throughput.measure_throughput(engine, LimitsProbe("", 1), asked)
+    (row,) = tables["iterations"]
+    assert row["output"] * row["seconds"] == pytest.approx(
+        sum(s["decode_tokens"] for s in tables["steps"]) + 5
+    )
+    assert sum(kind["steps"] for kind in tables["composition"]) == len(tables["steps"])
+    bound = sum(kind["bound_seconds"] for kind in tables["composition"])
+    assert row["share"] == pytest.approx(bound / row["seconds"])
+    assert set(metrics) <= set(throughput.DEFINITIONS)
+
+
+def test_lengths_vary_within_their_range() -> None:
+    lengths = Prompts(10, 3).lengths(200, 20, 0.5)
+    assert min(lengths) >= 10
+    assert max(lengths) <= 30
+    assert len(set(lengths)) > 5
+    assert Prompts(10, 3).lengths(3, 20, 0.0) == [20, 20, 20]
+
+
+@pytest.mark.parametrize("bench", ["latency", "throughput"])
+def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "r.json"
+    code = main(
+        ["bench", bench, str(folder), "--input-len", "6", "--output-len", "3", "--num-iters", "1", "--warmup", "0",
+         "--threads", "1", "--save", str(saved), *(["--num-prompts", "3"] if bench == "throughput" else [])]
+    )  # fmt: skip
+    assert code == 0
+    out = capsys.readouterr().out
+    assert "memory reads" in out
+    assert "median" in out
+    result = results.load(saved)
+    assert (result.kind, result.settings["model"]) == (bench, folder.name)
+    assert str(folder) not in saved.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["latency", "shape:qwen3-0.6b", "--batch-size", "65"],
+            "batch_size: 65 is more than max_num_seqs, 64",
+        ),
+        (["latency", "shape:qwen9"], "shape: 'qwen9' is not one of"),
+        (["throughput", "shape:qwen3-0.6b", "--random-range-ratio", "1"], "random_range_ratio: 1 is not in"),
+        (["startup", "shape:qwen9"], "shape: 'qwen9' is not one of"),
+        (["throughput", "shape:qwen3-0.6b", "--num-prompts", "no"], "'no' is not a whole number"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", *words])
+    except SystemExit as ended:
+        code = ended.code  # type: ignore[assignment]
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_a_config() -> None:
+    config = EngineConfig(threads=2, quantization="int8", enable_prefix_caching=False, memory=1 << 30)
+    flags = startup.engine_flags(config)
+    assert sorted(flags) == sorted(
+        ["--threads", "2", "--quantization", "int8", "--no-enable-prefix-caching", "--memory", str(1 << 30)]
+    )
+    assert startup.engine_flags(EngineConfig()) == []
+
+
+def test_startup_of_real_processes(folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "r.json"
+    words = [
+        "--num-iters",
+        "1",
+        "--threads",
+        "1",
+        "--save",
+        str(saved),
+        "--only",
+        "generate",
+        "--only",
+        "serve",
+    ]
+    assert main(["bench", "startup", str(folder), *words]) == 0
+    result = results.load(saved)
+    assert set(result.metrics) == {"generate", "generate_process", "serve"}
+    for kind in ("generate", "serve"):
+        phases = {row["phase"]: row for row in result.tables["phases"] if row["kind"] == kind}
+        assert {"imports", "weights", "ready"} <= set(phases)
+        first, value = phases["ready"]["end"], result.metrics[kind].value
+        assert value is not None
+        assert 0 < phases["imports"]["begin"] <= first <= value + 0.05  # the system counts starts in 10 ms
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nothing"}))
+    assert main(["bench", "startup", str(tmp_path), "--num-iters", "1", "--only", "serve"]) == 1
+    assert "quire serve ended with" in capsys.readouterr().err
