@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 TORCH = "torch==2.13.0"
 LLAMA_CPP_PYTHON = "llama_cpp_python==0.3.36"
 
@@ -53,7 +52,7 @@ class Engine:
     prepare: Callable[[Place, Path, str], Path] = lambda place, model, form: model
     environment: Callable[[Place], dict[str, str]] = field(default=lambda place: {})
     build: Callable[[Place], None] = lambda place: None
-    command: str = ""  # what made the files, for the report
+    source_version: str = ""  # where it is built from sources instead of installed
 
     def install(self, place: Place) -> None:
         """A virtual environment with the packages, unless it is there."""
@@ -70,6 +69,8 @@ class Engine:
 
     def version(self, place: Place) -> str:
         """The installed version of what is measured."""
+        if self.source_version:
+            return self.source_version
         if not self.distribution:
             from quire import __version__
 
@@ -113,7 +114,19 @@ def _build_llama_cpp(place: Place) -> None:
     folder = _llama_cpp_source(place)
     folder.mkdir(parents=True, exist_ok=True)
     python = str(place.python("llama.cpp"))
-    sh(python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", LLAMA_CPP_PYTHON, "-d", str(folder))
+    sh(
+        python,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        LLAMA_CPP_PYTHON,
+        "-d",
+        str(folder),
+    )
     (archive,) = folder.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
@@ -158,12 +171,11 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine(
             "quire", "run_quire.py", {"bf16": "bf16", "int8": "int8", "int4": "int4"},
-            environment=lambda place: {"PYTHONPATH": str(ROOT / "src")},
         ),
         Engine(
             "llama.cpp", "run_llama_cpp.py", {"bf16": "bf16", "int8": "Q8_0", "int4": "Q4_0"},
             packages=("cmake", "ninja", TORCH, "transformers==5.23.0", "sentencepiece", "gguf", "protobuf"),
-            distribution="", build=_build_llama_cpp, prepare=_gguf,
+            source_version=f"of {LLAMA_CPP_PYTHON}", build=_build_llama_cpp, prepare=_gguf,
             environment=lambda place: {"LLAMA_CPP_BIN": str(_llama_cpp_bin(place))},
         ),
         Engine(

