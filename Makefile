@@ -1,5 +1,5 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
-# make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name) over HTTP
+# make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name) over HTTP# make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -8,7 +8,7 @@ NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*.cpp csr
 # A build writes a few large object files at a time; two cores are what it can count on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: test check serve install clean
+.PHONY: test check serve install peers clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ MODEL ?= build/demo
 serve: $(VENV)/.installed
 	@[ "$(MODEL)" != build/demo ] || $(BIN)/python tools/demo_checkpoint.py build/demo
 	$(BIN)/quire serve $(MODEL) $(ARGS)
+
+# The same work on other engines, in turns: installs each under build/peers, then takes hours.
+peers: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache
