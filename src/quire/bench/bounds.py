@@ -34,11 +34,11 @@ class Bound:
 def peak_of(program: Program, op: Op) -> str:
     """The number format that an op's multiplications are done in: a key of the measured compute limits.
 
-    A linear multiplies in the format of its input. Attention multiplies in its cache's format; keys and values of
-    fewer bits are widened to bfloat16 first. Everything else is float32 arithmetic.
+    A linear multiplies in the format of its input, attention in that of the KV cache. Everything else is float32
+    arithmetic.
     """
     if isinstance(op, Attend):
-        return "f32" if program.kv_dtype == "f32" else "bf16"
+        return str(program.kv_dtype)
     x = getattr(op, "x", None)
     if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):
         return str(program.buffer(x).dtype)

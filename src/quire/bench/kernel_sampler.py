@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from quire import _native
+from quire.bench.bounds import op_bound
+from quire.bench.environment import largest_cache
 from quire.bench.limits import LimitsProbe, mean
+from quire.program.cost import Cost
 from quire.types import NewSeq, SamplingParams
 from quire.worker.sampler import Sampler
 
@@ -31,7 +34,7 @@ WAYS: dict[str, SamplingParams] = {
 def measure_sampler(
     probe: LimitsProbe, vocab: int, rows: tuple[int, ...], rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Figures of every way at every row count. The bound is reading the logits once from memory."""
+    """Figures of every way at every row count. The bound is reading the logits once."""
     core = _native.Executor(probe.isa, probe.threads)
     random = np.random.default_rng(0)
     logits = (random.standard_normal((max(rows), vocab)) * 3).astype(np.float32)
@@ -41,20 +44,17 @@ def measure_sampler(
         for slot in range(max(rows)):
             history = random.integers(0, vocab, HISTORY).tolist()
             sampler.add(slot, NewSeq(slot, history, HISTORY, params, 0, slot, ()))
-        alone: float | None = None
-        for count in rows:
-            shares, times = [], []
-            for _ in range(rounds):
-                before = probe.sample()
-                one = _seconds(sampler, logits[:count], seconds)
-                bandwidth = mean(before, probe.sample()).bandwidth
-                times.append(one)
-                shares.append(count * vocab * LOGIT_BYTES / bandwidth / one)
-            middle = statistics.median(times)
-            alone = middle if count == 1 else alone
-            found.append(
-                _row(way, count, vocab, times, shares) | {"scaling": middle / alone if alone else None}
-            )
+        timed: dict[int, list[tuple[float, float]]] = {count: [] for count in rows}  # (seconds, bandwidth)
+        for _ in range(rounds):
+            before = probe.sample()
+            times = {count: _seconds(sampler, logits[:count], seconds) for count in rows}
+            bandwidth = mean(before, probe.sample()).bandwidth
+            for count, one in times.items():
+                timed[count].append((one, bandwidth))
+        alone = statistics.median(one for one, _ in timed[1]) if 1 in timed else None
+        for count, samples in timed.items():
+            row = _row(way, count, vocab, samples)
+            found.append(row | {"scaling": row["seconds"] / alone if alone else None})
     return found
 
 
@@ -73,12 +73,18 @@ def _seconds(sampler: Sampler, logits: np.ndarray, seconds: float) -> float:
     return statistics.median(samples[1:])  # the first call touches the scratch
 
 
-def _row(way: str, rows: int, vocab: int, times: list[float], shares: list[float]) -> dict[str, Any]:
-    seconds, moved = statistics.median(times), rows * vocab * LOGIT_BYTES
-    share = statistics.median(shares)
+def _row(way: str, rows: int, vocab: int, samples: list[tuple[float, float]]) -> dict[str, Any]:
+    seconds, cost = (
+        statistics.median(one for one, _ in samples),
+        Cost(activation_bytes=rows * vocab * LOGIT_BYTES),
+    )
+    cache = largest_cache()
+    bounds = [op_bound(cost, "f32", bandwidth, {"f32": 1.0}, cache) for _, bandwidth in samples]
+    shares = [bound.share(one) for bound, (one, _) in zip(bounds, samples, strict=True)]
     return {
         "format": "f32", "kv": "", "op": "sample", "name": way, "rows": rows, "sequences": rows, "context": 0,
-        "seconds": seconds, "samples": times, "flops": 0, "bytes": moved,
-        "bytes_per_second": moved / seconds, "flops_per_second": 0.0,
-        "bound": "memory", "bound_seconds": share * seconds, "peak": "f32", "share": share, "copies": 1,
+        "seconds": seconds, "samples": [one for one, _ in samples], "flops": 0, "bytes": cost.bytes,
+        "bytes_per_second": cost.bytes / seconds, "flops_per_second": 0.0,
+        "bound": bounds[0].by, "bound_seconds": statistics.median(bound.seconds for bound in bounds), "peak": "f32",
+        "share": statistics.median(s for s in shares if s is not None) if None not in shares else None, "copies": 1,
     }  # fmt: skip

@@ -9,6 +9,7 @@ Scaling is the time beside the time of one row.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
     for shape, model in _models(args):
         for found in runner.model(model):
             rows += [{"shape": shape, **row} for row in found]
+            _progress(rows)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
     result = recording.result(
         limits=runner.probe.limits(),
         metrics=_metrics(rows),
@@ -100,6 +104,14 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         args.plot.write_text(roofline(result))
     return 0
+
+
+def _progress(rows: list[dict[str, Any]]) -> None:
+    """The last measured op on one line of a terminal."""
+    if sys.stderr.isatty() and rows:
+        row = rows[-1]
+        text = f"{len(rows)} figures; {row['shape']} {row['format']} {row['op']} {row['name']}"
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 DEFINITIONS = {
