@@ -92,7 +92,7 @@ def kind_of(op: Op) -> str:
 def _name(program: Program, op: Op) -> str:
     """The weight an op multiplies by ("gate_up"), else its kind and the width it writes."""
     weights = [name for name in param_names(op) if program.param(name).kind != "vector"]
-    if weights:
+    if weights and hasattr(op, "x"):  # an embedding reads a few rows of a weight and multiplies nothing
         return weights[0].rpartition(".")[2]
     out = next((value for field in ("out", "qkv") if (value := getattr(op, field, None))), None)
     added = "+add" if getattr(op, "delta", None) else ""

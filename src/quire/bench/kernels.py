@@ -171,6 +171,8 @@ class Runner:
     """Measures cases with one probe of the machine's limits."""
 
     def __init__(self, asked: Asked, *, isa: str = "", threads: int = 0) -> None:
+        chosen(asked.formats, weight_formats(), "formats")
+        chosen(asked.kv_formats, kv_formats(), "kv_formats")
         self.asked = asked
         self.probe = LimitsProbe(isa, threads)
         self.cache = largest_cache()
