@@ -7,17 +7,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config.schema import EngineConfig
 from quire.engine.build import Built, build, open_model
 from quire.engine.output import TextDelta
 from quire.engine.sync_engine import SyncEngine
-from quire.text.chat import ChatAsk, ChatRenderer
 from quire.types import RequestError, RequestOutput, SamplingParams, StepRecord
 from quire.util.progress import ByteProgress
 from quire.util.sizes import parse_size
 from quire.util.startup import Startup
+
+if TYPE_CHECKING:
+    from quire.text.chat import ChatRenderer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -117,6 +119,8 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Token ids of a conversation under the checkpoint's chat template; options are ChatAsk's."""
+        from quire.text.chat import ChatAsk, ChatRenderer
+
         if self._chat is None:
             tokenizer = self._built.model.tokenizer
             if tokenizer is None:

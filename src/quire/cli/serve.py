@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import sys
 import tomllib
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import add_config_options, nearest, value_type
 from quire.config.schema import SIZES, EngineConfig
@@ -15,6 +16,9 @@ from quire.config.serving import ServingConfig
 from quire.types import CheckpointError
 from quire.util.platform import available_memory
 from quire.util.strict_json import parse_json_object
+
+if TYPE_CHECKING:
+    from quire.engine.spawn import Spawned
 
 # Options of other servers that would change what is served: named rather than unknown.
 _REFUSED = {
@@ -146,6 +150,13 @@ def _size(key: str, text: str, path: Path) -> int:
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
+    from quire.engine.spawn import Spawned
+
+    with closing(Spawned()) as spawned:  # its imports take as long as ours: they run side by side
+        return _serve_with(spawned, model, config, serving)
+
+
+def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: ServingConfig) -> int:
     import uvloop
 
     from quire.engine.async_engine import AsyncEngine
@@ -158,7 +169,7 @@ def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
     sock = bind(serving)
     try:
         with ServerLog(serving), ByteProgress("loading weights") as bar:
-            engine = AsyncEngine(model, config, serving, progress=bar)
+            engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.text.chat import ChatAsk
 from quire.types import FinishReason, PositionLogprobs, QuireError, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from quire.text.chat import ChatAsk  # brings the template engine, which the engine process does without
 
 
 class EngineState(StrEnum):

@@ -48,6 +48,7 @@ from quire.engine.messages import (
     unpack_logprobs,
 )
 from quire.engine.output import OutputProcessor
+from quire.engine.spawn import Spawned
 from quire.engine.stream import Live, LiveStream
 from quire.engine.supervisor import Hooks, Supervisor
 from quire.engine.text_service import TextService, read_template
@@ -78,7 +79,7 @@ class AsyncEngine:
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
-    Belongs to the event loop that starts it.
+    Belongs to the event loop that starts it. `spawned` is an engine process that was started before.
     """
 
     def __init__(
@@ -89,12 +90,13 @@ class AsyncEngine:
         *,
         in_process: bool = False,
         progress: Progress | None = None,
+        spawned: Spawned | None = None,
     ) -> None:
         self.serving = serving or ServingConfig()
         self._name, self._config = str(model), config or EngineConfig()
         self._progress = progress
         self._startup = Startup()
-        self._new_host = host_factory(in_process=in_process)
+        self._new_host = host_factory(in_process=in_process, spawned=spawned)
         self._in_process = in_process
         self._supervisor: Supervisor | None = None
         self._text: TextService | None = None

@@ -37,8 +37,6 @@ from quire.program.ops import Program
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
 from quire.spec.gguf import StoredTensor
-from quire.text.gguf import gguf_tokenizer
-from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError
 from quire.util.platform import available_memory, resident_bytes, usable_cores
 from quire.util.startup import Startup
@@ -47,6 +45,7 @@ from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
     from quire.loader.load import Progress
+    from quire.text.tokenizer import Tokenizer
 
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
@@ -112,8 +111,12 @@ def open_model(name: str | Path, *, tokenizer: bool = True, startup: Startup | N
         if tokenizer and (files is not None or any((folder / name).exists() for name in _TOKENIZER_FILES)):
             with startup.span("tokenizer"):
                 if files is not None:
+                    from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
+
                     found = gguf_tokenizer(files.metadata, folder.name)
                 else:
+                    from quire.text.tokenizer import Tokenizer
+
                     found = Tokenizer.from_dir(folder)
                 if found is not None:
                     check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)

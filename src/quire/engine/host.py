@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from quire.engine.process import serve
+from quire.engine.spawn import Spawned, socket_pair
 
-_SOCKET_BYTES = 2**20  # what a step's report may wait in while the API process is busy
 _STDERR_LINES = 20
 _STDERR_LINE_BYTES = 2000
 _POLL_SECONDS = 0.005
@@ -46,10 +45,12 @@ class Host(Protocol):
 class ProcessHost:
     """An engine process: a fresh interpreter, never a fork of this one.
 
-    A thread of ours passes on what it writes to stderr, keeps the end of it, and waits for its exit.
+    A thread of ours passes on what it writes to stderr, keeps the end of it, and waits for its exit. `spawned` is
+    a process that was started before; it is used by the first start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spawned: Spawned | None = None) -> None:
+        self._spawned = spawned
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: deque[bytes] = deque(maxlen=_STDERR_LINES)
         self._exit: asyncio.Future[int] | None = None
@@ -61,23 +62,8 @@ class ProcessHost:
     async def start(self) -> socket.socket:
         loop = asyncio.get_running_loop()
         self._exit = loop.create_future()
-        ours, theirs = _socket_pair()
-        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.process"]
-        try:
-            # From this thread: the kernel ends the process with the thread that started it (engine/process).
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,  # an interrupt typed at the terminal is for the parent
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        spawned, self._spawned = self._spawned or Spawned(), None
+        self._process, ours = spawned.take()
         threading.Thread(
             target=self._follow, args=(loop, self._exit), name="quire-engine-stderr", daemon=True
         ).start()
@@ -132,8 +118,10 @@ class ThreadHost:
         self._socket: socket.socket | None = None
 
     async def start(self) -> socket.socket:
-        ours, theirs = _socket_pair()
+        ours, theirs = socket_pair()
         self._socket = ours
+        from quire.engine.process import serve  # a server's own process has no use for the engine's parts
+
         self._thread = threading.Thread(target=serve, args=(theirs,), name="quire-engine", daemon=True)
         self._thread.start()
         return ours
@@ -155,16 +143,12 @@ class ThreadHost:
         return None
 
 
-def host_factory(*, in_process: bool) -> Callable[[], Host]:
-    """What makes a new host for every start of the engine."""
-    return ThreadHost if in_process else ProcessHost
-
-
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-    return ours, theirs
+def host_factory(*, in_process: bool, spawned: Spawned | None = None) -> Callable[[], Host]:
+    """What makes a new host for every start of the engine; the first one takes the process `spawned`."""
+    if in_process:
+        return ThreadHost
+    waiting = [spawned] if spawned is not None else []
+    return lambda: ProcessHost(waiting.pop() if waiting else None)
 
 
 def _set_once(future: asyncio.Future[int], status: int) -> None:

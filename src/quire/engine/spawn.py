@@ -1,0 +1,62 @@
+"""Starting the engine process, before anything else that is slow: two interpreters then start side by side."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+_SOCKET_BYTES = 2**20  # what a step's report may wait in while the API process is busy
+
+
+class Spawned:
+    """An engine process that waits for its first command, and our end of the socket to it.
+
+    Whoever takes it owns both; `close` ends a process that nobody took.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket_pair()
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.process"]
+        try:
+            # The kernel ends the process with the thread that started it (engine/process).
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,  # an interrupt typed at the terminal is for the parent
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.socket = ours
+        self._taken = False
+
+    def take(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Process and socket, once."""
+        self._taken = True
+        return self.process, self.socket
+
+    def close(self) -> None:
+        """End the process unless it was taken."""
+        if self._taken:
+            return
+        self._taken = True
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a stream socket with room for a step's report."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+    return ours, theirs
