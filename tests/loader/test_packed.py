@@ -8,16 +8,20 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.folders import llama_folder
-from quire import _native
+from quire import LLM, _native
+from quire.cli.main import main
 from quire.executor.native import NativeExecutor
 from quire.loader import (
     Checkpoint,
@@ -302,3 +306,42 @@ def test_concurrent_starts_pack_once_each_and_the_next_one_maps(tmp_path: Path) 
     assert (source, again) == ("checkpoint", tokens)
     assert "a checksum differs" in notices[0]
     (file,) = (cache / "weights").iterdir()  # packed again
+
+
+def test_options_notices_and_inspect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = llama_folder(tmp_path / "model", vocab_size=40_000, hidden_size=256)
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def start(folder: Path, **options: Any) -> tuple[str, list[str]]:
+        with LLM(folder, progress=False, max_model_len=64, threads=1, num_kv_blocks=64, **options) as llm:
+            built = llm.built
+        for thread in threading.enumerate():
+            if thread.name == "quire-packed-weights":
+                thread.join()
+        return built.weights.source, built.notices()
+
+    def inspected(*flags: str) -> Any:
+        assert main(["inspect", str(folder), "--json", "--no-measure", *flags]) == 0
+        return json.loads(capsys.readouterr().out)["packed"]
+
+    assert inspected("--weight-cache", "off") is None
+    assert inspected()["bytes"] == 0
+    assert start(folder, weight_cache="off") == ("checkpoint", [])
+    source, notices = start(folder, weight_cache_size=1000)
+    assert source == "checkpoint"
+    assert "not kept" in notices[0]
+    assert "over the limit" in notices[0]
+    assert not (tmp_path / "cache").exists()
+    assert start(folder) == ("checkpoint", [])
+    assert start(folder) == ("packed", [])
+    assert inspected()["bytes"] == os.path.getsize(inspected()["path"]) > 40_000 * 256 * 2
+    assert inspected("--dtype", "float32")["bytes"] == 0
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    assert start(copy, weight_cache="content") == ("checkpoint", [])
+    assert start(folder, weight_cache="content") == ("packed", [])  # the same bytes elsewhere
+    (tmp_path / "blocked").write_text("not a folder")
+    source, notices = start(folder, weight_cache_dir=str(tmp_path / "blocked"))
+    assert source == "checkpoint"
+    assert "not kept" in notices[0]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.folders import llama_folder
 from quire.cli.main import main
+from quire.config.schema import EngineConfig
+from quire.engine.api import GenerateAsk
+from quire.engine.async_engine import AsyncEngine
+from quire.engine.spawn import Spawned
+from quire.types import SamplingParams
 from quire.util.startup import Span, Startup, process_start
 
 PHASES = ["interpreter", "imports", "config", "plan", "weights", "bind", "ready", "first token"]
@@ -52,3 +59,49 @@ def test_spans_of_two_processes_share_an_axis() -> None:
     assert weights["end"] - weights["begin"] == pytest.approx(5)
     tokenizer = next(span for span in report if span["phase"] == "tokenizer")
     assert tokenizer["begin"] <= weights["begin"] <= tokenizer["end"]
+
+
+def test_the_engine_process_leaves_text_and_http_to_its_parent() -> None:
+    code = "import quire.engine.process, sys; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert {"numpy", "quire._native"} <= set(out.split())
+    assert not {"tokenizers", "jinja2", "huggingface_hub", "uvicorn", "asyncio", "torch"} & set(out.split())
+
+
+def test_generating_needs_no_templates_and_no_hub() -> None:
+    code = "import quire.cli.generate, quire.llm, sys; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"jinja2", "huggingface_hub", "uvicorn", "asyncio", "torch"} & set(out.split())
+
+
+def test_an_engine_spawned_early_is_the_one_that_serves(tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "model")
+    spawned = Spawned()
+
+    async def work() -> list[dict[str, Any]]:
+        config = EngineConfig(memory=2**30, threads=1, max_model_len=64, num_kv_blocks=64)
+        engine = AsyncEngine(folder, config, spawned=spawned)
+        async with asyncio.timeout(60):
+            await engine.start()
+            assert engine.pid == spawned.process.pid
+            params = SamplingParams(max_tokens=2)
+            ask = GenerateAsk(request_id="1", prompt_token_ids=[5, 6], params=params)
+            async for _ in engine.generate(ask):
+                pass
+            await engine.stop(0)
+        return engine.startup
+
+    spans = asyncio.run(work())
+    spawned.close()  # it was taken: nothing is left to do
+    found = {(span["process"], span["phase"]): span for span in spans}
+    assert {("engine", "weights"), ("engine", "ready"), ("main", "ready"), ("main", "first token")} <= set(
+        found
+    )
+    assert found["engine", "ready"]["end"] <= found["main", "ready"]["end"]
+
+
+def test_a_spawned_engine_that_nobody_takes_is_ended() -> None:
+    spawned = Spawned()
+    spawned.close()
+    assert spawned.process.returncode is not None
+    assert spawned.socket.fileno() == -1

@@ -25,6 +25,7 @@ MAX_REGEX_CHARS = 8192
 MAX_REGEXES = 64
 MAX_REGEX_REPEAT = 1000
 
+_REGEX_KEY = b'"Regex"'
 _REGEX_VALUE = re.compile(rb'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 # JSON may spell the key itself with escapes ("Regex"); no writer does, so such a file takes the slow road.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
@@ -82,7 +83,7 @@ def read_json_object(path: Path, limit: int) -> dict[str, object]:
 
 def check_tokenizer_json(data: bytes, budget: LoadBudget) -> None:
     """Raise CheckpointError when loading or running this tokenizer.json could cost too much."""
-    commas = data.count(b",")
+    commas = data.count(b",") if len(data) > budget.commas else 0  # ten million take a while to count
     if commas > budget.commas:
         raise CheckpointError(f"tokenizer.json has {commas} JSON elements, over the limit of {budget.commas}")
     patterns = list(_regexes(data))
@@ -197,13 +198,20 @@ def _quantify(pattern: str, quantifier: re.Match[str], outer: _Group, inner: _Gr
 
 
 def _regexes(data: bytes) -> Iterator[str]:
-    if _ESCAPED_LETTER.search(data):
+    # Nearly all of a file is vocabulary: `in` and `find` pass over it ten times as fast as an expression does.
+    if b"\\u00" in data and _ESCAPED_LETTER.search(data):
         yield from _regexes_of(_parse(data))
         return
-    for match in _REGEX_VALUE.finditer(data):
+    position = data.find(_REGEX_KEY)
+    while position >= 0:
+        match = _REGEX_VALUE.match(data, position)
+        if match is None:
+            position = data.find(_REGEX_KEY, position + 1)
+            continue
         pattern = _parse(match.group(1))
         assert isinstance(pattern, str)
         yield pattern
+        position = data.find(_REGEX_KEY, match.end())
 
 
 def _parse(data: bytes) -> object:
