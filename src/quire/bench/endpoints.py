@@ -1,0 +1,359 @@
+"""What each server wants to be asked and how it answers: OpenAI's two routes and four servers' own.
+
+    chat, completions    OpenAI, and so Quire, vLLM, SGLang, llama-server, TGI, Ollama, …
+    llama-server         POST /completion            (tools/server/README.md of llama.cpp)
+    sglang               POST /generate              (SGLang, native API)
+    tgi                  POST /generate_stream       (Text Generation Inference)
+    ollama, ollama-chat  POST /api/generate, /api/chat (docs/api.md of Ollama; JSON lines)
+
+An answer becomes a row of `Event`s. Nothing else in the benchmark knows which server it talks to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.bench.sse import Decoder, LineDecoder, SseDecoder, StreamError
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is sent: exactly one of the three."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Options of a request. `extra` goes into the body as it is, and wins."""
+
+    model: str = ""
+    max_tokens: int | None = None
+    temperature: float | None = 0.0
+    seed: int | None = None
+    ignore_eos: bool = True
+    stream: bool = True
+    count_tokens: bool = False  # have the server tell the tokens of every chunk, where it can
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Event:
+    """One part of an answer. `tokens` of this part alone, `total` of the answer so far; None where not told."""
+
+    text: str = ""
+    tokens: int | None = None
+    total: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish: str = ""
+    error: str = ""
+    server: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way to ask. `body` makes the JSON, `read` an event from a part of the answer (or the whole one).
+
+    `cumulative`: every part repeats the text so far. `ids`: prompts may be token ids.
+    """
+
+    name: str
+    path: str
+    body: Callable[[Prompt, Ask], dict[str, Any]]
+    read: Callable[[dict[str, Any]], Event]
+    chat: bool = False
+    ids: bool = False
+    lines: bool = False
+    cumulative: bool = False
+    eos: bool = True  # knows ignore_eos
+    whole_path: str = ""  # route of an answer that is not streamed, where it is another
+
+    def decoder(self) -> Decoder:
+        return LineDecoder() if self.lines else SseDecoder()
+
+    def route(self, *, stream: bool) -> str:
+        return self.path if stream or not self.whole_path else self.whole_path
+
+    def event(self, data: bytes) -> Event | None:
+        """Read one event; None for the end mark. Raises StreamError when it is not JSON of the expected shape."""
+        if data.strip() == b"[DONE]":
+            return None
+        try:
+            found = json.loads(data)
+            if isinstance(found, list) and len(found) == 1:  # TGI wraps whole answers in a list
+                found = found[0]
+            if not isinstance(found, dict):
+                raise StreamError("bad answer: not a JSON object")
+            if error := found.get("error"):
+                return Event(error=_error_text(error))
+            return self.read(found)
+        except (ValueError, RecursionError):
+            raise StreamError(f"bad answer: not JSON: {data[:80]!r}") from None
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise StreamError(f"bad answer: unexpected shape ({type(error).__name__}: {error})") from None
+
+
+def error_message(status: int, body: bytes) -> str:
+    """One line for an answer that is an error: its status, and what the server says about it."""
+    try:
+        found = json.loads(body)
+        text = _error_text(found.get("error", found.get("message", found.get("detail", found))))
+    except (ValueError, RecursionError, AttributeError):
+        text = body[:200].decode("utf-8", "replace")
+    return f"HTTP {status}: {' '.join(text.split())[:200]}".removesuffix(": ")
+
+
+def _error_text(error: Any) -> str:
+    if isinstance(error, dict):
+        return str(error.get("message", error))
+    return str(error)
+
+
+# ---- OpenAI
+
+
+def _openai(ask: Ask, backend: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": ask.model, "stream": ask.stream}
+    if ask.stream:
+        body["stream_options"] = {"include_usage": True}
+    if ask.max_tokens is not None:
+        body["max_tokens"] = ask.max_tokens
+    if ask.temperature is not None:
+        body["temperature"] = ask.temperature
+    if ask.seed is not None:
+        body["seed"] = ask.seed
+    if ask.ignore_eos and backend in _KNOW_EOS:
+        body["ignore_eos"] = True
+    if ask.count_tokens:
+        if backend == "quire":
+            body["return_token_ids"] = True
+        elif backend in {"vllm", "sglang"}:
+            body.setdefault("stream_options", {})["continuous_usage_stats"] = True
+        elif backend == "llama-server":
+            body["timings_per_token"] = True
+    return body
+
+
+_KNOW_EOS = frozenset(("quire", "vllm", "sglang", "llama-server"))
+
+
+def _chat_body(backend: str) -> Callable[[Prompt, Ask], dict[str, Any]]:
+    def body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+        messages = prompt.messages or [{"role": "user", "content": prompt.text}]
+        return {**_openai(ask, backend), "messages": messages, **ask.extra}
+
+    return body
+
+
+def _completions_body(backend: str) -> Callable[[Prompt, Ask], dict[str, Any]]:
+    def body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+        given = prompt.token_ids if prompt.token_ids is not None else prompt.text
+        return {**_openai(ask, backend), "prompt": given, **ask.extra}
+
+    return body
+
+
+def _usage(found: dict[str, Any], event: Event) -> None:
+    usage = found.get("usage")
+    if isinstance(usage, dict):
+        event.input_tokens = usage.get("prompt_tokens")
+        event.output_tokens = event.total = usage.get("completion_tokens")
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict):
+            event.cached_tokens = details.get("cached_tokens")
+    timings = found.get("timings")
+    if isinstance(timings, dict):
+        if "predicted_n" in timings:  # llama-server, in every chunk when asked
+            event.total = timings["predicted_n"]
+        event.server = {k: float(v) for k, v in timings.items() if isinstance(v, int | float)}
+
+
+def _read_openai(found: dict[str, Any]) -> Event:
+    event = Event()
+    _usage(found, event)
+    for choice in (found.get("choices") or [])[:1]:
+        # a stream's part, a whole chat answer, or a completion's text
+        part = choice.get("delta") or choice.get("message") or {}
+        event.text = part.get("content") or choice.get("text") or ""
+        event.text += part.get("reasoning_content") or part.get("reasoning") or ""
+        for call in part.get("tool_calls") or ():
+            function = call.get("function") or {}
+            event.text += (function.get("name") or "") + (function.get("arguments") or "")
+        event.finish = choice.get("finish_reason") or ""
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            event.tokens = len(ids)
+    return event
+
+
+# ---- llama-server
+
+
+def _llama_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "prompt": prompt.token_ids if prompt.token_ids is not None else prompt.text,
+        "stream": ask.stream,
+        "n_predict": -1 if ask.max_tokens is None else ask.max_tokens,
+        "ignore_eos": ask.ignore_eos,
+        "return_tokens": True,
+    }
+    return body | _sampled(ask) | ask.extra
+
+
+def _sampled(ask: Ask) -> dict[str, Any]:
+    given = {"temperature": ask.temperature, "seed": ask.seed}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _read_llama(found: dict[str, Any]) -> Event:
+    event = Event(text=found.get("content") or "")
+    tokens = found.get("tokens")
+    if isinstance(tokens, list) and tokens:
+        event.tokens = len(tokens)
+    if found.get("stop"):
+        event.finish = str(found.get("stop_type") or "stop")
+        event.output_tokens = found.get("tokens_predicted")
+        event.input_tokens = found.get("tokens_evaluated")
+        timings = found.get("timings") or {}
+        event.cached_tokens = timings.get("cache_n")
+        event.server = {k: float(v) for k, v in timings.items() if isinstance(v, int | float)}
+    return event
+
+
+# ---- SGLang
+
+
+def _sglang_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    params: dict[str, Any] = {"ignore_eos": ask.ignore_eos}
+    if ask.max_tokens is not None:
+        params["max_new_tokens"] = ask.max_tokens
+    if ask.temperature is not None:
+        params["temperature"] = ask.temperature
+    given = {"input_ids": prompt.token_ids} if prompt.token_ids is not None else {"text": prompt.text}
+    return {**given, "sampling_params": params, "stream": ask.stream, **ask.extra}
+
+
+def _read_sglang(found: dict[str, Any]) -> Event:
+    meta = found.get("meta_info") or {}
+    reason = meta.get("finish_reason")
+    finish = reason.get("type", "stop") if isinstance(reason, dict) else reason or ""
+    event = Event(text=found.get("text") or "", total=meta.get("completion_tokens"), finish=str(finish))
+    if event.finish:
+        event.input_tokens, event.output_tokens = meta.get("prompt_tokens"), meta.get("completion_tokens")
+        event.cached_tokens = meta.get("cached_tokens")
+    return event
+
+
+# ---- Text Generation Inference
+
+
+def _tgi_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"details": True, "decoder_input_details": False}
+    if ask.max_tokens is not None:
+        parameters["max_new_tokens"] = ask.max_tokens
+    if ask.temperature:
+        parameters |= {"do_sample": True, "temperature": ask.temperature}
+    if ask.seed is not None:
+        parameters["seed"] = ask.seed
+    return {"inputs": prompt.text, "parameters": parameters, **ask.extra}
+
+
+def _read_tgi(found: dict[str, Any]) -> Event:
+    token, details = found.get("token"), found.get("details") or {}
+    event = Event()
+    if isinstance(token, dict):
+        event.text, event.tokens = ("" if token.get("special") else token.get("text") or ""), 1
+    else:
+        event.text = found.get("generated_text") or ""
+    if details:
+        event.finish = str(details.get("finish_reason") or "stop")
+        event.output_tokens = details.get("generated_tokens")
+        event.input_tokens = details.get("input_length") or len(details.get("prefill") or ()) or None
+    return event
+
+
+# ---- Ollama
+
+
+def _ollama_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    options = _sampled(ask)
+    if ask.max_tokens is not None:
+        options["num_predict"] = ask.max_tokens
+    return {"model": ask.model, "prompt": prompt.text, "raw": True, "stream": ask.stream, "options": options,
+            **ask.extra}  # fmt: skip
+
+
+def _ollama_chat_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    body = _ollama_body(prompt, ask)
+    del body["raw"], body["prompt"]
+    return {**body, "messages": prompt.messages or [{"role": "user", "content": prompt.text}], **ask.extra}
+
+
+def _read_ollama(found: dict[str, Any]) -> Event:
+    message = found.get("message") or {}
+    event = Event(text=found.get("response") or message.get("content") or "")
+    event.text += found.get("thinking") or message.get("thinking") or ""
+    if found.get("done"):
+        event.finish = str(found.get("done_reason") or "stop")
+        event.input_tokens, event.output_tokens = found.get("prompt_eval_count"), found.get("eval_count")
+        names = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+        event.server = {name: found[name] / 1e9 for name in names if isinstance(found.get(name), int)}
+    return event
+
+
+# ---- which one
+
+BACKENDS = ("quire", "vllm", "sglang", "llama-server", "tgi", "ollama", "openai")
+APIS = ("chat", "completions", "native")
+# what servers call themselves in GET /v1/models
+_OWNERS = {
+    "quire": "quire",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama-server",
+    "library": "ollama",
+}
+
+
+def endpoint(backend: str, api: str) -> Endpoint:
+    """The way to ask a backend. Raises ValueError when it has no such API."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: {backend!r} is not one of {', '.join(BACKENDS)}")
+    eos = backend in _KNOW_EOS
+    if api == "chat":
+        return Endpoint("chat", "/v1/chat/completions", _chat_body(backend), _read_openai, chat=True, eos=eos)
+    if api == "completions":
+        ids = backend in _KNOW_EOS
+        return Endpoint(
+            "completions", "/v1/completions", _completions_body(backend), _read_openai, ids=ids, eos=eos
+        )
+    native = {
+        "llama-server": Endpoint("llama-server", "/completion", _llama_body, _read_llama, ids=True),
+        "sglang": Endpoint("sglang", "/generate", _sglang_body, _read_sglang, ids=True, cumulative=True),
+        "tgi": Endpoint("tgi", "/generate_stream", _tgi_body, _read_tgi, eos=False, whole_path="/generate"),
+        "ollama": Endpoint("ollama", "/api/generate", _ollama_body, _read_ollama, lines=True, eos=False),
+    }
+    if api == "native" and backend in native:
+        return native[backend]
+    if api == "native-chat" and backend == "ollama":
+        return Endpoint(
+            "ollama-chat", "/api/chat", _ollama_chat_body, _read_ollama, chat=True, lines=True, eos=False
+        )
+    has = ", ".join(["chat", "completions", *(["native"] if backend in native else [])])
+    raise ValueError(f"api: {backend} has {has}, not {api!r}")
+
+
+def backend_of(models: Any) -> tuple[str, list[str]]:
+    """Backend and model names from the answer to GET /v1/models; "openai" for one that isn't known."""
+    listed = models.get("data") if isinstance(models, dict) else None
+    rows: Sequence[Any] = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    owners = [str(row.get("owned_by", "")) for row in rows]
+    backend = next((_OWNERS[owner] for owner in owners if owner in _OWNERS), "openai")
+    return backend, [str(row["id"]) for row in rows if "id" in row]

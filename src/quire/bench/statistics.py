@@ -1,0 +1,155 @@
+"""Percentiles of raw samples and how sure they are. Nothing here assumes a distribution.
+
+Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan, 1996; numpy's default).
+Intervals cover 95 %: of independent samples by order statistics (David and Nagaraja, Order Statistics, 7.1); of
+samples that come in clusters, as the token gaps of one request do, by resampling whole clusters (Davison and
+Hinkley, Bootstrap Methods, 3.8); of shares by Wilson's formula (1927).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+CONFIDENCE = 0.95
+_Z = 1.959963984540054  # two-sided 95 % of the normal distribution
+_RESAMPLES = 400
+_EXACT_UP_TO = 4000  # samples for which the binomial distribution is summed exactly
+
+Floats = NDArray[np.float64]
+Interval = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 95 % interval. An end is None where the samples don't reach that far."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def percentile(samples: Sequence[float] | Floats, percent: float) -> float:
+    """The `percent`-th percentile, 0 to 100, of samples in rising order. Raises ValueError without samples."""
+    if not len(samples):
+        raise ValueError("samples: a percentile of nothing")
+    place = (len(samples) - 1) * percent / 100.0
+    below = math.floor(place)
+    low, high = float(samples[below]), float(samples[min(below + 1, len(samples) - 1)])
+    if low == high:  # infinities, and no rounding between equals
+        return low
+    return low + (high - low) * (place - below)
+
+
+def order_interval(count: int, percent: float) -> tuple[int | None, int | None]:
+    """Places (from 0) of the two of `count` independent samples in rising order that enclose the percentile.
+
+    None where no sample is far enough out for 95 %: the interval is open on that side.
+    """
+    share = percent / 100.0
+    tail = (1.0 - CONFIDENCE) / 2
+    if count > _EXACT_UP_TO:
+        middle, reach = count * share, _Z * math.sqrt(count * share * (1 - share))
+        low, high = math.floor(middle - reach), math.ceil(middle + reach)
+        return (low if low >= 0 else None), (high if high < count else None)
+    # k samples lie below the percentile with probability Binomial(count, share).
+    total, low_place, high_place = 0.0, None, None
+    for k, chance in enumerate(_binomial(count, share)):
+        if total <= tail and total + chance > tail:
+            low_place = k - 1 if k else None
+        if total < 1 - tail <= total + chance:
+            high_place = k if k < count else None
+        total += chance
+    return low_place, high_place
+
+
+def estimate(samples: Sequence[float], percent: float) -> Estimate:
+    """A percentile of independent samples in rising order, with the interval of order statistics."""
+    low, high = order_interval(len(samples), percent)
+    return Estimate(
+        percentile(samples, percent),
+        None if low is None else float(samples[low]),
+        None if high is None else float(samples[high]),
+    )
+
+
+def cluster_estimates(
+    clusters: Sequence[Sequence[float]], percents: Sequence[float], seed: int = 0
+) -> list[Estimate]:
+    """Percentiles of all samples of all clusters, with intervals from resampling whole clusters.
+
+    Raises ValueError without samples. With one cluster there is nothing to resample: the intervals are open.
+    """
+    owner = np.repeat(np.arange(len(clusters)), [len(c) for c in clusters])
+    values = np.concatenate([np.asarray(c, dtype=np.float64) for c in clusters])
+    order = np.argsort(values, kind="stable")
+    values, owner = values[order], owner[order]
+    exact = [percentile(values, p) for p in percents]
+    if len(clusters) < 2:
+        return [Estimate(value, None, None) for value in exact]
+    rng = np.random.default_rng(seed)
+    resamples = max(100, min(_RESAMPLES, 40_000_000 // max(1, len(values))))
+    found = np.empty((resamples, len(percents)))
+    for i in range(resamples):
+        times = np.bincount(rng.integers(0, len(clusters), len(clusters)), minlength=len(clusters))
+        weight = np.cumsum(times[owner])
+        if not weight[-1]:  # only empty clusters were drawn
+            found[i] = exact
+            continue
+        places = np.searchsorted(weight, np.asarray(percents) / 100.0 * weight[-1], side="left")
+        found[i] = values[np.minimum(places, len(values) - 1)]
+    ends = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    # A percentile that is the largest sample has no upper bound that the samples could show.
+    return [
+        Estimate(value, float(min(low, value)), float(max(high, value)) if high < values[-1] else None)
+        for value, low, high in zip(exact, ends[0], ends[1], strict=True)
+    ]
+
+
+def wilson(passed: int, count: int) -> Interval:
+    """95 % interval of a share from `passed` of `count` trials; open without trials."""
+    if not count:
+        return None, None
+    share, z2 = passed / count, _Z * _Z
+    centre = share + z2 / (2 * count)
+    reach = _Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
+    scale = 1 + z2 / count
+    return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
+
+
+def ratio_interval(
+    ours: Sequence[object],
+    theirs: Sequence[object],
+    figure: Callable[[list[object]], float | None],
+    *,
+    seed: int = 0,
+    resamples: int = 300,
+) -> Interval:
+    """95 % interval of figure(ours) / figure(theirs), both resampled independently; open when undefined."""
+    rng = np.random.default_rng(seed)
+    found: list[float] = []
+    for _ in range(resamples):
+        top = figure([ours[i] for i in rng.integers(0, len(ours), len(ours))]) if ours else None
+        bottom = figure([theirs[i] for i in rng.integers(0, len(theirs), len(theirs))]) if theirs else None
+        if top is not None and bottom:
+            found.append(top / bottom)
+    if len(found) < resamples // 2:
+        return None, None
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+def _binomial(count: int, share: float) -> list[float]:
+    if share <= 0.0 or share >= 1.0:
+        return [float(k == (count if share >= 1.0 else 0)) for k in range(count + 1)]
+    log_p, log_q = math.log(share), math.log1p(-share)
+    whole = math.lgamma(count + 1)
+    return [
+        math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * log_p + (count - k) * log_q)
+        for k in range(count + 1)
+    ]

@@ -1,0 +1,121 @@
+"""What a client saw of one request, and the figures that follow from it.
+
+All times are seconds on the run's clock, whose zero is the start of the run. `scheduled` is when the request was
+due, not when it got out: a client or server that is late pays for it in the latencies (no coordinated omission).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+Source = Literal["server", "tokenizer", "chunks", "unknown"]
+
+
+class RequestRecord(msgspec.Struct):
+    """One request as its client saw it.
+
+    `times[i]` is when chunk i with text arrived, `counts[i]` how many tokens it held; `counts` is empty where
+    nothing told. `finished` is when the last token was known: the last chunk with text or the finish reason,
+    whichever came later; None for a failure. `output_tokens` includes an end-of-sequence token that brought no
+    text, as servers count it. `error` is empty for a success, else one line.
+    """
+
+    index: int
+    scheduled: float
+    sent: float | None = None
+    times: list[float] = []
+    counts: list[int] = []
+    finished: float | None = None
+    closed: float = 0.0
+    error: str = ""
+    status: int = 0
+    streamed: bool = True
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    input_source: Source = "unknown"
+    output_source: Source = "unknown"
+    asked_tokens: int | None = None
+    finish_reason: str = ""
+    warm_up: bool = False
+    session: int = -1
+    server: dict[str, float] = {}  # the server's own split of this request's time, seconds by phase
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error)
+
+
+class RequestMetrics(msgspec.Struct, frozen=True):
+    """Figures of one successful request, in seconds; None where the definition gives nothing.
+
+    `itl` are the gaps between tokens: k tokens in one chunk are one gap and k-1 gaps of 0. `exact` is false
+    where tokens per chunk are unknown; the gaps are those between chunks then, as they always are in `icl`.
+    """
+
+    ttft: float | None
+    tpot: float | None
+    e2e: float
+    itl: list[float]
+    icl: list[float]
+    exact: bool
+    send_lag: float
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of this stream after its first token."""
+        return 1.0 / self.tpot if self.tpot else None
+
+
+def gaps(times: Sequence[float]) -> list[float]:
+    """Differences of neighbours: one fewer than there are times."""
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+def token_times(record: RequestRecord) -> list[float] | None:
+    """When each output token arrived; None where the chunks don't tell how many tokens they held."""
+    total = record.output_tokens
+    if record.counts:
+        times = [at for at, count in zip(record.times, record.counts, strict=True) for _ in range(count)]
+    else:
+        times = list(record.times)
+    if total is None or len(times) == total:
+        return times if record.counts or total is not None or record.output_source == "chunks" else None
+    # An end-of-sequence token has no text: it came with the finish reason.
+    if len(times) == total - 1 and record.finished is not None:
+        return [*times, record.finished]
+    return None
+
+
+def request_metrics(record: RequestRecord) -> RequestMetrics:
+    """The figures of a request that succeeded. Raises ValueError for one that did not."""
+    if record.failed or record.finished is None:
+        raise ValueError(
+            f"request {record.index}: {record.error or 'not finished'}: a failure has no latencies"
+        )
+    start, end = record.scheduled, record.finished
+    first = record.times[0] if record.times and record.streamed else None
+    exact = token_times(record) if record.streamed else None
+    count = record.output_tokens if record.output_tokens is not None else len(record.times)
+    tpot = None
+    if first is not None and count > 1:
+        tpot = (end - first) / (count - 1)
+    icl = gaps(record.times) if record.streamed else []
+    return RequestMetrics(
+        ttft=None if first is None else first - start,
+        tpot=tpot,
+        e2e=end - start,
+        itl=icl if exact is None else gaps(exact),
+        icl=icl,
+        exact=exact is not None,
+        send_lag=max(0.0, (start if record.sent is None else record.sent) - start),
+    )
+
+
+def from_row(row: dict[str, Any]) -> RequestRecord:
+    """A record from a result file's table. Raises msgspec.ValidationError naming the field."""
+    return msgspec.convert(row, RequestRecord)

@@ -1,0 +1,294 @@
+"""Published traces of arrivals, lengths and shared prefixes, read from a file that the user names.
+
+    Azure      TIMESTAMP,ContextTokens,GeneratedTokens        Splitwise, ISCA 2024
+    Mooncake   {"timestamp" ms, "input_length", "output_length", "hash_ids"} a line; equal leading ids share a
+               prefix of 512 tokens each                       Mooncake, FAST 2025
+    ServeGen   a folder of chunk-N-trace.csv (start, rate, CV, family, two parameters a window) and
+               chunk-N-dataset.json (histograms of token counts); requests are drawn from them
+                                                               ServeGen, arXiv 2505.09999
+    lengths    arrival_time_ns,input_toks,output_toks  or  num_prefill_tokens,num_decode_tokens,…
+
+The kind is told by the first line. Files are untrusted: sizes, counts and numbers are checked as they are read.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import heapq
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quire.types import QuireError
+
+MAX_TRACE_BYTES = 1 << 30
+MAX_TOKENS = 1 << 24  # of one request; more is a broken file
+MAX_HASHES = 1 << 16
+MOONCAKE_BLOCK = 512
+
+
+class TraceError(QuireError):
+    """A trace cannot be read: the message names file, line and field."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace. `at` is seconds from its first one; None where the trace has no times.
+
+    `blocks` are ids of the prompt's leading blocks of `block_tokens` tokens: equal ids are equal tokens.
+    """
+
+    at: float | None
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+    block_tokens: int = 0
+
+
+def read_trace(path: Path, *, limit: int | None = None, start: float = 0.0, seed: int = 0) -> list[TraceRow]:
+    """At most `limit` requests of a trace that come at or after `start` seconds, in order of arrival.
+
+    `seed` is for ServeGen, whose requests are drawn. Raises TraceError.
+    """
+    rows: list[TraceRow] = []
+    if path.is_dir():
+        rows = _servegen(path, limit, start, seed)
+    else:
+        for row in _rows(path):
+            if row.at is not None and row.at < start:
+                continue
+            rows.append(row)
+            if limit is not None and len(rows) >= limit:
+                break
+    if not rows:
+        raise TraceError(f"{path}: no request{f' from second {start:g} on' if start else ''}")
+    if rows[0].at is not None:
+        rows.sort(key=lambda row: row.at or 0.0)
+        first = rows[0].at or 0.0
+        rows = [replace(row, at=(row.at or 0.0) - first) for row in rows]
+    return rows
+
+
+def _rows(path: Path) -> Iterator[TraceRow]:
+    try:
+        size = path.stat().st_size
+        if size > MAX_TRACE_BYTES:
+            raise TraceError(f"{path}: {size} bytes, the limit is {MAX_TRACE_BYTES}")
+        with path.open(encoding="utf-8", newline="") as file:
+            head = file.readline(1 << 20)
+            if head.lstrip().startswith("{"):
+                file.seek(0)
+                yield from _mooncake(path, file)
+                return
+            columns = [word.strip() for word in head.strip().split(",")]
+            reader = next((make for names, make in _CSV.items() if set(names) <= set(columns)), None)
+            if reader is None:
+                known = "; ".join(", ".join(names) for names in _CSV)
+                raise TraceError(
+                    f"{path}: line 1: no trace with these columns is known ({known}, or JSON lines)"
+                )
+            for number, row in enumerate(csv.DictReader(file, columns), 2):
+                yield reader(row, f"{path}: line {number}")
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: not UTF-8 text") from None
+    except csv.Error as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def _azure(row: dict[str, str], where: str) -> TraceRow:
+    text = row["TIMESTAMP"] or ""
+    try:  # seven digits after the point, and fromisoformat takes six
+        moment = datetime.datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text.strip()))
+    except ValueError:
+        raise TraceError(f"{where}: TIMESTAMP: {text[:40]!r} is not a time") from None
+    at = moment.replace(tzinfo=datetime.UTC).timestamp()
+    return TraceRow(at, _tokens(row, "ContextTokens", where), _tokens(row, "GeneratedTokens", where))
+
+
+def _arrivals(row: dict[str, str], where: str) -> TraceRow:
+    at = _number(row, "arrival_time_ns", where) / 1e9
+    return TraceRow(at, _tokens(row, "input_toks", where), _tokens(row, "output_toks", where))
+
+
+def _lengths(row: dict[str, str], where: str) -> TraceRow:
+    return TraceRow(None, _tokens(row, "num_prefill_tokens", where), _tokens(row, "num_decode_tokens", where))
+
+
+_CSV: dict[tuple[str, ...], Callable[[dict[str, str], str], TraceRow]] = {
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _azure,
+    ("arrival_time_ns", "input_toks", "output_toks"): _arrivals,
+    ("num_prefill_tokens", "num_decode_tokens"): _lengths,
+}
+
+
+def _mooncake(path: Path, file: Iterator[str]) -> Iterator[TraceRow]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise TraceError(f"{where}: not JSON") from None
+        if not isinstance(row, dict):
+            raise TraceError(f"{where}: not an object")
+        blocks = row.get("hash_ids", [])
+        if not isinstance(blocks, list) or len(blocks) > MAX_HASHES:
+            raise TraceError(f"{where}: hash_ids: not a list of at most {MAX_HASHES} ids")
+        if not all(type(block) is int for block in blocks):
+            raise TraceError(f"{where}: hash_ids: not whole numbers")
+        at = _number(row, "timestamp", where) / 1e3
+        lengths = _tokens(row, "input_length", where), _tokens(row, "output_length", where)
+        yield TraceRow(at, *lengths, tuple(blocks), MOONCAKE_BLOCK)
+
+
+def _number(row: dict[str, str], name: str, where: str) -> float:
+    try:
+        value = float(row[name])
+    except (KeyError, TypeError, ValueError):
+        raise TraceError(f"{where}: {name}: {str(row.get(name))[:40]!r} is not a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise TraceError(f"{where}: {name}: {value} is not a time or count")
+    return value
+
+
+def _tokens(row: dict[str, str], name: str, where: str) -> int:
+    value = _number(row, name, where)
+    if value != int(value) or value > MAX_TOKENS:
+        raise TraceError(f"{where}: {name}: {value:g} is not a number of tokens up to {MAX_TOKENS}")
+    return int(value)
+
+
+# ---- ServeGen: clients with a rate, a family of gaps and histograms of lengths for every ten minutes
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    start: float
+    end: float
+    rate: float
+    family: str
+    shape: float
+    scale: float
+
+
+def _servegen(folder: Path, limit: int | None, start: float, seed: int) -> list[TraceRow]:
+    """Requests of all clients of a folder from `start` on: `limit` of them, or one day's."""
+    clients = sorted(
+        folder.glob("chunk-*-trace.csv"), key=lambda path: int(re.sub(r"\D", "", path.name) or 0)
+    )
+    if not clients:
+        raise TraceError(f"{folder}: no chunk-N-trace.csv in this folder")
+    streams = [_client(path, start, random.Random(f"{seed} {i}")) for i, path in enumerate(clients)]
+    return list(itertools.islice(heapq.merge(*streams, key=lambda row: row.at or 0.0), limit))
+
+
+def _client(path: Path, start: float, rng: random.Random) -> Iterator[TraceRow]:
+    """One client's requests from `start` on, in order."""
+    lengths = _histograms(path.with_name(path.name.replace("-trace.csv", "-dataset.json")))
+    for window in _windows(path):
+        if window.end <= start or window.rate <= 0:
+            continue
+        at = max(window.start, start)
+        while True:
+            at += _gap(window, rng)
+            if at >= window.end:
+                break
+            inputs, outputs = lengths(at)
+            if inputs and outputs:
+                yield TraceRow(at, _draw(inputs, rng), _draw(outputs, rng))
+
+
+def _windows(path: Path) -> list[_Window]:
+    found: list[tuple[float, float, str, float, float]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: {error}") from None
+    for number, line in enumerate(lines, 1):
+        words = line.split(",")
+        where = f"{path}: line {number}"
+        if len(words) != 6:
+            raise TraceError(f"{where}: {len(words)} columns, not 6")
+        row = dict(zip(("start", "rate", "cv", "family", "shape", "scale"), words, strict=True))
+        rate = _number(row, "rate", where)
+        if rate > 0 and row["family"] not in {"Gamma", "Weibull"}:
+            raise TraceError(f"{where}: family: {row['family'][:40]!r} is not Gamma or Weibull")
+        shape, scale = _number(row, "shape", where), _number(row, "scale", where)
+        if rate > 0 and not (shape > 0 and scale > 0):
+            raise TraceError(f"{where}: shape and scale must be above 0 where the rate is")
+        found.append((_number(row, "start", where), rate, row["family"], shape, scale))
+    if not found:
+        raise TraceError(f"{path}: empty")
+    step = found[1][0] - found[0][0] if len(found) > 1 else 600.0
+    ends = [one[0] for one in found[1:]] + [found[-1][0] + step]
+    return [_Window(one[0], end, *one[1:]) for one, end in zip(found, ends, strict=True)]
+
+
+def _gap(window: _Window, rng: random.Random) -> float:
+    if window.family == "Gamma":
+        return rng.gammavariate(window.shape, window.scale)
+    return rng.weibullvariate(window.scale, window.shape)
+
+
+Histogram = tuple[list[int], list[float]]  # token counts, and the sums of their weights so far
+
+
+def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogram | None]]:
+    """From a time to the histograms of input and output lengths of its window."""
+    try:
+        if path.stat().st_size > MAX_TRACE_BYTES:
+            raise TraceError(f"{path}: {path.stat().st_size} bytes, the limit is {MAX_TRACE_BYTES}")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise TraceError(f"{path}: not JSON") from None
+    if not isinstance(data, dict):
+        raise TraceError(f"{path}: not an object")
+    windows: list[tuple[float, Histogram | None, Histogram | None]] = []
+    for key, value in data.items():
+        where = f"{path}: {key}"
+        if not isinstance(value, dict):
+            raise TraceError(f"{where}: not an object")
+        parts = (
+            _histogram(value.get(name), f"{where}: {name}") for name in ("input_tokens", "output_tokens")
+        )
+        windows.append((_number({"start": key}, "start", where), *parts))
+    windows.sort(key=lambda window: window[0])
+
+    def at(time: float) -> tuple[Histogram | None, Histogram | None]:
+        inside = [window for window in windows if window[0] <= time and window[1] and window[2]]
+        full = inside or [window for window in windows if window[1] and window[2]]
+        found = inside[-1] if inside else full[0] if full else (0.0, None, None)
+        return found[1], found[2]
+
+    return at
+
+
+def _histogram(text: object, where: str) -> Histogram | None:
+    """From "{45: 0.0097, 46: 0.0117}"; None for an empty one."""
+    if not isinstance(text, str):
+        raise TraceError(f"{where}: not a string")
+    counts, weights = [], []
+    for pair in text.strip().removeprefix("{").removesuffix("}").split(","):
+        if not pair.strip():
+            continue
+        key, _, weight = pair.partition(":")
+        counts.append(_tokens({"tokens": key}, "tokens", where))
+        weights.append(_number({"weight": weight}, "weight", where))
+    sums = list(itertools.accumulate(weights))
+    return (counts, sums) if sums and sums[-1] > 0 else None
+
+
+def _draw(histogram: Histogram, rng: random.Random) -> int:
+    counts, sums = histogram
+    return max(1, rng.choices(counts, cum_weights=sums)[0])

@@ -1,0 +1,158 @@
+"""Measure a server: Quire's own or any that speaks OpenAI's API, and the native ones of llama-server, SGLang, TGI and
+Ollama.
+
+Closed loop with --concurrency, open loop with --rate or a trace's own times. The clock of a request starts when it is
+due. Requests before the measurement warm the server up and count for nothing; failures count in every rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.benches.common import add_result_options, count, finish
+from quire.cli.benches.serving import (
+    add_goodput_options,
+    add_server_options,
+    add_workload_options,
+    objectives,
+    seconds,
+    server_options,
+    workload,
+)
+
+if TYPE_CHECKING:
+    from quire.bench.results import Result
+    from quire.bench.serve import Pace
+    from quire.bench.timeline import RequestRecord
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_server_options(parser)
+    add_pace_options(parser)
+    add_workload_options(parser)
+    add_goodput_options(parser)
+    add_result_options(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def add_pace_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("load")
+    group.add_argument("--concurrency", type=count, metavar="N", help="closed loop: clients (default: 1)")
+    group.add_argument(
+        "--rate", type=float, metavar="R", help="open loop: requests a second; inf sends all at once"
+    )
+    group.add_argument(
+        "--arrival", choices=("poisson", "constant", "gamma", "trace"),
+        help="open loop: spacing (default: poisson, with a trace its own)",
+    )  # fmt: skip
+    group.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="F", help="shape of gamma gaps; below 1: bursts"
+    )
+    group.add_argument("--num-requests", type=count, metavar="N", help="default: 100, with a trace all of it")
+    group.add_argument("--duration", type=seconds, metavar="S", help="stop starting requests after so long")
+    group.add_argument(
+        "--max-in-flight", type=count, metavar="N", help="open loop: the rest waits, its clock running"
+    )
+    group.add_argument(
+        "--warmup", type=int, default=4, metavar="N", help="requests before the measurement (default: 4)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    import uvloop
+
+    from quire.bench import serve_result
+
+    result = uvloop.run(_measure(args))
+    if args.html is not None:
+        from quire.bench.report import write_report
+
+        write_report([result], args.html)
+    finish(args, result, serve_result.lines(result))
+    return 1 if result.metrics["failure_rate"].value == 1.0 else 0
+
+
+async def _measure(args: argparse.Namespace) -> Result:
+    from quire.bench.recording import Recording
+    from quire.bench.serve import ServerBench
+    from quire.bench.serve_result import serve_result
+
+    work = workload(args, _requests(args))
+    chosen, slo = pace(args), objectives(args)
+    chosen.times(work)  # refuse before anything is sent
+    bench = ServerBench(server_options(args))
+    recording = Recording("serve", args.words)
+    try:
+        await bench.open()
+        counts = await bench.calibrate()
+        await bench.warm_up(args.warmup, chosen, work)
+        with Progress(work.num_requests, enabled=not args.quiet) as progress:
+            outcome = await bench.measure(work, chosen, slo, progress)
+    finally:
+        await bench.close()
+    settings: dict[str, Any] = {"warm_up": args.warmup, "counting": counts, "seed": args.seed}
+    return serve_result(recording, bench, work, chosen, outcome, settings)
+
+
+def pace(args: argparse.Namespace) -> Pace:
+    """How the load is given. Raises ValueError naming the option."""
+    from quire.bench.serve import Pace
+
+    if args.rate is not None and args.concurrency is not None:
+        raise ValueError("concurrency: either this or --rate; --max-in-flight bounds an open loop")
+    if args.rate is not None and not args.rate > 0:
+        raise ValueError(f"rate: {args.rate} is not above 0")
+    if args.warmup < 0:
+        raise ValueError(f"warmup: {args.warmup} is below 0")
+    common: dict[str, Any] = {
+        "duration": args.duration,
+        "max_in_flight": args.max_in_flight,
+        "seed": args.seed,
+    }
+    own_times = args.arrival == "trace" or (args.trace is not None and args.arrival is None)
+    if args.concurrency is not None or (args.rate is None and not own_times):
+        return Pace(clients=args.concurrency or 1, **common)
+    if own_times:
+        return Pace(rate=args.rate, trace=args.rate is None, keep_pattern=args.rate is not None, **common)
+    if args.rate is None:
+        raise ValueError(f"rate: --arrival {args.arrival} needs one")
+    return Pace(rate=args.rate, process=args.arrival or "poisson", burstiness=args.burstiness, **common)
+
+
+def _requests(args: argparse.Namespace) -> int | None:
+    if args.num_requests is not None or args.duration is None:
+        return args.num_requests  # type: ignore[no-any-return]
+    if args.rate is not None and args.rate != float("inf"):
+        return max(1, int(args.rate * args.duration) + 1)
+    return None if args.trace is not None or args.prompts is not None else 20_000
+
+
+class Progress:
+    """A bar over requests on a terminal."""
+
+    def __init__(self, total: int, *, enabled: bool) -> None:
+        self._bar: Any = None
+        self._failed = 0
+        if enabled and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc="requests", unit="req", file=sys.stderr, leave=False)
+
+    def __call__(self, record: RequestRecord) -> None:
+        if self._bar is None:
+            return
+        if record.failed:
+            self._failed += 1
+            self._bar.set_postfix_str(f"{self._failed} failed", refresh=False)
+        self._bar.update()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,265 @@
+"""Options of the benchmarks that talk to a server, and what they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.benches.common import count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire.bench.goodput import SLO
+    from quire.bench.serve import ServerOptions
+    from quire.bench.workloads import Workload
+
+# preset -> lengths and sharing that go with its objectives (goodput.PRESETS)
+SHAPES: dict[str, dict[str, Any]] = {
+    "chat": {"input_len": "lognormal:256:0.8", "output_len": "lognormal:160:0.6", "prefix_len": 64},
+    "code": {"input_len": "512-1536", "output_len": "16-64", "prefix_len": 0},
+    "voice": {"input_len": "64-256", "output_len": "32-96", "prefix_len": 128},
+    "batch": {"input_len": "lognormal:768:0.6", "output_len": "64-256", "prefix_len": 0},
+    "agent": {"input_len": "64-384", "output_len": "32-160", "prefix_len": 768, "turns": 4},
+}
+DEFAULTS: dict[str, Any] = {"input_len": "256", "output_len": "64", "prefix_len": 0, "turns": 1}
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "url", nargs="?", default="http://127.0.0.1:8000", help="server (default: %(default)s)"
+    )
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--backend", default="auto", metavar="NAME",
+        help="quire, vllm, sglang, llama-server, tgi, ollama or openai (default: asks the server)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api", default="chat", choices=("chat", "completions", "native", "native-chat"),
+        help="OpenAI's routes, or the backend's own (default: chat)",
+    )  # fmt: skip
+    group.add_argument(
+        "--model", default="", metavar="NAME", help="model to name (default: the first it lists)"
+    )
+    group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token (default: $OPENAI_API_KEY)")
+    group.add_argument(
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="one more header; may be repeated"
+    )
+    group.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
+    group.add_argument(
+        "--timeout", type=seconds, default=600.0, metavar="S", help="of a request (default: 600)"
+    )
+    group.add_argument(
+        "--server-metrics", action=argparse.BooleanOptionalAction, default=True,
+        help="read the server's /metrics once a second (default: on)",
+    )  # fmt: skip
+    group = parser.add_argument_group("requests")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
+    group.add_argument(
+        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True,
+        help="answers have exactly the length asked for, where the server can (default: on)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="stream the answers (default: on)",
+    )
+    group.add_argument(
+        "--count-chunk-tokens", action="store_true",
+        help="have the server tell the tokens of every chunk (costs it a little; for exact ITL of bundled tokens)",
+    )  # fmt: skip
+    group.add_argument(
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="more fields of the body"
+    )
+
+
+def add_workload_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("workload")
+    group.add_argument(
+        "--preset", choices=sorted(SHAPES), help="lengths, sharing and objectives of a kind of product"
+    )
+    group.add_argument(
+        "--input-len", metavar="SPEC", help="512, 256-1024, normal:512:128 or lognormal:512:0.8"
+    )
+    group.add_argument("--output-len", metavar="SPEC", help="likewise")
+    group.add_argument("--prefix-len", type=int, metavar="N", help="tokens that requests of a family share")
+    group.add_argument(
+        "--prefix-families", type=count, default=1, metavar="N", help="how many families (default: 1)"
+    )
+    group.add_argument("--turns", type=count, metavar="N", help="turns of a conversation (default: 1)")
+    group.add_argument(
+        "--think-time", type=float, default=0.0, metavar="S", help="mean pause before a further turn"
+    )
+    group.add_argument("--prompts", type=Path, metavar="FILE", help="prompts: one a line, or JSON lines")
+    group.add_argument(
+        "--trace", type=Path, metavar="PATH", help="Azure, Mooncake or ServeGen trace, or lengths"
+    )
+    group.add_argument(
+        "--trace-start", type=float, default=0.0, metavar="S", help="begin at this second of the trace"
+    )
+    group.add_argument(
+        "--length-scale", type=float, default=1.0, metavar="F", help="multiply a trace's lengths"
+    )
+    group.add_argument("--max-input-len", type=count, metavar="N", help="cut a trace's prompts")
+    group.add_argument("--max-output-len", type=count, metavar="N", help="cut a trace's outputs")
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of lengths, texts and arrivals (default: 0)"
+    )
+    group.add_argument(
+        "--salt",
+        default="",
+        metavar="TEXT",
+        help="other texts of the same lengths, unknown to the server's cache",
+    )
+    group.add_argument(
+        "--prompt-ids", type=id_range, metavar="LOW-HIGH", help="prompts as token ids of this range"
+    )
+    group.add_argument(
+        "--tokenizer", type=Path, metavar="FOLDER", help="count tokens with this checkpoint's tokenizer"
+    )
+
+
+def add_goodput_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("objectives")
+    group.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="like ttft:500 tpot:50 itl:100 e2el:8000"
+    )
+    group.add_argument(
+        "--slo-share",
+        type=float,
+        default=0.9,
+        metavar="F",
+        help="part of requests that must meet them (default: 0.9)",
+    )
+
+
+def server_options(args: argparse.Namespace) -> ServerOptions:
+    """Raises ValueError naming the option."""
+    from quire.bench.client import target
+    from quire.bench.endpoints import BACKENDS, Ask
+    from quire.bench.serve import ServerOptions
+
+    headers = {}
+    for text in args.header:
+        name, colon, value = text.partition(":")
+        if not colon:
+            raise ValueError(f"header: {text!r} is not like NAME:VALUE")
+        headers[name.strip()] = value.strip()
+    key = args.api_key or os.environ.get("OPENAI_API_KEY")
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    if args.backend not in {"auto", *BACKENDS}:
+        raise ValueError(f"backend: {args.backend!r} is not one of auto, {', '.join(BACKENDS)}")
+    ask = Ask(
+        model=args.model,
+        temperature=args.temperature,
+        ignore_eos=args.ignore_eos,
+        stream=args.stream,
+        count_tokens=args.count_chunk_tokens,
+        extra=args.extra_body,
+    )
+    return ServerOptions(
+        target=target(args.url, headers, insecure=args.insecure),
+        backend=args.backend,
+        api=args.api,
+        ask=ask,
+        timeout=args.timeout,
+        token_ids=args.prompt_ids,
+        counter=_counter(args.tokenizer),
+        watch=args.server_metrics,
+    )
+
+
+def workload(args: argparse.Namespace, requests: int | None, salt: str = "") -> Workload:
+    """The work that was asked for; `requests` None takes all of a trace or file, else at most so many."""
+    from quire.bench.traces import read_trace
+    from quire.bench.workloads import Lengths, Scaling, Shape, from_file, from_trace, synthetic
+
+    salt = args.salt + salt
+    if args.prompts is not None and args.trace is not None:
+        raise ValueError("trace: either this or --prompts")
+    if args.prompts is not None:
+        output = Lengths(args.output_len, "output-len") if args.output_len else None
+        return from_file(args.prompts, output_len=output, limit=requests, seed=args.seed)
+    if args.trace is not None:
+        rows = read_trace(args.trace, limit=requests, start=args.trace_start, seed=args.seed)
+        scaling = Scaling(
+            length=args.length_scale, max_input=args.max_input_len, max_output=args.max_output_len
+        )
+        return from_trace(rows, scaling, args.trace.name, seed=args.seed, salt=salt)
+    wanted = DEFAULTS | SHAPES.get(args.preset or "", {})
+    given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
+    wanted |= given
+    return synthetic(
+        Shape(
+            requests=requests or 100,
+            input_len=Lengths(wanted["input_len"], "input-len"),
+            output_len=Lengths(wanted["output_len"], "output-len"),
+            prefix_len=wanted["prefix_len"],
+            families=args.prefix_families,
+            turns=wanted["turns"],
+            think=args.think_time,
+            seed=args.seed,
+            salt=salt,
+        )
+    )
+
+
+def objectives(args: argparse.Namespace, default: str = "") -> SLO | None:
+    """The objectives given, those of the preset, those of `default`, or None."""
+    import dataclasses
+
+    from quire.bench.goodput import PRESETS, parse_slo
+
+    if args.goodput:
+        return parse_slo(args.goodput, args.slo_share)
+    name = args.preset or default
+    return dataclasses.replace(PRESETS[name][0], share=args.slo_share) if name else None
+
+
+def _counter(folder: Path | None) -> Callable[[str], int] | None:
+    if folder is None:
+        return None
+    from quire.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_dir(folder)
+    return lambda text: len(tokenizer.encode(text))
+
+
+def id_range(text: str) -> range:
+    """Argument type of a range of token ids."""
+    low, dash, high = text.partition("-")
+    try:
+        found = range(int(low), int(high) + 1)
+    except ValueError:
+        found = range(0)
+    if not dash or not found or found[0] < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 100-999")
+    return found
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Argument type of a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return found
+
+
+def seconds(text: str) -> float:
+    """Argument type of a time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0")
+    return value

@@ -1,0 +1,92 @@
+"""Time that passes only when nothing else is to do: waits cost nothing and every duration is exact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from helpers.fake_llm import FakeLLM
+from quire.bench.client import Client, Connection, target
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        real = self._selector  # type: ignore[attr-defined]
+        select = real.select
+
+        def jump(timeout: float | None = None) -> Any:
+            events = select(0)
+            if not events:
+                if timeout is None:
+                    raise RuntimeError("nothing left to happen")
+                self.now += timeout
+            return events
+
+        real.select = jump
+
+    def time(self) -> float:
+        return self.now
+
+
+def run(work: Callable[[VirtualLoop], Awaitable[Any]]) -> Any:
+    """Run a coroutine function on a virtual loop."""
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(work(loop))  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
+class Pipe(asyncio.Transport):
+    """A connection to a FakeLLM in memory. `pieces` cuts what the server writes, to try every boundary."""
+
+    def __init__(self, connection: Connection, server: FakeLLM, pieces: int = 0) -> None:
+        super().__init__()
+        self._connection, self._server, self._pieces = connection, server, pieces
+        self._closed = False
+        self.task: asyncio.Task[None] | None = None
+
+    def write(self, data: Any) -> None:
+        head, _, body = bytes(data).partition(b"\r\n\r\n")
+        method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
+        self.task = asyncio.ensure_future(self._answer(method, path, body))
+
+    async def _answer(self, method: str, path: str, body: bytes) -> None:
+        for pause, data in self._server.respond(method, path, body):
+            if pause:
+                await asyncio.sleep(pause)
+            if self._closed:
+                return
+            if not data:
+                self.close()
+                return
+            size = self._pieces or len(data)
+            for at in range(0, len(data), size):
+                self._connection.data_received(data[at : at + size])
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            asyncio.get_running_loop().call_soon(self._connection.connection_lost, None)
+
+
+class MemoryClient(Client):
+    """The benchmark's client, with connections to a FakeLLM in memory and the loop's virtual clock."""
+
+    def __init__(self, server: FakeLLM, loop: VirtualLoop, pieces: int = 0) -> None:
+        super().__init__(target("http://fake"), loop.time)
+        self._fake, self._pieces = server, pieces
+
+    async def _open(self) -> Connection:
+        connection = Connection(self.clock)
+        connection.connection_made(Pipe(connection, self._fake, self._pieces))
+        self.opened += 1
+        return connection
