@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bench.virtual import MemoryClient, VirtualLoop, run
 from helpers.fake_llm import Behaviour, FakeLLM
 from quire.bench.arrivals import arrivals
 from quire.bench.endpoints import Ask, Endpoint, endpoint
@@ -15,6 +14,8 @@ from quire.bench.metrics import Summary, summarize
 from quire.bench.sender import HttpSender
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Piece, Session, Speller, Turn
+
+from .virtual import MemoryClient, VirtualLoop, run
 
 WAYS = [
     ("openai", "chat"), ("vllm", "completions"), ("quire", "chat"), ("llama-server", "native"),

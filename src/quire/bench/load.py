@@ -111,7 +111,7 @@ class Load:
             async with asyncio.timeout(self._timeout):
                 answer = await self._sender.send(turn, history, record)
         except TimeoutError:
-            record.error = f"timeout: not over {self._timeout:g} s after it was sent"
+            record.error = "timeout"
         finally:
             if self._slots is not None:
                 self._slots.release()

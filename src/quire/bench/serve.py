@@ -126,7 +126,6 @@ class ServerBench:
     async def open(self) -> None:
         """Find out what the server is. Raises ServeError when it cannot be reached or has no model."""
         options = self.options
-        backend, models = "openai", []
         try:
             backend, models = await self._discover()
         except ClientError as error:

@@ -259,10 +259,9 @@ def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogr
         where = f"{path}: {key}"
         if not isinstance(value, dict):
             raise TraceError(f"{where}: not an object")
-        parts = (
-            _histogram(value.get(name), f"{where}: {name}") for name in ("input_tokens", "output_tokens")
-        )
-        windows.append((_number({"start": key}, "start", where), *parts))
+        start = _number({"start": key}, "start", where)
+        inputs = _histogram(value.get("input_tokens"), f"{where}: input_tokens")
+        windows.append((start, inputs, _histogram(value.get("output_tokens"), f"{where}: output_tokens")))
     windows.sort(key=lambda window: window[0])
 
     def at(time: float) -> tuple[Histogram | None, Histogram | None]:

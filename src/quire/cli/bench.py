@@ -8,6 +8,7 @@ import importlib
 # name -> (module with add_arguments(parser) and run(args) -> exit status, one line of help)
 BENCHES = {
     "serve": ("quire.cli.benches.serve", "a server: latencies, rates, goodput"),
+    "sweep": ("quire.cli.benches.sweep", "how much load a server takes: curve and knee"),
     "limits": ("quire.cli.benches.limits", "what this machine can do: memory reads and dot products"),
     "kernels": ("quire.cli.benches.kernels", "every op of a model, beside what the machine could do"),
     "latency": ("quire.cli.benches.latency", "one batch in this process: first token and decode rate"),
