@@ -10,7 +10,6 @@ from quire.bench.statistics import (
     estimate,
     order_interval,
     percentile,
-    ratio_interval,
     wilson,
 )
 
@@ -73,16 +72,3 @@ def test_shares() -> None:
     low, high = wilson(90, 100)
     assert low == pytest.approx(0.8256, abs=1e-4)  # Newcombe (1998), method 3
     assert high == pytest.approx(0.9448, abs=1e-4)
-
-
-def test_ratios() -> None:
-    def mean(rows: list[object]) -> float:
-        return float(np.mean(rows))
-
-    rng = np.random.default_rng(3)
-    ours, theirs = list(rng.normal(2, 0.1, 200)), list(rng.normal(1, 0.1, 200))
-    low, high = ratio_interval(ours, theirs, mean)
-    assert low is not None
-    assert high is not None
-    assert 1.9 < low < 2.0 < high < 2.1
-    assert ratio_interval(ours, [], mean) == (None, None)

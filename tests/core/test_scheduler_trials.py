@@ -30,6 +30,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
+        batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
     )
 
 
@@ -111,6 +112,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
         policy=rng.choice(["fcfs", "priority"]),
+        batching=rng.choice(["continuous", "continuous", "dynamic"]),
     )
 
 

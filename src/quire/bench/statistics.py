@@ -9,7 +9,7 @@ Hinkley, Bootstrap Methods, 3.8); of shares by Wilson's formula (1927).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,30 +85,55 @@ def cluster_estimates(
 
     Raises ValueError without samples. With one cluster there is nothing to resample: the intervals are open.
     """
-    owner = np.repeat(np.arange(len(clusters)), [len(c) for c in clusters])
-    values = np.concatenate([np.asarray(c, dtype=np.float64) for c in clusters])
-    order = np.argsort(values, kind="stable")
-    values, owner = values[order], owner[order]
+    values, owner = _pooled(clusters)
     exact = [percentile(values, p) for p in percents]
     if len(clusters) < 2:
         return [Estimate(value, None, None) for value in exact]
-    rng = np.random.default_rng(seed)
     resamples = max(100, min(_RESAMPLES, 40_000_000 // max(1, len(values))))
-    found = np.empty((resamples, len(percents)))
-    for i in range(resamples):
-        times = np.bincount(rng.integers(0, len(clusters), len(clusters)), minlength=len(clusters))
-        weight = np.cumsum(times[owner])
-        if not weight[-1]:  # only empty clusters were drawn
-            found[i] = exact
-            continue
-        places = np.searchsorted(weight, np.asarray(percents) / 100.0 * weight[-1], side="left")
-        found[i] = values[np.minimum(places, len(values) - 1)]
+    found = _weighted(values, owner, len(clusters), percents, np.random.default_rng(seed), resamples)
     ends = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     # A percentile that is the largest sample has no upper bound that the samples could show.
     return [
         Estimate(value, float(min(low, value)), float(max(high, value)) if high < values[-1] else None)
         for value, low, high in zip(exact, ends[0], ends[1], strict=True)
     ]
+
+
+def cluster_draws(
+    clusters: Sequence[Sequence[float]], percents: Sequence[float], rng: np.random.Generator, resamples: int
+) -> Floats:
+    """(resamples, len(percents)) percentiles of resampled clusters. Raises ValueError without samples."""
+    values, owner = _pooled(clusters)
+    return _weighted(values, owner, len(clusters), percents, rng, resamples)
+
+
+def _pooled(clusters: Sequence[Sequence[float]]) -> tuple[Floats, NDArray[np.int64]]:
+    """All samples in rising order, and the cluster of each."""
+    owner = np.repeat(np.arange(len(clusters), dtype=np.int64), [len(c) for c in clusters])
+    values = np.concatenate([np.asarray(c, dtype=np.float64) for c in clusters])
+    if not len(values):
+        raise ValueError("samples: a percentile of nothing")
+    order = np.argsort(values, kind="stable")
+    return values[order], owner[order]
+
+
+def _weighted(
+    values: Floats,
+    owner: NDArray[np.int64],
+    clusters: int,
+    percents: Sequence[float],
+    rng: np.random.Generator,
+    resamples: int,
+) -> Floats:
+    """Percentiles with each cluster counted as often as it was drawn: one sort serves all resamples."""
+    found = np.empty((resamples, len(percents)))
+    shares = np.asarray(percents) / 100.0
+    for i in range(resamples):
+        times = np.bincount(rng.integers(0, clusters, clusters), minlength=clusters)
+        weight = np.cumsum(times[owner])
+        places = np.searchsorted(weight, shares * max(1, weight[-1]), side="left")
+        found[i] = values[np.minimum(places, len(values) - 1)]
+    return found
 
 
 def wilson(passed: int, count: int) -> Interval:
@@ -120,28 +145,6 @@ def wilson(passed: int, count: int) -> Interval:
     reach = _Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
     scale = 1 + z2 / count
     return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
-
-
-def ratio_interval(
-    ours: Sequence[object],
-    theirs: Sequence[object],
-    figure: Callable[[list[object]], float | None],
-    *,
-    seed: int = 0,
-    resamples: int = 300,
-) -> Interval:
-    """95 % interval of figure(ours) / figure(theirs), both resampled independently; open when undefined."""
-    rng = np.random.default_rng(seed)
-    found: list[float] = []
-    for _ in range(resamples):
-        top = figure([ours[i] for i in rng.integers(0, len(ours), len(ours))]) if ours else None
-        bottom = figure([theirs[i] for i in rng.integers(0, len(theirs), len(theirs))]) if theirs else None
-        if top is not None and bottom:
-            found.append(top / bottom)
-    if len(found) < resamples // 2:
-        return None, None
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
 
 
 def _binomial(count: int, share: float) -> list[float]:

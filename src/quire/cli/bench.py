@@ -9,6 +9,11 @@ import importlib
 BENCHES = {
     "serve": ("quire.cli.benches.serve", "a server: latencies, rates, goodput"),
     "sweep": ("quire.cli.benches.sweep", "how much load a server takes: curve and knee"),
+    "compare": ("quire.cli.benches.compare", "two result files: ratios with intervals"),
+    "report": ("quire.cli.benches.report", "result files as one page with plots"),
+    "batching": ("quire.cli.benches.batching", "static, dynamic and continuous batching side by side"),
+    "interference": ("quire.cli.benches.interference", "what a long prompt does to running streams"),
+    "explain-metrics": ("quire.cli.benches.explain_metrics", "definitions, and examples with their source"),
     "limits": ("quire.cli.benches.limits", "what this machine can do: memory reads and dot products"),
     "kernels": ("quire.cli.benches.kernels", "every op of a model, beside what the machine could do"),
     "latency": ("quire.cli.benches.latency", "one batch in this process: first token and decode rate"),

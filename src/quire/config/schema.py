@@ -10,6 +10,8 @@ _COUNTS = (
     "weight_cache_size",
 )  # fmt: skip
 SIZES = ("memory", "weight_cache_size")  # fields in bytes, written like 6GiB
+# An engine that collects looks idle: longer, and it could not be told from one that hangs.
+MAX_BATCH_WAIT_MS = 1000.0
 
 
 def option(default: Any, text: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -56,6 +58,14 @@ class EngineConfig:
     scheduling_policy: str = option(
         "fcfs", "order of waiting requests; priority: lower numbers first", choices=("fcfs", "priority")
     )
+    batching: str = option(
+        "continuous",
+        "dynamic: collect a batch, run all of it to its end, then the next; for comparison, never faster",
+        choices=("continuous", "dynamic"),
+    )
+    batch_wait_ms: float = option(
+        50.0, "dynamic batching: start a batch that is not full after so long", metavar="MS"
+    )
     load_format: str = option(
         "auto",
         "random: seeded random weights from config.json alone, for benchmarks",
@@ -91,6 +101,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name}: {value!r} is not a positive integer")
+        if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
+            raise ValueError(f"batch_wait_ms: {self.batch_wait_ms} is not within 0 and {MAX_BATCH_WAIT_MS:g}")
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
 

@@ -60,6 +60,8 @@ class Scheduler:
         self._step = 0
         self._in_flight: list[Sequence] | None = None  # row i of the step being run is _in_flight[i]
         self._blocked: Blocked | None = None
+        self._whole_batches = config.batching != "continuous"
+        self._may_join = NEVER  # sequences that the batch being admitted still has places for
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
 
@@ -71,6 +73,10 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences not running: queued, preempted, or waiting for a sibling's prompt."""
         return self._requests.num_waiting
+
+    def oldest_arrival(self) -> float | None:
+        """Arrival of the request that has waited longest in the queue; None when none waits. O(waiting)."""
+        return min((seq.state.request.arrival for seq in self._waiting), default=None)
 
     @property
     def blocks_used(self) -> int:
@@ -273,7 +279,9 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepPlan) -> None:
         # Strictly in rank: whoever is first and does not fit is waited for, so nobody is overtaken for ever.
-        while step.budget:
+        if self._whole_batches and not self._running:
+            self._may_join = min(len(self._waiting), self.config.max_num_seqs)
+        while step.budget and self._may_join:
             seq = self._waiting.peek()
             if seq is None or not self._may_have_slot(seq):
                 return
@@ -346,6 +354,8 @@ class Scheduler:
                 blocks.cache.stats.hit_tokens += hit.length
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
+        if self._whole_batches:
+            self._may_join -= 1
         insort(self._running, seq, key=_by_rank)
         step.new.append(new_seq(seq))
         end = min(end, blocks.reach(seq))
@@ -376,6 +386,8 @@ class Scheduler:
         self._blocks.give_back(seq)
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
+        if self._whole_batches:
+            self._may_join += 1  # it keeps its place in the batch
         seq.preemptions += 1
         step.preempted += 1
         self.num_preemptions += 1

@@ -13,6 +13,7 @@ from quire.config import env
 from quire.config.resolve import MachineFacts, resolve
 from quire.config.resolve import ModelFacts as ConfigFacts
 from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.budget import MemoryPlan, plan_memory
@@ -208,7 +209,8 @@ def build(
         sampler = _sampler(program, config, executor)
         worker = Worker(executor, sampler, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    return Built(model, config, program, plan, executor, EngineCore(scheduler, worker), weights)
+    core = EngineCore(scheduler, worker, _gate(config))
+    return Built(model, config, program, plan, executor, core, weights)
 
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
@@ -224,9 +226,16 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
             enable_prefix_caching=asked.enable_prefix_caching,
             enable_chunked_prefill=asked.enable_chunked_prefill,
             policy=asked.scheduling_policy,
+            batching=asked.batching,
         ),
         random.Random(asked.seed),
     )
+
+
+def _gate(config: ResolvedConfig) -> BatchGate | None:
+    if config.asked.batching == "continuous":
+        return None
+    return BatchGate(config.max_num_seqs, config.asked.batch_wait_ms / 1e3)
 
 
 def _executor(program: Program, config: ResolvedConfig) -> Executor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 
 from quire.engine.messages import Command, FrameReader, Report, command_decoder, frame
@@ -21,9 +22,14 @@ class Channel:
         self._reader = FrameReader()
         self._decode = command_decoder().decode
 
-    def receive(self, *, wait: bool) -> list[Command]:
-        """The commands that have arrived; with `wait`, at least one. Raises ChannelClosedError at the end."""
+    def receive(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
+        """The commands that have arrived; with `wait`, at least one, or none after `seconds` if given.
+
+        Raises ChannelClosedError at the end.
+        """
         commands: list[Command] = []
+        if wait and seconds is not None:
+            wait = bool(select.select([self._sock], [], [], seconds)[0])
         while True:
             try:
                 data = self._sock.recv(_READ_BYTES, 0 if wait and not commands else socket.MSG_DONTWAIT)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Protocol
 
+from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord
 
@@ -20,14 +22,18 @@ class StepExecutor(Protocol):
 
 
 class EngineCore:
-    """One scheduler and one worker. Not thread-safe: one thread calls it."""
+    """One scheduler and one worker. Not thread-safe: one thread calls it.
 
-    def __init__(self, scheduler: Scheduler, worker: StepExecutor) -> None:
+    With a gate, `ready_in` says how long a batch is still collected; `step` runs whatever there is at any time.
+    """
+
+    def __init__(self, scheduler: Scheduler, worker: StepExecutor, gate: BatchGate | None = None) -> None:
         self.scheduler = scheduler
+        self.worker = worker
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
         self.started: list[str] = []  # requests that the last step put to work, or back to work
-        self._worker = worker
+        self._gate = gate
 
     @property
     def worker(self) -> StepExecutor:
@@ -49,6 +55,15 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work()
 
+    def ready_in(self) -> float | None:
+        """Seconds until there is a step to run, 0 for now; None: not before something is added."""
+        if not self.scheduler.has_work():
+            return None
+        if self._gate is None:
+            return 0.0
+        opens = self._gate.opens(self.scheduler)
+        return None if opens == math.inf else max(0.0, opens - time.monotonic())
+
     def step(self) -> list[SeqEvent]:
         """Run one step; what it changed, in row order."""
         start = time.perf_counter()
@@ -57,7 +72,7 @@ class EngineCore:
         counts = self.scheduler.step_counts
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new]
-        result = self._worker.execute(out)
+        result = self.worker.execute(out)
         executed = time.perf_counter()
         events = self.scheduler.update(out, result)
         updated = time.perf_counter()

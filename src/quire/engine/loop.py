@@ -62,13 +62,14 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until told to stop. Raises ChannelClosedError when the other end goes away."""
         while True:
-            idle = not self._core.has_work()
+            due = self._core.ready_in()
+            idle = due != 0.0
             self._send_stats(now=idle)
-            for command in self._channel.receive(wait=idle):
+            for command in self._channel.receive(wait=idle, seconds=due):
                 if isinstance(command, Stop):
                     return
                 self._obey(command)
-            if self._core.has_work():
+            if self._core.ready_in() == 0.0:
                 self._step()
 
     def _obey(self, command: Command) -> None:

@@ -1,0 +1,269 @@
+"""Batching made visible: the same arrivals under static, dynamic and continuous batching, and what a long prompt does
+to streams that run beside it.
+
+Both run the real scheduler. Steps are either computed by a model (a worker) or cost what a formula says, on a virtual
+clock; then every figure is exact and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from quire.bench.metrics import Summary, summarize
+from quire.bench.timeline import RequestRecord
+from quire.core.batch_gate import BatchGate
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput
+
+POLICIES = ("static", "dynamic", "continuous")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request of known lengths, due at a time in seconds."""
+
+    due: float
+    prompt: Sequence[int]
+    output_tokens: int
+
+
+class Machine(Protocol):
+    """What computes steps, and the clock that its time shows on."""
+
+    def now(self) -> float:
+        """Seconds from an arbitrary start."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+    def execute(self, out: SchedulerOutput) -> StepOutput:
+        """Run a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step: `base` (weights are read once), and more for every token and every key it attends to."""
+
+    base: float = 0.020
+    token: float = 0.0002
+    key: float = 0.0
+
+    def seconds(self, out: SchedulerOutput) -> float:
+        tokens = sum(len(row.token_ids) for row in out.scheduled)
+        keys = sum(row.start + len(row.token_ids) for row in out.scheduled) if self.key else 0
+        return self.base + self.token * tokens + self.key * keys
+
+
+class CostMachine:
+    """A machine that exists only as a StepCost. Its clock moves when a step runs or somebody sleeps."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self._cost, self._now = cost, 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def execute(self, out: SchedulerOutput) -> StepOutput:
+        if out.scheduled:
+            self._now += self._cost.seconds(out)
+        rows = len(out.scheduled)
+        tokens = [[1] if row.sample else [] for row in out.scheduled]
+        return StepOutput(tokens, [None] * rows, [None] * rows)
+
+
+class RealMachine:
+    """A worker with a model, and this computer's clock."""
+
+    def __init__(self, execute: Callable[[SchedulerOutput], StepOutput]) -> None:
+        self._execute = execute
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def execute(self, out: SchedulerOutput) -> StepOutput:
+        return self._execute(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A run of jobs. `steps` are (rows, tokens, seconds) of each; times of records count from the first due time."""
+
+    records: list[RequestRecord]
+    steps: list[tuple[int, int, float]]
+    slots: int
+
+    @property
+    def summary(self) -> Summary:
+        return summarize(self.records)
+
+    @property
+    def decode_steps(self) -> int:
+        """Steps in which at least one sequence got a token: what static batching spends on its longest members."""
+        return len(self.steps)
+
+    @property
+    def slot_use(self) -> float:
+        """Share of the places of all steps that held a sequence."""
+        return sum(rows for rows, _, _ in self.steps) / (self.slots * len(self.steps)) if self.steps else 0.0
+
+
+def replay(jobs: Sequence[Job], config: SchedulerConfig, machine: Machine, wait: float = math.inf) -> Replay:
+    """Run jobs, each added when it is due, to their end. `wait` is dynamic batching's, in seconds.
+
+    After the last arrival an incomplete batch starts at once: nobody could complete it. Raises RequestError for a job
+    that the scheduler refuses.
+    """
+    scheduler = Scheduler(config)
+    gate = (
+        None
+        if config.batching == "continuous"
+        else BatchGate(config.max_num_seqs, wait if config.batching == "dynamic" else math.inf)
+    )
+    order = sorted(range(len(jobs)), key=lambda i: jobs[i].due)
+    records = [
+        RequestRecord(index=i, scheduled=jobs[i].due, asked_tokens=jobs[i].output_tokens)
+        for i in range(len(jobs))
+    ]
+    steps: list[tuple[int, int, float]] = []
+    zero, added = machine.now(), 0
+    while added < len(order) or scheduler.has_work():
+        now = machine.now() - zero
+        while added < len(order) and jobs[order[added]].due <= now:
+            _add(scheduler, jobs[order[added]], records[order[added]], now)
+            added += 1
+        opens = -math.inf if gate is None or added == len(order) else gate.opens(scheduler)
+        if scheduler.has_work() and opens <= now:
+            _step(scheduler, machine, zero, records, steps)
+        else:
+            machine.sleep(
+                max(0.0, min(opens if scheduler.has_work() else math.inf, jobs[order[added]].due) - now)
+            )
+    machine.execute(scheduler.schedule())  # an empty step tells the worker who has gone
+    return Replay(records, steps, config.max_num_seqs)
+
+
+def _add(scheduler: Scheduler, job: Job, record: RequestRecord, now: float) -> None:
+    record.sent, record.input_tokens, record.input_source = now, len(job.prompt), "server"
+    params = SamplingParams(temperature=0.0, max_tokens=job.output_tokens, ignore_eos=True)
+    scheduler.add(
+        Request(request_id=str(record.index), prompt_token_ids=job.prompt, params=params, arrival=job.due)
+    )
+
+
+def _step(
+    scheduler: Scheduler,
+    machine: Machine,
+    zero: float,
+    records: list[RequestRecord],
+    steps: list[tuple[int, int, float]],
+) -> None:
+    start = machine.now()
+    out = scheduler.schedule()
+    result = machine.execute(out)
+    end = machine.now()
+    steps.append((len(out.scheduled), out.num_tokens, end - start))
+    for event in scheduler.update(out, result):
+        record = records[int(event.request_id)]
+        if event.new_token_ids:
+            record.times.append(end - zero)
+            record.counts.append(len(event.new_token_ids))
+        if event.finish_reason is not None:
+            record.finished = record.closed = end - zero
+            record.output_tokens, record.output_source = sum(record.counts), "server"
+            record.finish_reason = str(event.finish_reason)
+            if event.finish_reason not in {"length", "stop"}:
+                record.error = str(event.finish_reason)
+
+
+def longest_over_mean(lengths: Sequence[int], batch: int) -> tuple[float, float]:
+    """What static batching costs in theory, in order of arrival: L_max / L̄ batch by batch, and over all lengths.
+
+    A batch of N lasts as long as its longest member, N·L̄ tokens take L_max steps; with every place filled again at
+    once the same tokens take L̄ steps. The first figure weighs batches by their length; the second is the bound for one
+    batch of everything. Raises ValueError without lengths.
+    """
+    if not lengths or batch < 1:
+        raise ValueError("lengths: none, or batch below 1")
+    batches = [lengths[i : i + batch] for i in range(0, len(lengths), batch)]
+    spent = sum(max(part) * len(part) for part in batches)
+    mean = sum(lengths) / len(lengths)
+    return spent / sum(lengths), max(lengths) / mean
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same jobs under each policy. `theory` is longest_over_mean of their outputs."""
+
+    runs: dict[str, Replay]
+    theory: tuple[float, float]
+
+    def rate(self, policy: str) -> float:
+        """Output tokens a second."""
+        summary = self.runs[policy].summary
+        return summary.output_tokens / summary.seconds
+
+    def ratio(self, policy: str, over: str = "static") -> float:
+        """Output token rate of a policy, as a multiple of another's."""
+        return self.rate(policy) / self.rate(over)
+
+    def step_ratio(self, policy: str, over: str = "static") -> float:
+        """Steps that `over` needed for each step of `policy`: the ratio with every step taking equally long."""
+        return len(self.runs[over].steps) / len(self.runs[policy].steps)
+
+
+def compare_batching(
+    jobs: Sequence[Job], config: SchedulerConfig, machine: Callable[[], Machine], wait: float = 0.05
+) -> Comparison:
+    """Run jobs under static, dynamic (batches wait `wait` seconds at most) and continuous batching."""
+    runs = {policy: replay(jobs, replace(config, batching=policy), machine(), wait) for policy in POLICIES}
+    order = sorted(jobs, key=lambda job: job.due)
+    return Comparison(runs, longest_over_mean([job.output_tokens for job in order], config.max_num_seqs))
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """Token gaps in seconds of the streams that ran beside a long prompt, and that prompt's TTFT.
+
+    `before` are gaps that ended before the prompt was due, `during` those that overlap its prefill.
+    """
+
+    before: list[float]
+    during: list[float]
+    ttft: float
+    records: list[RequestRecord]
+
+
+def interference(
+    streams: Sequence[Job], prompt: Job, config: SchedulerConfig, machine: Machine
+) -> Interference:
+    """Run streams with a long prompt among them, due while they decode.
+
+    Raises ValueError when no stream runs beside the prompt's prefill: there is nothing to measure then.
+    """
+    run = replay([*streams, prompt], config, machine)
+    *others, long = run.records
+    if long.failed or not long.times:
+        raise ValueError("prompt: the long prompt did not finish")
+    first = long.times[0]
+    before: list[float] = []
+    during: list[float] = []
+    for record in others:
+        for start, end in zip(record.times, record.times[1:], strict=False):
+            if end <= long.scheduled:
+                before.append(end - start)
+            elif start < first:
+                during.append(end - start)
+    if not during:
+        raise ValueError("streams: none ran beside the long prompt; give them more output tokens")
+    return Interference(before, during, first - long.scheduled, run.records)

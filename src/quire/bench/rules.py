@@ -1,0 +1,112 @@
+"""Rules of thumb as functions: bounds, budgets and routing that a page about inference gives as formulas.
+
+Gigabytes are decimal (1e9 bytes), as datasheets have them. These are bounds for planning: `quire inspect` computes what
+a given model costs, byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.types import Request, SamplingParams, StepOutput
+
+TOKENS_PER_WORD = 1.3  # English, roughly; reports measure it on the real text
+
+
+def investigate(
+    ttft_p95_ms: float, itl_p95_ms: float, *, slow_start: float = 900, smooth: float = 80, choppy: float = 120
+) -> str:
+    """Where to look first. A late first token with a smooth stream is queueing or prefill; wide gaps are decode."""
+    if ttft_p95_ms > slow_start and itl_p95_ms <= smooth:
+        return "inspect queueing and prefill"
+    if itl_p95_ms > choppy:
+        return "inspect decode scheduling and memory pressure"
+    return "within example thresholds"
+
+
+def stream_bound(model_gb: float, bandwidth_gb_s: float, devices: int = 1) -> float:
+    """Tokens a second at most for one stream: every token reads all weights once, from all devices together.
+
+    Raises ValueError when a quantity is not above 0.
+    """
+    if not (model_gb > 0 and bandwidth_gb_s > 0 and devices > 0):
+        raise ValueError("model_gb, bandwidth_gb_s and devices: must be above 0")
+    return devices * bandwidth_gb_s / model_gb
+
+
+def decode_bound(
+    params_billions: float, bytes_per_param: float, bandwidth_gb_s: float, batch: int = 1
+) -> float:
+    """Tokens a second at most of a whole batch while weights, not arithmetic or KV, are what is read."""
+    return batch * stream_bound(params_billions * bytes_per_param, bandwidth_gb_s)
+
+
+def kv_cache_bytes(layers: int, kv_heads: int, head_dim: int, tokens: int, bytes_per_value: float = 2) -> int:
+    """Bytes of the KV cache of `tokens` tokens: keys and values of every layer. Heads are KV heads, not query heads."""
+    return int(2 * layers * kv_heads * head_dim * tokens * bytes_per_value)
+
+
+def admits(existing: Sequence[int], new: int, budget_gb: float, bytes_per_token: int) -> bool:
+    """Does a request of `new` tokens fit beside those of `existing` lengths?"""
+    return (sum(existing) + new) * bytes_per_token / 1e9 <= budget_gb
+
+
+def max_context(
+    memory_gb: float, model_gb: float, reserve_gb: float, bytes_per_token: int, users: int = 1
+) -> int:
+    """Tokens that each of `users` may have. Negative room gives 0. Raises ValueError for users below 1."""
+    if users < 1:
+        raise ValueError(f"users: {users} is below 1")
+    room = max(0.0, memory_gb - model_gb - reserve_gb) * 1e9
+    return int(room / users / bytes_per_token)
+
+
+def users_within(budget_gb: float, gb_per_user: float) -> int:
+    """Users whose KV caches fit a budget."""
+    return int(budget_gb / gb_per_user)
+
+
+def layout(interference_ms: float, transfer_ms: float) -> str:
+    """Prefill and decode apart pay for moving the KV cache; together they pay by disturbing each other."""
+    return "separate prefill and decode pools" if transfer_ms < interference_ms else "keep phases colocated"
+
+
+def chunked_schedule(prompt_tokens: int, chunk_tokens: int) -> list[str]:
+    """What the scheduler really does with a prompt that arrives beside a running stream, step by step.
+
+    A step holds the stream's next token and a chunk of the prompt together.
+    """
+    budget = chunk_tokens + 1
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=prompt_tokens // 16 + 64,
+            max_num_batched_tokens=budget,
+            max_model_len=prompt_tokens + 512,
+            max_num_seqs=2,
+        )
+    )
+    params = SamplingParams(max_tokens=256, ignore_eos=True)
+    scheduler.add(Request(request_id="stream", prompt_token_ids=[1], params=params))
+    actions: list[str] = []
+    _step(scheduler)
+    scheduler.add(
+        Request(request_id="prompt", prompt_token_ids=list(range(prompt_tokens)), params=params, arrival=1.0)
+    )
+    left = prompt_tokens
+    while left:
+        stream, chunk = _step(scheduler)
+        assert stream == 1
+        left -= chunk
+        actions += [f"prefill {chunk}", "decode active streams"]
+    return actions
+
+
+def _step(scheduler: Scheduler) -> list[int]:
+    out = scheduler.schedule()
+    rows = len(out.scheduled)
+    scheduler.update(
+        out, StepOutput([[1] if row.sample else [] for row in out.scheduled], [None] * rows, [None] * rows)
+    )
+    return [len(row.token_ids) for row in out.scheduled]

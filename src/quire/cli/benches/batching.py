@@ -1,0 +1,193 @@
+"""The same arrivals under static, dynamic and continuous batching, beside what theory says (L_max / L-mean).
+
+With a model the engine's scheduler and worker run them; without one, steps cost what --step-ms and --token-ms say, on a
+virtual clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.benches.common import add_result_options, count, finish
+from quire.cli.options import add_engine_options, engine_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire.bench.batching import Comparison, Job, Machine
+    from quire.bench.results import Result
+    from quire.core.scheduler_config import SchedulerConfig
+    from quire.engine.build import Built
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_machine_options(parser)
+    group = parser.add_argument_group("workload")
+    group.add_argument("--requests", type=count, default=48, metavar="N", help="default: 48")
+    group.add_argument(
+        "--rate", type=float, metavar="R", help="requests a second (default: all at the start)"
+    )
+    group.add_argument(
+        "--batch-size", type=count, default=8, metavar="N", help="places of a batch (default: 8)"
+    )
+    group.add_argument(
+        "--wait-ms", type=float, default=50.0, metavar="MS", help="of dynamic batching (default: 50)"
+    )
+    group.add_argument("--input-len", default="32", metavar="SPEC", help="tokens, as for serve (default: 32)")
+    group.add_argument(
+        "--output-len", default="8-128", metavar="SPEC", help="tokens, as for serve (default: 8-128)"
+    )
+    group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="default: 0")
+    add_result_options(parser)
+    add_engine_options(parser)
+
+
+def add_machine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="checkpoint folder or hub name (default: a cost formula)")
+    group = parser.add_argument_group("cost of a step without a model")
+    group.add_argument(
+        "--step-ms", type=float, default=20.0, metavar="MS", help="of every step (default: 20)"
+    )
+    group.add_argument(
+        "--token-ms", type=float, default=0.5, metavar="MS", help="of every token in it (default: 0.5)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.bench.batching import compare_batching
+    from quire.bench.recording import Recording
+
+    jobs = _jobs(args)
+    longest = max(len(job.prompt) + job.output_tokens for job in jobs)
+    recording = Recording("batching", args.words)
+    # Room for every batch without a preemption, and no prefix that one policy finds and another computed.
+    changes = {"max_num_seqs": args.batch_size, "enable_prefix_caching": False}
+    with Lab(args, longest, changes) as lab:
+        found = compare_batching(jobs, lab.config, lab.machine, args.wait_ms / 1e3)
+    result = _result(recording, args, found)
+    finish(args, result, lines(result))
+    return 0
+
+
+class Lab:
+    """Scheduler limits, and machines to run on: a model's worker, or a cost formula. A context manager."""
+
+    def __init__(self, args: argparse.Namespace, longest: int, changes: dict[str, Any]) -> None:
+        import dataclasses
+
+        from quire.bench.batching import CostMachine, RealMachine, StepCost
+        from quire.core.scheduler_config import SchedulerConfig
+
+        self._built: Built | None = None
+        self.config: SchedulerConfig
+        self.machine: Callable[[], Machine]
+        if args.model is None:
+            places, tokens = changes.get("max_num_seqs", 64), changes.get("max_num_batched_tokens", 4096)
+            cost = StepCost(args.step_ms / 1e3, args.token_ms / 1e3)
+            self.config = SchedulerConfig(
+                num_blocks=places * (longest // 16 + 2), max_model_len=longest + 1,
+                **{"max_num_batched_tokens": max(tokens, longest), **changes},
+            )  # fmt: skip
+            self.machine = lambda: CostMachine(cost)
+            return
+        from quire.engine.build import build, open_model
+
+        limits = {name: value for name, value in changes.items() if name != "enable_chunked_prefill"}
+        asked = dataclasses.replace(engine_config(args), max_model_len=longest + 1, **limits)
+        built = self._built = build(open_model(args.model, tokenizer=False), asked)
+        self.config = dataclasses.replace(built.core.scheduler.config, **changes)
+        self.machine = lambda: RealMachine(built.core.worker.execute)
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._built is not None:
+            self._built.executor.close()
+
+
+def _jobs(args: argparse.Namespace) -> list[Job]:
+    from quire.bench.arrivals import arrivals
+    from quire.bench.batching import Job
+    from quire.bench.workloads import Lengths
+
+    rng = random.Random(args.workload_seed)
+    inputs, outputs = Lengths(args.input_len, "input-len"), Lengths(args.output_len, "output-len")
+    rate = float("inf") if args.rate is None else args.rate
+    return [
+        Job(due, [rng.randrange(10, 250) for _ in range(inputs.draw(rng))], outputs.draw(rng))
+        for due in arrivals("poisson", rate, args.requests, args.workload_seed)
+    ]
+
+
+def _result(recording: Any, args: argparse.Namespace, found: Comparison) -> Result:
+    from quire.bench.results import Metric
+
+    rows = []
+    for policy, one in found.runs.items():
+        summary = one.summary
+        ttft, e2el = summary.distributions["ttft"].points, summary.distributions["e2el"].points
+        rows.append({
+            "policy": policy, "output_token_rate": found.rate(policy), "ratio": found.ratio(policy),
+            "step_ratio": found.step_ratio(policy), "steps": len(one.steps), "slot_use": one.slot_use,
+            "ttft_p50": ttft[50.0].value, "ttft_p99": ttft[99.0].value, "e2el_p50": e2el[50.0].value,
+            "e2el_p99": e2el[99.0].value, "seconds": summary.seconds,
+        })  # fmt: skip
+    ratios = {
+        "measured_ratio": found.ratio("continuous"), "measured_step_ratio": found.step_ratio("continuous"),
+        "theory_by_batch": found.theory[0], "theory_longest_over_mean": found.theory[1],
+    }  # fmt: skip
+    result: Result = recording.result(
+        settings={
+            "model": args.model or f"cost formula: {args.step_ms:g} ms a step, {args.token_ms:g} ms a token",
+            "requests": args.requests, "rate": args.rate, "batch_size": args.batch_size, "wait_ms": args.wait_ms,
+            "input_len": args.input_len, "output_len": args.output_len,
+        },
+        metrics={name: Metric(value, "ratio", "neither") for name, value in ratios.items()},
+        definitions={
+            "ratio": "output tokens a second, as a multiple of static batching's",
+            "step_ratio": "steps that static batching needs for each one: the ratio if all steps took equally long",
+            "slot_use": "share of the batch's places, over all steps, that held a sequence",
+            "theory_by_batch": "longest output of each batch in order of arrival × its size, summed, over all tokens",
+            "theory_longest_over_mean": "L_max / L-mean over all outputs: the bound for one batch of everything",
+        },
+        tables={"policies": rows},
+    )  # fmt: skip
+    return result
+
+
+def lines(result: Result) -> list[str]:
+    """A result of `batching` as text."""
+    from quire.bench.serve_result import figure
+
+    value = {name: metric.value for name, metric in result.metrics.items()}
+    names = (
+        "policy",
+        "output_token_rate",
+        "ratio",
+        "step_ratio",
+        "slot_use",
+        "ttft_p50",
+        "ttft_p99",
+        "e2el_p50",
+        "e2el_p99",
+    )
+    head = ("", "tokens/s", "ratio", "in steps", "slots used", "TTFT p50", "p99", "E2EL p50", "p99 (ms)")
+    table: list[tuple[str, ...]] = [head]
+    table += [
+        (row["policy"], *(figure(row[name]) for name in names[1:])) for row in result.tables["policies"]
+    ]
+    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+    text = [str(result.settings["model"]), ""]
+    text += ["  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in table]
+    return [
+        *text,
+        "",
+        f"  continuous over static: {figure(value['measured_ratio'])} measured, "
+        f"{figure(value['measured_step_ratio'])} in steps; theory {figure(value['theory_by_batch'])} batch by batch, "
+        f"L_max / L-mean {figure(value['theory_longest_over_mean'])} over all",
+        "",
+        *(f"  {name:<26}{text}" for name, text in result.definitions.items()),
+    ]

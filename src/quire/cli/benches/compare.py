@@ -1,0 +1,67 @@
+"""Compare two result files: ratios of every figure, second over first, with 95 % intervals.
+
+Refuses to compare different work. Figures whose interval holds 1 are not told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.bench.compare import Change
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", type=Path, help="result file: the baseline")
+    parser.add_argument("second", type=Path, help="result file compared with it")
+    parser.add_argument("--all", action="store_true", help="figures without a better direction too")
+    parser.add_argument("--force", action="store_true", help="compare different work all the same")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write both results as one report with plots"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.bench.compare import compare, differences
+    from quire.bench.results import load
+
+    first, second = load(args.first), load(args.second)
+    changes = compare(first, second, force=args.force)
+    if not args.all:
+        changes = [change for change in changes if first.metrics[change.name].better != "neither"]
+    if args.html is not None:
+        from quire.bench.report import write_report
+
+        write_report([first, second], args.html)
+    if args.json:
+        import dataclasses
+
+        print(json.dumps([dataclasses.asdict(change) for change in changes]))
+        return 0
+    for line in differences(first, second):
+        print(f"note: not the same work: {line}")
+    print("\n".join(lines(changes, args.first.name, args.second.name)))
+    return 0
+
+
+def lines(changes: list[Change], first: str, second: str) -> list[str]:
+    """The changes as a table."""
+    from quire.bench.serve_result import figure
+
+    table = [("", "unit", first, second, "ratio", "95 % interval", "")]
+    for one in changes:
+        interval = "" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"
+        ratio = "–" if one.ratio is None else f"{one.ratio:.3f}"
+        table.append(
+            (one.name, one.unit, figure(one.first), figure(one.second), ratio, interval, one.verdict)
+        )
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return [
+        "  ".join(cell.ljust(width) if i in {0, 1, 6} else cell.rjust(width)
+                  for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in table
+    ]  # fmt: skip

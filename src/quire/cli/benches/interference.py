@@ -1,0 +1,122 @@
+"""What a long prompt does to streams that run beside it, with chunked prefill and without.
+
+With a model the engine's scheduler and worker run it; without one, steps cost what --step-ms and --token-ms say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.benches.batching import Lab, add_machine_options
+from quire.cli.benches.common import add_result_options, count, finish
+from quire.cli.options import add_engine_options
+
+if TYPE_CHECKING:
+    from quire.bench.results import Result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_machine_options(parser)
+    group = parser.add_argument_group("workload")
+    group.add_argument("--streams", type=count, default=4, metavar="N", help="running streams (default: 4)")
+    group.add_argument(
+        "--prompt-len", type=count, default=2048, metavar="N", help="of the long prompt (default: 2048)"
+    )
+    group.add_argument(
+        "--chunk", type=count, default=256, metavar="N", help="of it in one step (default: 256)"
+    )
+    group.add_argument(
+        "--rounds", type=count, default=3, metavar="N", help="long prompts, one by one (default: 3)"
+    )
+    add_result_options(parser)
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from quire.bench.batching import Job, interference
+    from quire.bench.recording import Recording
+
+    recording = Recording("interference", args.words)
+    chunks = -(-args.prompt_len // args.chunk)
+    # Streams are as long as the whole affair: steps before the prompt, its chunks, and some after it.
+    streams = [Job(0.0, [20 + i] * 8, 32 + 2 * chunks) for i in range(args.streams)]
+    prompt = Job(0.0, [10 + i % 240 for i in range(args.prompt_len)], 2)
+    longest = max(len(job.prompt) + job.output_tokens for job in (*streams, prompt))
+    budget = args.prompt_len + args.streams
+    changes = {
+        "max_num_seqs": args.streams + 1,
+        "max_num_batched_tokens": budget,
+        "enable_prefix_caching": False,
+    }
+    found: dict[str, list[Any]] = {"chunked": [], "whole": []}
+    with Lab(args, longest, changes) as lab:
+        chunked = dataclasses.replace(lab.config, max_num_batched_tokens=args.chunk + args.streams)
+        configs = {"chunked": chunked, "whole": dataclasses.replace(lab.config, enable_chunked_prefill=False)}
+        for _ in range(args.rounds):
+            for name, config in configs.items():  # in turn, so that a disturbance meets both
+                due = _eighth_step(streams, config, lab.machine())
+                late = dataclasses.replace(prompt, due=due)
+                found[name].append(interference(streams, late, config, lab.machine()))
+    result = _result(recording, args, found)
+    finish(args, result, lines(result))
+    return 0
+
+
+def _eighth_step(streams: Any, config: Any, machine: Any) -> float:
+    """When the streams alone have made their eighth token: the prompt comes then."""
+    from quire.bench.batching import replay
+
+    short = [dataclasses.replace(job, output_tokens=8) for job in streams]
+    return max(record.finished or 0.0 for record in replay(short, config, machine).records)
+
+
+def _result(recording: Any, args: argparse.Namespace, found: dict[str, list[Any]]) -> Result:
+    from quire.bench.results import metric
+    from quire.bench.statistics import percentile
+
+    rows, metrics = [], {}
+    for name, runs in found.items():
+        for phase in ("before", "during"):
+            gaps = sorted(gap * 1e3 for one in runs for gap in getattr(one, phase))
+            if gaps:
+                rows.append({"prefill": name, "gaps": phase, "count": len(gaps), "p50": percentile(gaps, 50),
+                             "p99": percentile(gaps, 99), "max": gaps[-1]})  # fmt: skip
+        metrics[f"{name}_gap_max"] = metric([1e3 * max(one.during) for one in runs], "ms", "lower")
+        metrics[f"{name}_prompt_ttft"] = metric([1e3 * one.ttft for one in runs], "ms", "lower")
+    result: Result = recording.result(
+        settings={
+            "model": args.model or f"cost formula: {args.step_ms:g} ms a step, {args.token_ms:g} ms a token",
+            "streams": args.streams, "prompt_len": args.prompt_len, "chunk": args.chunk, "rounds": args.rounds,
+        },
+        metrics=metrics,
+        definitions={
+            "before": "token gaps of the running streams that ended before the long prompt was due",
+            "during": "token gaps of the running streams that overlap the long prompt's wait and prefill",
+            "prompt_ttft": "the long prompt's own time to first token",
+        },
+        tables={"gaps": rows},
+    )  # fmt: skip
+    return result
+
+
+def lines(result: Result) -> list[str]:
+    """A result of `interference` as text."""
+    from quire.bench.serve_result import figure
+
+    settings = result.settings
+    text = [
+        str(settings["model"]),
+        f"  {settings['streams']} streams, a prompt of {settings['prompt_len']} tokens in chunks of "
+        f"{settings['chunk']} or whole; token gaps of the streams in ms",
+        "",
+        f"  {'prefill':<10}{'gaps':<10}{'n':>7}{'p50':>10}{'p99':>10}{'max':>10}",
+    ]
+    for row in result.tables["gaps"]:
+        figures = "".join(f"{figure(row[name]):>10}" for name in ("p50", "p99", "max"))
+        text.append(f"  {row['prefill']:<10}{row['gaps']:<10}{row['count']:>7}{figures}")
+    for name in ("chunked", "whole"):
+        own = figure(result.metrics[f"{name}_prompt_ttft"].value)
+        text += [f"  the prompt's own TTFT, {name}: {own} ms"]
+    return text

@@ -1,0 +1,93 @@
+"""Batching policies on a virtual clock: figures that theory gives exactly."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quire.bench.batching import (
+    CostMachine,
+    Job,
+    StepCost,
+    compare_batching,
+    interference,
+    longest_over_mean,
+    replay,
+)
+from quire.core.scheduler_config import SchedulerConfig
+
+STEP = StepCost(base=1.0, token=0.0)  # every step takes a second
+
+
+def config(**options: object) -> SchedulerConfig:
+    known = {"num_blocks": 4096, "max_num_seqs": 4, "max_num_batched_tokens": 4096, "max_model_len": 4096}
+    return SchedulerConfig(**{**known, **options})  # type: ignore[arg-type]
+
+
+def jobs(lengths: list[int], due: float = 0.0) -> list[Job]:
+    return [Job(due, [i, 1, 2], length) for i, length in enumerate(lengths)]
+
+
+def test_static_batches_last_as_long_as_their_longest_member() -> None:
+    run = replay(jobs([1, 2, 3, 10, 5, 5, 5, 5]), config(batching="static"), CostMachine(STEP))
+    assert [record.finished for record in run.records] == [1, 2, 3, 10, 15, 15, 15, 15]
+    assert len(run.steps) == 15
+    assert run.slot_use == pytest.approx((1 + 2 + 3 + 10 + 20) / (4 * 15))
+
+
+def test_continuous_fills_a_place_as_soon_as_it_is_free() -> None:
+    run = replay(jobs([1, 2, 3, 10, 5, 5, 5, 5]), config(), CostMachine(STEP))
+    assert [record.finished for record in run.records] == [1, 2, 3, 10, 6, 7, 8, 11]
+    assert len(run.steps) == 11
+
+
+def test_static_waits_for_a_full_batch_and_dynamic_for_a_while() -> None:
+    work = [Job(0.0, [1], 2), Job(0.5, [2], 2), Job(9.0, [3], 2), Job(9.5, [4], 2)]
+    static = replay(work, config(batching="static"), CostMachine(STEP))
+    assert [record.times[0] for record in static.records] == [10.5] * 4
+    dynamic = replay(work, config(batching="dynamic"), CostMachine(STEP), wait=2.0)
+    assert [record.times[0] for record in dynamic.records] == [3.0, 3.0, 10.5, 10.5]
+    full = replay(work, config(batching="dynamic", max_num_seqs=2), CostMachine(STEP), wait=100.0)
+    assert full.records[0].times[0] == 1.5  # full at 0.5
+    now = replay(work, config(), CostMachine(STEP))
+    assert [record.times[0] for record in now.records] == [1.0, 2.0, 10.0, 11.0]
+
+
+def test_the_measured_ratio_is_the_theorys() -> None:
+    """Everything there at the start, every step equally long: static over continuous is L_max over L-mean."""
+    rng = random.Random(0)
+    lengths = [rng.randint(1, 200) for _ in range(400)]
+    found = compare_batching(jobs(lengths), config(), lambda: CostMachine(STEP))
+    by_batch, whole = longest_over_mean(lengths, 4)
+    assert found.theory == (by_batch, whole)
+    assert found.ratio("continuous") == pytest.approx(by_batch, rel=0.02)
+    assert found.step_ratio("continuous") == pytest.approx(by_batch, rel=0.02)
+    assert found.ratio("continuous") == pytest.approx(
+        200 / 100.5 * 0.8, rel=0.05
+    )  # the longest of 4, not of all
+    assert found.rate("dynamic") == pytest.approx(found.rate("static"))
+    equal = compare_batching(jobs([50] * 40), config(), lambda: CostMachine(STEP))
+    assert equal.ratio("continuous") == pytest.approx(1.0)  # no variance, nothing to gain
+    tokens = {policy: run.summary.output_tokens for policy, run in found.runs.items()}
+    assert set(tokens.values()) == {sum(lengths)}
+
+
+def test_theory() -> None:
+    assert longest_over_mean([1, 1, 1, 5, 2, 2, 2, 2], 4) == pytest.approx(((20 + 8) / 16, 5 / 2))
+    with pytest.raises(ValueError, match="lengths"):
+        longest_over_mean([], 4)
+
+
+def test_chunked_prefill_bounds_what_a_long_prompt_does_to_streams() -> None:
+    cost = StepCost(base=0.02, token=0.001)
+    streams = [Job(0.0, [i], 60) for i in range(3)]
+    prompt = Job(0.5, list(range(1000)), 2)
+    chunked = interference(streams, prompt, config(max_num_batched_tokens=103), CostMachine(cost))
+    whole = interference(streams, prompt, config(enable_chunked_prefill=False), CostMachine(cost))
+    assert max(chunked.before) == pytest.approx(0.023)
+    assert max(chunked.during) == pytest.approx(0.02 + 0.103)  # a step is never larger than its budget
+    assert max(whole.during) == pytest.approx(0.02 + 1.003)  # the whole prompt at once
+    assert whole.ttft < chunked.ttft  # what the prompt pays for it
+    with pytest.raises(ValueError, match="none ran beside"):
+        interference([Job(0.0, [1], 2)], Job(50.0, [1] * 100, 2), config(), CostMachine(cost))
