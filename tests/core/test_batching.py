@@ -52,8 +52,8 @@ def test_continuous_lets_the_next_in_at_once() -> None:
 
 def test_a_batch_is_those_who_waited_when_it_began_however_long_their_prompts_take() -> None:
     driver = Driver(config(batching="static", max_num_batched_tokens=4, max_num_seqs=3))
-    driver.add([1] * 10, max_tokens=3, ignore_eos=True)
-    driver.add([2] * 6, max_tokens=3, ignore_eos=True)
+    driver.add([1] * 10, max_tokens=9, ignore_eos=True)
+    driver.add([2] * 6, max_tokens=9, ignore_eos=True)
     driver.step()
     driver.add([3] * 2, max_tokens=3, ignore_eos=True)  # too late for this batch, though a place is free
     for _ in range(4):

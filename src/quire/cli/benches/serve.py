@@ -106,6 +106,8 @@ def pace(args: argparse.Namespace) -> Pace:
         raise ValueError("concurrency: either this or --rate; --max-in-flight bounds an open loop")
     if args.rate is not None and not args.rate > 0:
         raise ValueError(f"rate: {args.rate} is not above 0")
+    if args.rate is None and args.arrival not in {None, "trace"}:
+        raise ValueError(f"rate: --arrival {args.arrival} needs one")
     if args.warmup < 0:
         raise ValueError(f"warmup: {args.warmup} is below 0")
     common: dict[str, Any] = {
@@ -118,8 +120,6 @@ def pace(args: argparse.Namespace) -> Pace:
         return Pace(clients=args.concurrency or 1, **common)
     if own_times:
         return Pace(rate=args.rate, trace=args.rate is None, keep_pattern=args.rate is not None, **common)
-    if args.rate is None:
-        raise ValueError(f"rate: --arrival {args.arrival} needs one")
     return Pace(rate=args.rate, process=args.arrival or "poisson", burstiness=args.burstiness, **common)
 
 
