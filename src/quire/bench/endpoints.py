@@ -196,7 +196,7 @@ def _read_openai(found: dict[str, Any]) -> Event:
 # ---- llama-server
 
 
-def _llama_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _ggml_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     body: dict[str, Any] = {
         "prompt": prompt.token_ids if prompt.token_ids is not None else prompt.text,
         "stream": ask.stream,
@@ -212,7 +212,7 @@ def _sampled(ask: Ask) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _read_llama(found: dict[str, Any]) -> Event:
+def _read_ggml(found: dict[str, Any]) -> Event:
     event = Event(text=found.get("content") or "")
     tokens = found.get("tokens")
     if isinstance(tokens, list) and tokens:
@@ -282,7 +282,7 @@ def _read_tgi(found: dict[str, Any]) -> Event:
 # ---- Ollama
 
 
-def _ollama_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _native_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     options = _sampled(ask)
     if ask.max_tokens is not None:
         options["num_predict"] = ask.max_tokens
@@ -290,13 +290,13 @@ def _ollama_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
             **ask.extra}  # fmt: skip
 
 
-def _ollama_chat_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
-    body = _ollama_body(prompt, ask)
+def _native_chat_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    body = _native_body(prompt, ask)
     del body["raw"], body["prompt"]
     return {**body, "messages": prompt.messages or [{"role": "user", "content": prompt.text}], **ask.extra}
 
 
-def _read_ollama(found: dict[str, Any]) -> Event:
+def _read_native(found: dict[str, Any]) -> Event:
     message = found.get("message") or {}
     event = Event(text=found.get("response") or message.get("content") or "")
     event.text += found.get("thinking") or message.get("thinking") or ""
@@ -335,16 +335,16 @@ def endpoint(backend: str, api: str) -> Endpoint:
             "completions", "/v1/completions", _completions_body(backend), _read_openai, ids=ids, eos=eos
         )
     native = {
-        "llama-server": Endpoint("llama-server", "/completion", _llama_body, _read_llama, ids=True),
+        "llama-server": Endpoint("llama-server", "/completion", _ggml_body, _read_ggml, ids=True),
         "sglang": Endpoint("sglang", "/generate", _sglang_body, _read_sglang, ids=True, cumulative=True),
         "tgi": Endpoint("tgi", "/generate_stream", _tgi_body, _read_tgi, eos=False, whole_path="/generate"),
-        "ollama": Endpoint("ollama", "/api/generate", _ollama_body, _read_ollama, lines=True, eos=False),
+        "ollama": Endpoint("ollama", "/api/generate", _native_body, _read_native, lines=True, eos=False),
     }
     if api == "native" and backend in native:
         return native[backend]
     if api == "native-chat" and backend == "ollama":
         return Endpoint(
-            "ollama-chat", "/api/chat", _ollama_chat_body, _read_ollama, chat=True, lines=True, eos=False
+            "ollama-chat", "/api/chat", _native_chat_body, _read_native, chat=True, lines=True, eos=False
         )
     has = ", ".join(["chat", "completions", *(["native"] if backend in native else [])])
     raise ValueError(f"api: {backend} has {has}, not {api!r}")

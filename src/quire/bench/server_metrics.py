@@ -13,6 +13,9 @@ from collections.abc import Callable
 from quire.bench.client import Client, ClientError
 
 EVERY = 1.0  # seconds between two readings
+SETTLE = (
+    0.6  # before the first and the last one: servers gather and keep their figures for a part of a second
+)
 MAX_LINES = 200_000
 
 # what is kept -> the names that servers have for it, first found counts; _sum and _count make a mean
@@ -86,14 +89,16 @@ class ServerWatch:
 
     async def start(self) -> None:
         """Take the first reading, and go on if there is one."""
-        self._first = self._last = await self._read()
-        if self._first:
+        if await self._read():
+            await asyncio.sleep(SETTLE)
+            self._first = self._last = await self._read()
             self._task = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
         """Take the last reading."""
         if self._task is not None:
             self._task.cancel()
+            await asyncio.sleep(SETTLE)
             self._last = await self._read() or self._last
 
     def means(self) -> dict[str, float]:
