@@ -23,7 +23,7 @@ BENCHES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    listing = "\n".join(f"  {name:<10} {text}" for name, (_, text) in BENCHES.items())
+    listing = "\n".join(f"  {name:<16} {text}" for name, (_, text) in BENCHES.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"benchmarks:\n{listing}\n\nquire bench BENCH --help explains one."
     parser.add_argument("bench", choices=list(BENCHES), help="what to measure", metavar="BENCH")

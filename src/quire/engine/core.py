@@ -29,7 +29,7 @@ class EngineCore:
 
     def __init__(self, scheduler: Scheduler, worker: StepExecutor, gate: BatchGate | None = None) -> None:
         self.scheduler = scheduler
-        self.worker = worker
+        self._worker = worker
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
         self.started: list[str] = []  # requests that the last step put to work, or back to work
@@ -72,7 +72,7 @@ class EngineCore:
         counts = self.scheduler.step_counts
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new]
-        result = self.worker.execute(out)
+        result = self._worker.execute(out)
         executed = time.perf_counter()
         events = self.scheduler.update(out, result)
         updated = time.perf_counter()
