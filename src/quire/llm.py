@@ -42,7 +42,7 @@ class LLM:
             options["memory"] = parse_size(options["memory"])
         self._startup = Startup()
         config = EngineConfig(**options)
-        with ByteProgress("loading weights", enabled=progress) as bar:
+        with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
             opened = open_model(model, startup=self._startup)
             self._built = build(opened, config, bar, startup=self._startup)
         self._engine = SyncEngine(self._built)

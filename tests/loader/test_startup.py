@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from quire.engine.api import GenerateAsk
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.spawn import Spawned
 from quire.types import SamplingParams
+from quire.util.progress import ByteProgress
 from quire.util.startup import Span, Startup, process_start
 
 PHASES = ["interpreter", "imports", "config", "plan", "weights", "bind", "ready", "first token"]
@@ -105,3 +107,19 @@ def test_a_spawned_engine_that_nobody_takes_is_ended() -> None:
     spawned.close()
     assert spawned.process.returncode is not None
     assert spawned.socket.fileno() == -1
+
+
+def test_the_bar_of_saving_follows_the_bar_of_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with ByteProgress("loading weights", "saving packed weights") as bar:
+        for done, total in ((50, 100), (100, 100), (20, 80), (80, 80)):
+            bar(done, total)
+    shown = terminal.getvalue()
+    assert shown.index("loading weights") < shown.index("saving packed weights")
+    assert "/100 " in shown
+    assert "/80.0 " in shown

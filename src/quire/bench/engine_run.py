@@ -110,7 +110,7 @@ class BenchEngine:
         self, model: str, asked: EngineConfig, *, tokenizer: bool = True, progress: bool = False
     ) -> None:
         opened, asked = open_bench_model(model, asked, tokenizer=tokenizer)
-        with ByteProgress("loading weights", enabled=progress) as bar:
+        with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
             built = build(opened, asked, bar)
         self._recorder = _Recorder(built.core.worker)
         self.built: Built = replace(built, core=EngineCore(built.core.scheduler, self._recorder))

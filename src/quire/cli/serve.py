@@ -168,7 +168,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     read_keys(serving)  # a key file that cannot be read ends the start here
     sock = bind(serving)
     try:
-        with ServerLog(serving), ByteProgress("loading weights") as bar:
+        with ServerLog(serving), ByteProgress("loading weights", "saving packed weights") as bar:
             engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:

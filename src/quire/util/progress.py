@@ -11,10 +11,13 @@ if TYPE_CHECKING:
 
 
 class ByteProgress:
-    """A bar over bytes for callbacks of the form (done, total). A context manager; shows nothing until called."""
+    """A bar over bytes for callbacks of the form (done, total). A context manager; shows nothing until called.
 
-    def __init__(self, label: str, *, enabled: bool = True) -> None:
-        self._label = label
+    When `done` falls, another piece of work has begun: it gets the next label and a bar of its own.
+    """
+
+    def __init__(self, *labels: str, enabled: bool = True) -> None:
+        self._labels = list(labels)
         self._enabled = enabled and sys.stderr.isatty()
         self._bar: tqdm[Any] | None = None
         self._done = 0
@@ -22,11 +25,15 @@ class ByteProgress:
     def __call__(self, done: int, total: int) -> None:
         if not self._enabled:
             return
+        if self._bar is not None and done < self._done:
+            self._bar.close()
+            self._bar, self._done = None, 0
         if self._bar is None:
             from tqdm import tqdm
 
+            label = self._labels.pop(0) if len(self._labels) > 1 else self._labels[0]
             bar: tqdm[Any] = tqdm(
-                total=total, desc=self._label, unit="B", unit_scale=True, file=sys.stderr, leave=False
+                total=total, desc=label, unit="B", unit_scale=True, file=sys.stderr, leave=False
             )
             self._bar = bar
         self._bar.update(done - self._done)
