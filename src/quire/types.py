@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 MAX_LOGPROBS = 64
@@ -16,6 +16,8 @@ MAX_STOP_STRING_CHARS = 4096
 MAX_SAMPLES = 128
 # Tokens that logit_bias, banned_token_ids and stop_token_ids may name together.
 MAX_NAMED_TOKENS = 4096
+# Tokens that allowed_token_ids may hold before a vocabulary is known to compare with.
+MAX_ALLOWED_TOKENS = 2**20
 
 # Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
 NO_BLOCK = -1
@@ -106,39 +108,45 @@ class SamplingParams:
         _integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens {self.max_tokens}")
-        _token_ids("banned_token_ids", self.banned_token_ids)
-        _token_ids("stop_token_ids", self.stop_token_ids)
-        if self.allowed_token_ids is not None:
-            _token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not set(self.allowed_token_ids) - set(self.banned_token_ids):
-                raise RequestError("allowed_token_ids", "no token is left to sample")
-        for token, bias in self.logit_bias.items():
-            if not _is_int(token) or token < 0:
-                raise RequestError("logit_bias", f"token id {token!r} is not a non-negative integer")
-            if not _is_number(bias) or not -100.0 <= bias <= 100.0:
-                raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
+        self._check_named_tokens()
         _stop_strings(self.stop)
+
+    def _check_named_tokens(self) -> None:
+        """Lengths before contents: what is refused costs nothing, however long it is."""
         named = len(self.logit_bias) + len(self.banned_token_ids) + len(self.stop_token_ids)
         if named > MAX_NAMED_TOKENS:
             raise RequestError(
                 "logit_bias", f"{named} tokens in logit_bias, banned_token_ids and stop_token_ids are more than the "
                 f"limit of {MAX_NAMED_TOKENS}",
             )  # fmt: skip
+        _token_ids("banned_token_ids", self.banned_token_ids)
+        _token_ids("stop_token_ids", self.stop_token_ids)
+        allowed, banned = self.allowed_token_ids, self.banned_token_ids
+        if allowed is not None:
+            if len(allowed) > MAX_ALLOWED_TOKENS:
+                raise RequestError(
+                    "allowed_token_ids", f"{len(allowed)} tokens are more than the limit of {MAX_ALLOWED_TOKENS}"
+                )  # fmt: skip
+            _token_ids("allowed_token_ids", allowed)
+            if not allowed or (banned and not set(allowed).difference(banned)):
+                raise RequestError("allowed_token_ids", "no token is left to sample")
+        for token, bias in self.logit_bias.items():
+            if not _is_int(token) or token < 0:
+                raise RequestError("logit_bias", f"token id {token!r} is not a non-negative integer")
+            if not _is_number(bias) or not -100.0 <= bias <= 100.0:
+                raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise RequestError when a named token id does not exist in a vocabulary of `vocab_size`."""
-        named: dict[str, Sequence[int]] = {
-            "logit_bias": list(self.logit_bias),
+        named: dict[str, Collection[int]] = {
+            "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
             "banned_token_ids": self.banned_token_ids,
             "stop_token_ids": self.stop_token_ids,
         }
         for name, ids in named.items():
-            for token in ids:
-                if token >= vocab_size:
-                    raise RequestError(
-                        name, f"token id {token} is not below the vocabulary size {vocab_size}"
-                    )
+            if ids and (token := max(ids)) >= vocab_size:
+                raise RequestError(name, f"token id {token} is not below the vocabulary size {vocab_size}")
         if len(set(self.banned_token_ids)) >= vocab_size:
             raise RequestError("banned_token_ids", "every token of the vocabulary is banned")
 
@@ -359,6 +367,9 @@ def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional
 
 
 def _token_ids(name: str, ids: Sequence[int]) -> None:
+    """Raise RequestError for what is no token id; of good ones there may be very many, so these are not walked."""
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):
+        return
     for token in ids:
         if not _is_int(token) or not 0 <= token < 2**31:
             raise RequestError(name, f"{token!r} is not a token id")

@@ -12,6 +12,7 @@ from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk, Stream
 from quire.engine.async_engine import AsyncEngine
+from quire.engine.host import Host
 from quire.types import SamplingParams
 
 GUARD = 60.0  # seconds after which a test that hangs is ended; no test is decided by time
@@ -30,11 +31,18 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, in_process: bool = True, serving: ServingConfig | None = None, **config: Any
+    folder: Path,
+    *,
+    in_process: bool = True,
+    serving: ServingConfig | None = None,
+    host: type[Host] | None = None,
+    **config: Any,
 ) -> AsyncIterator[AsyncEngine]:
     weights = "auto" if list(folder.glob("*.safetensors")) else "random"
     config = {"memory": 2**30, "num_kv_blocks": 8192, "threads": 1, "load_format": weights} | config
     engine = AsyncEngine(folder, EngineConfig(**config), serving, in_process=in_process)
+    if host is not None:
+        engine._new_host = host
     await engine.start()
     try:
         yield engine

@@ -18,6 +18,7 @@ from quire.engine.api import (
     GenerateAsk,
     ModelCard,
     OverloadedError,
+    RequestBlockedError,
     Stream,
     StreamDelta,
 )
@@ -229,3 +230,12 @@ def test_error_bodies_stay_small() -> None:
             len(ApiError(400, character * 100_000, code="x", param=character * 9000).body())
             <= MAX_ERROR_BYTES
         )
+
+
+def test_a_request_that_kills_is_not_to_be_tried_again() -> None:
+    """A status that no client retries."""
+    engine = StandInEngine()
+    engine.failure = RequestBlockedError("this request was being computed at 2 deaths of the engine")
+    answer = Answer(engine, "/v1/chat/completions", CHAT)
+    assert answer.status == 400
+    assert b'"code":"request_blocked"' in answer.body

@@ -44,6 +44,10 @@ class EngineUnavailableError(QuireError):
         self.retry_after = retry_after
 
 
+class RequestBlockedError(QuireError):
+    """The engine died more than once under this request: it is refused for a while. Do not try again (HTTP 400)."""
+
+
 class DeadlineError(QuireError):
     """A request's deadline or longest queue time has passed (HTTP 504). Partial output stays in the stream."""
 
@@ -170,8 +174,8 @@ class AsyncEngine(Protocol):
         """Refuse new requests, let running ones finish for so long, end the rest, release everything."""
 
     def generate(self, ask: GenerateAsk) -> Stream:
-        """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError, or
-        DeadlineError when its time had passed before it came.
+        """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError,
+        RequestBlockedError, or DeadlineError when its time had passed before it came.
         """
 
     async def encode(

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from quire.engine.api import (
     EngineUnavailableError,
     GenerateAsk,
     ModelCard,
+    RequestBlockedError,
     Stream,
 )
 from quire.engine.build import Model, open_model, tokenizer_bytes
@@ -51,6 +53,7 @@ from quire.engine.output import OutputProcessor
 from quire.engine.spawn import Spawned
 from quire.engine.stream import Live, LiveStream
 from quire.engine.supervisor import Hooks, Supervisor
+from quire.engine.suspects import KEEP_SECONDS, Suspects, digest_of
 from quire.engine.text_service import TextService, read_template
 from quire.loader import resolve_model
 from quire.text.chat import ChatAsk
@@ -114,6 +117,12 @@ class AsyncEngine:
         self._wasted = 0
         self._drained: asyncio.Event | None = None
         self._records: list[asyncio.Future[list[Any]]] = []
+        self._suspects = Suspects()
+        self._watched: dict[
+            int, bytes
+        ] = {}  # handle -> digest, of requests that came while there were suspects
+        self._careful: int | None = None  # the handle of the one suspect that runs
+        self._held: deque[Live] = deque()  # suspects that wait for it
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -256,31 +265,63 @@ class AsyncEngine:
             raise RequestError("request_id", f"{ask.request_id!r} is already in use")
         request = self._request(ask, now)
         admission.check(request)
+        digest = self._known_digest(ask, now)
         stops = self._stops(ask)
         handle = next(self._numbers)
         admission.admit(handle, ask, now)
-        live = Live(handle, output.add(request, ask.prompt_text, stops))
+        live = Live(handle, ask, output.add(request, ask.prompt_text, stops))
         if not self._live:
             supervisor.began()
         self._live[handle] = live
         self._handles[ask.request_id] = handle
-        supervisor.send(
-            Add(
-                handle=handle,
-                request_id=ask.request_id,
-                prompt=pack_ids(ask.prompt_token_ids),
-                params=ask.params,
-                arrival=now,
-                priority=ask.priority,
-                namespace=ask.namespace,
-            )
-        )
+        if digest is not None:
+            self._watched[handle] = digest
+        self._launch(live)
         self._set_timers(live, ask, now)
         return LiveStream(live, self._loop, self.cancel)
 
     def cancel(self, live: Live) -> None:
         """Stop computing a request; harmless when it has ended."""
         self._end(live, None)
+
+    def _known_digest(self, ask: GenerateAsk, now: float) -> bytes | None:
+        """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
+        if not self._suspects:
+            return None
+        digest = digest_of(ask)
+        deaths = self._suspects.deaths(digest, now)
+        if deaths:
+            raise _blocked(deaths)
+        return digest
+
+    def _launch(self, live: Live) -> None:
+        """Send a request to the engine; a suspect waits while another one runs."""
+        assert self._supervisor is not None
+        digest = self._watched.get(live.handle)
+        if digest is not None and self._suspects.careful(digest):
+            if self._careful is not None:
+                self._held.append(live)
+                return
+            self._careful = live.handle
+        ask = live.ask
+        self._supervisor.send(
+            Add(
+                handle=live.handle,
+                request_id=ask.request_id,
+                prompt=pack_ids(ask.prompt_token_ids),
+                params=ask.params,
+                arrival=live.output.timings.arrival,
+                priority=ask.priority,
+                namespace=ask.namespace,
+            )
+        )
+
+    def _launch_next(self) -> None:
+        """The suspect that ran has ended."""
+        self._careful = None
+        waiting, self._held = self._held, deque()
+        for live in waiting:
+            self._launch(live)
 
     def _request(self, ask: GenerateAsk, now: float) -> Request:
         return Request(
@@ -329,12 +370,18 @@ class AsyncEngine:
     def _forget(self, live: Live) -> None:
         del self._live[live.handle]
         del self._handles[live.request_id]
+        self._watched.pop(live.handle, None)
+        if live in self._held:
+            self._held.remove(live)
+        elif live.handle == self._careful:
+            self._launch_next()
         if self._admission is not None:
             self._admission.leave(live.handle)
         if not self._live and self._drained is not None and self.state is EngineState.DRAINING:
             self._drained.set()
 
     def _end_all(self, reason: str) -> None:
+        self._held.clear()
         for live in list(self._live.values()):
             self._end(live, EngineUnavailableError(f"{reason}; the request was not completed"))
 
@@ -395,6 +442,8 @@ class AsyncEngine:
                 continue
             live.push(delta, now)
             if live.output.finished:
+                if live.handle in self._watched:
+                    self._suspects.clear(self._watched[live.handle])
                 self._forget(live)
                 live.end()
 
@@ -408,8 +457,19 @@ class AsyncEngine:
         if self._card is not None:  # started again, perhaps with less memory than the first time
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str) -> int:
+        """The engine died: end what it computed. Returns how many deaths the request to blame explains."""
+        now = time.monotonic()
+        held = {live.handle for live in self._held}
+        present = {live: digest_of(live.ask) for live in self._live.values() if live.handle not in held}
+        blamed = self._suspects.died(set(present.values()), now)
+        deaths = self._suspects.deaths(blamed, now) if blamed else 0
+        for live in [live for live, digest in present.items() if digest == blamed]:
+            logger.error("request %s was being computed at %d deaths of the engine and is refused from now on",
+                         live.request_id, deaths)  # fmt: skip
+            self._end(live, _blocked(deaths))
         self._end_all(reason)
+        return deaths
 
     def _tick(self, now: float) -> None:
         """End the requests of readers that do not read."""
@@ -457,6 +517,13 @@ class AsyncEngine:
             default_sampling=dict(facts.generation.sampling),
             notices=self._facts.notices,
         )
+
+
+def _blocked(deaths: int) -> RequestBlockedError:
+    return RequestBlockedError(
+        f"this request was being computed at {deaths} deaths of the engine; it is refused for"
+        f" {KEEP_SECONDS / 60:g} minutes"
+    )
 
 
 def _event(live: Live, index: int, tokens: list[int], note: Note | None) -> SeqEvent:

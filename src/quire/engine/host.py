@@ -49,6 +49,8 @@ class ProcessHost:
     a process that was started before; it is used by the first start.
     """
 
+    module = "quire.engine.process"
+
     def __init__(self, spawned: Spawned | None = None) -> None:
         self._spawned = spawned
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +64,7 @@ class ProcessHost:
     async def start(self) -> socket.socket:
         loop = asyncio.get_running_loop()
         self._exit = loop.create_future()
-        spawned, self._spawned = self._spawned or Spawned(), None
+        spawned, self._spawned = self._spawned or Spawned(self.module), None
         self._process, ours = spawned.take()
         threading.Thread(
             target=self._follow, args=(loop, self._exit), name="quire-engine-stderr", daemon=True

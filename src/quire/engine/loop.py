@@ -95,7 +95,7 @@ class EngineLoop:
                 raise TypeError(f"{type(command).__name__} is not for a running engine")
 
     def _add(self, command: Add) -> None:
-        self._seen = command.handle
+        self._seen = max(self._seen, command.handle)
         request = Request(
             request_id=command.request_id,
             prompt_token_ids=unpack_ids(command.prompt),

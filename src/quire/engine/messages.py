@@ -52,7 +52,7 @@ class Load(_Message, frozen=True, tag=1):
 
 
 class Add(_Message, frozen=True, tag=2):
-    """Queue a request. Handles rise from one Add to the next and are never reused."""
+    """Queue a request. Handles are never reused, and rise but for a request that was held back."""
 
     handle: int
     request_id: str

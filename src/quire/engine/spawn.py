@@ -16,9 +16,9 @@ class Spawned:
     Whoever takes it owns both; `close` ends a process that nobody took.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "quire.engine.process") -> None:
         ours, theirs = socket_pair()
-        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.process"]
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", module]
         try:
             # The kernel ends the process with the thread that started it (engine/process).
             self.process = subprocess.Popen(

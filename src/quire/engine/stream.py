@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
-from quire.engine.api import StreamDelta
+from quire.engine.api import GenerateAsk, StreamDelta
 from quire.types import QuireError, RequestOutput
 
 
@@ -17,6 +17,7 @@ class Live:
     """
 
     __slots__ = (
+        "ask",
         "cached_tokens",
         "error",
         "handle",
@@ -29,8 +30,9 @@ class Live:
         "waiter",
     )
 
-    def __init__(self, handle: int, output: RequestOutput) -> None:
+    def __init__(self, handle: int, ask: GenerateAsk, output: RequestOutput) -> None:
         self.handle = handle
+        self.ask = ask
         self.request_id = output.request_id
         self.output = output
         self.pending: dict[int, StreamDelta] = {}

@@ -35,10 +35,13 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a supervisor tells its engine. `lost` comes before a restart, `ready` after each (re)start."""
+    """What a supervisor tells its engine. `lost` comes before a restart, `ready` after each (re)start.
+
+    `lost` returns how many deaths, this one and those before it, have a cause that is known and will not come again.
+    """
 
     report: Callable[[Report], None]
-    lost: Callable[[str], None]
+    lost: Callable[[str], int]
     ready: Callable[[Ready], None]
     working: Callable[[], bool]
     tick: Callable[[float], None]
@@ -143,16 +146,20 @@ class Supervisor:
         connection, self._connection = self._connection, None
         if self.state is not EngineState.DRAINING:
             self.state = EngineState.RESTARTING
-        self._hooks.lost("the engine ended unexpectedly")
+        explained = self._hooks.lost("the engine ended unexpectedly")
         if connection is not None:
             connection.host.kill()
             self._dying.add(connection.host)
-            self._spawn(self._recover(connection.host))
+            self._spawn(self._recover(connection.host, explained))
 
-    async def _recover(self, host: Host) -> None:
+    async def _recover(self, host: Host, explained: int) -> None:
+        """Start the engine again. Deaths that are explained do not count as failures of the engine."""
         cause = await host.ended()
         self._dying.discard(host)
         logger.error("the engine ended unexpectedly: %s", cause)
+        for _ in range(min(explained - 1, len(self._failures))):
+            self._failures.pop()
+        counts = not explained
         while self.state is EngineState.RESTARTING:
             now = time.monotonic()
             while self._failures and self._failures[0] < now - _WINDOW_SECONDS:
@@ -165,8 +172,10 @@ class Supervisor:
                 )
                 self.state = EngineState.FAILED
                 return
-            self._failures.append(now)
-            await asyncio.sleep(min(_MAX_DELAY, _FIRST_DELAY * 4 ** (len(self._failures) - 1)))
+            if counts:
+                self._failures.append(now)
+            counts = True
+            await asyncio.sleep(min(_MAX_DELAY, _FIRST_DELAY * 4 ** max(0, len(self._failures) - 1)))
             try:
                 ready = await self._open(None)
             except (QuireError, ValueError, OSError, MemoryError) as error:

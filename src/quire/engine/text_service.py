@@ -145,14 +145,13 @@ def read_template(path: str | None) -> str | None:
 
 
 def _size(ask: ChatAsk) -> int:
-    """Roughly the characters of a conversation: enough to tell short from long."""
-    return sum(
-        len(content) if isinstance(content := message.get("content"), str) else _parts_size(content)
-        for message in ask.messages
-    )
-
-
-def _parts_size(content: object) -> int:
-    if not isinstance(content, list | tuple):
-        return 0
-    return sum(len(str(part.get("text", ""))) for part in content if isinstance(part, dict))
+    """Roughly the characters of a conversation, as far as they tell short from long."""
+    size = 0
+    for message in ask.messages:
+        content = message.get("content")
+        for part in (content,) if isinstance(content, str) else content if isinstance(content, list) else ():
+            text = part.get("text") if isinstance(part, dict) else part
+            size += 1 + (len(text) if isinstance(text, str) else 0)
+            if size > LONG_TEXT:
+                return size
+    return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,9 +37,8 @@ async def read_body(
 ) -> Body[T]:
     """The body as a `kind`, its fields known and supported. Raises ApiError."""
     config = context.config
-    body = await exchange.json(kind, config.max_body_bytes, config.body_timeout)
-    unsupported.check(body.names, body.raw, refuse_unknown=config.unknown_fields == "refuse")
-    return body
+    check = functools.partial(unsupported.check, refuse_unknown=config.unknown_fields == "refuse")
+    return await exchange.json(kind, config.max_body_bytes, config.body_timeout, check)
 
 
 def make_envelope(

@@ -20,7 +20,7 @@ from quire.server.answering import (
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
-from quire.server.exchange import Exchange
+from quire.server.exchange import Exchange, off_loop
 from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from quire.server.requests import ChatCompletionRequest, RenderRequest, TokenizeRequest
@@ -51,10 +51,11 @@ def chat_ask(
 async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
     """Answer a conversation, whole or as a stream."""
     card = context.card()
-    body = (await read_body(context, exchange, ChatCompletionRequest, fields.CHAT)).value
+    read = await read_body(context, exchange, ChatCompletionRequest, fields.CHAT)
+    body = read.value
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
-    params = chat_params(body, card.default_sampling)
+    params = await off_loop(len(read.raw), lambda: chat_params(body, card.default_sampling))
     prompt = await context.engine.encode_chat(chat_ask(body, body.messages))
     check_window(len(prompt), params, card.max_model_len, "messages")
     ask = make_ask(exchange, body, params, prompt, envelope.id)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
-from quire.engine.api import StreamDelta
+from quire.engine.api import ModelCard, StreamDelta
 from quire.server import fields
 from quire.server.answering import (
     EventStream,
@@ -22,7 +23,7 @@ from quire.server.answering import (
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
-from quire.server.exchange import Exchange
+from quire.server.exchange import Exchange, off_loop
 from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import CompletionLogprobsWriter, TokenTexts, joined, prompt_logprobs
 from quire.server.requests import CompletionRequest, Prompt
@@ -44,13 +45,15 @@ class _Prompt:
 async def completions(context: ServerContext, exchange: Exchange) -> None:
     """Continue prompts, whole or as a stream."""
     card = context.card()
-    body = (await read_body(context, exchange, CompletionRequest, fields.COMPLETION)).value
+    read = await read_body(context, exchange, CompletionRequest, fields.COMPLETION)
+    body = read.value
     envelope = make_envelope(context, exchange, body, "cmpl")
     check_streaming(body)
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_request("echo", "echo: with logprobs, not supported in a stream", "unsupported_parameter")
-    params = completion_params(body, card.default_sampling)
-    prompts = await _prompts(context, body)
+    params = await off_loop(len(read.raw), lambda: completion_params(body, card.default_sampling))
+    split = await off_loop(len(read.raw), lambda: _split(body.prompt, card))
+    prompts = await _prompts(context, body, *split)
     for prompt in prompts:
         check_window(len(prompt.token_ids), params, card.max_model_len, "prompt")
     asks = [
@@ -83,50 +86,60 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     await EventStream(context, exchange, body, chunks).write(asks, chunk_of)
 
 
-async def _prompts(context: ServerContext, body: CompletionRequest) -> list[_Prompt]:
+async def _prompts(
+    context: ServerContext, body: CompletionRequest, texts: list[str], id_lists: list[list[int]]
+) -> list[_Prompt]:
     """The prompts in token ids. Raises ApiError or RequestError for one that cannot be."""
-    engine, vocab = context.engine, context.engine.card.vocab_size
-    window = context.engine.card.max_model_len
-    found: list[_Prompt] = []
-    texts, id_lists = _split(body.prompt)
+    engine = context.engine
     special = True if body.add_special_tokens is None else body.add_special_tokens
     encoded = await asyncio.gather(*(engine.encode(text, add_special_tokens=special) for text in texts))
-    for text, ids in zip(texts, encoded, strict=True):
-        if not ids:
-            raise bad_request("prompt", "prompt: has no tokens")
-        found.append(_Prompt(ids, text))
-    for ids in id_lists:
-        if not ids:
-            raise bad_request("prompt", "prompt: has no tokens")
-        if len(ids) > window:
-            message = (
-                f"prompt: {len(ids)} tokens are over the model's context of {window} tokens (max_model_len)"
-            )
-            raise bad_request("prompt", message, "context_length_exceeded")
-        if min(ids) < 0 or max(ids) >= vocab:
-            wrong = next(token for token in ids if not 0 <= token < vocab)
-            raise bad_request(
-                "prompt", f"prompt: {wrong} is not a token id below the vocabulary size {vocab}"
-            )
-        found.append(_Prompt(ids, await engine.decode(ids) if body.echo else ""))
+    found = list(map(_Prompt, encoded, texts))
+    if not all(encoded):
+        raise bad_request("prompt", "prompt: has no tokens")
+    found += [_Prompt(ids, await engine.decode(ids) if body.echo else "") for ids in id_lists]
     return found
 
 
-def _split(prompt: Prompt) -> tuple[list[str], list[list[int]]]:
-    """The prompts of a request: either texts or lists of ids."""
+def _split(prompt: Prompt, card: ModelCard) -> tuple[list[str], list[list[int]]]:
+    """The prompts of a request: either texts or lists of ids. Raises ApiError; lengths are looked at first."""
     if isinstance(prompt, str):
         return [prompt], []
-    kinds = set(map(type, prompt))
-    if kinds == {int}:
-        return [], [prompt]  # type: ignore[list-item]
-    if len(prompt) > MAX_PROMPTS:
+    if prompt and type(prompt[0]) is int:
+        _check_length(prompt, card)
+    elif len(prompt) > MAX_PROMPTS:
         raise bad_request("prompt", f"prompt: {len(prompt)} prompts are over the limit of {MAX_PROMPTS}")
+    kinds = set(map(type, prompt))
     if kinds == {str}:
         return prompt, []  # type: ignore[return-value]
-    if kinds == {list}:
-        return [], prompt  # type: ignore[return-value]
-    what = "is empty" if not kinds else "mixes texts, token ids and lists"
-    raise bad_request("prompt", f"prompt: {what}; it must be a text, texts, token ids or lists of token ids")
+    if kinds == {int}:
+        prompt, kinds = [prompt], {list}  # type: ignore[list-item]
+    if kinds != {list}:
+        what = "is empty" if not kinds else "mixes texts, token ids and lists"
+        raise bad_request(
+            "prompt", f"prompt: {what}; it must be a text, texts, token ids or lists of token ids"
+        )
+    for ids in prompt:
+        _check_ids(ids, card)  # type: ignore[arg-type]
+    return [], prompt  # type: ignore[return-value]
+
+
+def _check_ids(ids: list[int], card: ModelCard) -> None:
+    if not ids:
+        raise bad_request("prompt", "prompt: has no tokens")
+    _check_length(ids, card)
+    if min(ids) < 0 or max(ids) >= card.vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < card.vocab_size)
+        message = f"prompt: {wrong} is not a token id below the vocabulary size {card.vocab_size}"
+        raise bad_request("prompt", message)
+
+
+def _check_length(ids: Sequence[object], card: ModelCard) -> None:
+    if len(ids) > card.max_model_len:
+        message = (
+            f"prompt: {len(ids)} tokens are over the model's context of {card.max_model_len} tokens"
+            " (max_model_len)"
+        )
+        raise bad_request("prompt", message, "context_length_exceeded")
 
 
 class _Answer:

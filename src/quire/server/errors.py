@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.engine.api import DeadlineError, EngineUnavailableError, OverloadedError
+from quire.engine.api import (
+    DeadlineError,
+    EngineUnavailableError,
+    OverloadedError,
+    RequestBlockedError,
+)
 from quire.types import CheckpointError, QuireError, RequestError
 
 MAX_ERROR_BYTES = 4096
@@ -101,6 +106,8 @@ def api_error(error: Exception) -> ApiError:
             found = ApiError(429, str(error), code="queue_full", headers=retry_headers(seconds))
         case EngineUnavailableError(retry_after=seconds):
             found = ApiError(503, str(error), code="engine_unavailable", headers=retry_headers(seconds))
+        case RequestBlockedError():
+            found = ApiError(400, str(error), code="request_blocked")
         case DeadlineError():
             found = ApiError(504, str(error), code="deadline_exceeded")
         case CheckpointError():  # the model's own template failed on these messages

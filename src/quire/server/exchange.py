@@ -26,11 +26,15 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """A request body: its bytes, its value, and the names of its top-level fields."""
+    """A request body: its bytes and its value."""
 
     raw: bytes
     value: T
-    names: set[str]
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do what takes time in proportion to a body of `size` bytes: here when that is short, else in a thread."""
+    return work() if size <= json_input.INLINE_BYTES else await asyncio.to_thread(work)
 
 
 class Exchange:
@@ -76,10 +80,12 @@ class Exchange:
 
     # ---- request
 
-    async def json(self, kind: type[T], limit: int, seconds: float) -> Body[T]:
-        """The body as a `kind`; large bodies are parsed in a thread.
+    async def json(
+        self, kind: type[T], limit: int, seconds: float, check: Callable[[set[str], bytes], None]
+    ) -> Body[T]:
+        """The body as a `kind`, of which `check` sees the names and the bytes; large bodies are parsed in a thread.
 
-        Raises ApiError: 408 when the body is late, 413, 415, and what json_input.decode raises.
+        Raises ApiError: 408 when the body is late, 413, 415, and what json_input.decode and `check` raise.
         """
         content_type = self.header(b"content-type").split(";")[0].strip().lower()
         if content_type != "application/json":
@@ -93,9 +99,13 @@ class Exchange:
                 code="unsupported_content_encoding",
             )
         raw = await self.body(limit, seconds)
-        if len(raw) <= json_input.INLINE_BYTES:
-            return Body(raw, *json_input.decode(raw, kind))
-        return Body(raw, *await asyncio.to_thread(json_input.decode, raw, kind))
+
+        def parse() -> Body[T]:
+            value, names = json_input.decode(raw, kind)
+            check(names, raw)
+            return Body(raw, value)
+
+        return await off_loop(len(raw), parse)
 
     async def body(self, limit: int, seconds: float) -> bytes:
         """The body's bytes; read once. Raises ApiError 408 or 413."""

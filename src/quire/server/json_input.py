@@ -17,8 +17,10 @@ MAX_DEPTH = 64
 # Above this many bytes a body is parsed in a thread, so that the event loop stays free.
 INLINE_BYTES = 64 * 1024
 
-# Brackets, strings and keys of one body: bounds the time of the look, which is linear in them and in the bytes.
-MAX_PARTS = 1_000_000
+# Brackets, strings and keys of one body, and values in all: they bound the time of the look, which is linear in them
+# and in the bytes, and of the decode, which keeps the interpreter to itself.
+MAX_PARTS = 2**18
+MAX_VALUES = 2**20
 
 # Every match is bounded in length, so that no single call keeps the interpreter from other threads for long.
 _BETWEEN = re.compile(rb'[^"{}\[\]]{0,65536}+')
@@ -32,8 +34,8 @@ T = TypeVar("T")
 def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
     """The body as a `kind`, and the names of its top-level fields.
 
-    Raises ApiError 400 with code invalid_json for text that is not strict JSON, and invalid_type naming the
-    field for a value of the wrong type.
+    Raises ApiError 400 with code invalid_json for text that is not strict JSON, and naming the field with
+    invalid_type for a value of the wrong type, invalid_value for one that is too long.
     """
     try:
         body.decode("utf-8")
@@ -46,7 +48,8 @@ def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
         return _decoder(kind).decode(body), fields
     except msgspec.ValidationError as error:
         message, param = _located(str(error))
-        raise bad_request(param, message, "invalid_type") from None
+        code = "invalid_value" if " of length " in message else "invalid_type"
+        raise bad_request(param, message, code) from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _invalid(str(error)) from None
     except RecursionError:
@@ -60,8 +63,14 @@ def check_structure(body: bytes) -> set[str]:
     """
     objects: list[set[str] | None] = []  # per open bracket: the keys so far, None for an array
     top: set[str] = set()
-    position, end, parts = 0, len(body), 0
-    while (position := _BETWEEN.match(body, position).end()) < end:  # type: ignore[union-attr]
+    position, end, parts, values = 0, len(body), 0, 1
+    while position < end:
+        start, position = position, _BETWEEN.match(body, position).end()  # type: ignore[union-attr]
+        values += body.count(b",", start, position)
+        if values > MAX_VALUES:
+            raise _invalid(f"more than {MAX_VALUES} values")
+        if position == end:
+            break
         char = body[position]
         if char not in b'"{}[]':
             continue  # a long run between strings

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from quire.engine.api import AsyncEngine, EngineState, EngineStats, GenerateAsk
+from quire.engine.api import STEP_TOKEN_BOUNDS, AsyncEngine, EngineState, EngineStats, GenerateAsk
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
 from quire.types import FinishReason, RequestOutput
@@ -262,6 +262,13 @@ def _engine_families(stats: EngineStats, labels: dict[str, str]) -> Iterator[Met
         yield _family(kind, f"vllm:{name}", text, labels, value(stats))
     for name, kind, text, value in _OWN:
         yield _family(kind, name, text, labels, value(stats))
+    buckets = _step_buckets(stats.step_tokens)
+    for prefix in ("quire_", "vllm:"):
+        steps = HistogramMetricFamily(
+            f"{prefix}iteration_tokens_total", "tokens of a step", labels=list(labels)
+        )
+        steps.add_metric(list(labels.values()), buckets, stats.prefill_tokens + stats.decode_tokens)
+        yield steps
     config = labels | {"block_size": str(stats.block_size), "num_gpu_blocks": str(stats.blocks)}
     yield _family(GaugeMetricFamily, "vllm:cache_config_info", "sizes of the KV cache", config, 1)
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
@@ -278,6 +285,13 @@ def _startup_family(spans: list[dict[str, Any]]) -> Metric:
         for edge in ("begin", "end"):
             family.add_metric([span["process"], span["phase"], edge], span[edge])
     return family
+
+
+def _step_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Steps by their tokens, as cumulative buckets."""
+    histogram = Histogram(STEP_TOKEN_BOUNDS)
+    histogram.counts = list(counts) or histogram.counts
+    return histogram.buckets(STEP_TOKEN_BOUNDS)
 
 
 def _family(kind: type[Metric], name: str, text: str, labels: dict[str, str], value: float) -> Metric:

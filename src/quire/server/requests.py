@@ -10,10 +10,33 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from quire.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOP_STRINGS
+from quire.types import (
+    MAX_ALLOWED_TOKENS,
+    MAX_LOGPROBS,
+    MAX_NAMED_TOKENS,
+    MAX_SAMPLES,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+)
 
 MAX_TOP_LOGPROBS = 20
-Prompt = str | list[str | int | list[int]]
+# Lengths are bounded where a body is decoded, so that nothing later walks a list that will be refused.
+MAX_MESSAGES = 2**14
+MAX_DOCUMENTS = 2**12
+MAX_TEMPLATE_VARIABLES = 256
+MAX_IDS = 2**20
+MAX_SALT_CHARS = 256
+
+_Ids = Annotated[list[int], Meta(max_length=MAX_IDS)]
+Prompt = str | Annotated[list[str | int | list[int]], Meta(max_length=MAX_IDS)]
+_NamedIds = Annotated[list[int], Meta(max_length=MAX_NAMED_TOKENS)]
+_StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
+_StopTexts = Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)]
+_Biases = Annotated[dict[str, float], Meta(max_length=MAX_NAMED_TOKENS)]
+_Objects = list[dict[str, Any]]
+_Messages = Annotated[_Objects, Meta(max_length=MAX_MESSAGES)]
+_Documents = Annotated[_Objects, Meta(max_length=MAX_DOCUMENTS)]
+_Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -33,24 +56,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_p: Annotated[float | None, Meta(description="in (0, 1]")] = None
     n: Annotated[int | None, Meta(description=f"samples of each prompt, 1 to {MAX_SAMPLES}")] = None
     stop: Annotated[
-        str | list[str] | None, Meta(description=f"end at any of up to {MAX_STOP_STRINGS} texts")
+        _StopText | _StopTexts | None, Meta(description=f"end at any of up to {MAX_STOP_STRINGS} texts")
     ] = None
     seed: Annotated[int | None, Meta(description="equal seeds give equal samples whatever else runs")] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float] | None, Meta(description="token id to bias in [-100, 100]")] = None
+    logit_bias: Annotated[_Biases | None, Meta(description="token id to bias in [-100, 100]")] = None
     max_tokens: Annotated[int | None, Meta(description="tokens to generate at most, from 1")] = None
     # vLLM
     top_k: Annotated[int | None, Meta(description="0 and -1 are off")] = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: _NamedIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    banned_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKENS)] | None = None
+    banned_token_ids: _NamedIds | None = None
     prompt_logprobs: Annotated[
         int | None, Meta(description=f"most likely tokens per prompt position, 0 to {MAX_LOGPROBS}")
     ] = None
@@ -61,7 +84,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: Annotated[
         int | None, Meta(description="lower runs earlier, with --scheduling-policy priority")
     ] = None
-    cache_salt: Annotated[str | None, Meta(description="prefix cache shared only with equal salts")] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None,
+        Meta(description="prefix cache shared only with equal salts"),
+    ] = None
     request_id: Annotated[str | None, Meta(description="becomes part of the response's id")] = None
     # Quire
     deadline_ms: Annotated[
@@ -78,15 +104,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: _Messages
     max_completion_tokens: Annotated[int | None, Meta(description="newer name of max_tokens")] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Meta(description=f"0 to {MAX_TOP_LOGPROBS}; needs logprobs")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: _Documents | None = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="variables that the model's template reads")
+        _Variables | None, Meta(description="variables that the model's template reads")
     ] = None
     reasoning_effort: Annotated[str | None, Meta(description="handed to a template that reads it")] = None
 
@@ -111,12 +137,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 class RenderRequest(msgspec.Struct, kw_only=True):
     """Body of POST /v1/chat/completions/render: a chat request's conversation."""
 
-    messages: list[dict[str, Any]]
+    messages: _Messages
     model: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    documents: _Documents | None = None
+    chat_template_kwargs: _Variables | None = None
     reasoning_effort: str | None = None
 
 
@@ -125,17 +151,17 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: _Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: _Variables | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: list[int]
+    tokens: _Ids
     model: str | None = None
     skip_special_tokens: bool | None = None

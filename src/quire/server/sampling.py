@@ -14,12 +14,11 @@ from quire.server.requests import (
     CompletionRequest,
     GenerationRequest,
 )
-from quire.types import MAX_NAMED_TOKENS, SamplingParams
+from quire.types import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 # Logprob entries of a prompt, candidates times positions: what one response may hold in memory.
 MAX_PROMPT_LOGPROB_ENTRIES = 1 << 18
-MAX_SALT_CHARS = 256
 
 # Fields that mean the same in SamplingParams under the same name.
 _SAME = (
@@ -86,10 +85,6 @@ def _check_length(name: str, length: int | None) -> None:
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
-    if len(given) > MAX_NAMED_TOKENS:
-        raise bad_request(
-            "logit_bias", f"logit_bias: {len(given)} tokens are more than the limit of {MAX_NAMED_TOKENS}"
-        )
     bias: dict[int, float] = {}
     for token, value in given.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
@@ -111,11 +106,6 @@ def make_ask(
             f"prompt_logprobs: {entries} entries for {len(prompt)} prompt tokens are over the limit of "
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
-    salt = body.cache_salt or ""
-    if len(salt) > MAX_SALT_CHARS:
-        raise bad_request(
-            "cache_salt", f"cache_salt: {len(salt)} characters are over the limit of {MAX_SALT_CHARS}"
-        )
     priority = body.priority or 0
     if not -(2**31) <= priority < 2**31:
         raise bad_request("priority", f"priority: {priority} is not a 32-bit integer")
@@ -124,7 +114,7 @@ def make_ask(
         prompt_token_ids=prompt,
         params=params,
         priority=priority,
-        namespace=salt,
+        namespace=body.cache_salt or "",
         deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
         queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
     )

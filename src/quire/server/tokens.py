@@ -36,9 +36,13 @@ async def detokenize(context: ServerContext, exchange: Exchange) -> None:
     card = context.card()
     body = (await read_body(context, exchange, DetokenizeRequest, fields.DETOKENIZE)).value
     context.model(body.model)
-    wrong = next((token for token in body.tokens if not 0 <= token < card.vocab_size), None)
-    if wrong is not None:
+    tokens = body.tokens
+    if len(tokens) > card.max_model_len:
+        message = f"tokens: {len(tokens)} tokens are over max_model_len {card.max_model_len}"
+        raise bad_request("tokens", message)
+    if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < card.vocab_size)
         message = f"tokens: {wrong} is not a token id below the vocabulary size {card.vocab_size}"
         raise bad_request("tokens", message)
-    text = await context.engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+    text = await context.engine.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))
     await exchange.respond(200, msgspec.json.encode(DetokenizeResponse(prompt=text)))
