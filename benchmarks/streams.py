@@ -1,25 +1,34 @@
-"""CPU of the API process for each streamed token, 64 streams at once.
+"""CPU of the API process for each streamed token, 64 streams at once; whether any starves; whether health answers.
 
-python benchmarks/streams.py                     a stand-in engine: HTTP, events, metrics alone
-python benchmarks/streams.py --model FOLDER      the real engine in its own process: with its messages and detokenizing
+python benchmarks/streams.py                     the real engine in its own process, a model of random weights
+python benchmarks/streams.py --model FOLDER      the same with a checkpoint
+python benchmarks/streams.py --stand-in          no engine: HTTP, events, metrics alone
+python benchmarks/streams.py --bare              no Quire either: uvicorn with an application that sends a constant
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
-byte, so a request's own cost is in it.
+byte, so a request's own cost is in it; it is comparable between runs on a busy machine, other times are not.
+Detokenization is measured beside, on the same texts, and told apart. A stream's gap is the time between two reads of
+its events by the client; health is asked for every 20 ms from another process.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import multiprocessing
 import os
+import random
 import resource
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import tokenizers
 import uvloop
 
 from quire.config import EngineConfig
@@ -30,10 +39,12 @@ from quire.engine.api import (
     EngineStats,
     GenerateAsk,
     ModelCard,
+    Sink,
     Stream,
     StreamDelta,
 )
 from quire.engine.async_engine import AsyncEngine as RealEngine
+from quire.engine.build import open_model
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics
@@ -53,10 +64,15 @@ class PacedStream:
         self.left = ask.params.max_tokens or 1
         self.ready = 0
         self.waiter: asyncio.Future[None] | None = None
+        self.sink: Sink | None = None
 
     def push(self) -> None:
+        """As stream.Live does it: to the sink if the reader is idle, else the reader is woken."""
+        idle = self.waiter is not None and not self.waiter.done()
+        if idle and self.sink is not None and not self.ready and self.left > 1 and self.sink(self._delta(1)):
+            return
         self.ready += 1
-        if self.waiter is not None and not self.waiter.done():
+        if idle and self.waiter is not None:
             self.waiter.set_result(None)
 
     def __aiter__(self) -> AsyncIterator[StreamDelta]:
@@ -69,12 +85,18 @@ class PacedStream:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
         tokens, self.ready = self.ready, 0
+        return self._delta(tokens)
+
+    def _delta(self, tokens: int) -> StreamDelta:
         self.left -= tokens
         self.output.usage.completion_tokens += tokens
         self.output.finished = self.left <= 0
         return StreamDelta(
             0, TEXT * tokens, [1] * tokens, None, FinishReason.LENGTH if self.left <= 0 else None
         )
+
+    def deliver_to(self, sink: Sink) -> None:
+        self.sink = sink
 
     def cancel(self) -> None:
         self.left, self.output.finished = 0, True
@@ -137,30 +159,55 @@ class PacedEngine:
 
 
 def read_streams(port: int, streams: int, tokens: int, done: Any) -> None:
-    """All streams at once, read as bytes."""
+    """All streams at once, read as bytes: events, when each stream ended, and the gaps between its reads."""
+    gaps: list[float] = []
+    ends: list[float] = []
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
         body = json.dumps({
             "messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "stream": True,
-            "ignore_eos": True, "temperature": 0,
+            "ignore_eos": True, "temperature": 1.0, "seed": 7,
         }).encode()  # fmt: skip
         head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        size = chunks = 0
-        tail = b""
+        chunks, tail, last = 0, b"", 0.0
         while not tail.endswith(b"0\r\n\r\n"):
             part = await reader.read(2**18)
             assert part, "closed early"
-            size, chunks = size + len(part), chunks + part.count(b'"content":')
+            now = time.perf_counter()
+            if last:
+                gaps.append(now - last)
+            last = now
+            chunks += part.count(b'"content":')
             tail = (tail + part)[-16:]
         writer.close()
+        ends.append(last)
         return chunks
 
     async def everything() -> int:
         return sum(await asyncio.gather(*(one() for _ in range(streams))))
 
-    done.put(uvloop.run(everything()))
+    start = time.perf_counter()
+    done.put((uvloop.run(everything()), sorted(gaps), sorted(end - start for end in ends)))
+
+
+def ask_health(port: int, ending: Any, done: Any) -> None:
+    """How long /health/ready takes while everything is busy."""
+    seconds = []
+    while not ending.wait(0.02):
+        start = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("GET", "/health/ready")
+        assert connection.getresponse().status == 200
+        connection.close()
+        seconds.append(time.perf_counter() - start)
+    done.put(sorted(seconds))
+
+
+def share(values: list[float], part: float) -> float:
+    """A quantile of sorted values, in milliseconds."""
+    return values[min(len(values) - 1, int(part * len(values)))] * 1e3 if values else float("nan")
 
 
 def bare(engine: AsyncEngine, tokens: int) -> Any:
@@ -169,6 +216,10 @@ def bare(engine: AsyncEngine, tokens: int) -> Any:
     asked = GenerateAsk(request_id="", prompt_token_ids=[1], params=SamplingParams(max_tokens=tokens))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "GET":  # health
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         async for _ in engine.generate(asked):
@@ -211,39 +262,100 @@ async def alone(streams: int, tokens: int) -> None:
     print(f"without sockets: {(time.process_time() - start) / streams / tokens * 1e6:.1f} µs a token")
 
 
-async def measure(args: argparse.Namespace) -> None:
+def write_random_model(folder: Path) -> None:
+    """Hidden 256, 6 layers, a vocabulary of 4,096 trained on this repository's own text; weights are random."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
+        "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+        "vocab_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=4096, special_tokens=["<pad>", "<s>", "</s>"], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    root = Path(__file__).parents[1]
+    tokenizer.train(
+        [str(path) for room in ("docs", "src") for path in root.glob(f"{room}/**/*.[mp][dy]")], trainer
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "</s>", "chat_template": template})
+    )
+
+
+def detokenizing(model: str, tokens: int) -> float:
+    """Seconds of CPU to detokenize a token, one at a time, as a stream has them."""
+    tokenizer = open_model(Path(model)).tokenizer
+    assert tokenizer is not None
+    chooser = random.Random(0)
+    ids = [[chooser.randrange(3, 4000)] for _ in range(tokens)]
+    best = float("inf")
+    for _ in range(5):
+        detokenizer = tokenizer.detokenizer(True)
+        start = time.process_time()
+        for one in ids:
+            detokenizer.push(one)
+        best = min(best, time.process_time() - start)
+    return best / tokens
+
+
+async def one_round(port: int, args: argparse.Namespace) -> str:
+    """All streams once; what it cost."""
+    spawn = multiprocessing.get_context("spawn")
+    done, told, ending = spawn.Queue(), spawn.Queue(), spawn.Event()
+    clients = [
+        spawn.Process(target=read_streams, args=(port, args.streams, args.tokens, done)),
+        spawn.Process(target=ask_health, args=(port, ending, told)),
+    ]
+    for client in clients:
+        client.start()
+    started = resource.getrusage(resource.RUSAGE_SELF)  # starting them is not serving them
+    chunks, gaps, ends = await asyncio.to_thread(done.get)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    ending.set()
+    health = await asyncio.to_thread(told.get)
+    for client in clients:
+        await asyncio.to_thread(client.join)
+    tokens = args.streams * args.tokens
+    system = after.ru_stime - started.ru_stime
+    cpu = after.ru_utime - started.ru_utime + system
+    return (
+        f"{tokens} tokens in {chunks} events: {cpu / tokens * 1e6:.1f} µs a token"
+        f" ({system / tokens * 1e6:.1f} in the kernel); streams ended after {ends[0]:.2f} to {ends[-1]:.2f} s,"
+        f" gaps p50 {share(gaps, 0.5):.1f}, p99 {share(gaps, 0.99):.1f}, longest {share(gaps, 1):.1f} ms;"
+        f" health p50 {share(health, 0.5):.1f}, p99 {share(health, 0.99):.1f} ms of {len(health)}"
+    )
+
+
+async def measure(args: argparse.Namespace, model: str) -> None:
     config = ServingConfig(port=0)
     engine: AsyncEngine = PacedEngine()
-    if args.model:
-        engine = RealEngine(args.model, EngineConfig(threads=1, max_num_seqs=args.streams), config)
+    if model:
+        weights = "auto" if args.model else "random"
+        options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
+        engine = RealEngine(model, options, config)
     server = HttpServer(engine, config)
     if args.bare:
         server._server.config.app = bare(engine, args.tokens)  # before it is loaded
     sock: socket.socket = bind(config)
     await server.start(sock)
     await engine.start()
-    spawn = multiprocessing.get_context("spawn")
-    done = spawn.Queue()
-    for round_number in range(args.rounds + 1):  # the first warms up
-        client = spawn.Process(
-            target=read_streams, args=(sock.getsockname()[1], args.streams, args.tokens, done)
-        )
-        client.start()
-        await asyncio.sleep(0.2)
-        before, seconds = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        await asyncio.to_thread(client.join)
-        after, seconds = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - seconds
-        chunks, tokens = done.get(), args.streams * args.tokens
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        system = after.ru_stime - before.ru_stime
-        if round_number:
-            print(
-                f"{tokens} tokens in {chunks} events, {seconds:.2f} s with the client's start:"
-                f" {cpu / tokens * 1e6:.1f} µs a token ({system / tokens * 1e6:.1f} in the kernel)"
-            )
+    for number in range(args.rounds + 1):  # the first warms up
+        told = await one_round(sock.getsockname()[1], args)
+        if number:
+            print(told, flush=True)
     await engine.stop(0.0)
     await server.stop()
-    if not args.model and not args.bare:
+    if model:
+        print(f"of it detokenization: {detokenizing(model, 20_000) * 1e6:.2f} µs a token")
+    elif not args.bare:
         await alone(args.streams, args.tokens)
 
 
@@ -251,16 +363,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="checkpoint folder; default: a stand-in engine")
+    parser.add_argument(
+        "--model", help="checkpoint folder; default: random weights of the default model's shape"
+    )
+    parser.add_argument("--stand-in", action="store_true", help="no engine: deltas out of nothing")
     parser.add_argument("--bare", action="store_true", help="uvicorn and the stand-in alone, for comparison")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of the engine")
     args = parser.parse_args()
-    print(
-        f"{os.cpu_count()} cores, {args.streams} streams of {args.tokens} tokens, {args.model or 'stand-in engine'}"
-    )
-    uvloop.run(measure(args))
+    with tempfile.TemporaryDirectory() as name:
+        model = "" if args.stand_in or args.bare else args.model or name
+        if model == name:
+            write_random_model(Path(name))
+        what = args.model or ("random weights" if model else "stand-in engine")
+        print(
+            f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, {args.streams} streams of {args.tokens}, {what}"
+        )
+        uvloop.run(measure(args, model))
 
 
 if __name__ == "__main__":

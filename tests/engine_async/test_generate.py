@@ -14,7 +14,13 @@ import pytest
 from engine_async.running import ON_AND_ON, ask, collect, run, running, until
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.api import DeadlineError, EngineState, EngineUnavailableError, OverloadedError
+from quire.engine.api import (
+    DeadlineError,
+    EngineState,
+    EngineUnavailableError,
+    OverloadedError,
+    StreamDelta,
+)
 from quire.engine.build import build, open_model
 from quire.engine.sync_engine import SyncEngine
 from quire.text.chat import ChatAsk
@@ -180,6 +186,37 @@ def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
             assert first.text + "".join(delta.text for delta in rest) == texts[0]
             assert [*first.token_ids, *(t for delta in rest for t in delta.token_ids)] == tokens[0]
             assert rest[-1].finish_reason is FinishReason.LENGTH
+
+    run(work())
+
+
+def test_a_sink_takes_what_it_will_in_order(endless: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Deltas go to the sink or to the reader, each once; one that raises is asked no more and harms nobody."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+    async def work() -> None:
+        async with running(endless) as engine:
+            expected = (await collect(engine.generate(ask("r", params=params))))[1][0]
+            stream, other = engine.generate(ask("r", params=params)), engine.generate(ask("o", params=params))
+            seen: list[int] = []
+            taken = [0]
+
+            def sink(delta: StreamDelta) -> bool:
+                if len(seen) > 40:
+                    raise ZeroDivisionError
+                if len(seen) % 3 == 0:
+                    return False
+                seen.extend(delta.token_ids)
+                taken[0] += len(delta.token_ids)
+                return True
+
+            stream.deliver_to(sink)
+            async for delta in stream:
+                seen += delta.token_ids
+            assert seen == expected
+            assert 0 < taken[0] < 60
+            assert (await collect(other))[1][0] == expected
+        assert caplog.text.count("writing a delta of r failed") <= 1
 
     run(work())
 

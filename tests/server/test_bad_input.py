@@ -200,6 +200,44 @@ def test_completions(server: LiveServer, body: bytes, code: str, param: str | No
     server.post("/v1/completions", body).error(400, code or None, param)
 
 
+def test_lists_are_bounded(server: LiveServer) -> None:
+    """Rows 12, 17: what is too long is refused by its length, whatever is in it."""
+    server.post("/v1/completions", complete(prompt=[5] * (2**20 + 1))).error(400, "invalid_json")
+    server.post("/v1/completions", complete(bad_words=["a"] * 2**18)).error(400, "invalid_json")
+    server.post("/v1/chat/completions", chat(messages=[[]] * 2**18)).error(400, "invalid_json")
+    server.post("/detokenize", json.dumps({"tokens": [5] * 300}).encode()).error(
+        400, "invalid_value", "tokens"
+    )
+    for name, value in (
+        ("stop_token_ids", [1] * 4097), ("banned_token_ids", [1] * 4097), ("messages", MESSAGES * 17_000),
+        ("chat_template_kwargs", {str(i): i for i in range(300)}), ("stop", ["a"] * 65), ("cache_salt", "a" * 257),
+    ):  # fmt: skip
+        message = server.post("/v1/chat/completions", chat(**{name: value})).error(400, "invalid_value", name)
+        assert "of length <= " in message
+    for allowed in ([5] * 2**19, list(range(VOCAB)) * 3, [VOCAB]):
+        reply = server.post("/v1/chat/completions", chat(allowed_token_ids=allowed))
+        reply.error(400, "invalid_value", "allowed_token_ids")
+    assert server.post("/v1/chat/completions", chat(allowed_token_ids=list(range(VOCAB)))).status == 200
+    many = {"logprobs": True, "top_logprobs": 20, "max_tokens": 150}
+    assert server.chat(n=2, **many).status == 200
+    with_limit = server.complete(["a"] * 100, logprobs=64, n=16, max_tokens=100).error(
+        400, "invalid_value", "logprobs"
+    )
+    assert str(2**20) in with_limit
+
+
+def test_prompt_logprobs_are_bounded(folder: Path) -> None:
+    """Row 13."""
+    with serving(folder, {"max_model_len": 8000}) as live:
+        prompt = [5] * 7000
+        message = live.complete(prompt, prompt_logprobs=60, max_tokens=1).error(
+            400, "invalid_value", "prompt_logprobs"
+        )
+        assert str(7000 * 61) in message
+        answer = live.complete(prompt[:500], prompt_logprobs=20, max_tokens=1).json["choices"][0]
+        assert len(answer["prompt_logprobs"]) == 500
+
+
 def test_edge_values_work(server: LiveServer) -> None:
     """Row 16, 22, 27 and harmless values of what is not supported."""
     for seed in (-(2**63), 2**64 - 1, 0):

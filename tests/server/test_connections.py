@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import re
@@ -15,7 +16,11 @@ from typing import Any
 
 import pytest
 
-from helpers.server import LiveServer, Neighbour, read_all, request_bytes, serving
+from helpers.server import LiveServer, Neighbour, Reply, read_all, request_bytes, serving, stream_text
+from quire.config.serving import ServingConfig
+from quire.server.access import AccessControl
+from quire.server.errors import ApiError
+from quire.server.exchange import Exchange
 
 LONG: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "ignore_eos": True, "stream": True
@@ -210,6 +215,25 @@ def test_a_client_that_never_reads_is_ended(folder: Path) -> None:
         sock.close()
 
 
+def test_a_slow_client_gets_everything_in_order(folder: Path) -> None:
+    """Its output waits again and again, so that what is written at once and what had to wait take turns."""
+    body = {**LONG, "max_tokens": 1900, "seed": 4, "temperature": 1.5}
+    with serving(folder, {"max_model_len": 2000}) as live:
+        whole = live.post(CHAT, {**body, "stream": False}).json["choices"][0]["message"]["content"]
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", live.port))
+            sock.sendall(request_bytes(CHAT, {**body, "n": 2}, headers="connection: close\r\n"))
+            raw = b""
+            while part := sock.recv(3000 if len(raw) < 150_000 else 2**20):
+                raw += part
+        events = b"".join(part for part in raw.split(b"\r\n") if part.startswith(b"data: "))
+        texts = stream_text(Reply(200, {"content-type": "text/event-stream"}, events))
+        assert texts[0] == whole
+        assert len(texts[1]) > 1000
+        live.wait(live.idle)
+
+
 def test_a_full_queue_says_when_to_come_back(folder: Path) -> None:
     """Row 53: as many at once as there may be; every answer is a success or a 429 with a time."""
     with serving(folder, {"max_num_seqs": 2}, max_num_queued_reqs=3) as live:
@@ -265,6 +289,33 @@ def test_keys(locked: LiveServer) -> None:
         locked.get(path).error(401, "missing_api_key")
     for path in ("/health", "/health/live", "/health/ready", "/ping"):
         assert locked.get(path).status == 200
+
+
+def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Row 44: whichever key matches, the same comparisons are made, each in constant time."""
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo\nthree\n")
+    access = AccessControl(ServingConfig(api_key_file=str(file)))
+    compared: list[bytes] = []
+    true = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or true(a, b))
+    for presented in ("one", "two", "three", "none", "oneX", "x" * 100_000):
+        exchange = Exchange(
+            {"method": "GET", "path": "/", "headers": [(b"authorization", f"Bearer {presented}".encode())]},
+            None, None,  # type: ignore[arg-type]
+        )  # fmt: skip
+        compared.clear()
+        with contextlib.suppress(ApiError):
+            access.check_key(exchange)
+        assert compared == [b"one", b"two", b"three"]
+
+
+def test_there_is_no_route_for_administrators(locked: LiveServer) -> None:
+    """Row 45: nothing that a key could do more than serve requests; such paths do not exist, with a key or without."""
+    for path in ("/admin/config", "/pause", "/sleep", "/reset_prefix_cache", "/start_profile", "/server_info", "/slots",
+                 "/v1/load_lora_adapter", "/update_weights", "/invocations"):  # fmt: skip
+        for headers in ({}, {"authorization": "Bearer key-one"}):
+            locked.post(path, {}, headers).error(404, "not_found")
 
 
 def test_a_flood_from_one_key_stops_at_its_share(locked: LiveServer) -> None:

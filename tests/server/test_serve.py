@@ -2,95 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.server import read_all, request_bytes
+from helpers.process import SMALL, children, running
+from helpers.server import read_all
 from quire.cli.main import main
 from quire.cli.serve import read_config, settings
-
-SMALL = ["--max-model-len", "2000", "--threads", "1", "--memory", "700MiB"]
-
-
-class Process:
-    """A `quire serve` of its own."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, *options],
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.lines: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip())
-            if line.startswith("quire: serving "):
-                break
-        else:
-            pytest.fail("\n".join(self.lines))
-
-    @property
-    def port(self) -> int:
-        found = re.search(r":(\d+)$", self.lines[-1])
-        assert found, self.lines
-        return int(found[1])
-
-    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(number)
-        _, rest = self.process.communicate(timeout=60)
-        return self.process.returncode, rest
-
-
-@contextlib.contextmanager
-def running(folder: Path, *options: str) -> Iterator[Process]:
-    process = Process(folder, "--port", "0", *options)
-    try:
-        yield process
-    finally:
-        if process.process.poll() is None:
-            process.process.kill()
-            process.process.communicate()
-
-
-def stream(port: int, tokens: int) -> socket.socket:
-    body = {
-        "messages": [{"role": "user", "content": "Hi"}],
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
-    sock.sendall(request_bytes("/v1/chat/completions", body, headers="connection: close\r\n"))
-    assert sock.recv(10)
-    return sock
-
-
-def children(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listed.split()]
 
 
 def test_start_serve_and_drain(folder: Path) -> None:
     """Row 62: what runs is finished, what comes is refused, then everything is gone."""
     with running(folder, "--served-model-name", "small", "--log-format", "json", "--access-log") as server:
         assert any(line.split()[:1] == ["sum"] for line in server.lines)
+        server.process.send_signal(signal.SIGHUP)  # there is no certificate to read again
         assert "KV blocks" in " ".join(server.lines)
         engines = children(server.process.pid)
-        sock = stream(server.port, 1900)
+        sock = server.stream(1900)
         server.process.send_signal(signal.SIGTERM)
         end = time.monotonic() + 20
         while True:  # still answering, no longer ready
@@ -115,7 +54,7 @@ def test_start_serve_and_drain(folder: Path) -> None:
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
     with running(folder, "--shutdown-timeout", "600") as server:
         engines = children(server.process.pid)
-        sock = stream(server.port, 1900)
+        sock = server.stream(1900)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         for _ in range(2):
             server.process.send_signal(signal.SIGINT)

@@ -19,6 +19,7 @@ from quire.engine.api import (
     ModelCard,
     OverloadedError,
     RequestBlockedError,
+    Sink,
     Stream,
     StreamDelta,
 )
@@ -49,6 +50,8 @@ class StandInStream:
                 raise step
             yield step
         self.output.finished = True
+
+    def deliver_to(self, sink: Sink) -> None: ...
 
     def cancel(self) -> None:
         self.cancelled = True

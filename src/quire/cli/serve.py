@@ -33,6 +33,8 @@ _REFUSED = {
     "reasoning-parser": "reasoning is not separated from the answer",
 }
 _EXTRA = ("config", "gpu_memory_utilization", "model")
+# Options that say the same thing in two ways: one source may give only one side.
+_EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
 
 
 class _Refuse(argparse.Action):
@@ -76,11 +78,13 @@ def settings(given: dict[str, Any], file: dict[str, Any]) -> tuple[str, EngineCo
 
     Raises ValueError naming the option that is missing, contradicts another, or is out of range.
     """
-    for source, options in (("command line", given), ("config file", file)):
-        if "gpu_memory_utilization" in options and "memory" in options:
-            raise ValueError(f"gpu_memory_utilization and memory: the {source} gives both; give one")
-    if "gpu_memory_utilization" in given or "memory" in given:
-        file = {name: v for name, v in file.items() if name not in {"gpu_memory_utilization", "memory"}}
+    for sides in _EXCLUSIVE:
+        for source, options in (("command line", given), ("config file", file)):
+            if all(side & options.keys() for side in sides):
+                names = " and ".join(sorted(set.union(*sides) & options.keys()))
+                raise ValueError(f"{names}: the {source} gives both; give one")
+        if any(side & given.keys() for side in sides):
+            file = {name: value for name, value in file.items() if name not in set.union(*sides)}
     options = file | given
     share = options.pop("gpu_memory_utilization", None)
     if share is not None:

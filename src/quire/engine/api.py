@@ -6,7 +6,7 @@ called on the event loop's thread; nothing here blocks it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,8 +98,19 @@ class Stream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[StreamDelta]: ...
 
+    def deliver_to(self, sink: Sink) -> None:
+        """Offer deltas to `sink` first, in the moment they come; what it does not take is there to be iterated over.
+
+        It is asked only while the reader waits for more and nothing is unread, so order is kept. It must not
+        raise or take long: every other stream waits for it.
+        """
+
     def cancel(self) -> None:
         """Stop computing within one step and forget the request. Harmless when it has ended."""
+
+
+# Takes a delta and returns True, or returns False and leaves it to the reader.
+Sink = Callable[[StreamDelta], bool]
 
 
 @dataclass(frozen=True, slots=True)

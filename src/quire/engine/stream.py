@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
-from quire.engine.api import GenerateAsk, StreamDelta
+from quire.engine.api import GenerateAsk, Sink, StreamDelta
 from quire.types import QuireError, RequestOutput
+
+logger = logging.getLogger("quire.engine")
 
 
 class Live:
@@ -24,6 +27,7 @@ class Live:
         "output",
         "pending",
         "request_id",
+        "sink",
         "timers",
         "unread",
         "unread_since",
@@ -41,11 +45,15 @@ class Live:
         self.waiter: asyncio.Future[None] | None = None
         self.error: QuireError | None = None
         self.cached_tokens = 0
+        self.sink: Sink | None = None
         self.timers: list[asyncio.TimerHandle] = []
 
     def push(self, delta: StreamDelta, now: float) -> None:
         """Add what a step made."""
         if not self.pending:
+            # an idle reader is not woken for what the sink takes: that would cost more than the rest of a token
+            if self.sink and self.waiter and not self.waiter.done() and self._offer(delta):
+                return
             self.unread_since = now
         self.unread += len(delta.token_ids)
         waiting = self.pending.get(delta.index)
@@ -54,6 +62,14 @@ class Live:
         else:
             _merge(waiting, delta)
         self.wake()
+
+    def _offer(self, delta: StreamDelta) -> bool:
+        try:
+            return self.sink is not None and self.sink(delta)
+        except Exception:  # the reader will meet it again; the step of all the others goes on
+            logger.exception("writing a delta of %s failed", self.request_id)
+            self.sink = None
+            return False
 
     def end(self, error: QuireError | None = None) -> None:
         """Nothing more will come. Unread deltas can still be read, then the error is raised."""
@@ -101,6 +117,10 @@ class LiveStream:
         if live.pending:
             live.unread_since = time.monotonic()
         return delta
+
+    def deliver_to(self, sink: Sink) -> None:
+        """Offer deltas to `sink` as they come, before they become unread."""
+        self._live.sink = sink
 
     async def aclose(self) -> None:
         """As `cancel`."""

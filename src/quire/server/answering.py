@@ -19,6 +19,7 @@ from quire.server.fields import Unsupported
 from quire.server.generation import Run
 from quire.server.requests import GenerationRequest
 from quire.server.responses import PromptLogprobs, TimingsBody
+from quire.types import FinishReason
 
 T = TypeVar("T", bound=msgspec.Struct)
 ChunkOf = Callable[[int, StreamDelta], bytes]
@@ -98,10 +99,8 @@ class EventStream:
             self._context.watches.add(watch)
             try:
                 with Run(self._context, exchange, asks) as run:
-                    if run.choices == 1:
-                        async for delta in run.streams[0]:
-                            run.took(0, delta)
-                            await self._send(chunk_of(0, delta))
+                    if len(run.streams) == 1:
+                        await self._write_one(run, chunk_of)
                     else:
                         async for deltas in run.read():
                             await self._send(b"".join([chunk_of(choice, delta) for choice, delta in deltas]))
@@ -113,6 +112,26 @@ class EventStream:
                 await exchange.write(last, more=False)
             finally:
                 self._context.watches.discard(watch)
+
+    async def _write_one(self, run: Run, chunk_of: ChunkOf) -> None:
+        """One prompt's samples. A delta is written in the moment it comes while the client keeps up; what must wait
+        for the client, and the first and the failed, go through here.
+        """
+        exchange, (stream,) = self._exchange, run.streams
+
+        def direct(delta: StreamDelta) -> bool:
+            if not exchange.writes_at_once() or delta.finish_reason is FinishReason.ERROR:
+                return False
+            run.took(delta.index, delta)
+            data = chunk_of(delta.index, delta)
+            if data:
+                exchange.write_at_once(data)
+            return True
+
+        stream.deliver_to(direct)
+        async for delta in stream:
+            run.took(delta.index, delta)
+            await self._send(chunk_of(delta.index, delta))
 
     def _send(self, data: bytes) -> Awaitable[None]:
         if not self._exchange.status:

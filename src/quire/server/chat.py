@@ -25,7 +25,7 @@ from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from quire.server.requests import ChatCompletionRequest, RenderRequest, TokenizeRequest
 from quire.server.responses import ChatChoice, ChatCompletion, ChatMessage, RenderedPrompt
-from quire.server.sampling import chat_params, check_window, make_ask
+from quire.server.sampling import chat_params, check_logprobs, check_window, make_ask
 from quire.text.chat import ChatAsk
 from quire.types import CompletionOutput
 
@@ -58,14 +58,19 @@ async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
     params = await off_loop(len(read.raw), lambda: chat_params(body, card.default_sampling))
     prompt = await context.engine.encode_chat(chat_ask(body, body.messages))
     check_window(len(prompt), params, card.max_model_len, "messages")
+    check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(exchange, body, params, prompt, envelope.id)
     texts = TokenTexts(context.engine, as_ids=bool(body.return_tokens_as_token_ids))
     if not body.stream:
         run = await run_whole(context, exchange, [ask])
-        answer = _answer(context, body, envelope, run, texts)
-        if wants_timings(exchange, body):
-            answer.timings = run.timings()
-        await exchange.respond(200, msgspec.json.encode(answer))
+
+        def encode() -> bytes:
+            answer = _answer(context, body, envelope, run, texts)
+            if wants_timings(exchange, body):
+                answer.timings = run.timings()
+            return msgspec.json.encode(answer)
+
+        await exchange.respond(200, await off_loop(run.answer_size(), encode))
         return
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     chunks = Chunks(envelope, params.n, chat=True, usage=include_usage)

@@ -28,7 +28,7 @@ from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import CompletionLogprobsWriter, TokenTexts, joined, prompt_logprobs
 from quire.server.requests import CompletionRequest, Prompt
 from quire.server.responses import Completion, CompletionChoice, CompletionLogprobs
-from quire.server.sampling import check_window, completion_params, make_ask
+from quire.server.sampling import check_logprobs, check_window, completion_params, make_ask
 from quire.types import CompletionOutput, RequestOutput
 
 MAX_PROMPTS = 1024
@@ -56,6 +56,7 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     prompts = await _prompts(context, body, *split)
     for prompt in prompts:
         check_window(len(prompt.token_ids), params, card.max_model_len, "prompt")
+    check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     asks = [
         make_ask(exchange, body, params, prompt.token_ids, f"{envelope.id}-{i}" if i else envelope.id)
         for i, prompt in enumerate(prompts)
@@ -63,10 +64,14 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     texts = TokenTexts(context.engine, as_ids=bool(body.return_tokens_as_token_ids))
     if not body.stream:
         run = await run_whole(context, exchange, asks)
-        answer = _Answer(context, body, envelope, texts).whole(run, prompts)
-        if wants_timings(exchange, body):
-            answer.timings = run.timings()
-        await exchange.respond(200, msgspec.json.encode(answer))
+
+        def encode() -> bytes:
+            answer = _Answer(context, body, envelope, texts).whole(run, prompts)
+            if wants_timings(exchange, body):
+                answer.timings = run.timings()
+            return msgspec.json.encode(answer)
+
+        await exchange.respond(200, await off_loop(run.answer_size(), encode))
         return
     count = params.n * len(prompts)
     include_usage = body.stream_options is not None and body.stream_options.include_usage

@@ -46,9 +46,11 @@ class Exchange:
         self.path: str = scope["path"]
         self.handler = ""  # the route's pattern, for metrics
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        # what our own HTTP protocol offers beyond ASGI: dropping the connection, and whether output is piling up
+        # what our own HTTP protocol offers beyond ASGI: dropping the connection, whether output is piling up, and
+        # sending a chunk at once
         self.abort: Callable[[], None] | None = scope.get("quire.abort")
         self.blocked: Callable[[], bool] = scope.get("quire.blocked", _never)
+        self._write_chunk: Callable[[bytes], None] | None = scope.get("quire.write")
         self.scope = scope
         self.request_id = self._request_id()
         self.key_name = ""  # which API key was presented, by position
@@ -172,6 +174,21 @@ class Exchange:
         if self.recorded is None and self._held is None:
             return self._send({"type": "http.response.body", "body": data, "more_body": more})
         return self._write_kept(data, more=more)
+
+    def writes_at_once(self) -> bool:
+        """Whether a part of the body can be sent now by `write_at_once`: the response has started, is sent in chunks,
+        nothing keeps a copy, and the client reads.
+        """
+        return (
+            self._write_chunk is not None and self.status != 0 and self.recorded is None and self._held is None
+            and not self.blocked()
+        )  # fmt: skip
+
+    def write_at_once(self, data: bytes) -> None:
+        """Send a part of the body without waiting for anything; only when `writes_at_once`."""
+        assert self._write_chunk is not None
+        self.bytes_out += len(data)
+        self._write_chunk(data)
 
     async def _write_kept(self, data: bytes, *, more: bool) -> None:
         if self.recorded is not None:

@@ -16,6 +16,7 @@ from quire.types import FinishReason, RequestOutput, Timings
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 
+_LOGPROB_BYTES = 64
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 
 
@@ -108,6 +109,13 @@ class Run:
         completion = sum(c.completion_tokens for c in counts)
         cached = sum(c.cached_tokens for c in counts)
         return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+    def answer_size(self) -> int:
+        """Roughly the bytes of a whole answer, by its tokens and logprobs: what making it costs."""
+        params, usage = self._asks[0].params, self.usage()
+        generated = 0 if params.logprobs is None else usage.completion_tokens * (1 + params.logprobs)
+        prompt = 0 if params.prompt_logprobs is None else usage.prompt_tokens * (1 + params.prompt_logprobs)
+        return usage.completion_tokens + _LOGPROB_BYTES * (generated + prompt)
 
     def timings(self) -> TimingsBody:
         """Where the time of a finished request went. Of several prompts, the one that ended last is told."""

@@ -44,8 +44,9 @@ class Connections:
 class LimitedProtocol(HttpToolsProtocol):
     """Bounds connections, header size and count, time for headers, and pipelining; refusals are JSON errors.
 
-    Adds scope["quire.abort"], which drops the connection with what is still to be sent, and
-    scope["quire.blocked"], whether the client has left so much unread that sending waits.
+    Adds scope["quire.abort"], which drops the connection with what is still to be sent;
+    scope["quire.blocked"], whether sending has to wait for the client, or would reach nobody; and
+    scope["quire.write"], which sends a chunk of a response that has started, without waiting for anything.
     """
 
     def __init__(
@@ -106,9 +107,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers, self._header_bytes = True, 0
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]
+        self.scope["quire.write"] = self._write_chunk  # type: ignore[typeddict-unknown-key]
 
     def _blocked(self) -> bool:
-        return self.flow.write_paused
+        return self.flow.write_paused or self.transport.is_closing()
+
+    def _write_chunk(self, data: bytes) -> None:
+        """Send `data` as a chunk (RFC 9112, section 7.1)."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.engine.api import GenerateAsk
@@ -19,6 +19,8 @@ from quire.types import SamplingParams
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 # Logprob entries of a prompt, candidates times positions: what one response may hold in memory.
 MAX_PROMPT_LOGPROB_ENTRIES = 1 << 18
+# The same for what is generated, over all samples of all prompts.
+MAX_LOGPROB_ENTRIES = 1 << 20
 
 # Fields that mean the same in SamplingParams under the same name.
 _SAME = (
@@ -118,6 +120,20 @@ def make_ask(
         deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
         queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
     )
+
+
+def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, name: str) -> None:
+    """Raise ApiError 400 when prompts of these lengths could get more logprobs than one response may hold."""
+    if params.logprobs is None:
+        return
+    longest = [min(params.max_tokens or window, window - length) for length in prompts]
+    entries = params.n * sum(longest) * (params.logprobs + 1)
+    if entries > MAX_LOGPROB_ENTRIES:
+        message = (
+            f"{name}: up to {entries} entries for {params.n * sum(longest)} tokens are over the limit of"
+            f" {MAX_LOGPROB_ENTRIES}; give a smaller max_tokens or {name}"
+        )
+        raise bad_request(name, message)
 
 
 def _limit(exchange: Exchange, name: str, milliseconds: float | None) -> float | None:

@@ -1,0 +1,137 @@
+"""A `quire serve` of its own: a process, its engine's process, and what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.server import Reply, request_bytes
+
+SMALL = ["--max-model-len", "2000", "--threads", "1", "--memory", "700MiB"]
+_GUARD = 60.0  # seconds after which waiting is given up; no test is decided by it
+
+
+class Process:
+    """A server that has announced itself."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, *options],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            if line.startswith("quire: serving "):
+                break
+        else:
+            pytest.fail("\n".join(self.lines))
+
+    @property
+    def port(self) -> int:
+        found = re.search(r":(\d+)$", self.lines[-1])
+        assert found, self.lines
+        return int(found[1])
+
+    @property
+    def engine(self) -> int:
+        """Process id of the engine that runs now."""
+        (pid,) = children(self.process.pid)
+        return pid
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal and wait; exit status and what was logged."""
+        self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=_GUARD)
+        return self.process.returncode, rest
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_GUARD)
+        with contextlib.closing(connection):
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, {"content-type": "application/json"} | (headers or {}))
+            response = connection.getresponse()
+            return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+    def ready(self) -> bool:
+        """What the readiness probe says."""
+        return self.request("GET", "/health/ready").status == 200
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        time.sleep(0.3)  # renderings are kept for a quarter of a second
+        lines = [line.rpartition(" ") for line in self.request("GET", "/metrics").text.splitlines()]
+        found = [float(value) for head, _, value in lines if head.partition("{")[0] == name]
+        assert found, name
+        return sum(found)
+
+    def stream(self, tokens: int, **fields: Any) -> socket.socket:
+        """A connection whose streamed answer has begun."""
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "ignore_eos": True}
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=_GUARD)
+        asked = body | {"stream": True} | fields
+        sock.sendall(request_bytes("/v1/chat/completions", asked, headers="connection: close\r\n"))
+        assert sock.recv(10)
+        return sock
+
+
+@contextlib.contextmanager
+def running(folder: Path, *options: str) -> Iterator[Process]:
+    """A server on a free port, unless told otherwise; it is killed at the end if it is still there."""
+    process = Process(folder, *(() if "--uds" in options else ("--port", "0")), *options)
+    try:
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.communicate()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that must come."""
+    end = time.monotonic() + _GUARD
+    while not true():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def gone(pid: int) -> bool:
+    """No such process, or only what nobody has collected yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def descriptors(pid: int) -> int:
+    """Open files of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

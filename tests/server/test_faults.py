@@ -1,0 +1,243 @@
+"""Faults of the machine, seen from outside a real `quire serve`: its engine dies or hangs, it dies itself, the clock
+jumps, and everything at once. Whoever asks again gets the same answer as before; nothing is left behind.
+
+QUIRE_SOAK_REQUESTS=100000 makes the last test a soak.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.process import Process, descriptors, gone, resident, running, until
+from helpers.server import Reply, read_all, request_bytes, serving, stream_text
+
+CHAT = "/v1/chat/completions"
+FIXED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is next door?"}], "seed": 5, "max_tokens": 40,
+                         "ignore_eos": True}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Process]:
+    with running(folder, "--stall-timeout", "1", "--engine-restarts", "50") as process:
+        yield process
+
+
+def answer(server: Process) -> str:
+    """The neighbour's: always the same."""
+    reply = server.request("POST", CHAT, FIXED)
+    assert reply.status == 200, reply.text
+    return str(reply.json["choices"][0]["message"]["content"])
+
+
+def last_event(sock: socket.socket) -> Any:
+    """The last event of a stream that has been ended."""
+    last = read_all(sock).split(b"data: ")[-1]
+    return json.loads(last.partition(b"\n")[0])
+
+
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+def test_a_killed_engine(server: Process, moment: str) -> None:
+    """Row 59: errors that say try again, within 2 s; then the same answers, and nothing held."""
+    before, held = answer(server), descriptors(server.process.pid)
+    first = server.engine
+    whole = socket.create_connection(("127.0.0.1", server.port))
+    messages = [
+        {"role": "user", "content": f"{moment} " * 9}
+    ]  # not the same at two deaths: it would be blamed
+    long = {**FIXED, "max_tokens": 1900, "messages": messages}
+    head = "connection: close\r\n"
+    if moment == "decode":
+        streaming = server.stream(1900, messages=messages)
+        whole.sendall(request_bytes(CHAT, long, headers=head))
+    else:
+        os.kill(first, signal.SIGSTOP)  # so that the request is there and not begun, or begun and not done
+        streaming = socket.create_connection(("127.0.0.1", server.port))
+        for sock in (whole, streaming):
+            sock.sendall(request_bytes(CHAT, long, headers=head))
+        until(lambda: server.metric("quire_waiting_tokens") > 0)
+    os.kill(first, signal.SIGKILL)
+    killed = time.monotonic()
+    head, _, body = read_all(whole).partition(b"\r\n\r\n")
+    assert b" 503 " in head.partition(b"\r\n")[0]
+    assert b"retry-after: " in head
+    assert json.loads(body)["error"]["code"] == "engine_unavailable"
+    if moment == "decode":
+        assert last_event(streaming)["error"]["code"] == "engine_unavailable"
+    else:
+        assert read_all(streaming).startswith(b"HTTP/1.1 503 ")
+    print(f"told after {time.monotonic() - killed:.3f} s")
+    for sock in (whole, streaming):
+        sock.close()
+    until(server.ready)
+    assert server.engine != first
+    assert answer(server) == before
+    assert server.metric("quire_kv_blocks_used") == 0
+    until(lambda: descriptors(server.process.pid) <= held)
+
+
+def test_a_stopped_engine(server: Process) -> None:
+    """Row 60: not ready, but alive; it refuses what comes; when it is back it goes on where it was."""
+    before, engine = answer(server), server.engine
+    expected = stream_text(server.request("POST", CHAT, FIXED | {"stream": True, "max_tokens": 1900}))
+    sock = server.stream(1900, messages=FIXED["messages"], seed=5)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        until(lambda: not server.ready())
+        assert server.request("GET", "/health/live").status == 200
+        refused = server.request("POST", CHAT, FIXED)
+        refused.error(503, "engine_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert b'"stalled"' in server.request("GET", "/health/ready").body
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    until(server.ready)
+    body = (b"HTTP/1.1 2" + read_all(sock)).partition(b"\r\n\r\n")[2]
+    events = b"".join(chunk for chunk in body.split(b"\r\n") if chunk.startswith(b"data: "))
+    streamed = Reply(200, {"content-type": "text/event-stream"}, events)
+    assert stream_text(streamed) == expected
+    sock.close()
+    assert (answer(server), server.engine) == (before, engine)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_killed_server_leaves_nothing(folder: Path, busy: bool) -> None:
+    """Row 61."""
+    with running(folder) as server:
+        engine, port = server.engine, server.port
+        sock = server.stream(1900) if busy else None
+        server.process.kill()
+        server.process.wait()
+        until(lambda: gone(engine))
+        if sock is not None:
+            sock.close()
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", port))
+
+
+def test_clocks_that_jump(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 75: a day forth and back between any two looks at the wall clock. Only `created` may show it."""
+    true, day, looks = time.time, 86_400, [0]
+
+    def jumping() -> float:
+        looks[0] += 1
+        return true() + (day if looks[0] % 2 else -day)
+
+    with serving(folder) as live:
+        expected = live.chat(**FIXED).json["choices"]
+        monkeypatch.setattr(time, "time", jumping)
+        replies = [
+            live.chat(timings=True, deadline_ms=600_000, max_queue_ms=600_000, **FIXED) for _ in range(6)
+        ]
+        monkeypatch.undo()
+        assert looks[0] > 6
+        for reply in replies:
+            assert reply.json["choices"] == expected
+            assert abs(reply.json["created"] - true()) > day / 2
+            timings = reply.json["timings"]
+            total = timings.pop("total_seconds")
+            assert 0 < total < 600
+            assert sum(timings.values()) == pytest.approx(total)
+            assert min(timings.values()) >= 0
+        assert live.get("/health/ready").status == 200
+        for name in (
+            "e2e_request_latency",
+            "time_to_first_token",
+            "inter_token_latency",
+            "request_queue_time",
+        ):
+            assert 0 <= live.metric(f"quire_{name}_seconds_sum") < 600
+
+
+class Mix:
+    """Clients that do everything at once, from a seed; what they saw."""
+
+    def __init__(self, server: Process, seed: int, kills: int = 0) -> None:
+        self.server, self.kills = server, kills
+        self.random = random.Random(seed)
+        self.lock = threading.Lock()
+        self.seen: Counter[str] = Counter()
+        self.hashes: set[str] = set()
+
+    def run(self, requests: int, threads: int = 4) -> None:
+        share = [threading.Thread(target=self._client, args=(requests // threads,)) for _ in range(threads)]
+        for thread in share:
+            thread.start()
+        for thread in share:
+            thread.join()
+        until(self.server.ready)
+        until(lambda: self.server.metric("quire_num_requests_running") == 0)
+
+    def _client(self, requests: int) -> None:
+        for _ in range(requests):
+            with self.lock:
+                kind = self.random.choice(("good",) * 4 + tuple(_KINDS))
+                if self.kills and self.random.random() < 0.01:
+                    self.kills -= 1
+                    os.kill(self.server.engine, signal.SIGKILL)
+            try:
+                saw = self._good() if kind == "good" else f"{kind} {_KINDS[kind](self.server)}"
+            except OSError as error:
+                saw = f"{kind} {error!r}"
+            with self.lock:
+                self.seen[saw] += 1
+
+    def _good(self) -> str:
+        reply = self.server.request("POST", CHAT, FIXED | {"stream": True})
+        if reply.status == 503 or b'"engine_unavailable"' in reply.body:
+            return "good, engine died"
+        text = stream_text(reply)[0]
+        with self.lock:
+            self.hashes.add(hashlib.sha256(text.encode()).hexdigest())
+        return f"good {reply.status}"
+
+
+def _leave(server: Process) -> int:
+    with server.stream(1500) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return 0
+
+
+_KINDS: dict[str, Any] = {
+    "not json": lambda server: server.request("POST", CHAT, b'{"messages": [').status,
+    "bad value": lambda server: server.request("POST", CHAT, FIXED | {"temperature": -1}).status,
+    "unknown model": lambda server: server.request("POST", CHAT, FIXED | {"model": "x"}).status,
+    "elsewhere": lambda server: server.request("GET", "/elsewhere").status,
+    "too long": lambda server: server.request("POST", "/v1/completions", {"prompt": "word " * 2000}).status,
+    "late": lambda server: server.request("POST", CHAT, FIXED | {"deadline_ms": 1, "n": 4}).status,
+    "several": lambda server: server.request("POST", CHAT, FIXED | {"n": 3, "logprobs": True}).status,
+    "metrics": lambda server: server.request("GET", "/metrics").status,
+    "leaves": _leave,
+}
+
+
+def test_everything_at_once(server: Process) -> None:
+    """Row 88: mixed requests and faults; memory, descriptors and blocks end where they were after a first round."""
+    requests = int(os.environ.get("QUIRE_SOAK_REQUESTS", "320"))
+    Mix(server, 0).run(160)
+    pid = server.process.pid
+    until(lambda: server.metric("quire_kv_blocks_used") == 0)
+    memory, files = resident(pid), descriptors(pid)
+    mix = Mix(server, 1, kills=max(1, requests // 1000))
+    mix.run(requests)
+    print(dict(mix.seen), f"memory {(resident(pid) - memory) / 2**20:+.1f} MiB")
+    assert len(mix.hashes) == 1
+    allowed = {"200", "400", "404", "503", "504", "0"}
+    assert {saw.rpartition(" ")[2] for saw in mix.seen if not saw.startswith("good, ")} <= allowed, mix.seen
+    until(lambda: descriptors(pid) <= files)
+    assert server.metric("quire_kv_blocks_used") == 0
+    assert resident(pid) - memory < 24 * 2**20

@@ -1,0 +1,72 @@
+"""The options that vLLM's users know: there, explained by --help, documented, and refused when they contradict."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from quire.cli.options import Parser
+from quire.cli.serve import add_arguments, settings
+from quire.config.schema import EngineConfig
+from quire.config.serving import ServingConfig
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "server.md"
+KNOWN = [
+    "--host", "--port", "--uds", "--api-key", "--api-key-file", "--served-model-name", "--max-model-len",
+    "--max-num-seqs", "--max-num-batched-tokens", "--max-num-queued-reqs", "--max-num-queued-tokens", "--memory",
+    "--gpu-memory-utilization", "--kv-cache-dtype", "--block-size", "--enable-prefix-caching",
+    "--enable-chunked-prefill", "--scheduling-policy", "--dtype", "--load-format", "--chat-template", "--seed",
+    "--threads", "--shutdown-timeout", "--ssl-keyfile", "--ssl-certfile", "--config",
+]  # fmt: skip
+FIELDS = [f.name for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)]
+EVERY = [f"--{name.replace('_', '-')}" for name in FIELDS]
+
+
+@pytest.fixture(scope="module")
+def parser() -> Parser:
+    made = Parser(prog="quire serve")
+    add_arguments(made)
+    return made
+
+
+def test_options_of_vllm_are_there_and_explained(parser: Parser) -> None:
+    actions = {flag: action for action in parser._actions for flag in action.option_strings}
+    for flag in {*KNOWN, *EVERY}:
+        assert flag in actions, flag
+        assert actions[flag].help not in {None, "", argparse.SUPPRESS}, flag
+    text = parser.format_help()
+    assert [flag for flag in {*KNOWN, *EVERY} if flag not in text] == []
+
+
+def test_every_option_is_documented() -> None:
+    """docs/server.md has a row for each: add one there for a new option."""
+    rows = set(re.findall(r"^\| `(--[a-z0-9-]+)`", DOCUMENT.read_text(), re.MULTILINE))
+    assert {*EVERY, "--config", "--gpu-memory-utilization"} <= rows
+    assert rows <= {*EVERY, "--config", "--gpu-memory-utilization"}
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "text"),
+    [
+        (
+            {"memory": 1, "gpu_memory_utilization": 0.5},
+            {},
+            "gpu_memory_utilization and memory: the command line",
+        ),
+        ({}, {"uds": "s", "port": 1}, "port and uds: the config file gives both"),
+        ({"uds": "s", "host": "h", "port": 1}, {}, "host and port and uds: the command line"),
+        ({"ssl_keyfile": "k"}, {}, "give both or neither"),
+    ],
+)
+def test_options_that_contradict(given: dict[str, object], file: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        settings({"model": "m", **given}, file)
+
+
+def test_the_command_line_wins_over_a_file_that_says_it_otherwise() -> None:
+    assert settings({"model": "m", "uds": "s"}, {"port": 1})[2].port == 8000
+    assert settings({"model": "m", "port": 1}, {"uds": "s"})[2].uds is None
