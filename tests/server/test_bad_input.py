@@ -19,6 +19,11 @@ import pytest
 
 from helpers.checkpoints import VOCAB
 from helpers.server import LiveServer, Neighbour, serving
+from quire.server.errors import ApiError
+from quire.server.exchange import Exchange
+from quire.server.requests import CompletionRequest
+from quire.server.sampling import make_ask
+from quire.types import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 WINDOW = 200
@@ -226,16 +231,14 @@ def test_lists_are_bounded(server: LiveServer) -> None:
     assert str(2**20) in with_limit
 
 
-def test_prompt_logprobs_are_bounded(folder: Path) -> None:
-    """Row 13."""
-    with serving(folder, {"max_model_len": 8000}) as live:
-        prompt = [5] * 7000
-        message = live.complete(prompt, prompt_logprobs=60, max_tokens=1).error(
-            400, "invalid_value", "prompt_logprobs"
-        )
-        assert str(7000 * 61) in message
-        answer = live.complete(prompt[:500], prompt_logprobs=20, max_tokens=1).json["choices"][0]
-        assert len(answer["prompt_logprobs"]) == 500
+def test_prompt_logprobs_are_bounded(server: LiveServer) -> None:
+    """Row 13: what one response may hold, whatever the window."""
+    params, body = SamplingParams(prompt_logprobs=60), CompletionRequest(prompt="x")
+    exchange = Exchange({"method": "POST", "path": "/", "headers": []}, None, None)  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match=f"prompt_logprobs: {7000 * 61} entries"):
+        make_ask(exchange, body, params, [5] * 7000, "name")
+    answer = server.complete([5] * 150, prompt_logprobs=64, max_tokens=1).json["choices"][0]
+    assert len(answer["prompt_logprobs"]) == 150
 
 
 def test_edge_values_work(server: LiveServer) -> None:
