@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,13 @@ import torch
 from helpers.checkpoints import random_tokens, save, tiny_model
 from helpers.gguf_files import write_model
 from quire.llm import LLM
-from quire.loader import Checkpoint, GGUFFiles, GGUFSource
+from quire.loader import Checkpoint, GGUFFiles, GGUFSource, load
+from quire.loader.gguf_writer import OutTensor, write_gguf
+from quire.program.ops import Param, Part
+from quire.quant import GroupCodes, check_codes, groups
+from quire.quant.ggml import PACKED, READ_TYPES, BlockType, dequantize
 from quire.spec.facts import read_model
+from quire.spec.gguf import StoredTensor
 from quire.types import SamplingParams
 
 MODELS = {
@@ -75,3 +81,65 @@ def test_the_same_tokens(made, name: str) -> None:
             (output,) = llm.generate([random_tokens(1)], params, progress=False)
             found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
     assert found[0] == found[1]
+
+
+class Kept:
+    """A sink that keeps what it is given, as numbers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, np.ndarray] = {}
+        self.as_codes: set[str] = set()
+
+    def _rows(self, param: Param, row_offset: int, rows: np.ndarray) -> None:
+        shape = (param.rows, param.cols) if param.cols else (param.rows,)
+        self.values.setdefault(param.name, np.full(shape, np.nan, np.float32))[
+            row_offset : row_offset + len(rows)
+        ] = rows
+
+    def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
+        assert dtype == "F32"
+        self._rows(param, row_offset, data)
+
+    def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
+        assert param.groups is not None
+        check_codes(param, row_offset, given)
+        bits = 4 if param.dtype == "i4" else 8
+        self._rows(param, row_offset, groups.dequantize(param.groups, bits, given))
+        self.as_codes.add(param.name)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in READ_TYPES.values() if kind.unpack], ids=lambda kind: kind.name
+)
+def test_codes_are_the_same_numbers(tmp_path: Path, kind: BlockType) -> None:
+    """q and k with permuted rows, fused, in row blocks that cut heads: codes and floats agree in every bit."""
+    rng = np.random.default_rng(0)
+    rows, cols = {"q": 48, "k": 24}, 256
+    blocks = {}
+    for name, count in rows.items():
+        data = rng.integers(0, 256, (count * cols // kind.values, kind.nbytes), dtype=np.uint8)
+        for at in range(0, min(kind.nbytes - 1, 4), 2):  # where floats may stand: small ones
+            data[:, at + 1] &= 0x2F
+        data[:, -1] &= 0x2F
+        if kind.name == "Q2_K":
+            data[:, [81, 83]] &= 0x2F
+        blocks[name] = data.reshape(count, -1)
+    out = [OutTensor(name, kind.name, (count, cols)) for name, count in rows.items()]
+    write_gguf(tmp_path / "x.gguf", {"general.architecture": "llama"}, out, lambda t: [blocks[t.name]])
+    form = PACKED[kind.name]
+    parts = tuple(Part(name, count, cols) for name, count in rows.items())
+    found = []
+    with GGUFFiles(tmp_path / "x.gguf") as files:
+        source = GGUFSource(files, {"q": StoredTensor("q", 2), "k": StoredTensor("k", 1)})
+        for param in (
+            Param("qk", "linear", parts, form.dtype, form.groups),
+            Param("qk", "linear", parts, "f32"),
+        ):
+            sink = Kept()
+            summary = load([param], source, sink, block_bytes=1)
+            assert bool(sink.as_codes) == (param.groups is not None)
+            assert summary.dequantized == (() if sink.as_codes else (kind.name,))
+            found.append(sink.values["qk"])
+    np.testing.assert_array_equal(found[0], found[1])
+    plain = dequantize(blocks["q"], kind)
+    np.testing.assert_array_equal(found[0][1], plain[2])  # second of a head's first half: its second pair

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.quant.ggml import READ_TYPES, TYPE_IDS, TYPES_BY_ID, dequantize, unpack_rows
+from quire.program.ops import Param, Part
+from quire.quant import check_codes, groups
+from quire.quant.ggml import PACKED, READ_TYPES, TYPE_IDS, TYPES_BY_ID, dequantize, group_codes
 
 QUANTIZED = [kind for kind in READ_TYPES.values() if kind.unpack]
 
@@ -44,13 +46,16 @@ def test_sizes_of_the_gguf_package() -> None:
 
 
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
-def test_unpacked_groups_give_the_same_bits(kind) -> None:
+def test_the_packed_format_gives_the_same_bits(kind) -> None:
     blocks = random_blocks(kind, seed=1)
-    groups = unpack_rows(blocks, kind)
-    values = groups.codes.reshape(len(blocks), -1, kind.group) * groups.scales[..., None]
-    if groups.offsets is not None:
-        values = values + groups.offsets[..., None]
-    np.testing.assert_array_equal(values.reshape(len(blocks), -1), dequantize(blocks, kind))
+    form = PACKED[kind.name]
+    given = group_codes(blocks, kind)
+    expected = dequantize(blocks, kind)
+    rows, cols = expected.shape
+    check_codes(Param("w", "linear", (Part("w", rows, cols),), form.dtype, form.groups), 0, given)
+    np.testing.assert_array_equal(
+        groups.dequantize(form.groups, 4 if form.dtype == "i4" else 8, given), expected
+    )
 
 
 def f16(data: np.ndarray, at: int) -> np.float32:

@@ -9,10 +9,13 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.loader.gguf import GGUFArray, GGUFFile, GGUFTensor, Value
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
-from quire.quant.ggml import READ_TYPES, dequantize
+from quire.program.formats import WeightFormat
+from quire.quant.ggml import PACKED, READ_TYPES, dequantize, group_codes
+from quire.quant.groups import GroupCodes
 from quire.spec.config_reader import show
 from quire.spec.gguf import GGUFModel, GGUFSummary, StoredTensor, read_gguf_model
 from quire.types import CheckpointError, UnsupportedModelError
@@ -100,6 +103,11 @@ class GGUFFiles:
             return values.reshape(-1)[start:stop]
         return values.reshape(stop - start, *tensor.shape[1:])
 
+    def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
+        """Rows [start, stop) of a quantized matrix as codes in the format PACKED[type]."""
+        tensor = self.tensors[name]
+        return group_codes(self._where[name].rows(tensor, start, stop), tensor.kind)
+
     def release(self, name: str) -> None:
         self._where[name].release(self.tensors[name])
 
@@ -159,19 +167,42 @@ class GGUFSource:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         stored = self._stored[name]
         start, stop = self.info(name).rows(start, stop)
+        first, last, order = self._order(stored, start, stop)
+        values = self._files.read(stored.name, first, last)
+        return values if order is None else values[order]
+
+    def packed(self, name: str) -> WeightFormat | None:
+        """The format in groups that has the very numbers of a quantized matrix; None for anything else."""
+        tensor = self._files.tensors[self._stored[name].name]
+        return PACKED.get(tensor.kind.name) if len(tensor.shape) == 2 else None
+
+    def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
+        """Rows [start, stop) in the format `packed(name)`."""
+        stored = self._stored[name]
+        first, last, order = self._order(stored, start, stop)
+        given = self._files.read_codes(stored.name, first, last)
+        if order is None:
+            return given
+        offsets = None if given.offsets is None else given.offsets[order]
+        factors = None if given.factors is None else given.factors[order]
+        return GroupCodes(given.codes[order], given.scales[order], offsets, factors)
+
+    def _order(
+        self, stored: StoredTensor, start: int, stop: int
+    ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
+        """Which stored rows hold rows [start, stop), and where each of them is among those (None: in order)."""
         if not stored.heads:
-            return self._files.read(stored.name, start, stop)
+            return start, stop, None
         rows = self._files.tensors[stored.name].shape[0]
         if rows % (2 * stored.heads):
             raise CheckpointError(
                 f"{self._files.path.name}: tensor {stored.name}: {rows} rows are not pairs in {stored.heads} heads"
             )
         dim = rows // stored.heads
-        first, last = start // dim, -(-stop // dim)
-        values = self._files.read(stored.name, first * dim, last * dim)
-        pairs = values.reshape(last - first, dim // 2, 2, -1).swapaxes(1, 2)
-        restored: Array = pairs.reshape(values.shape)
-        return np.ascontiguousarray(restored[start - first * dim : stop - first * dim])
+        first, last = start // dim * dim, -(-stop // dim) * dim
+        head, place = np.divmod(np.arange(start, stop), dim)
+        half, pair = np.divmod(place, dim // 2)
+        return first, last, head * dim + 2 * pair + half - first
 
     def release(self, name: str) -> None:
         self._files.release(self._stored[name].name)

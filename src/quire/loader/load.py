@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
-from quire.loader.source import CheckingSink, PrefetchingSource, Sink, Source, TensorInfo
+from quire.loader.source import CheckingSink, CodesSource, PrefetchingSource, Sink, Source, TensorInfo
 from quire.program.ops import Param, Part
 from quire.spec import ModelSpec
 from quire.types import CheckpointError
@@ -103,7 +103,9 @@ def load(
             progress(done, total)
     names = {item.info.name: item.info for item in items}
     dtypes = tuple(sorted({info.stored or info.dtype for info in names.values()}))
-    dequantized = tuple(sorted({info.stored for info in names.values() if info.stored}))
+    codes = {i.info.name for i in items if isinstance(source, CodesSource) and _is_codes(i, source)}
+    floats = {info.stored for name, info in names.items() if info.stored and name not in codes}
+    dequantized = tuple(sorted(floats))
     return LoadSummary(total, len(names), dtypes, tuple(skipped), dequantized)
 
 
@@ -138,6 +140,8 @@ class _Ahead:
 def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int:
     """Read, check and hand over one row block; returns its bytes."""
     name = item.info.name
+    if isinstance(source, CodesSource) and _is_codes(item, source):
+        return _move_codes(item, start, stop, source, sink)
     data = source.read(name, start, stop)
     if not data.flags.aligned:  # the format allows any offset; kernels read whole numbers
         data = data.copy()
@@ -155,6 +159,22 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
     del data
     source.release(name)
     return nbytes
+
+
+def _is_codes(item: _Item, source: CodesSource) -> bool:
+    """Whether the parameter is in the very format that the tensor's codes are in."""
+    return item.param.groups is not None and source.packed(item.info.name) == item.param.format
+
+
+def _move_codes(item: _Item, start: int, stop: int, source: CodesSource, sink: Sink) -> int:
+    """The same for a row block whose codes are handed over as they are stored."""
+    name = item.info.name
+    try:
+        sink.put_codes(item.param, item.row_offset + start, source.read_codes(name, start, stop))
+    except ValueError as error:  # a scale that is not finite
+        raise CheckpointError(f"tensor {name}: {error}") from None
+    source.release(name)
+    return item.info.nbytes // item.info.shape[0] * (stop - start)
 
 
 def _match(params: Sequence[Param], source: Source, rules: LoadRules) -> list[_Item]:

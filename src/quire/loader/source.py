@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from quire.program.formats import WeightFormat
 from quire.program.ops import Param
 from quire.quant import GroupCodes
 
@@ -75,6 +76,17 @@ class PrefetchingSource(Source, Protocol):
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
         """Rows [start, stop) will be read soon."""
+
+
+@runtime_checkable
+class CodesSource(Source, Protocol):
+    """A source some of whose tensors can be given as the codes they are stored in, with nothing rounded."""
+
+    def packed(self, name: str) -> WeightFormat | None:
+        """The format in groups in which a tensor's codes can be had; None when there is none."""
+
+    def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
+        """Rows [start, stop) in that format."""
 
 
 class Sink(Protocol):

@@ -5,7 +5,8 @@ same thing: integers ("codes") in groups of 16 or 32 that share a scale and perh
 
     value = scale · code (+ offset),    all three float32, product and sum rounded once each,
 
-so one function a type unpacks codes, scales and offsets, and one function for all of them multiplies. The
+so one function a type unpacks codes, scales and offsets, and one function for all of them multiplies. Every one
+also has a format in groups (program.formats) that kernels compute and that rounds nothing: `PACKED`. The
 packings are those of ggml (https://github.com/ggml-org/ggml, docs/gguf.md and ggml-common.h): nibbles of the
 first half of a group below those of its second half, little-endian numbers, float16 scales.
 """
@@ -17,6 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from quire.program.formats import Groups as GroupFormat
+from quire.program.formats import OffsetKind, ScaleKind, WeightFormat
+from quire.quant.groups import GroupCodes
 
 U8 = npt.NDArray[np.uint8]
 I8 = npt.NDArray[np.int8]
@@ -66,13 +71,34 @@ def dequantize(blocks: U8, kind: BlockType) -> F32:
     return out.reshape(rows, row_bytes // kind.nbytes * kind.values)
 
 
-def unpack_rows(blocks: U8, kind: BlockType) -> Groups:
-    """Codes int8 [rows, columns] and scales (and offsets) float32 [rows, columns / group] of whole rows."""
+def group_codes(blocks: U8, kind: BlockType) -> GroupCodes:
+    """Whole rows of blocks [rows, bytes of a row] in the format PACKED[kind.name]: the same numbers, in every bit."""
     assert kind.unpack is not None
-    rows = len(blocks)
-    groups = kind.unpack(np.ascontiguousarray(blocks).reshape(-1, kind.nbytes))
-    offsets = None if groups.offsets is None else groups.offsets.reshape(rows, -1)
-    return Groups(groups.codes.reshape(rows, -1), groups.scales.reshape(rows, -1), offsets)
+    form, rows = PACKED[kind.name], len(blocks)
+    assert form.groups is not None
+    flat = np.ascontiguousarray(blocks).reshape(-1, kind.nbytes)
+    groups = kind.unpack(flat)
+    if form.groups.two_level:
+        factors, scales, mins = _two_levels(flat, kind)
+        return GroupCodes(
+            groups.codes.reshape(rows, -1).view(np.uint8), scales.reshape(rows, -1), mins.reshape(rows, -1),
+            factors.reshape(rows, -1, 2),
+        )  # fmt: skip
+    stored = np.float16 if form.groups.scales == "f16" else np.float32
+    scales = groups.scales.reshape(rows, -1).astype(stored)
+    if groups.offsets is not None:
+        offsets = groups.offsets.reshape(rows, -1).astype(stored)
+        return GroupCodes(groups.codes.reshape(rows, -1).view(np.uint8), scales, offsets)
+    middle = np.uint8(8 if form.dtype == "i4" else 128)
+    return GroupCodes(groups.codes.reshape(rows, -1).view(np.uint8) + middle, scales)
+
+
+def _two_levels(b: U8, kind: BlockType) -> tuple[npt.NDArray[np.float16], U8, U8]:
+    """Factors [blocks · super-groups, 2] and each group's scale and minimum [blocks, groups]."""
+    if kind.name == "Q2_K":  # sixteen groups: two super-groups with the same factors
+        both = np.ascontiguousarray(b[:, 80:84]).view("<f2")
+        return np.repeat(both, 2, axis=0), b[:, :16] & np.uint8(15), b[:, :16] >> np.uint8(4)
+    return np.ascontiguousarray(b[:, :4]).view("<f2"), *_scales_and_mins(b[:, 4:16])
 
 
 def _half(blocks: U8, at: int) -> F32:
@@ -237,6 +263,28 @@ _KNOWN: tuple[tuple[int, BlockType], ...] = (
     (34, BlockType("TQ1_0", 256, 54)), (35, BlockType("TQ2_0", 256, 66)),
     (40, BlockType("NVFP4", 64, 36)), (41, BlockType("Q1_0", 128, 18)),
 )  # fmt: skip
+
+
+def _packed(bits: int, size: int, scales: ScaleKind, offsets: OffsetKind = "none") -> WeightFormat:
+    return WeightFormat("i4" if bits == 4 else "i8", GroupFormat(size, scales, offsets))
+
+
+# How kernels compute a type: bits of a code, values of a group, how scales and offsets are kept.
+PACKED: dict[str, WeightFormat] = {
+    "Q4_0": _packed(4, 32, "f16"),
+    "Q4_1": _packed(4, 32, "f16", "f16"),
+    "Q5_0": _packed(8, 32, "f16"),
+    "Q5_1": _packed(8, 32, "f16", "f16"),
+    "Q8_0": _packed(8, 32, "f16"),
+    "Q2_K": _packed(4, 16, "f16*u8", "f16*u8"),
+    "Q3_K": _packed(4, 16, "f32"),
+    "Q4_K": _packed(4, 32, "f16*u8", "f16*u8"),
+    "Q5_K": _packed(8, 32, "f16*u8", "f16*u8"),
+    "Q6_K": _packed(8, 16, "f32"),
+    "IQ4_NL": _packed(8, 32, "f16"),
+    "IQ4_XS": _packed(8, 32, "f32"),
+    "MXFP4": _packed(8, 32, "f32"),
+}
 READ_TYPES: dict[str, BlockType] = {kind.name: kind for _, kind in _READ}
 TYPES_BY_ID: dict[int, BlockType] = dict(_READ + _KNOWN)
 TYPE_IDS: dict[str, int] = {kind.name: number for number, kind in TYPES_BY_ID.items()}
