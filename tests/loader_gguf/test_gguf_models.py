@@ -123,6 +123,8 @@ def test_codes_are_the_same_numbers(tmp_path: Path, kind: BlockType) -> None:
         data[:, -1] &= 0x2F
         if kind.name == "Q2_K":
             data[:, [81, 83]] &= 0x2F
+        if kind.name == "MXFP4":
+            data[:, 0] = 120
         blocks[name] = data.reshape(count, -1)
     out = [OutTensor(name, kind.name, (count, cols)) for name, count in rows.items()]
     write_gguf(tmp_path / "x.gguf", {"general.architecture": "llama"}, out, lambda t: [blocks[t.name]])
