@@ -17,7 +17,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 def test_batches_give_the_same_tokens_and_nobody_waits_for_ever(tiny: Path) -> None:
     async def tokens(**config: object) -> list[list[int]]:
         async with running(tiny, **config) as engine:  # type: ignore[arg-type]
-            streams = [await engine.generate(ask(f"r{i}", (40 + i, 41, 42), PARAMS)) for i in range(5)]
+            streams = [engine.generate(ask(f"r{i}", (40 + i, 41, 42), PARAMS)) for i in range(5)]
             found = await asyncio.gather(*(collect(stream) for stream in streams))
             return [ids[0] for _, ids in found]
 
