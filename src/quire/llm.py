@@ -13,6 +13,7 @@ from quire.config.schema import EngineConfig
 from quire.engine.build import Built, build, open_model
 from quire.engine.output import TextDelta
 from quire.engine.sync_engine import SyncEngine
+from quire.loader import DEFAULT_MODEL
 from quire.types import RequestError, RequestOutput, SamplingParams, StepRecord
 from quire.util.progress import ByteProgress
 from quire.util.sizes import parse_size
@@ -32,12 +33,12 @@ class LLM:
         for out in llm.generate(["Hello", [1, 2, 3]], SamplingParams(max_tokens=32)):
             print(out.outputs[0].text)
 
-    `model` is a checkpoint folder or a hub name. Options are the fields of EngineConfig; `memory` may be a
+    `model` is a checkpoint folder or a hub name (default: the small model that ships with Quire). Options are the fields of EngineConfig; `memory` may be a
     string such as "6GiB". Raises CheckpointError, UnsupportedModelError, MemoryBudgetError or ValueError, each
     naming what is wrong. Not thread-safe.
     """
 
-    def __init__(self, model: str | Path, *, progress: bool = True, **options: Any) -> None:
+    def __init__(self, model: str | Path = DEFAULT_MODEL, *, progress: bool = True, **options: Any) -> None:
         if isinstance(options.get("memory"), str):
             options["memory"] = parse_size(options["memory"])
         self._startup = Startup()

@@ -6,13 +6,19 @@ import argparse
 import sys
 
 from quire.cli.generate import engine_fields
-from quire.cli.options import add_engine_options, add_sampling_options, sampling_params
+from quire.cli.options import (
+    add_engine_options,
+    add_model_argument,
+    add_sampling_options,
+    named_model,
+    sampling_params,
+)
 from quire.cli.report import notice
 from quire.types import RequestError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
+    add_model_argument(parser)
     parser.add_argument("--system", help="system message")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
     add_sampling_options(parser, max_tokens=1024)
@@ -23,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
     start = [{"role": "system", "content": args.system}] if args.system else []
-    with LLM(args.model, progress=not args.quiet, **engine_fields(args)) as llm:
+    with LLM(named_model(args.model), progress=not args.quiet, **engine_fields(args)) as llm:
         if not args.quiet:
             notice(llm)
         params = sampling_params(args, llm.default_params())

@@ -7,16 +7,26 @@ import json
 import sys
 from typing import Any
 
-from quire.cli.options import add_engine_options, add_sampling_options, engine_config, sampling_params
+from quire.cli.options import (
+    add_engine_options,
+    add_model_argument,
+    add_sampling_options,
+    engine_config,
+    named_model,
+    sampling_params,
+)
 from quire.cli.report import notice
 from quire.types import PositionLogprobs, RequestError, RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
+    add_model_argument(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="text to continue; - reads standard input")
     source.add_argument("--prompt-token-ids", metavar="IDS", help="token ids to continue, like 1,2,3")
+    parser.add_argument(
+        "--chat", action="store_true", help="ask the prompt as a user's message, under the chat template"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
     add_sampling_options(parser, max_tokens=256)
@@ -26,10 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
-    prompt = _prompt(args)
-    with LLM(args.model, progress=not args.quiet, **engine_fields(args)) as llm:
+    asked = _prompt(args)
+    with LLM(named_model(args.model), progress=not args.quiet, **engine_fields(args)) as llm:
         if not args.quiet:
             notice(llm)
+        prompt = llm.encode_chat([{"role": "user", "content": asked}]) if args.chat else asked
         params = sampling_params(args, llm.default_params())
         if args.json:
             (output,) = llm.generate([prompt], params, progress=False)
@@ -55,6 +66,8 @@ def engine_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_token_ids is not None:
+        if args.chat:
+            raise RequestError("chat", "takes a text, not --prompt-token-ids")
         try:
             return [int(token) for token in args.prompt_token_ids.split(",")]
         except ValueError:

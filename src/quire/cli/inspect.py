@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.options import add_engine_options, engine_config
+from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.sizes import format_size
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
+    add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--ops", action="store_true", help="list every op of every layer")
     parser.add_argument(
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.engine.build import open_model
 
-    model = open_model(args.model)
+    model = open_model(named_model(args.model))
     report = describe(model, engine_config(args), args)
     if args.json:
         json.dump(report, sys.stdout, ensure_ascii=False)

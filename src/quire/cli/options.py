@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,6 +38,29 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """ " (did you mean …?)" for the name most like `name`, "" when none is."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def add_model_argument(parser: argparse.ArgumentParser, *, default: Any = None) -> None:
+    """The model, which may be left out; see `named_model`."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=default,
+        help="checkpoint folder, GGUF file, or a hub name such as organisation/name (default: the model that ships with Quire)",
+    )
+
+
+def named_model(model: str | None) -> str:
+    """The model that was named, or the shipped one, saying so."""
+    if model is not None:
+        return model
+    from quire.loader import DEFAULT_MODEL
+
+    print(
+        f"quire: no model named, so {DEFAULT_MODEL} it is: small, ships with Quire, knows next to nothing",
+        file=sys.stderr,
+    )
+    return DEFAULT_MODEL
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:

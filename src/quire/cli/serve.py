@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.options import add_config_options, nearest, value_type
+from quire.cli.options import add_config_options, add_model_argument, named_model, nearest, value_type
 from quire.config.schema import SIZES, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError
@@ -44,12 +44,7 @@ class _Refuse(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        help="checkpoint folder, GGUF file, or a hub name such as organisation/name",
-    )
+    add_model_argument(parser, default=argparse.SUPPRESS)
     parser.add_argument(
         "--config", metavar="FILE", help="options from a TOML or JSON file; those of the command line win"
     )
@@ -76,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def settings(given: dict[str, Any], file: dict[str, Any]) -> tuple[str, EngineConfig, ServingConfig]:
     """The model and its configs from the command line and a config file; the command line wins.
 
-    Raises ValueError naming the option that is missing, contradicts another, or is out of range.
+    Raises ValueError naming the option that contradicts another, or is out of range.
     """
     for sides in _EXCLUSIVE:
         for source, options in (("command line", given), ("config file", file)):
@@ -91,13 +86,11 @@ def settings(given: dict[str, Any], file: dict[str, Any]) -> tuple[str, EngineCo
         if not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization: {share:g} is not in (0, 1]")
         options["memory"] = int(share * available_memory())
-    model = options.pop("model", None)
-    if model is None:
-        raise ValueError("model: give a checkpoint folder or hub name, like quire serve path/to/model")
+    model = named_model(options.pop("model", None))
     engine = {f.name for f in dataclasses.fields(EngineConfig)}
     chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     return (
-        str(model),
+        model,
         EngineConfig(**{name: value for name, value in chosen.items() if name in engine}),
         ServingConfig(**{name: value for name, value in chosen.items() if name not in engine}),
     )

@@ -8,9 +8,11 @@ from quire.loader.load import LoadRules, LoadSummary, load
 from quire.loader.packed import DamagedError, PackedWeights, packed_key
 from quire.loader.quantized import QuantizedSource
 from quire.loader.random_weights import RandomWeights
+from quire.loader.shipped import DEFAULT_MODEL, shipped_adapters, shipped_models
 from quire.loader.source import Sink, Source, TensorInfo
 
 __all__ = [
+    "DEFAULT_MODEL",
     "Checkpoint",
     "DamagedError",
     "GGUFFiles",
@@ -28,4 +30,6 @@ __all__ = [
     "load",
     "packed_key",
     "resolve_model",
+    "shipped_adapters",
+    "shipped_models",
 ]

@@ -1,4 +1,4 @@
-"""From what a user names as a model to a folder or a GGUF file, perhaps of a repository of the hub."""
+"""From what a user names as a model to a folder or a GGUF file: given, shipped with Quire, or from the hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from quire.loader.gguf_source import single_gguf
+from quire.loader.shipped import shipped_models
 from quire.types import CheckpointError
 
 # What a text model needs. Weights of other frameworks and formats are never fetched.
@@ -15,12 +16,12 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?",
 
 
 def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
-    """The folder or .gguf file of a model: `model` itself, or a snapshot of the hub repository of that name.
+    """The folder or .gguf file of a model: `model` itself, a shipped model's, or a snapshot of that hub repository.
 
-    An existing path always wins; a folder that has one GGUF model and no config.json stands for that file. A name
-    of the form "name" or "organisation/name" is looked up with huggingface_hub, which uses its cache, downloads
-    what is missing (weights as safetensors only), and honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. `revision` is
-    a branch, tag or commit.
+    An existing path always wins; a folder that has one GGUF model and no config.json stands for that file. Then
+    come the names of `shipped_models`. Another name of the form "name" or "organisation/name" is looked up with
+    huggingface_hub, which uses its cache, downloads what is missing (weights as safetensors only), and honours
+    HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. `revision` is a branch, tag or commit.
 
     Raises CheckpointError when neither works, with both reasons.
     """
@@ -37,6 +38,9 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
             f"{model}: a file; give a .gguf file, or the folder that holds config.json and model.safetensors"
         )
     name = str(model)
+    shipped = shipped_models()
+    if name in shipped:
+        return shipped[name]
     if not _REPOSITORY.fullmatch(name) or "--" in name or ".." in name:
         raise CheckpointError(f"{model}: no such folder, and not a hub name of the form organisation/name")
     return _snapshot(name, revision)
