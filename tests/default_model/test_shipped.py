@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-
-from quire import LLM, SamplingParams
-from quire.cli.main import main
-from quire.loader import DEFAULT_MODEL, resolve_model, shipped_adapters, shipped_models
 from tools.default_model import hf_folder
 from tools.default_model.backends import quire_backend
 from tools.default_model.corpus.styles import STYLES
 from tools.default_model.evaluate import collect, run, stop_ids
 from tools.default_model.lora import merge
 from tools.default_model.tokenizer import load as load_tokenizer
+
+from quire import LLM, SamplingParams
+from quire.cli.main import main
+from quire.loader import DEFAULT_MODEL, resolve_model, shipped_adapters, shipped_models
 
 ROOT = Path(__file__).parents[2]
 ASKED = (
