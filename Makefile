@@ -1,5 +1,6 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
-# make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name) over HTTP# make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
+# make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name, or none) over HTTP
+# make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -31,10 +32,9 @@ check: $(VENV)/.dev
 test: check
 	$(BIN)/python -m pytest -n 2 $(TESTS)
 
-# MODEL unset: a small checkpoint with random weights is written, which shows the machinery and talks nonsense.
-MODEL ?= build/demo
+# MODEL unset: the small model that ships with Quire.
+MODEL ?=
 serve: $(VENV)/.installed
-	@[ "$(MODEL)" != build/demo ] || $(BIN)/python tools/demo_checkpoint.py build/demo
 	$(BIN)/quire serve $(MODEL) $(ARGS)
 
 # The same work on other engines, in turns: installs each under build/peers, then takes hours.

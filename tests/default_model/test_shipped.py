@@ -20,7 +20,6 @@ from quire import LLM, SamplingParams
 from quire.cli.main import main
 from quire.loader import DEFAULT_MODEL, resolve_model, shipped_adapters, shipped_models
 
-ROOT = Path(__file__).parents[2]
 ASKED = (
     "What is TTFT?",
     "What is 27 + 58?",
