@@ -17,7 +17,7 @@ from .corpus.draw import Draw, Split
 from .model import Group
 from .rendering import END_OF_TEXT, segments
 from .shape import MAX_POSITIONS
-from .tokenizer import id_of
+from .tokenizer import MARKS, SPECIAL, id_of
 
 IGNORE = -1
 Source = Callable[[int], Conversation]  # index -> conversation
@@ -48,7 +48,8 @@ class MicroBatch:
 class BatchPlan:
     """How a step is put together. `pool` conversations are sorted by length and dealt to `steps_per_pool` steps.
 
-    `learn_all` also learns what the user and the tools say.
+    `learn_all` also learns what the user and the tools say. From step `repeats_from` on, a step has another
+    `repeat_tokens` tokens of random sequences said twice, see `repeats`.
     """
 
     seed: int
@@ -58,6 +59,8 @@ class BatchPlan:
     micro_tokens: int = 4096
     max_length: int = MAX_POSITIONS
     learn_all: bool = False
+    repeat_tokens: int = 0
+    repeats_from: int = 0
 
 
 def encode(conversation: Conversation, tokenizer: Tokenizer, *, learn_all: bool = False) -> Example:
@@ -92,7 +95,12 @@ class Batches:
             if batches[-1] and sum(map(_area, batches[-1])) + _area(group) > plan.micro_tokens:
                 batches.append([])
             batches[-1].append(group)
-        return [_micro_batch(batch, self._pad) for batch in batches if batch]
+        made = [_micro_batch(batch, self._pad) for batch in batches if batch]
+        if plan.repeat_tokens and step >= plan.repeats_from:
+            vocabulary = range(self._tokenizer.get_vocab_size() - len(SPECIAL + MARKS))  # those come last
+            rows = repeats(Draw(f"repeats:{plan.seed}:{step}", Split.TRAIN), vocabulary, plan.repeat_tokens)
+            made.append(_micro_batch([rows], self._pad))
+        return made
 
     def _make_groups(self, pool: int) -> list[list[Example]]:
         plan = self._plan
@@ -103,6 +111,22 @@ class Batches:
         ]
         fitting = sorted((e for e in examples if len(e.ids) <= plan.max_length), key=lambda e: len(e.ids))
         return Draw(f"groups:{plan.seed}:{pool}", Split.TRAIN).shuffled(_cut(fitting, plan.group_tokens))
+
+
+def repeats(draw: Draw, vocabulary: range, tokens: int) -> list[Example]:
+    """About `tokens` tokens in rows of one length: a random sequence, a random filler, the sequence again.
+
+    The second saying is learned from its second token on, where the context decides it. It is the shortest way to
+    the skill of copying from the context (induction heads: Olsson et al. 2022, arXiv 2209.11895), which answers
+    that quote their prompt need and which conversations alone teach late.
+    """
+    length, gap = draw.between(4, 48), draw.between(0, 24)
+    made = []
+    for _ in range(max(1, tokens // (2 * length + gap))):
+        said = [draw.pick(vocabulary) for _ in range(length)]
+        ids = said + [draw.pick(vocabulary) for _ in range(gap)] + said
+        made.append(Example(ids[:-1], [IGNORE] * (length + gap) + said[1:]))
+    return made
 
 
 def _cut(examples: Iterable[Example], group_tokens: int) -> list[list[Example]]:

@@ -43,6 +43,8 @@ class Options:
     warmup: int = 100
     muon: bool = True
     learn_all: bool = False
+    repeat_tokens: int = 1024
+    repeats_from: int = 1000
     pool: int = 512
     steps_per_pool: int = 12
     held_out: int = 256
@@ -74,6 +76,8 @@ class Trainer:
             pool=options.pool,
             steps_per_pool=options.steps_per_pool,
             learn_all=options.learn_all,
+            repeat_tokens=options.repeat_tokens,
+            repeats_from=options.repeats_from,
         )
         self.batches = Batches(self._source(Split.TRAIN, options.seed), self.vocabulary, plan)
         held_out = BatchPlan(seed=0, pool=options.held_out, steps_per_pool=1)
@@ -197,6 +201,13 @@ def main() -> None:
     parser.add_argument("--adamw", dest="muon", action="store_false", help="AdamW for every weight")
     parser.add_argument("--learn-all", action="store_true", help="learn prompts too")
     parser.add_argument("--float32", dest="bf16", action="store_false", help="no bfloat16 autocast")
+    parser.add_argument(
+        "--repeat-tokens",
+        type=int,
+        default=1024,
+        help="tokens of a step that are random sequences said twice",
+    )
+    parser.add_argument("--repeats-from", type=int, default=1000, help="first step that has them")
     parser.add_argument("--pool", type=int, default=512, help="conversations sorted by length together")
     parser.add_argument("--steps-per-pool", type=int, default=12)
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
