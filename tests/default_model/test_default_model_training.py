@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tools.default_model import hf_folder, lora
+from tools.default_model import hf_folder, lora, wiring
 from tools.default_model import tokenizer as tokenizers
 from tools.default_model.backends import BACKENDS
-from tools.default_model.batching import Batches, BatchPlan
-from tools.default_model.corpus.draw import Split
+from tools.default_model.batching import IGNORE, Batches, BatchPlan, repeats
+from tools.default_model.corpus.draw import Draw, Split
 from tools.default_model.corpus.mixture import conversation
 from tools.default_model.evaluate import collect, items_of, perplexity_table, run, stop_ids, tables
 from tools.default_model.model import Cache, Decoder
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
     """A saved toy model with random weights."""
     made = tmp_path_factory.mktemp("toy")
     model = Decoder(TOY)
-    model.initialize(torch.Generator().manual_seed(5))
+    wiring.initialize(model, torch.Generator().manual_seed(5))
     for weight in model.parameters():
         if weight.dim() == 1:
             torch.nn.init.uniform_(weight, 0.5, 1.5, generator=torch.Generator().manual_seed(6))
@@ -114,6 +114,32 @@ def test_every_target_of_the_conversations_is_in_some_step(tokenizer_folder: Pat
     assert all(sum(rows * length for rows, length in b.groups) == len(b.ids) for b in parts)
 
 
+def _copied(model: Decoder) -> float:
+    """Share of the tokens of random sequences' second sayings that the model has as its first choice."""
+    examples = repeats(Draw("second sayings", Split.EVAL), range(4000), 800)
+    ids, targets = (torch.tensor([getattr(e, k) for e in examples]) for k in ("ids", "targets"))
+    with torch.no_grad():
+        best = model.logits(model(ids.flatten(), [tuple(ids.shape)])).argmax(-1).view_as(targets)
+    learned = targets != IGNORE
+    return float((best == targets)[learned].float().mean())
+
+
+def test_a_second_saying_repeats_the_first() -> None:
+    for example in repeats(Draw("any", Split.TRAIN), range(50), 300):
+        said = [t for t in example.targets if t != IGNORE]
+        assert example.ids[1 : len(said) + 1] == said
+        assert example.targets[-len(said) :] == said
+
+
+def test_a_model_copies_from_birth() -> None:
+    made = Decoder(MINI)
+    wiring.initialize(made, torch.Generator().manual_seed(1))
+    assert _copied(made.eval()) > 0.6
+    with torch.no_grad():  # without the head that notes what came before, nothing is left
+        made.layers[0].self_attn.o_proj.weight[:, : MINI.head_dim] = 0.0
+    assert _copied(made) < 0.05
+
+
 def _options(out: Path, tokenizer_folder: Path) -> Options:
     return Options(
         shape="toy",
@@ -184,5 +210,5 @@ def test_merged_adapter_equals_the_attached_one(tmp_path: Path, folder: Path) ->
 
 def _random(shape: Shape) -> Decoder:
     model = Decoder(shape)
-    model.initialize(torch.Generator().manual_seed(3))
+    wiring.initialize(model, torch.Generator().manual_seed(3))
     return model.eval()

@@ -48,8 +48,8 @@ class MicroBatch:
 class BatchPlan:
     """How a step is put together. `pool` conversations are sorted by length and dealt to `steps_per_pool` steps.
 
-    `learn_all` also learns what the user and the tools say. From step `repeats_from` on, a step has another
-    `repeat_tokens` tokens of random sequences said twice, see `repeats`.
+    `learn_all` also learns what the user and the tools say. `repeat_tokens` more tokens of a step are random sequences
+    said twice, see `repeats`.
     """
 
     seed: int
@@ -60,7 +60,6 @@ class BatchPlan:
     max_length: int = MAX_POSITIONS
     learn_all: bool = False
     repeat_tokens: int = 0
-    repeats_from: int = 0
 
 
 def encode(conversation: Conversation, tokenizer: Tokenizer, *, learn_all: bool = False) -> Example:
@@ -96,7 +95,7 @@ class Batches:
                 batches.append([])
             batches[-1].append(group)
         made = [_micro_batch(batch, self._pad) for batch in batches if batch]
-        if plan.repeat_tokens and step >= plan.repeats_from:
+        if plan.repeat_tokens:
             vocabulary = range(self._tokenizer.get_vocab_size() - len(SPECIAL + MARKS))  # those come last
             rows = repeats(Draw(f"repeats:{plan.seed}:{step}", Split.TRAIN), vocabulary, plan.repeat_tokens)
             made.append(_micro_batch([rows], self._pad))
@@ -116,9 +115,8 @@ class Batches:
 def repeats(draw: Draw, vocabulary: range, tokens: int) -> list[Example]:
     """About `tokens` tokens in rows of one length: a random sequence, a random filler, the sequence again.
 
-    The second saying is learned from its second token on, where the context decides it. It is the shortest way to
-    the skill of copying from the context (induction heads: Olsson et al. 2022, arXiv 2209.11895), which answers
-    that quote their prompt need and which conversations alone teach late.
+    The second saying is learned from its second token on, where the context decides it: practice for the heads that
+    `wiring` put in.
     """
     length, gap = draw.between(4, 48), draw.between(0, 24)
     made = []

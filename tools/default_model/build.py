@@ -32,7 +32,7 @@ class Budget:
     items: int
 
 
-FULL = Budget(mini=4200, draft=1200, adapter=250, tokenizer=40_000, items=150)
+FULL = Budget(mini=3200, draft=1000, adapter=250, tokenizer=40_000, items=150)
 # Minutes on one core, to see that every part works; the models are of no use.
 TRIAL = Budget(mini=20, draft=20, adapter=4, tokenizer=5_000, items=3)
 
@@ -52,7 +52,7 @@ def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> l
     train_mini = _module("train", "mini", "--out", mini, "--steps", budget.mini, *common)
     train_draft = _module(
         "train", "draft", "--out", draft, "--steps", budget.draft, "--teacher", mini / "model",
-        "--repeats-from", 0, *common,
+        *common,
     )  # fmt: skip
     made = [
         Part(

@@ -155,17 +155,6 @@ class Decoder(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def initialize(self, generator: torch.Generator) -> None:
-        """Normal weights of width 1/sqrt(inputs); outputs of each block are scaled down by sqrt(2 * layers)."""
-        for name, weight in self.named_parameters():
-            if weight.dim() < 2:
-                nn.init.ones_(weight)
-                continue
-            std = 0.02 if "embed" in name else weight.shape[1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                std /= (2 * self.shape.layers) ** 0.5
-            nn.init.normal_(weight, std=std, generator=generator)
-
     def forward(self, ids: Tensor, groups: list[Group], rows: Tensor | None = None) -> Tensor:
         """Final hidden states of a flat stream of token ids [n] laid out as `groups`: [n, hidden], or those of
         `rows` alone, which saves the rest of the last MLP.

@@ -30,10 +30,14 @@ class Schedule:
         return self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
+EMBEDDING_RATE = 0.3
+
+
 class Optimizer:
     """AdamW for embeddings and norms; for the matrices of the blocks Muon (Jordan et al. 2024) or AdamW.
 
-    Muon steps are scaled to the root mean square of AdamW's, so that one learning rate serves both.
+    Muon steps are scaled to the root mean square of AdamW's. Embeddings and norms learn at EMBEDDING_RATE of the
+    matrices' rate: faster ones move too much for the matrices to learn to copy them.
     """
 
     def __init__(self, model: nn.Module, *, muon: bool, weight_decay: float = 0.1) -> None:
@@ -42,8 +46,10 @@ class Optimizer:
         others = [p for n, p in named if p.dim() < 2 or "embed" in n]
         betas = (0.9, 0.95)
         self._parts: list[torch.optim.Optimizer] = []
+        self._slow: torch.optim.Optimizer | None = None
         if others:
-            self._parts.append(torch.optim.AdamW(others, lr=0.0, betas=betas, weight_decay=0.0))
+            self._slow = torch.optim.AdamW(others, lr=0.0, betas=betas, weight_decay=0.0)
+            self._parts.append(self._slow)
         if muon:
             self._parts.append(
                 torch.optim.Muon(matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
@@ -56,8 +62,9 @@ class Optimizer:
         """Clip, update, clear. Returns the gradient's norm before clipping."""
         norm = float(nn.utils.clip_grad_norm_(self._parameters, clip))
         for part in self._parts:
+            share = EMBEDDING_RATE if part is self._slow else 1.0
             for group in part.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * share
             part.step()
             part.zero_grad(set_to_none=True)
         return norm

@@ -85,8 +85,9 @@ def shape_from_config(config: dict[str, object]) -> Shape:
 
 
 VOCAB = 4096
-MINI = Shape(vocab=VOCAB, hidden=256, intermediate=640, layers=6, heads=8, kv_heads=4, head_dim=32)
-DRAFT = Shape(vocab=VOCAB, hidden=128, intermediate=256, layers=3, heads=4, kv_heads=2, head_dim=32)
+# Few wide heads: what a head copies passes through head_dim numbers, and 32 are too few to tell 4,096 tokens apart.
+MINI = Shape(vocab=VOCAB, hidden=256, intermediate=640, layers=6, heads=4, kv_heads=2, head_dim=64)
+DRAFT = Shape(vocab=VOCAB, hidden=128, intermediate=256, layers=3, heads=2, kv_heads=1, head_dim=64)
 # For tests and trials of the pipeline: seconds on one core, no skill to speak of.
 TOY = Shape(vocab=VOCAB, hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 SHAPES = {"mini": MINI, "draft": DRAFT, "toy": TOY}

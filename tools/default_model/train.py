@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import hf_folder
+from . import hf_folder, wiring
 from . import tokenizer as tokenizers
 from .batching import Batches, BatchPlan, MicroBatch, Source
 from .corpus.conversation import Conversation
@@ -39,12 +39,11 @@ class Options:
     out: Path
     steps: int
     seed: int = 1
-    rate: float = 1.5e-2
+    rate: float = 1e-2
     warmup: int = 100
     muon: bool = True
     learn_all: bool = False
     repeat_tokens: int = 1024
-    repeats_from: int = 1000
     pool: int = 512
     steps_per_pool: int = 12
     held_out: int = 256
@@ -66,7 +65,7 @@ class Trainer:
             torch.set_num_threads(options.threads)
         self.vocabulary = tokenizers.load(options.tokenizer)
         self.model = Decoder(SHAPES[options.shape])
-        self.model.initialize(torch.Generator().manual_seed(options.seed))
+        wiring.initialize(self.model, torch.Generator().manual_seed(options.seed))
         self.model.to(self.device)
         self.teacher = hf_folder.load(options.teacher, self.device) if options.teacher else None
         self.optimizer = Optimizer(self.model, muon=options.muon)
@@ -77,7 +76,6 @@ class Trainer:
             steps_per_pool=options.steps_per_pool,
             learn_all=options.learn_all,
             repeat_tokens=options.repeat_tokens,
-            repeats_from=options.repeats_from,
         )
         self.batches = Batches(self._source(Split.TRAIN, options.seed), self.vocabulary, plan)
         held_out = BatchPlan(seed=0, pool=options.held_out, steps_per_pool=1)
@@ -196,7 +194,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=1.5e-2)
+    parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--adamw", dest="muon", action="store_false", help="AdamW for every weight")
     parser.add_argument("--learn-all", action="store_true", help="learn prompts too")
@@ -207,7 +205,6 @@ def main() -> None:
         default=1024,
         help="tokens of a step that are random sequences said twice",
     )
-    parser.add_argument("--repeats-from", type=int, default=1000, help="first step that has them")
     parser.add_argument("--pool", type=int, default=512, help="conversations sorted by length together")
     parser.add_argument("--steps-per-pool", type=int, default=12)
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
