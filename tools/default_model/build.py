@@ -32,7 +32,7 @@ class Budget:
     items: int
 
 
-FULL = Budget(mini=3200, draft=1000, adapter=250, tokenizer=40_000, items=150)
+FULL = Budget(mini=2200, draft=900, adapter=250, tokenizer=40_000, items=150)
 # Minutes on one core, to see that every part works; the models are of no use.
 TRIAL = Budget(mini=20, draft=20, adapter=4, tokenizer=5_000, items=3)
 
@@ -49,7 +49,8 @@ def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> l
     """The commands in order."""
     tokenizer, mini, draft = out / "tokenizer", out / "mini", out / "draft"
     common = ("--tokenizer", str(tokenizer), "--seed", str(seed), "--threads", str(threads))
-    train_mini = _module("train", "mini", "--out", mini, "--steps", budget.mini, *common)
+    schedule = ("--horizon", budget.mini * 14 // 11, "--cooldown", budget.mini * 4 // 11)
+    train_mini = _module("train", "mini", "--out", mini, "--steps", budget.mini, *schedule, *common)
     train_draft = _module(
         "train", "draft", "--out", draft, "--steps", budget.draft, "--teacher", mini / "model",
         *common,

@@ -16,18 +16,24 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Linear warm-up to `peak`, then a cosine down to `floor` times the peak."""
+    """Linear warm-up to `peak`, then a cosine down to `floor` times the peak at `horizon`.
+
+    A run of fewer steps than its horizon cools down: over its last `cooldown` steps the rate also falls linearly.
+    """
 
     peak: float
     steps: int
     warmup: int
+    horizon: int = 0  # 0: as many as steps
+    cooldown: int = 0
     floor: float = 0.02
 
     def rate(self, step: int) -> float:
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+        done = (step - self.warmup) / max(1, (self.horizon or self.steps) - self.warmup)
+        rate = self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+        return rate * max(self.floor, min(1.0, (self.steps - step) / max(1, self.cooldown)))
 
 
 EMBEDDING_RATE = 0.3

@@ -41,6 +41,8 @@ class Options:
     seed: int = 1
     rate: float = 1e-2
     warmup: int = 100
+    horizon: int = 0
+    cooldown: int = 0
     muon: bool = True
     learn_all: bool = False
     repeat_tokens: int = 1024
@@ -69,7 +71,13 @@ class Trainer:
         self.model.to(self.device)
         self.teacher = hf_folder.load(options.teacher, self.device) if options.teacher else None
         self.optimizer = Optimizer(self.model, muon=options.muon)
-        self.schedule = Schedule(peak=options.rate, steps=options.steps, warmup=options.warmup)
+        self.schedule = Schedule(
+            peak=options.rate,
+            steps=options.steps,
+            warmup=options.warmup,
+            horizon=options.horizon,
+            cooldown=options.cooldown,
+        )
         plan = BatchPlan(
             seed=options.seed,
             pool=options.pool,
@@ -196,6 +204,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--horizon", type=int, default=0, help="steps of the cosine; 0: all")
+    parser.add_argument(
+        "--cooldown", type=int, default=0, help="last steps, over which the rate falls to nothing"
+    )
     parser.add_argument("--adamw", dest="muon", action="store_false", help="AdamW for every weight")
     parser.add_argument("--learn-all", action="store_true", help="learn prompts too")
     parser.add_argument("--float32", dest="bf16", action="store_false", help="no bfloat16 autocast")
