@@ -46,7 +46,7 @@ def add_model_argument(parser: argparse.ArgumentParser, *, default: Any = None) 
         "model",
         nargs="?",
         default=default,
-        help="checkpoint folder, GGUF file, or hub name like organisation/name (default: the one that ships with Quire)",
+        help="checkpoint folder, GGUF file, or hub name like organisation/name (default: the one shipped)",
     )
 
 
