@@ -32,7 +32,7 @@ class Budget:
     items: int
 
 
-FULL = Budget(mini=2200, draft=900, adapter=250, tokenizer=40_000, items=150)
+FULL = Budget(mini=2200, draft=600, adapter=160, tokenizer=40_000, items=80)
 # Minutes on one core, to see that every part works; the models are of no use.
 TRIAL = Budget(mini=20, draft=20, adapter=4, tokenizer=5_000, items=3)
 
