@@ -33,9 +33,9 @@ class LLM:
         for out in llm.generate(["Hello", [1, 2, 3]], SamplingParams(max_tokens=32)):
             print(out.outputs[0].text)
 
-    `model` is a checkpoint folder or a hub name (default: the small model that ships with Quire). Options are the
-    fields of EngineConfig; `memory` may be a string such as "6GiB". Raises CheckpointError, UnsupportedModelError,
-    MemoryBudgetError or ValueError, each naming what is wrong. Not thread-safe.
+    `model` is a checkpoint folder, a GGUF file or a hub name (default: the small model that ships with Quire). Options
+    are the fields of EngineConfig; `memory` may be a string such as "6GiB". Raises CheckpointError,
+    UnsupportedModelError, MemoryBudgetError or ValueError, each naming what is wrong. Not thread-safe.
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, *, progress: bool = True, **options: Any) -> None:

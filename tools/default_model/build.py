@@ -105,12 +105,12 @@ def collect(out: Path) -> Path:
         shutil.copyfile(out / folder / "loss.svg", ship / name / "loss.svg")
     rates = ["| adapter | style without it | style with it | questions |", "|---|---|---|---|"]
     for style in STYLES:
-        source, target = out / "adapters" / style, ship / "adapters" / style
+        source, target = out / "adapters" / style, ship / "quire-mini-adapters" / style
         target.mkdir(parents=True, exist_ok=True)
         for file in ("adapter_config.json", "adapter_model.safetensors"):
             shutil.copyfile(source / file, target / file)
         rates.append((source / "style_rate.md").read_text().strip())
-    (ship / "adapters" / "README.md").write_text(
+    (ship / "quire-mini-adapters" / "README.md").write_text(
         "\n".join(["# LoRA adapters of quire-mini", "", *rates]) + "\n"
     )
     return ship

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.benches.common import add_result_options, count
 from quire.cli.options import add_engine_options
+from quire.loader.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 def add_workload_options(parser: argparse.ArgumentParser, *, iterations: int, warmup: int) -> None:
     """The model, lengths and repetitions, named as vLLM names them."""
     parser.add_argument(
-        "model", help="checkpoint folder, hub name, or shape:NAME for random weights (shape:qwen3-0.6b)"
-    )
+        "model", nargs="?", default=DEFAULT_MODEL,
+        help="checkpoint folder, hub name, or shape:NAME for random weights (default: the one shipped)",
+    )  # fmt: skip
     parser.add_argument(
         "--input-len", type=count, default=128, metavar="N", help="tokens of a prompt (default: 128)"
     )

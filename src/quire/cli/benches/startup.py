@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.benches.common import add_result_options, count, finish, shown
 from quire.cli.options import add_engine_options, engine_config
+from quire.loader.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.bench.results import Metric
@@ -22,8 +23,9 @@ KINDS = ("import", "generate", "serve")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", help="checkpoint folder, hub name, or shape:NAME for a checkpoint of random weights"
-    )
+        "model", nargs="?", default=DEFAULT_MODEL,
+        help="checkpoint folder, hub name, or shape:NAME for a checkpoint of random weights (default: the shipped one)",
+    )  # fmt: skip
     parser.add_argument(
         "--input-len", type=count, default=16, metavar="N", help="tokens of the prompt (default: 16)"
     )
