@@ -1,1 +1,1 @@
-"""The same work on Quire and on other engines, in turns on one machine; see README.md."""
+"""The same work on Quire and on other engines, in turns on one machine; see docs/benchmarking.md."""
