@@ -19,8 +19,8 @@ from quire.util.platform import available_memory, usable_cores
 LOOPS = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
 CACHES_READ = 8  # an arena of this many times the largest cache holds nothing from the last pass
 LEAST_ARENA = 256 << 20
-PASSES = 3  # reads of the arena in one sample, which is their median
-LOOP_SECONDS = 0.02
+PASSES = 3  # of each kind in one sample, which is their median
+LOOP_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class LimitsProbe:
         """Measure now."""
         bandwidth = statistics.median(self._memory.measure() for _ in range(PASSES))
         compute = {
-            name: self._core.measure_flops(LOOPS[name], count) for name, count in self._iterations.items()
+            name: statistics.median(self._core.measure_flops(LOOPS[name], count) for _ in range(PASSES))
+            for name, count in self._iterations.items()
         }
         found = Sample(bandwidth, compute)
         self.samples.append(found)

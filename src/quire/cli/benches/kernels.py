@@ -177,7 +177,8 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
         if shown != group:
             group = shown
             kv = f", {row['kv']} KV" if row["op"] in {"attend", "rope_write", "layer"} else ""
-            lines += ["", f"{row['shape']} {row['format']}{kv}: {row['op']} {row['name']}"]
+            op = row["name"] if row["name"].startswith(row["op"]) else f"{row['op']} {row['name']}"
+            lines += ["", f"{row['shape']} {row['format']}{kv}: {op}"]
             lines.append(
                 f"  {'rows':>14} {'µs':>11} {'GB/s':>7} {'GFLOP/s':>8} {'bound':>8} {'share':>6} {'scaling':>8}"
             )
