@@ -44,7 +44,7 @@ class LLM:
         self._startup = Startup()
         config = EngineConfig(**options)
         with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
-            opened = open_model(model, startup=self._startup)
+            opened = open_model(model, later=True, startup=self._startup)
             self._built = build(opened, config, bar, startup=self._startup)
         self._engine = SyncEngine(self._built)
         self._chat: ChatRenderer | None = None

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 
 from helpers.folders import llama_folder
+from quire import LLM
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
 from quire.engine.api import GenerateAsk
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.spawn import Spawned
-from quire.types import SamplingParams
+from quire.types import CheckpointError, SamplingParams
+from quire.util.beside import beside
 from quire.util.progress import ByteProgress
 from quire.util.startup import Span, Startup, process_start
 
@@ -123,3 +126,61 @@ def test_the_bar_of_saving_follows_the_bar_of_loading(monkeypatch: pytest.Monkey
     assert shown.index("loading weights") < shown.index("saving packed weights")
     assert "/100 " in shown
     assert "/80.0 " in shown
+
+
+def test_beside_runs_both_and_raises_what_failed() -> None:
+    order: list[str] = []
+    released = threading.Event()
+
+    def native() -> int:
+        assert released.wait(60)  # only ends when the other runs
+        order.append("native")
+        return 7
+
+    def other() -> None:
+        order.append("other")
+        released.set()
+
+    assert beside(native, other) == 7
+    assert order == ["other", "native"]
+
+    def fails() -> int:
+        raise MemoryError("native")
+
+    def refuses() -> None:
+        raise CheckpointError("other")
+
+    with pytest.raises(MemoryError):
+        beside(fails, other)
+    with pytest.raises(CheckpointError):
+        beside(lambda: 1, refuses)
+    with pytest.raises(CheckpointError):
+        beside(fails, refuses)
+
+
+@pytest.mark.parametrize("cache", ["on", "off"])
+def test_a_tokenizer_that_does_not_fit_is_refused_packed_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    from helpers.tokenizers import write_byte_tokenizer  # brings torch, which nothing else here needs
+
+    monkeypatch.setattr("quire.engine.weights.SMALLEST", 0)
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    folder = llama_folder(tmp_path / "model", vocab_size=128)
+    write_byte_tokenizer(folder)
+    for _ in range(2):
+        with LLM(folder, progress=False, max_model_len=64, threads=1, weight_cache=cache) as llm:
+            assert llm.generate("Hi", SamplingParams(max_tokens=1))[0].prompt_token_ids
+        finish_saving()
+    assert llm.built.weights.source == ("packed" if cache == "on" else "checkpoint")
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["vocab"]["zz"] = 500
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match="ids up to 500"):
+        LLM(folder, progress=False, max_model_len=64, threads=1, weight_cache=cache)
+
+
+def finish_saving() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "quire-packed-weights":
+            thread.join()

@@ -27,7 +27,7 @@ from quire.engine.api import (
     RequestBlockedError,
     Stream,
 )
-from quire.engine.build import Model, open_model, tokenizer_bytes
+from quire.engine.build import TOKENIZER_FACTOR, Model, open_model, tokenizer_bytes
 from quire.engine.host import host_factory
 from quire.engine.messages import (
     SAMPLE_BITS,
@@ -64,9 +64,8 @@ from quire.util.startup import Startup
 
 logger = logging.getLogger("quire.engine")
 
-# What this process grows by once it serves: requests, text, buffers; and its tokenizer, measured at 8 bytes a byte.
+# What this process grows by once it serves: requests, text, buffers.
 SERVER_ALLOWANCE = 64 * 2**20
-TOKENIZER_FACTOR = 10
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
 
+# What a tokenizer takes in memory for each byte of its file: measured at 8.
+TOKENIZER_FACTOR = 10
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
@@ -63,6 +65,7 @@ class Model:
     facts: ModelFacts
     tokenizer: Tokenizer | None
     stored: Mapping[str, StoredTensor] | None = None
+    tokenizer_later: bool = False  # there is one, and `build` reads it while the weights are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,12 @@ class Built:
         return [*found, *self.weights.notices]
 
 
-def open_model(name: str | Path, *, tokenizer: bool = True, startup: Startup | None = None) -> Model:
+def open_model(
+    name: str | Path, *, tokenizer: bool = True, later: bool = False, startup: Startup | None = None
+) -> Model:
     """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
 
-    `tokenizer` false leaves the tokenizer to another process.
+    `tokenizer` false leaves the tokenizer to another process, `later` a folder's to `build`.
 
     Raises CheckpointError or UnsupportedModelError naming the file and key.
     """
@@ -109,19 +114,42 @@ def open_model(name: str | Path, *, tokenizer: bool = True, startup: Startup | N
                 model = files.model()
                 facts, stored = model.facts, model.tensors
         found = None
-        if tokenizer and (files is not None or any((folder / name).exists() for name in _TOKENIZER_FILES)):
+        if tokenizer and files is not None:
+            from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
+
             with startup.span("tokenizer"):
-                if files is not None:
-                    from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
-
-                    found = gguf_tokenizer(files.metadata, folder.name)
-                else:
-                    from quire.text.tokenizer import Tokenizer
-
-                    found = Tokenizer.from_dir(folder)
+                found = gguf_tokenizer(files.metadata, folder.name)
                 if found is not None:
                     check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
+        elif tokenizer and any((folder / name).exists() for name in _TOKENIZER_FILES):
+            if later:
+                return Model(folder, facts, None, stored, tokenizer_later=True)
+            found = _folder_tokenizer(folder, facts, startup)
     return Model(folder, facts, found, stored)
+
+
+class _LaterTokenizer:
+    """A model whose tokenizer is read while its weights are checked."""
+
+    def __init__(self, model: Model, startup: Startup) -> None:
+        self.model = model
+        self._startup = startup
+
+    def read(self) -> None:
+        """Read it, the first time, if there is one to come."""
+        model = self.model
+        if model.tokenizer_later:
+            found = _folder_tokenizer(model.folder, model.facts, self._startup)
+            self.model = replace(model, tokenizer=found, tokenizer_later=False)
+
+
+def _folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup) -> Tokenizer:
+    from quire.text.tokenizer import Tokenizer
+
+    with startup.span("tokenizer"):
+        found = Tokenizer.from_dir(folder)
+        check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
+    return found
 
 
 @contextmanager
@@ -200,17 +228,19 @@ def build(
     with startup.span("plan"):
         machine = machine_facts()
         config, program = choose(model, asked, machine)
-        plan = plan_memory(program, config, machine.resident_memory, beside)
+        coming = TOKENIZER_FACTOR * tokenizer_bytes(model.folder) if model.tokenizer_later else 0
+        plan = plan_memory(program, config, machine.resident_memory + coming, beside)
         executor = _executor(program, config)
+    later = _LaterTokenizer(model, startup)
     with startup.span("weights"):
-        weights = load_weights(weight_origin(model), program, config, executor, progress)
+        weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
         startup.mark(weights.source)
     with startup.span("bind"):
         sampler = _sampler(program, config, executor)
         worker = Worker(executor, sampler, plan.limits)
         scheduler = _scheduler(program, config, plan)
     core = EngineCore(scheduler, worker, _gate(config))
-    return Built(model, config, program, plan, executor, core, weights)
+    return Built(later.model, config, program, plan, executor, core, weights)
 
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:

@@ -82,14 +82,22 @@ def packed_place(origin: Origin, program: Program, config: ResolvedConfig) -> Pa
 
 
 def load_weights(
-    origin: Origin, program: Program, config: ResolvedConfig, executor: Executor, progress: Progress | None
+    origin: Origin,
+    program: Program,
+    config: ResolvedConfig,
+    executor: Executor,
+    progress: Progress | None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> WeightsReport:
     """Fill an executor. `progress(done, total)` is told bytes of weights.
+
+    `meanwhile` is called at least once: while packed weights are checked, or before others are read.
 
     Raises CheckpointError for a checkpoint that is wrong. A cache that cannot be read or written only costs time.
     """
     rules, asked = origin.rules, config.asked
     if asked.load_format == "random":
+        meanwhile()
         source = RandomWeights(program.params, asked.seed)
         load(program.params, source, executor, rules=rules, progress=progress)
         return WeightsReport("random")
@@ -97,11 +105,12 @@ def load_weights(
     notices = []
     if place is not None and isinstance(executor, NativeExecutor):
         try:
-            facts = place.cache.restore(place.key, executor)
+            facts = place.cache.restore(place.key, executor, meanwhile)
             if facts is not None:
                 return WeightsReport("packed", tuple(facts["dequantized"]))
         except DamagedError as error:
             notices.append(str(error))
+    meanwhile()
     with origin.open() as weights:
         summary = load(program.params, weights, executor, rules=rules, progress=progress)
     if place is not None and isinstance(executor, NativeExecutor):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quire.program.ops import Param
+from quire.util.beside import beside
 from quire.util.sizes import format_size
 
 SUFFIX = ".weights"
@@ -89,8 +90,12 @@ class PackedWeights:
         """Where the packed weights of a key are, or would be."""
         return self.folder / f"{key[:40]}{SUFFIX}"
 
-    def restore(self, key: str, packer: Packer) -> dict[str, Any] | None:
+    def restore(
+        self, key: str, packer: Packer, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any] | None:
         """Map the weights of a key; the facts they were stored with, or None when there are none.
+
+        `meanwhile` is called while they are checked. It is not called when there are none.
 
         Raises DamagedError, with nothing taken and the file removed, when they are not as they were written.
         """
@@ -101,7 +106,7 @@ class PackedWeights:
             return None
         try:
             sums, facts = _read_end(fd, key, packer)
-            if not packer.map_weights(fd, sums):
+            if not beside(lambda: packer.map_weights(fd, sums), meanwhile):
                 raise DamagedError("a checksum differs")
             with contextlib.suppress(OSError):  # a read-only folder, such as an image's
                 os.utime(fd)
