@@ -149,16 +149,18 @@ void bind_executor(nb::module_& m) {
       }, nogil(), "param"_a, "row_offset"_a, "src"_a, "dtype"_a, "rows"_a, "cols"_a)
       .def("save_weights", &save_weights, "fd"_a, "first"_a, "count"_a)
       .def("map_weights", &map_weights, "fd"_a, "sums"_a)
-      .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half) {
-        return e.add_rope(at<float>(cos), at<float>(sin), max_len, half);
-      }, "cos"_a, "sin"_a, "max_len"_a, "half"_a)
+      .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half, bool interleaved) {
+        return e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
+      }, "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
       .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a)
       .def("add_kv_layer", &Executor::add_kv_layer, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
       .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
-      .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "eps"_a, "out"_a)
+      .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "bias"_a, "layer"_a, "eps"_a, "out"_a)
+      .def("op_add", &Executor::op_add, "x"_a, "delta"_a, "scale"_a)
+      .def("op_scale", &Executor::op_scale, "x"_a, "scale"_a, "cap"_a)
       .def("op_linear", &Executor::op_linear, "x"_a, "weight"_a, "bias"_a, "out"_a)
       .def("op_rope_write", &Executor::op_rope_write, "qkv"_a, "heads"_a, "layer"_a, "rope"_a, "q_norm"_a,
-           "k_norm"_a, "eps"_a)
+           "k_norm"_a, "layer_norm"_a, "whole"_a, "eps"_a)
       .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a,
            "softcap"_a, "sinks"_a)
       .def("op_quantize", &Executor::op_quantize, "x"_a, "out"_a)

@@ -106,9 +106,9 @@ int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtyp
   return bad == INT64_MAX ? -1 : bad.load();
 }
 
-int Executor::add_rope(const float* cos, const float* sin, int max_len, int half) {
+int Executor::add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved) {
   const size_t n = static_cast<size_t>(max_len) * half;
-  ropes_.push_back({std::vector<float>(cos, cos + n), std::vector<float>(sin, sin + n), half});
+  ropes_.push_back({std::vector<float>(cos, cos + n), std::vector<float>(sin, sin + n), half, interleaved});
   return static_cast<int>(ropes_.size()) - 1;
 }
 
@@ -138,9 +138,19 @@ void Executor::op_embed(int table, int out) {
   op.weight = table, op.out = out;
   ops_.push_back(op);
 }
-void Executor::op_norm(int x, int delta, int weight, float eps, int out) {
+void Executor::op_norm(int x, int delta, int weight, int bias, bool layer, float eps, int out) {
   Op op{Kind::norm};
-  op.in = x, op.delta = delta, op.weight = weight, op.eps = eps, op.out = out;
+  op.in = x, op.delta = delta, op.weight = weight, op.bias = bias, op.layer_norm = layer, op.eps = eps, op.out = out;
+  ops_.push_back(op);
+}
+void Executor::op_add(int x, int delta, float scale) {
+  Op op{Kind::add};
+  op.in = x, op.delta = delta, op.scale = scale, op.out = x;
+  ops_.push_back(op);
+}
+void Executor::op_scale(int x, float scale, float cap) {
+  Op op{Kind::scale};
+  op.in = x, op.scale = scale, op.softcap = cap, op.out = x;
   ops_.push_back(op);
 }
 void Executor::op_linear(int x, int weight, int bias, int out) {
@@ -150,10 +160,12 @@ void Executor::op_linear(int x, int weight, int bias, int out) {
   op.in = x, op.weight = weight, op.bias = bias, op.out = out;
   ops_.push_back(op);
 }
-void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, float eps) {
+void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm,
+                             bool whole, float eps) {
   if (kv_layers_.at(layer).head_dim > 512) throw std::invalid_argument("head_dim above 512 is not supported");
   Op op{Kind::rope_write};
   op.in = qkv, op.heads = heads, op.layer = layer, op.rope = rope, op.weight = q_norm, op.bias = k_norm, op.eps = eps;
+  op.layer_norm = layer_norm, op.whole = whole;
   ops_.push_back(op);
 }
 void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks) {
@@ -321,7 +333,8 @@ int Executor::tasks_of(const Op& op) const {
       return s.panel_tasks * s.row_tasks;
     }
     case Kind::attend: return static_cast<int>(parts_.size()) * kv_layers_[op.layer].kv_heads;
-    case Kind::gated_act: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
+    case Kind::gated_act:
+    case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     default: return ceil_div(rows, kSmallRows);
   }
 }
@@ -340,8 +353,18 @@ void Executor::do_task(const Op& op, int task, int thread) {
     }
     case Kind::norm: {
       const Buffer& out = buffers_[op.out];
-      kernels_.norm({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), vector(op.weight), buffer(op.out), out.dtype,
-                     op.eps, out.cols, begin, end});
+      kernels_.norm({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), vector(op.weight), vector(op.bias),
+                     op.layer_norm, buffer(op.out), out.dtype, op.eps, out.cols, begin, end});
+      return;
+    }
+    case Kind::add:
+      kernels_.add({f32(op.in), f32(op.delta), op.scale, buffers_[op.in].cols, begin, end});
+      return;
+    case Kind::scale: {
+      const int cols = buffers_[op.in].cols, chunks = ceil_div(cols, kActColumns);
+      const int c = task % chunks * kActColumns;
+      kernels_.scale({f32(op.in) + static_cast<size_t>(task / chunks) * cols, op.scale, op.softcap, c,
+                      std::min(cols, c + kActColumns)});
       return;
     }
     case Kind::quantize: {
@@ -398,9 +421,15 @@ void Executor::do_linear(const Op& op, int task) {
     p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
 }
 
+HeadNorm Executor::head_norm(int index, int heads, int head_dim) const {
+  const bool each = index >= 0 && heads > 1 && params_[index].rows == heads * head_dim;
+  return {vector(index), each ? static_cast<size_t>(head_dim) : 0};
+}
+
 void Executor::do_rope_write(const Op& op, int task) {
   const KVLayer& layer = kv_layers_[op.layer];
-  const Rope& rope = ropes_[op.rope];
+  static const Rope kNoRope{{}, {}, 0, false};
+  const Rope& rope = op.rope < 0 ? kNoRope : ropes_[op.rope];
   RopeWriteTask t;
   t.qkv = f32(op.in);
   t.pitch = static_cast<size_t>(buffers_[op.in].cols);
@@ -408,8 +437,11 @@ void Executor::do_rope_write(const Op& op, int task) {
   t.kv_heads = layer.kv_heads;
   t.head_dim = layer.head_dim;
   t.rotary_dim = rope.half * 2;
-  t.q_norm = vector(op.weight);
-  t.k_norm = vector(op.bias);
+  t.q_norm = head_norm(op.weight, op.heads, layer.head_dim);
+  t.k_norm = head_norm(op.bias, layer.kv_heads, layer.head_dim);
+  t.layer_norm = op.layer_norm;
+  t.whole_norm = op.whole;
+  t.interleaved = rope.interleaved;
   t.eps = op.eps;
   t.cos = rope.cos.data();
   t.sin = rope.sin.data();

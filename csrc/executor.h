@@ -47,16 +47,20 @@ class Executor {
   // False, with the weights empty as before, when one differs. The file holds at least `weight_bytes`.
   bool map_weights(int fd, const std::vector<uint64_t>& sums);
 
-  int add_rope(const float* cos, const float* sin, int max_len, int half);
+  int add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved);
   // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns.
   int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset);
   // A layer's cache: which group's block table, and where it starts inside a block (bytes).
   int add_kv_layer(int group, int kv_heads, int head_dim, size_t offset);
 
   void op_embed(int table, int out);
-  void op_norm(int x, int delta, int weight, float eps, int out);
+  void op_norm(int x, int delta, int weight, int bias, bool layer, float eps, int out);
+  void op_add(int x, int delta, float scale);
+  void op_scale(int x, float scale, float cap);
   void op_linear(int x, int weight, int bias, int out);
-  void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, float eps);
+  // `rope` -1 rotates nothing; `layer_norm` and `whole` say what q_norm and k_norm do.
+  void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm, bool whole,
+                     float eps);
   void op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks);
   void op_quantize(int x, int out);
   void op_gated_act(int gate_up, int out, int act);
@@ -84,7 +88,7 @@ class Executor {
   const Kernels& kernels() const { return kernels_; }
 
  private:
-  enum class Kind { embed, norm, linear, quantize, rope_write, attend, gated_act, gather };
+  enum class Kind { embed, norm, add, scale, linear, quantize, rope_write, attend, gated_act, gather };
   struct Param {
     enum class Layout { panels, rows, vector } layout;
     int rows, cols;
@@ -99,6 +103,7 @@ class Executor {
   struct Rope {
     std::vector<float> cos, sin;
     int half;
+    bool interleaved;
   };
   struct KVLayer {
     int group, kv_heads, head_dim;
@@ -110,6 +115,7 @@ class Executor {
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0;
     float eps = 0, scale = 0, softcap = 0;
+    bool layer_norm = false, whole = false;
   };
   // Queries of one row that one attention task takes.
   struct AttendPart {
@@ -128,6 +134,7 @@ class Executor {
   const float* vector(int index) const {
     return index < 0 ? nullptr : reinterpret_cast<const float*>(param(index));
   }
+  HeadNorm head_norm(int param, int heads, int head_dim) const;
   float* f32(int index) const { return reinterpret_cast<float*>(buffer(index)); }
   KVLayout kv_layout(const KVLayer& layer) const;
   void set_step(int tokens, int rows, int logit_rows);

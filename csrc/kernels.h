@@ -73,11 +73,34 @@ struct QuantizeTask {
 struct NormTask {
   float* x;            // [rows, cols], updated when delta is given
   const float* delta;  // [rows, cols] or null
-  const float* weight;
-  void* out;           // [rows, cols] of out_dtype
+  const float* weight;  // [cols] or null: out is x
+  const float* bias;   // [cols] or null
+  bool layer;          // take the mean off first
+  void* out;           // [rows, cols] of out_dtype; may be x
   DType out_dtype;
   float eps;
   int cols, row_begin, row_end;
+};
+
+// x += scale * delta
+struct AddTask {
+  float* x;            // [rows, cols]
+  const float* delta;
+  float scale;
+  int cols, row_begin, row_end;
+};
+
+// One row: x = scale * x, then cap * tanh(x / cap) unless cap is 0.
+struct ScaleTask {
+  float* x;
+  float scale, cap;
+  int col_begin, col_end;
+};
+
+// Weight of q's or k's norm: null, [head_dim] (step 0) or one for every head (step head_dim).
+struct HeadNorm {
+  const float* weight;
+  size_t step;
 };
 
 // A layer's cache inside one block: K tiles of all kv heads, then V tiles of all kv heads.
@@ -99,8 +122,8 @@ struct RopeWriteTask {
   float* qkv;           // [tokens, pitch]
   size_t pitch;
   int heads, kv_heads, head_dim, rotary_dim;
-  const float* q_norm;  // [head_dim] or null
-  const float* k_norm;
+  HeadNorm q_norm, k_norm;
+  bool layer_norm, whole_norm, interleaved;
   float eps;
   const float* cos;     // [max_len, rotary_dim/2]
   const float* sin;
@@ -169,6 +192,8 @@ struct Kernels {
   void (*pack_i8)(const PackTask&);
   void (*quantize)(const QuantizeTask&);
   void (*norm)(const NormTask&);
+  void (*add)(const AddTask&);
+  void (*scale)(const ScaleTask&);
   void (*rope_write)(const RopeWriteTask&);
   void (*attend)(const AttendTask&);
   void (*gated_act)(const GatedActTask&);

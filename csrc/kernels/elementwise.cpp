@@ -1,4 +1,4 @@
-// Row-wise ops: RMS norm, rotary embedding with the KV write, gated activations, gathers; and the loops that
+// Row-wise ops: norms, sums, rotary embedding with the KV write, gated activations, gathers; and the loops that
 // measure what the machine can do.
 
 #include <cstring>
@@ -33,20 +33,60 @@ QUIRE_INLINE float inverse_rms(const float* x, int cols, float eps) {
   return 1.0f / __builtin_sqrtf(sum / static_cast<float>(cols) + eps);
 }
 
+// What a norm takes off each element and multiplies it by. The mean of an RMS norm is 0, which changes no bit.
+struct Moments {
+  V16 mean, inverse;
+};
+
+QUIRE_INLINE Moments moments(const float* x, int cols, bool layer, float eps) {
+  if (!layer) return {zero(), set1(inverse_rms(x, cols, eps))};
+  V16 s[4] = {zero(), zero(), zero(), zero()};
+  for (int c = 0; c < cols; c += 16) s[(c >> 4) & 3] = add(s[(c >> 4) & 3], load_n(x + c, cols - c));
+  const V16 mean = set1(reduce_add(add(add(s[0], s[1]), add(s[2], s[3]))) / static_cast<float>(cols));
+  for (V16& sum : s) sum = zero();
+  for (int c = 0; c < cols; c += 16) {
+    const int n = cols - c;
+    V16 v = sub(load_n(x + c, n), mean);
+    if (n < 16) v = first_n(n, v, zero());
+    s[(c >> 4) & 3] = fma(v, v, s[(c >> 4) & 3]);
+  }
+  const float sum = reduce_add(add(add(s[0], s[1]), add(s[2], s[3])));
+  return {mean, set1(1.0f / __builtin_sqrtf(sum / static_cast<float>(cols) + eps))};
+}
+
 constexpr int kMaxHeadDim = 512;
 
-// One head in place: optional RMS norm, then rotate dimension i with i + half.
-QUIRE_INLINE void norm_rotate(float* head, const RopeWriteTask& t, const float* weight, const float* cos,
-                              const float* sin) {
-  if (weight) {
-    const V16 inv = set1(inverse_rms(head, t.head_dim, t.eps));
-    for (int c = 0; c < t.head_dim; c += 16) {
-      const int n = t.head_dim - c;
-      const V16 v = mul(mul(load_n(head + c, n), inv), load_n(weight + c, n));
-      n >= 16 ? store(head + c, v) : store_n(head + c, v, n);
+// Heads of q or k in place: each of `heads` spans of `cols` elements is normalised by its own moments.
+void normalise(float* x, int heads, int cols, const float* weight, size_t weight_step, const RopeWriteTask& t) {
+  for (int h = 0; h < heads; ++h, x += cols, weight += weight_step) {
+    const Moments m = moments(x, cols, t.layer_norm, t.eps);
+    for (int c = 0; c < cols; c += 16) {
+      const int n = cols - c;
+      const V16 v = mul(mul(sub(load_n(x + c, n), m.mean), m.inverse), load_n(weight + c, n));
+      n >= 16 ? store(x + c, v) : store_n(x + c, v, n);
     }
   }
+}
+
+void normalise_heads(float* x, int heads, const HeadNorm& norm, const RopeWriteTask& t) {
+  if (!norm.weight) return;
+  if (t.whole_norm)
+    normalise(x, 1, heads * t.head_dim, norm.weight, 0, t);
+  else
+    normalise(x, heads, t.head_dim, norm.weight, norm.step, t);
+}
+
+// One head in place: dimension i is rotated with i + half, or 2i with 2i + 1.
+QUIRE_INLINE void rotate(float* head, const RopeWriteTask& t, const float* cos, const float* sin) {
   const int half = t.rotary_dim / 2;
+  if (t.interleaved) {
+    for (int i = 0; i < half; ++i) {
+      const float a = head[2 * i], b = head[2 * i + 1];
+      head[2 * i] = a * cos[i] - b * sin[i];
+      head[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+    return;
+  }
   for (int i = 0; i < half; i += 16) {
     const int n = half - i;
     const V16 a = load_n(head + i, n), b = load_n(head + half + i, n);
@@ -142,12 +182,38 @@ void norm(const NormTask& t) {
         n >= 16 ? store(x + c, v) : store_n(x + c, v, n);
       }
     }
-    const V16 inv = set1(inverse_rms(x, t.cols, t.eps));
+    const size_t base = static_cast<size_t>(r) * t.cols;
+    if (!t.weight) {
+      for (int c = 0; c < t.cols; c += 16) put(t.out, t.out_dtype, base + c, load_n(x + c, t.cols - c), t.cols - c);
+      continue;
+    }
+    const Moments m = moments(x, t.cols, t.layer, t.eps);
     for (int c = 0; c < t.cols; c += 16) {
       const int n = t.cols - c;
-      put(t.out, t.out_dtype, static_cast<size_t>(r) * t.cols + c,
-          mul(mul(load_n(x + c, n), inv), load_n(t.weight + c, n)), n);
+      V16 v = mul(mul(sub(load_n(x + c, n), m.mean), m.inverse), load_n(t.weight + c, n));
+      if (t.bias) v = add(v, load_n(t.bias + c, n));
+      put(t.out, t.out_dtype, base + c, v, n);
     }
+  }
+}
+
+void add_rows(const AddTask& t) {
+  const size_t begin = static_cast<size_t>(t.row_begin) * t.cols, end = static_cast<size_t>(t.row_end) * t.cols;
+  const V16 scale = set1(t.scale);
+  for (size_t c = begin; c < end; c += 16) {
+    const int n = end - c < 16 ? static_cast<int>(end - c) : 16;
+    const V16 v = add(load_n(t.x + c, n), mul(load_n(t.delta + c, n), scale));
+    n >= 16 ? store(t.x + c, v) : store_n(t.x + c, v, n);
+  }
+}
+
+void scale_rows(const ScaleTask& t) {
+  const V16 scale = set1(t.scale), cap = set1(t.cap);
+  for (int c = t.col_begin; c < t.col_end; c += 16) {
+    const int n = t.col_end - c;
+    V16 v = mul(load_n(t.x + c, n), scale);
+    if (t.cap != 0.0f) v = mul(tanh16(div(v, cap)), cap);
+    n >= 16 ? store(t.x + c, v) : store_n(t.x + c, v, n);
   }
 }
 
@@ -158,11 +224,13 @@ void rope_write(const RopeWriteTask& t) {
     const int position = t.positions[i];
     const float* cos = t.cos + static_cast<size_t>(position) * half;
     const float* sin = t.sin + static_cast<size_t>(position) * half;
-    for (int h = 0; h < t.heads; ++h) norm_rotate(row + h * t.head_dim, t, t.q_norm, cos, sin);
+    normalise_heads(row, t.heads, t.q_norm, t);
+    for (int h = 0; h < t.heads; ++h) rotate(row + h * t.head_dim, t, cos, sin);
     float* k = row + static_cast<size_t>(t.heads) * t.head_dim;
     const float* v = k + static_cast<size_t>(t.kv_heads) * t.head_dim;
+    normalise_heads(k, t.kv_heads, t.k_norm, t);
     for (int h = 0; h < t.kv_heads; ++h) {
-      norm_rotate(k + h * t.head_dim, t, t.k_norm, cos, sin);
+      rotate(k + h * t.head_dim, t, cos, sin);
       write_kv(t, h, position, k + h * t.head_dim, v + h * t.head_dim);
     }
   }

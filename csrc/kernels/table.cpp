@@ -15,6 +15,8 @@ const Kernels table = {
     pack_i8,
     quantize,
     norm,
+    add_rows,
+    scale_rows,
     rope_write,
     attend,
     gated_act,

@@ -19,6 +19,8 @@ void embed(const EmbedTask&);
 void to_f32(const void* src, DType dtype, float* dst, size_t n);
 void to_bf16(const void* src, DType dtype, uint16_t* dst, size_t n);
 void norm(const NormTask&);
+void add_rows(const AddTask&);
+void scale_rows(const ScaleTask&);
 void rope_write(const RopeWriteTask&);
 void attend(const AttendTask&);
 void gated_act(const GatedActTask&);

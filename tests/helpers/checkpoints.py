@@ -68,6 +68,45 @@ TINY_MODELS = (
     TinyModel("qwen3", "Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True} | _rope("default", 1e6)),
     TinyModel("qwen3-biases-mha", "Qwen3Config",
               {"head_dim": 16, "num_key_value_heads": 4, "attention_bias": True}),
+    TinyModel("gemma-mqa", "GemmaConfig",
+              {"head_dim": 24, "num_key_value_heads": 1, "hidden_act": "gelu", "tie_word_embeddings": True}),
+    TinyModel("gemma2", "Gemma2Config",
+              {"head_dim": 24, "num_hidden_layers": 3, "sliding_window": 8, "query_pre_attn_scalar": 20,
+               "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.5, "tie_word_embeddings": True}),
+    TinyModel("gemma3", "Gemma3TextConfig",
+              {"head_dim": 24, "num_hidden_layers": 4, "layer_types": _MIXED, "sliding_window": 8,
+               "query_pre_attn_scalar": 20, "final_logit_softcapping": 2.0, "tie_word_embeddings": True,
+               "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                                   "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+    TinyModel("phi3-window", "Phi3Config", {"sliding_window": 8}),
+    TinyModel("phi4-partial-longrope", "Phi3Config",
+              {"original_max_position_embeddings": 64}
+              | _rope("longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.2, 1.3, 1.6, 2.0, 3.0],
+                      long_factor=[1.5, 2.0, 4.0, 8.0, 9.0, 10.0])),
+    TinyModel("phi3-long", "Phi3Config",
+              {"original_max_position_embeddings": 16, "max_position_embeddings": LENGTH}
+              | _rope("longrope", short_factor=[1.0] * 8, long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0])),
+    TinyModel("olmo2", "Olmo2Config", {}),
+    TinyModel("olmo3", "Olmo3Config",
+              {"num_hidden_layers": 4, "layer_types": _MIXED, "sliding_window": 8,
+               "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5,
+                                                      "original_max_position_embeddings": 32},
+                                   "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}}),
+    TinyModel("smollm3", "SmolLM3Config", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1]}),
+    TinyModel("glm", "GlmConfig", {"head_dim": 16}),
+    TinyModel("glm4", "Glm4Config", {"head_dim": 24, "attention_bias": False}),
+    TinyModel("granite", "GraniteConfig",
+              {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+               "logits_scaling": 1.3, "tie_word_embeddings": True, "mlp_bias": True}),
+    TinyModel("stablelm", "StableLmConfig", {"use_qkv_bias": True}),
+    TinyModel("stablelm-parallel-head-norms", "StableLmConfig",
+              {"use_parallel_residual": True, "qk_layernorm": True} | _rope("default", partial_rotary_factor=0.5)),
+    TinyModel("cohere", "CohereConfig", {"logit_scale": 0.8, "tie_word_embeddings": True}),
+    TinyModel("cohere-head-norms", "CohereConfig",
+              {"use_qk_norm": True, "attention_bias": True, "logit_scale": 1.25, "tie_word_embeddings": True}),
+    TinyModel("cohere2", "Cohere2Config",
+              {"num_hidden_layers": 4, "layer_types": _MIXED, "sliding_window": 8, "logit_scale": 0.8,
+               "tie_word_embeddings": True}),
 )  # fmt: skip
 
 
@@ -86,7 +125,7 @@ def save(model: TinyModel, folder: Path, dtype: torch.dtype = torch.float32) -> 
     generator = torch.Generator().manual_seed(sum(map(ord, model.name)))
     with torch.no_grad():
         for name, weight in reference.named_parameters():
-            weight.copy_(_random(name, weight.shape, generator).to(dtype))
+            weight.copy_(_random(name, weight.shape, generator, "Gemma" in model.config_class).to(dtype))
     copy.deepcopy(reference).to(dtype).save_pretrained(folder)  # a cast rounds the rope tables as well
     return reference.eval()
 
@@ -109,12 +148,13 @@ def random_tokens(seed: int, length: int = LENGTH) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+def _random(name: str, shape: torch.Size, generator: torch.Generator, centred: bool) -> torch.Tensor:
+    """`centred`: norm weights are stored as differences from one."""
     noise = torch.randn(shape, generator=generator)
-    if "norm" in name:
-        return 1.0 + 0.25 * noise
     if name.endswith("bias"):
         return 0.3 * noise
+    if "norm" in name:
+        return (0.0 if centred else 1.0) + 0.25 * noise
     if "embed_tokens" in name or "lm_head" in name:
         return 0.8 * noise / shape[1] ** 0.5
     sharpness = 1.5 if "q_proj" in name or "k_proj" in name else 1.0  # attention that is far from uniform

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, QKNorm, Rope
 
 BF16 = NumberFormats("bf16", "bf16")
 F32 = NumberFormats("f32", "f32")
@@ -21,11 +22,12 @@ def decoder_spec(
 ) -> ModelSpec:  # fmt: skip
     """A decoder whose layers differ in their window; `heads` is (heads, kv_heads, head_dim)."""
     rope = Rope(theta=1e4, dim=heads[2])
+    norms = QKNorm(Norm()) if qk_norm else None
     layers = tuple(
-        Layer(Attention(*heads, rope, heads[2] ** -0.5, bias, bias, qk_norm, window), MLP(width, bias=bias))
+        Layer(Attention(*heads, rope, heads[2] ** -0.5, bias, bias, norms, window), MLP(width, bias=bias))
         for window in windows
     )
-    return ModelSpec(vocab=vocab, dim=dim, layers=layers, norm_eps=1e-6, max_positions=32768, tied=tied)
+    return ModelSpec(vocab=vocab, dim=dim, layers=layers, norm=Norm(), max_positions=32768, tied=tied)
 
 
 def qwen3_0_6b() -> ModelSpec:
@@ -51,4 +53,30 @@ def programs(draw: st.DrawFn) -> Program:
         bias=draw(st.booleans()),
         qk_norm=draw(st.booleans()),
     )
-    return lower(spec, draw(st.sampled_from([BF16, F32])))
+    return lower(rearranged(draw, spec), draw(st.sampled_from([BF16, F32])))
+
+
+def rearranged(draw: st.DrawFn, spec: ModelSpec) -> ModelSpec:
+    """The spec with other norms, multipliers and an order of branches of its own."""
+    norm = Norm(
+        draw(st.sampled_from(["rms", "layer"])), 1e-5, draw(st.sampled_from([0.0, 1.0])), draw(st.booleans())
+    )
+    pre, post, parallel = draw(
+        st.sampled_from(
+            [(True, False, False), (True, True, False), (False, True, False), (True, False, True)]
+        )
+    )
+    rope = draw(
+        st.sampled_from([None, Rope(theta=1e4, dim=2, interleaved=True), spec.layers[0].attention.rope])
+    )
+    qk_norm = draw(st.sampled_from([None, QKNorm(norm, whole=True), QKNorm(norm, shared=False)]))
+    layers = tuple(
+        replace(x, attention=replace(x.attention, rope=rope, qk_norm=qk_norm or x.attention.qk_norm),
+                pre_norm=pre, post_norm=post, parallel=parallel)
+        for x in spec.layers
+    )  # fmt: skip
+    scales = [draw(st.sampled_from([1.0, 0.5])) for _ in range(3)]
+    return replace(
+        spec, norm=norm, layers=layers, embed_scale=scales[0], residual_scale=scales[1], logits_scale=scales[2],
+        logits_cap=draw(st.sampled_from([0.0, 30.0])),
+    )  # fmt: skip

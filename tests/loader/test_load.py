@@ -15,7 +15,7 @@ from helpers.weight_files import linear, vector, write
 from quire.loader import Checkpoint, LoadRules, LoadSummary, RandomWeights, load
 from quire.loader.source import TensorInfo
 from quire.program.lower import lower
-from quire.program.ops import Param
+from quire.program.ops import Param, Part
 from quire.spec import ModelSpec
 from quire.types import CheckpointError
 
@@ -227,3 +227,59 @@ def test_nothing_is_read_before_all_is_checked() -> None:
 
     with pytest.raises(CheckpointError, match=r"lacks 3 tensors: q\.bias"):
         load(PARAMS, Unreadable(), Collector())
+
+
+def test_rows_of_a_larger_tensor_and_a_vector_that_is_stored_as_a_matrix(tmp_path: Path) -> None:
+    """q, k and v in one tensor, a norm of each head as a matrix, and a norm stored as the difference from one."""
+    fused = RNG.standard_normal((2000, 4), np.float32)
+    heads = RNG.standard_normal((3, 5), np.float32).astype(np.float16)
+    centred = RNG.integers(0, 0x3F80, 6, np.uint16)
+    params = [
+        Param("q", "linear", (Part("qkv", 1200, 4, first=0, stored=(2000, 4)),), "f32"),
+        Param(
+            "kv", "linear", tuple(Part("qkv", 400, 4, first=n, stored=(2000, 4)) for n in (1200, 1600)), "f32"
+        ),
+        Param("heads", "vector", (Part("heads", 15, stored=(3, 5)),), "f32"),
+        Param("norm", "vector", (Part("norm", 6, plus=1.0),), "f32"),
+    ]
+    seen: list[tuple[int, int]] = []
+    tensors = {"qkv": fused, "heads": heads, "norm": centred}
+    sink, summary = loaded(
+        tmp_path, tensors, params, progress=lambda *step: seen.append(step), block_bytes=4096
+    )
+    np.testing.assert_array_equal(np.concatenate([sink.arrays["q"], sink.arrays["kv"]]), fused)
+    np.testing.assert_array_equal(sink.arrays["heads"], heads.reshape(-1))
+    widened = (centred.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(sink.arrays["norm"], np.float32(1) + widened)
+    total = fused.nbytes + heads.nbytes + centred.nbytes
+    assert seen[-1] == (total, total)
+    assert (summary.nbytes, summary.tensors) == (total, 3)
+
+
+def test_a_fused_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", {"qkv": np.zeros((9, 4), np.float32)})
+    params = [Param("q", "linear", (Part("qkv", 6, 4, stored=(10, 4)),), "f32")]
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(CheckpointError, match=r"\[9, 4\].*\[10, 4\]"):
+        load(params, checkpoint, Collector())
+
+
+def test_nan_in_rows_of_a_larger_tensor_is_named_by_its_place_there(tmp_path: Path) -> None:
+    data = np.zeros((10, 4), np.float32)
+    data[7, 2] = np.nan
+    write(tmp_path / "model.safetensors", {"qkv": data})
+    params = [Param("kv", "linear", (Part("qkv", 4, 4, first=6, stored=(10, 4)),), "f32")]
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(CheckpointError, match=r"qkv: element \[7, 2\]"):
+        load(params, checkpoint, Collector())
+
+
+def test_names_with_another_beginning(tmp_path: Path) -> None:
+    tensors = {f"text.model.{name}": array for name, array in SAME.items()} | {
+        "tower.x": np.ones(2, np.float32)
+    }
+    rules = LoadRules(ignored=(r"tower\..*",), prefixes=(("text.model.", ""), ("text.", "other.")))
+    sink, summary = loaded(tmp_path, tensors, rules=rules)
+    np.testing.assert_array_equal(sink.arrays["norm"], SAME["n"])
+    assert summary.skipped == ("tower.x",)
+    write(tmp_path / "model.safetensors", {"text.model.q": SAME["q"], "q": SAME["q"]})
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(CheckpointError, match=r"text\.model\.q and q"):
+        load(PARAMS, checkpoint, Collector(), rules=rules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from quire.executor.torch import TorchExecutor
 from quire.program.formats import I8, DType, NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Linear, Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, QKNorm, Rope
 
 ISAS = _native.supported_isas()
 FORMATS = {
@@ -37,20 +38,42 @@ def shape(name: str) -> ModelSpec:
     """Shapes that leave partial vectors, partial panels, partial rotations and every ratio of heads."""
     variants = {
         "gqa": {"heads": 4, "kv_heads": 2, "head_dim": 16, "dim": 48, "width": 72, "qkv_bias": True, "out_bias": True},
-        "odd": {"heads": 6, "kv_heads": 2, "head_dim": 24, "dim": 56, "width": 40, "qk_norm": True, "window": 20},
+        "odd": {"heads": 6, "kv_heads": 2, "head_dim": 24, "dim": 56, "width": 40, "window": 20},
         "wide": {"heads": 2, "kv_heads": 2, "head_dim": 128, "dim": 130, "width": 66, "rotary": 32},
-        "mqa": {"heads": 5, "kv_heads": 1, "head_dim": 80, "dim": 32, "width": 1100, "qk_norm": True},
+        "mqa": {"heads": 5, "kv_heads": 1, "head_dim": 80, "dim": 32, "width": 1100},
     }  # fmt: skip
     v = dict(variants[name])
+    if name in {"odd", "mqa"}:
+        v["qk_norm"] = QKNorm(Norm(eps=1e-5))  # type: ignore[assignment]
     act = {"odd": "gelu", "wide": "gelu_tanh"}.get(name, "silu")
     rope = Rope(10_000.0, int(v.pop("rotary", v["head_dim"])))
     dim, width = int(v.pop("dim")), int(v.pop("width"))
     attention = Attention(rope=rope, scale=float(v["head_dim"]) ** -0.5, **v)  # type: ignore[arg-type]
     layers = tuple(Layer(attention, MLP(width, act, bias=name == "gqa")) for _ in range(2))  # type: ignore[arg-type]
-    return ModelSpec(VOCAB, dim, layers, norm_eps=1e-5, max_positions=4096, tied=name != "wide")
+    return ModelSpec(VOCAB, dim, layers, norm=Norm(eps=1e-5), max_positions=4096, tied=name != "wide")
+
+
+def other_blocks(name: str) -> ModelSpec:
+    """Blocks of other orders: norms, branches, multipliers and rotations that `shape` has not."""
+    layer, rope = Norm("layer", 1e-5, bias=True), Rope(10_000.0, 22, interleaved=True)
+    heads = {"heads": 6, "kv_heads": 3, "head_dim": 40, "scale": 0.15}
+    attention = {
+        "parallel": Attention(rope=rope, qk_norm=QKNorm(Norm("layer"), shared=False), **heads),  # type: ignore[arg-type]
+        "sandwich": Attention(rope=None, qk_norm=QKNorm(Norm(), shared=False), window=20, **heads),  # type: ignore[arg-type]
+        "post": Attention(rope=replace(rope, dim=40), qk_norm=QKNorm(Norm(), whole=True), **heads),  # type: ignore[arg-type]
+    }[name]
+    block = Layer(
+        attention, MLP(50), pre_norm=name != "post", post_norm=name != "parallel", parallel=name == "parallel"
+    )
+    return ModelSpec(
+        VOCAB, 1050, (block, block), layer if name == "parallel" else Norm(), max_positions=4096,
+        embed_scale=5.0, residual_scale=0.3 if name == "sandwich" else 1.0, logits_scale=0.5,
+        logits_cap=3.0 if name == "post" else 0.0,
+    )  # fmt: skip
 
 
 SHAPES = ["gqa", "odd", "wide", "mqa"]
+BLOCKS = ["parallel", "sandwich", "post"]
 
 
 def random_part(program: Program, name: str, rows: int, cols: int, seed: int) -> F32:
@@ -87,7 +110,7 @@ def fill(program: Program, executors: list[Executor], dtype: str = "F32") -> Non
 
 
 def pair(name: str, formats: str, isa: str, threads: int = 2) -> tuple[Executor, Executor, Stepper]:
-    program = lower(shape(name), FORMATS[formats])
+    program = lower(other_blocks(name) if name in BLOCKS else shape(name), FORMATS[formats])
     native: Executor = NativeExecutor(program, threads=threads, isa=isa)
     reference: Executor = TorchExecutor(program)
     fill(program, [native, reference])
@@ -104,8 +127,10 @@ def start(stepper: Stepper) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("formats", FORMATS)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [*itertools.product(SHAPES, FORMATS), *itertools.product(BLOCKS, ["f32", "bf16"])],
+)
 def test_buffers(name: str, formats: str, isa: str) -> None:
     """After every op, every buffer agrees: float32 to 2e-5, others to a few of their roundings."""
     native, reference, stepper = pair(name, formats, isa)
@@ -189,7 +214,7 @@ def steps_of(stepper: Stepper, executor: Executor, plan: list[dict[int, int]]) -
 
 
 def bound(name: str, formats: str, isa: str, threads: int, seed: int) -> tuple[Executor, Stepper]:
-    program = lower(shape(name), FORMATS[formats])
+    program = lower(other_blocks(name) if name in BLOCKS else shape(name), FORMATS[formats])
     executor = NativeExecutor(program, threads=threads, isa=isa)
     fill(program, [executor])
     stepper = Stepper(program, LIMITS, seed)
@@ -199,7 +224,7 @@ def bound(name: str, formats: str, isa: str, threads: int, seed: int) -> tuple[E
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    name=st.sampled_from(SHAPES),
+    name=st.sampled_from(SHAPES + BLOCKS),
     formats=st.sampled_from(list(FORMATS)),
     isa=st.sampled_from(ISAS),
     threads=st.integers(1, 3),

@@ -10,6 +10,7 @@ from helpers.specs import BF16, F32, decoder_spec, programs
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import (
+    Add,
     Attend,
     Embed,
     GatedAct,
@@ -19,6 +20,7 @@ from quire.program.ops import (
     Op,
     Program,
     RopeWrite,
+    Scale,
     param_names,
     reads,
     writes,
@@ -37,8 +39,14 @@ def check_shapes(program: Program, op: Op) -> None:
             assert program.param(op.table).kind in {"table", "linear"}
             assert program.param(op.table).cols == cols(op.out)
         case Norm():
-            assert cols(op.x) == cols(op.out) == program.param(op.weight).rows
+            assert cols(op.x) == cols(op.out)
+            assert all(program.param(name).rows == cols(op.x) for name in (op.weight, op.bias) if name)
             assert op.delta is None or cols(op.delta) == cols(op.x)
+            assert program.buffer(op.x).dtype == "f32"
+        case Add():
+            assert cols(op.x) == cols(op.delta)
+            assert {program.buffer(name).dtype for name in (op.x, op.delta)} == {"f32"}
+        case Scale():
             assert program.buffer(op.x).dtype == "f32"
         case Linear():
             weight = program.param(op.weight)
@@ -48,7 +56,12 @@ def check_shapes(program: Program, op: Op) -> None:
             layer = program.kv_layers[op.layer]
             assert cols(op.qkv) == op.shape.q_cols + 2 * op.shape.kv_cols
             assert (layer.kv_heads, layer.head_dim) == (op.shape.kv_heads, op.shape.head_dim)
-            assert program.ropes[op.rope].dim <= op.shape.head_dim
+            assert op.rope is None or program.ropes[op.rope].dim <= op.shape.head_dim
+            for name, heads in ((op.q_norm, op.shape.heads), (op.k_norm, op.shape.kv_heads)):
+                each = heads * op.shape.head_dim
+                assert name is None or program.param(name).rows in (
+                    (each,) if op.whole else (each, op.shape.head_dim)
+                )
         case Attend():
             assert cols(op.out) == op.shape.q_cols
             assert program.kv_layers[op.layer].window == op.window

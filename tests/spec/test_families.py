@@ -25,6 +25,17 @@ CLASSES = {
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
 }
+OTHERS = {
+    "gemma": "GemmaConfig",
+    "gemma2": "Gemma2Config",
+    "gemma3_text": "Gemma3TextConfig",
+    "phi3": "Phi3Config",
+    "olmo2": "Olmo2Config",
+    "granite": "GraniteConfig",
+    "stablelm": "StableLmConfig",
+    "cohere": "CohereConfig",
+    "cohere2": "Cohere2Config",
+}
 
 
 def saved(folder: Path, model_type: str, **changes: Any) -> ModelFacts:
@@ -79,14 +90,21 @@ def test_new_and_old_style_give_equal_specs(
     assert facts.notices == ()
 
 
-@pytest.mark.parametrize("model_type", CLASSES)
+@pytest.mark.parametrize("model_type", CLASSES | OTHERS)
 def test_every_tensor_of_a_transformers_model_is_accounted_for(model_type: str) -> None:
     """Names, shapes, biases and norms of the program equal those of the model that transformers builds."""
     from quire.program.formats import NumberFormats
     from quire.program.lower import lower
 
-    for changes in ({}, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}):
-        config = getattr(transformers, CLASSES[model_type])(**TINY, **changes)
+    rarer = {"use_qkv_bias": True, "qk_layernorm": True, "use_qk_norm": True, "use_parallel_residual": True}
+    for changes in (
+        {"tie_word_embeddings": False},
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        rarer,
+    ):
+        made = getattr(transformers, (CLASSES | OTHERS)[model_type])
+        known = {key: value for key, value in changes.items() if key not in rarer or hasattr(made(), key)}
+        config = made(**TINY, **known)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
         expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -117,7 +135,7 @@ def test_defaults_of_absent_keys_are_those_of_transformers() -> None:
         assert attention.rope.theta == config.rope_parameters["rope_theta"]
         assert attention.scale == attention.head_dim**-0.5
         assert spec.max_positions == config.max_position_embeddings
-        assert spec.norm_eps == config.rms_norm_eps
+        assert spec.norm.eps == config.rms_norm_eps
         assert spec.layers[0].mlp.act == config.hidden_act
         assert windows(spec) == [config.sliding_window or 0 if model_type == "mistral" else 0] * 2
 

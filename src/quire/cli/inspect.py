@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quire.engine.build import Model
     from quire.program.cost import Machine, Row
     from quire.program.ops import Op, Program
+    from quire.spec import ModelSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +94,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "parameters": sum(p.rows * max(p.cols, 1) for p in program.params),
         "ops": [_op(op) for op in program.ops],
         "body_ops": len(program.body),
-        "kv": _kv(program),
+        "kv": _kv(program) | _kv_shares(model.facts.spec),
         "memory": memory,
         "packed": _packed(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
@@ -161,6 +162,17 @@ def _kv(program: Program) -> dict[str, Any]:
     }
 
 
+def _kv_shares(spec: ModelSpec) -> dict[str, float]:
+    """Of what one token adds to the cache: the part that full layers keep, and the whole in parts of MHA's."""
+    from quire.spec.describe import kv_elements, mha_elements
+
+    every = kv_elements(spec)
+    return {
+        "share_beyond_windows": kv_elements(spec, lambda att: att.window == 0) / every,
+        "share_of_mha": every / mha_elements(spec),
+    }
+
+
 def _memory(plan: MemoryPlan) -> dict[str, Any]:
     return {
         "bound": plan.bound,
@@ -223,7 +235,7 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         f"  {report['parameters'] / 1e6:.1f} M parameters, vocabulary {spec['vocab']}, width {spec['dim']}, "
         f"context {spec['max_positions']}, {'tied' if spec['tied'] else 'untied'} embeddings, stored {spec['dtype']}",
     ]
-    lines += [_layer_line(run) for run in spec["layers"]]
+    lines += _layer_lines(spec)
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
@@ -238,17 +250,47 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     for group in kv["groups"]:
         window = f"window {group['window']}" if group["window"] else "full attention"
         lines.append(f"  {len(group['layers'])} layers, {window}")
+    kept = round(kv["bytes_per_token"] * kv["share_beyond_windows"])
+    beyond = f"; {kept} bytes a token beyond the windows" if kv["share_beyond_windows"] < 1 else ""
+    lines.append(f"  {kv['share_of_mha']:.3g} of what multi-head attention would need{beyond}")
     lines += ["", "memory", *_memory_lines(report["memory"])]
     lines += ["", _packed_line(report["packed"]), "", "steps", *_step_lines(report)]
     return lines
 
 
+def _layer_lines(spec: dict[str, Any]) -> list[str]:
+    """Equal layers on one line, wherever they are, and what the model multiplies."""
+    from quire.spec.describe import ranges
+
+    found: list[tuple[dict[str, Any], list[int]]] = []
+    for run in spec["layers"]:
+        layer = {key: value for key, value in run.items() if key not in {"first", "last"}}
+        numbers = next((n for other, n in found if other == layer), None)
+        if numbers is None:
+            found.append((layer, numbers := []))
+        numbers.extend(range(run["first"], run["last"] + 1))
+    lines = [f"  layers {ranges(numbers)}: {_layer_line(layer)}" for layer, numbers in found]
+    scales = [
+        f"{words} {spec[key]:g}"
+        for key, off, words in (
+            ("embed_scale", 1, "embeddings x"), ("residual_scale", 1, "branches x"),
+            ("logits_scale", 1, "logits x"), ("logits_cap", 0, "logits soft cap"),
+        )
+        if spec[key] != off
+    ]  # fmt: skip
+    return lines + ([f"  {', '.join(scales)}"] if scales else [])
+
+
 def _layer_line(run: dict[str, Any]) -> str:
+    from quire.spec import Rope
+    from quire.spec.describe import attention_kind, rope_text
+
     att, mlp = run["attention"], run["mlp"]
-    kind = "MHA" if att["heads"] == att["kv_heads"] else "MQA" if att["kv_heads"] == 1 else "GQA"
+    kind = attention_kind(att["heads"], att["kv_heads"])
     window = f", window {att['window']}" if att["window"] else ""
-    rope = att["rope"]
-    scaling = "" if rope["kind"] == "default" else f" {rope['kind']} x{rope['factor']:g}"
+    rope = rope_text(Rope(**att["rope"]) if att["rope"] else None, att["head_dim"])
+    order = {(True, False): "pre-norm", (True, True): "sandwich norms", (False, True): "post-norm"}
+    block = order[run["pre_norm"], run["post_norm"]] + (", parallel" if run["parallel"] else "")
     extras = "".join(
         text
         for on, text in (
@@ -260,8 +302,8 @@ def _layer_line(run: dict[str, Any]) -> str:
         if on
     )
     return (
-        f"  layers {run['first']}-{run['last']}: {kind} {att['heads']}/{att['kv_heads']} heads of {att['head_dim']}"
-        f"{window}{extras}, rope {rope['theta']:g}{scaling}; gated {mlp['act']} MLP of {mlp['width']}"
+        f"{kind} {att['heads']}/{att['kv_heads']} heads of {att['head_dim']}"
+        f"{window}{extras}, {rope}; gated {mlp['act']} MLP of {mlp['width']}; {block}"
     )
 
 
@@ -284,8 +326,9 @@ def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     ops = report["ops"]
     body = report["body_ops"]
     layers = len({op["layer"] for op in ops if op["op"] == "Attend"})
-    per_layer = (body - 1) // layers
-    shown = range(len(ops)) if all_ops else [*range(1 + per_layer), *range(body, len(ops))]
+    before = next(i for i, op in enumerate(ops) if op["op"] == "Norm")  # embedding, and its multiplier
+    per_layer = (body - before) // layers
+    shown = range(len(ops)) if all_ops else [*range(before + per_layer), *range(body, len(ops))]
     lines = []
     for i in shown:
         if i == body and not all_ops:
@@ -294,7 +337,8 @@ def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         weight = op.get("weight") or op.get("table")
         shape = f" {weight} {shapes[weight]}" if weight else ""
         source = op.get("x") or op.get("qkv") or op.get("gate_up") or ""
-        lines.append(f"  {i:>4}  {op['op']:<10} {source:>8} -> {op.get('out') or op.get('qkv')}{shape}")
+        out = op.get("out") or op.get("qkv") or op.get("x")
+        lines.append(f"  {i:>4}  {op['op']:<10} {source:>8} -> {out}{shape}")
     return lines
 
 

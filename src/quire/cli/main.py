@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": ("quire.cli.generate", "generate from a prompt"),
     "chat": ("quire.cli.chat", "talk to a model"),
     "inspect": ("quire.cli.inspect", "show what a model is, what it costs and what would be computed"),
+    "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, parts that do not fit"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
 }
 

@@ -26,6 +26,7 @@ from quire.program.memory import (
     weight_bytes,
 )
 from quire.program.ops import (
+    Add,
     Attend,
     Buffer,
     Embed,
@@ -38,6 +39,7 @@ from quire.program.ops import (
     Program,
     Quantize,
     RopeWrite,
+    Scale,
 )
 from quire.quant import GroupCodes, check_codes
 from quire.spec.rope import cos_sin
@@ -156,7 +158,9 @@ class NativeExecutor:
             self._buffers[buffer.name] = self._core.add_buffer(buffer.cols, dtype, offset, scales)
         for rope in program.ropes:
             cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
-            self._core.add_rope(cos.ctypes.data, sin.ctypes.data, limits.max_len, rope.dim // 2)
+            self._core.add_rope(
+                cos.ctypes.data, sin.ctypes.data, limits.max_len, rope.dim // 2, rope.interleaved
+            )
         for layer in program.kv_layers:
             layer_bytes = 2 * layer.kv_heads * kv_head_elems(layer.head_dim) * DTYPE_BYTES[program.kv_dtype]
             offset = layer.index_in_group * layer_bytes * limits.block_size
@@ -196,17 +200,21 @@ class NativeExecutor:
             case Embed():
                 core.op_embed(self._params[op.table], buffers[op.out])
             case Norm():
-                core.op_norm(
-                    buffers[op.x], self._optional(op.delta), self._params[op.weight], op.eps, buffers[op.out]
-                )
+                delta, weight, bias = self._optional(op.delta), self._vector(op.weight), self._vector(op.bias)
+                core.op_norm(buffers[op.x], delta, weight, bias, op.kind == "layer", op.eps, buffers[op.out])
+            case Add():
+                core.op_add(buffers[op.x], buffers[op.delta], op.scale)
+            case Scale():
+                core.op_scale(buffers[op.x], op.scale, op.cap)
             case Linear():
                 core.op_linear(buffers[op.x], self._params[op.weight], self._vector(op.bias), buffers[op.out])
             case Quantize():
                 core.op_quantize(buffers[op.x], buffers[op.out])
             case RopeWrite():
-                q_norm, k_norm = self._vector(op.q_norm), self._vector(op.k_norm)
-                heads = op.shape.heads
-                core.op_rope_write(buffers[op.qkv], heads, op.layer, op.rope, q_norm, k_norm, op.eps)
+                core.op_rope_write(
+                    buffers[op.qkv], op.shape.heads, op.layer, -1 if op.rope is None else op.rope,
+                    self._vector(op.q_norm), self._vector(op.k_norm), op.kind == "layer", op.whole, op.eps,
+                )  # fmt: skip
             case Attend():
                 core.op_attend(
                     buffers[op.qkv], buffers[op.out], op.shape.heads, op.layer, op.scale, op.window,

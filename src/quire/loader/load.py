@@ -12,9 +12,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
-from quire.loader.source import CheckingSink, CodesSource, PrefetchingSource, Sink, Source, TensorInfo
+from quire.loader.renamed import Renamed
+from quire.loader.source import (
+    Array,
+    CheckingSink,
+    CodesSource,
+    PrefetchingSource,
+    Sink,
+    Source,
+    TensorInfo,
+)
 from quire.program.ops import Param, Part
 from quire.spec import ModelSpec
 from quire.types import CheckpointError
@@ -35,19 +45,20 @@ class LoadRules:
     `ignored`: regular expressions of full names. `twins`: asked-for name -> another name of the same tensor
     (a tied embedding saved twice): the twin serves when the first is absent, and must be byte-equal when both
     are there. `zeros`: regular expressions of tensors that may be left aside when they hold nothing but zeros.
+    `prefixes`: see Renamed.
     """
 
     ignored: tuple[str, ...] = ()
     twins: Mapping[str, str] = field(default_factory=dict)
     zeros: tuple[str, ...] = ()
+    prefixes: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, spec: ModelSpec, *, quantized: bool = False) -> LoadRules:
         """For a model; `quantized` checkpoints may have scales of the cache and empty biases as well."""
         twins = {spec.names.embed: spec.names.head} if spec.tied else {}
-        if not quantized:
-            return cls(spec.ignored, twins)
-        return cls((*spec.ignored, *_CACHE_SCALES), twins, (r".*\.bias",))
+        ignored = (*spec.ignored, *_CACHE_SCALES) if quantized else spec.ignored
+        return cls(ignored, twins, (r".*\.bias",) if quantized else (), spec.prefixes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,17 @@ class _Item:
 
     param: Param
     row_offset: int
+    part: Part
     info: TensorInfo
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tensor that are read; a vector that is stored as a matrix is read whole."""
+        return self.part.rows if len(self.info.shape) == 1 or self.part.cols else self.info.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.info.nbytes // self.info.shape[0] * self.rows
 
 
 def load(
@@ -89,13 +110,11 @@ def load(
     Raises CheckpointError, before anything is put, for missing tensors, tensors nobody asked for, wrong
     shapes and formats; and, naming the tensor, when a NaN or infinity is read.
     """
-    rules = rules or LoadRules()
-    items = _match(params, source, rules)
-    skipped = _leftovers(items, source, rules)
-    total = sum(item.info.nbytes for item in items)
+    source, items, skipped = _prepare(params, source, rules or LoadRules())
+    total = sum(item.nbytes for item in items)
     done = 0
-    blocks = [(item, *rows) for item in items for rows in row_blocks(item.info, block_bytes)]
-    ahead = _Ahead(source, [(item.info, start, stop) for item, start, stop in blocks])
+    blocks = [(item, *rows) for item in items for rows in row_blocks(item.info, block_bytes, item.rows)]
+    ahead = _Ahead(source, [(item.info, item.part.first + a, item.part.first + b) for item, a, b in blocks])
     for item, start, stop in blocks:
         ahead.reach(done)
         done += _move(item, start, stop, source, sink)
@@ -109,10 +128,27 @@ def load(
     return LoadSummary(total, len(names), dtypes, tuple(skipped), dequantized)
 
 
-def row_blocks(info: TensorInfo, block_bytes: int) -> Iterable[tuple[int, int]]:
-    """Cut a tensor into row ranges of about `block_bytes`, each starting at a multiple of ROW_QUANTUM."""
-    rows = info.shape[0]
-    row_bytes = max(info.nbytes // rows, 1)
+def check_tensors(params: Sequence[Param], source: Source, rules: LoadRules) -> tuple[str, ...]:
+    """Everything that `load` checks before it reads weights; returns the names it would leave aside.
+
+    Raises CheckpointError.
+    """
+    return tuple(_prepare(params, source, rules)[2])
+
+
+def _prepare(
+    params: Sequence[Param], source: Source, rules: LoadRules
+) -> tuple[Source, list[_Item], list[str]]:
+    if rules.prefixes:
+        source = Renamed(source, rules.prefixes)
+    items = _match(params, source, rules)
+    return source, items, _leftovers(items, source, rules)
+
+
+def row_blocks(info: TensorInfo, block_bytes: int, rows: int | None = None) -> Iterable[tuple[int, int]]:
+    """Cut `rows` rows of a tensor into ranges of about `block_bytes`, each starting at a multiple of ROW_QUANTUM."""
+    row_bytes = max(info.nbytes // info.shape[0], 1)
+    rows = info.shape[0] if rows is None else rows
     step = max(block_bytes // row_bytes // ROW_QUANTUM, 1) * ROW_QUANTUM
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
 
@@ -139,23 +175,27 @@ class _Ahead:
 
 def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int:
     """Read, check and hand over one row block; returns its bytes."""
-    name = item.info.name
+    name, first = item.info.name, item.part.first
     if isinstance(source, CodesSource) and _is_codes(item, source):
         return _move_codes(item, start, stop, source, sink)
-    data = source.read(name, start, stop)
+    data = source.read(name, first + start, first + stop)
     if not data.flags.aligned:  # the format allows any offset; kernels read whole numbers
         data = data.copy()
+    shape, nbytes, dtype, at = data.shape, data.nbytes, item.info.dtype, item.row_offset + start
+    if item.part.plus:
+        data, dtype = widened(data, dtype) + np.float32(item.part.plus), "F32"
+    if not item.part.cols:  # a vector, whatever shape it is stored in
+        data, at = data.reshape(-1), item.row_offset + start * (data.size // len(data))
     if isinstance(sink, CheckingSink):
-        bad = sink.put_checked(item.param, item.row_offset + start, data, item.info.dtype)
+        bad = sink.put_checked(item.param, at, data, dtype)
     else:
-        bad = first_nonfinite(data, item.info.dtype)
+        bad = first_nonfinite(data, dtype)
     if bad is not None:
-        index = [int(i) for i in np.unravel_index(bad, data.shape)]
-        index[0] += start
+        index = [int(i) for i in np.unravel_index(bad, shape)]
+        index[0] += first + start
         raise CheckpointError(f"tensor {name}: element {index} is NaN or infinite")
     if not isinstance(sink, CheckingSink):
-        sink.put(item.param, item.row_offset + start, data, item.info.dtype)
-    nbytes = data.nbytes
+        sink.put(item.param, at, data, dtype)
     del data
     source.release(name)
     return nbytes
@@ -168,13 +208,21 @@ def _is_codes(item: _Item, source: CodesSource) -> bool:
 
 def _move_codes(item: _Item, start: int, stop: int, source: CodesSource, sink: Sink) -> int:
     """The same for a row block whose codes are handed over as they are stored."""
-    name = item.info.name
+    name, first = item.info.name, item.part.first
     try:
-        sink.put_codes(item.param, item.row_offset + start, source.read_codes(name, start, stop))
+        codes = source.read_codes(name, first + start, first + stop)
+        sink.put_codes(item.param, item.row_offset + start, codes)
     except ValueError as error:  # a scale that is not finite
         raise CheckpointError(f"tensor {name}: {error}") from None
     source.release(name)
     return item.info.nbytes // item.info.shape[0] * (stop - start)
+
+
+def widened(data: Array, dtype: str) -> npt.NDArray[np.float32]:
+    """F32, F16 or BF16 (as uint16) as float32, exactly."""
+    if dtype == "BF16":
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data.astype(np.float32)
 
 
 def _match(params: Sequence[Param], source: Source, rules: LoadRules) -> list[_Item]:
@@ -193,7 +241,7 @@ def _match(params: Sequence[Param], source: Source, rules: LoadRules) -> list[_I
             else:
                 info = source.info(name)
                 _check(info, part)
-                items.append(_Item(param, row_offset, info))
+                items.append(_Item(param, row_offset, part, info))
             row_offset += part.rows
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_listed(missing)}{_hint(missing, names)}")

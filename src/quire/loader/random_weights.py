@@ -4,7 +4,7 @@ Method. Element e of a tensor takes 16-bit word e, u, of the Philox stream (Salm
 numbers: as easy as 1, 2, 3", SC 2011) whose key is SHA-256(seed, tensor name). Its value is
 0.02 · Φ⁻¹((u + ½) / 2^16) rounded to bfloat16, taken from a table of 2^16 entries: a normal distribution of
 deviation 0.02, cut at 4.3 deviations, at one look-up an element. A counter-based stream can start at any
-element, so a row block does not need the blocks before it. Norm weights are 1.
+element, so a row block does not need the blocks before it. Norms multiply by 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class RandomWeights:
 
     def __init__(self, params: Sequence[Param], seed: int = 0) -> None:
         self._infos: dict[str, TensorInfo] = {}
-        self._norms: set[str] = set()
+        self._norms: dict[str, int] = {}
         self._seed = seed
         self._table = _normal_table()
         for param in params:
             for part in param.parts:
                 self._infos[part.tensor] = TensorInfo(part.tensor, "BF16", part.shape)
                 if param.kind == "vector" and not part.tensor.endswith(".bias"):
-                    self._norms.add(part.tensor)
+                    self._norms[part.tensor] = _ONE if part.plus == 0 else 0
 
     def names(self) -> Iterable[str]:
         return self._infos.keys()
@@ -51,7 +51,7 @@ class RandomWeights:
         start, stop = info.rows(start, stop)
         shape = (stop - start, *info.shape[1:])
         if name in self._norms:
-            return np.full(shape, _ONE, np.uint16)
+            return np.full(shape, self._norms[name], np.uint16)
         cols = int(np.prod(info.shape[1:], dtype=np.int64))
         return self._values(name, start * cols, stop * cols).reshape(shape)
 

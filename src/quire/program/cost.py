@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from quire.program.formats import DTYPE_BYTES
 from quire.program.ops import (
+    Add,
     Attend,
     Embed,
     GatedAct,
@@ -24,9 +25,10 @@ from quire.program.ops import (
     Program,
     Quantize,
     RopeWrite,
+    Scale,
 )
 
-NORM_FLOPS = 4  # square, add to the sum, scale, weight
+NORM_FLOPS = {"rms": 4, "layer": 6}  # square, add to the sum, scale, weight; and the mean: sum, subtract
 QUANTIZE_FLOPS = 3  # magnitude, scale, round
 SCALE_BYTES = 4  # of one row of int8, or one group of it
 EXP_FLOPS = 4  # act(gate): exponential or error function, and the arithmetic around it
@@ -135,6 +137,15 @@ class _Counter:
                 cost = self.embed(op, n)
             case Norm():
                 cost = self.norm(op, n)
+            case Add():
+                cost = Cost(
+                    2 * n * self.buffers[op.x].cols,
+                    0,
+                    n * (2 * self.row_bytes(op.x) + self.row_bytes(op.delta)),
+                )
+            case Scale():
+                flops = (1 + EXP_FLOPS if op.cap else 1) * self.buffers[op.x].cols
+                cost = Cost(n * flops, 0, 2 * n * self.row_bytes(op.x))
             case Linear():
                 cost = self.linear(op, n)
             case Quantize():
@@ -177,10 +188,12 @@ class _Counter:
 
     def norm(self, op: Norm, n: int) -> Cost:
         cols, x = self.buffers[op.x].cols, self.row_bytes(op.x)
-        flops, moved = NORM_FLOPS * cols, x + self.row_bytes(op.out)
+        flops, moved = NORM_FLOPS[op.kind] * cols if op.weight else 0, x + self.row_bytes(op.out)
         if op.delta:
             flops, moved = flops + cols, moved + self.row_bytes(op.delta) + x
-        return Cost(n * flops, self.vector_bytes(op.weight), n * moved)
+        if op.bias:
+            flops += cols
+        return Cost(n * flops, self.vector_bytes(op.weight, op.bias), n * moved)
 
     def linear(self, op: Linear, n: int) -> Cost:
         weight = self.params[op.weight]
@@ -193,10 +206,10 @@ class _Counter:
         return Cost(QUANTIZE_FLOPS * n * cols, 0, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
 
     def rope_write(self, op: RopeWrite, n: int) -> Cost:
-        shape, dim = op.shape, self.program.ropes[op.rope].dim
+        shape, dim = op.shape, 0 if op.rope is None else self.program.ropes[op.rope].dim
         flops = 3 * dim * (shape.heads + shape.kv_heads)  # four products and two sums for each pair
-        flops += NORM_FLOPS * (shape.q_cols if op.q_norm else 0)
-        flops += NORM_FLOPS * (shape.kv_cols if op.k_norm else 0)
+        flops += NORM_FLOPS[op.kind] * (shape.q_cols if op.q_norm else 0)
+        flops += NORM_FLOPS[op.kind] * (shape.kv_cols if op.k_norm else 0)
         table = dim * DTYPE_BYTES["f32"] + ID_BYTES
         moved = self.row_bytes(op.qkv) + self.row_bytes(op.qkv, shape.q_cols) + table
         written = n * 2 * shape.kv_cols * DTYPE_BYTES[self.program.kv_dtype]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from quire.core.cache_groups import plan_groups
 from quire.program.formats import DType, NumberFormats
 from quire.program.ops import (
+    Add,
     Attend,
     Buffer,
     Embed,
@@ -22,8 +23,10 @@ from quire.program.ops import (
     Program,
     Quantize,
     RopeWrite,
+    Scale,
 )
-from quire.spec import Layer, ModelSpec, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
+from quire.spec import Norm as NormSpec
 from quire.types import CacheGroup
 
 
@@ -53,6 +56,8 @@ class _Lowering:
             self.params[embed] = Param(embed, "table", parts, self.formats.weights)
         residual = self.buffer("residual", spec.dim, "f32")
         self.body.append(Embed(embed, residual))
+        if spec.embed_scale != 1.0:
+            self.body.append(Scale(residual, spec.embed_scale))
         delta: str | None = None
         for index, layer in enumerate(spec.layers):
             delta = self.layer(index, layer, residual, delta)
@@ -71,90 +76,151 @@ class _Lowering:
             vocab=spec.vocab,
         )
 
-    def layer(self, index: int, layer: Layer, residual: str, delta: str | None) -> str:
+    def layer(self, index: int, layer: Layer, residual: str, delta: str | None) -> str | None:
         """Append one block's ops; returns the buffer still to be added to the residual stream."""
-        spec, names, att, mlp = self.spec, self.spec.names, layer.attention, layer.mlp
-        at = f"layers.{index}"
+        dim, names = self.spec.dim, ("attn_norm", "mlp_norm") if layer.pre_norm else (None, None)
+        hidden = self.input("hidden", dim, f"layers.{index}.qkv")
+        self.norm(names[0], index, residual, delta, hidden)
+        beside = self.input("hidden", dim, f"layers.{index}.gate_up")
+        if layer.parallel and beside != hidden:  # the same values, rounded for weights of another format
+            self.norm(names[0], index, residual, None, beside)
+        branch = self.attention(index, layer.attention, hidden)
+        if layer.post_norm:
+            self.norm("attn_post_norm", index, branch, None, branch)
+        delta = self.join(residual, branch)
+        if not layer.parallel:
+            self.norm(names[1], index, residual, delta, beside)
+        elif delta is not None:
+            self.body.append(Add(residual, delta, 1.0))
+        branch = self.mlp(index, layer.mlp, beside)
+        if layer.post_norm:
+            self.norm("mlp_post_norm", index, branch, None, branch)
+        return self.join(residual, branch)
+
+    def join(self, residual: str, branch: str) -> str | None:
+        """What the next norm has to add to the residual stream; a scaled branch is added at once."""
+        if self.spec.residual_scale == 1.0:
+            return branch
+        self.body.append(Add(residual, branch, self.spec.residual_scale))
+        return None
+
+    def norm(self, which: str | None, index: int, x: str, delta: str | None, out: str) -> None:
+        """x += delta, then out = norm(x), or x itself without a norm. `which` is a field of WeightNames."""
+        norm, weight, bias = self.spec.norm, None, None
+        if which:
+            name = getattr(self.spec.names, which).format(i=index)
+            weight, bias = self.norm_weights(f"layers.{index}.{which}", name, norm)
+        self.body.append(Norm(x, delta, weight, norm.eps, out, norm.kind, bias))
+
+    def norm_weights(self, at: str, name: str, norm: NormSpec) -> tuple[str, str | None]:
+        dim = self.spec.dim
+        weight = self.vector(at, (Part(f"{name}.weight", dim, plus=norm.plus),))
+        return weight, self.vector(f"{at}.bias", (Part(f"{name}.bias", dim),)) if norm.bias else None
+
+    def attention(self, index: int, att: Attention, hidden: str) -> str:
+        """The token mixer of a layer; returns the buffer of its branch."""
+        names, at = self.spec.names, f"layers.{index}"
         shape = HeadShape(att.heads, att.kv_heads, att.head_dim)
-        hidden = self.input("hidden", spec.dim, f"{at}.qkv")
         qkv = self.buffer("qkv", shape.q_cols + 2 * shape.kv_cols, "f32")
         mixed = self.input("mixed", shape.q_cols, f"{at}.o")
-        projected = self.buffer("delta", spec.dim, "f32")
-        norm = self.vector(f"{at}.attn_norm", (names.attn_norm.format(i=index),), (spec.dim,))
-        self.body.append(Norm(residual, delta, norm, spec.norm_eps, hidden))
+        out = self.buffer("delta", self.spec.dim, "f32")
         sources = tuple(name.format(i=index) for name in (names.q, names.k, names.v))
         rows, axes = (shape.q_cols, shape.kv_cols, shape.kv_cols), ("heads", "kv_heads", "kv_heads")
-        self.linear(f"{at}.qkv", hidden, qkv, sources, rows, axes=axes, bias=att.qkv_bias)
-        norms: list[str | None] = [None, None]
-        if att.qk_norm:
-            for k, name in enumerate((names.q_norm, names.k_norm)):
-                norms[k] = self.vector(f"{at}.{'qk'[k]}_norm", (name.format(i=index),), (att.head_dim,))
-        rope = self.rope(att.rope)
-        self.body.append(RopeWrite(qkv, shape, index, rope, norms[0], norms[1], spec.norm_eps))
+        self.linear(
+            f"{at}.qkv", hidden, qkv, sources, rows, axes=axes, bias=att.qkv_bias, fused=names.qkv.format(i=index)
+        )  # fmt: skip
+        self.body.append(self.rope_write(index, att, shape, qkv))
         sinks = None
         if att.sinks:
-            sinks = self.vector(f"{at}.sinks", (names.sinks.format(i=index),), (att.heads,), ("heads",))
+            sinks = self.vector(
+                f"{at}.sinks", (Part(names.sinks.format(i=index), att.heads, row_axis="heads"),)
+            )
         self.body.append(Attend(qkv, mixed, shape, index, att.scale, att.window, att.softcap, sinks))
         self.linear(
-            f"{at}.o", mixed, projected, (names.o.format(i=index),), (spec.dim,), axes=("",),
+            f"{at}.o", mixed, out, (names.o.format(i=index),), (self.spec.dim,), axes=("",),
             bias=att.out_bias, col_axis="heads",
         )  # fmt: skip
-        norm = self.vector(f"{at}.mlp_norm", (names.mlp_norm.format(i=index),), (spec.dim,))
-        hidden = self.input("hidden", spec.dim, f"{at}.gate_up")
-        self.body.append(Norm(residual, projected, norm, spec.norm_eps, hidden))
+        return out
+
+    def rope_write(self, index: int, att: Attention, shape: HeadShape, qkv: str) -> RopeWrite:
+        """Norms of q and k, rotation and cache write of a layer."""
+        names, rope = self.spec.names, None if att.rope is None else self.rope(att.rope)
+        if att.qk_norm is None:
+            return RopeWrite(qkv, shape, index, rope, None, None, self.spec.norm.eps)
+        norm, weights = att.qk_norm.norm, []
+        for letter, name, heads in (("q", names.q_norm, att.heads), ("k", names.k_norm, att.kv_heads)):
+            source, axis = name.format(i=index, h="{h}"), "heads" if letter == "q" else "kv_heads"
+            if att.qk_norm.whole:
+                parts = [Part(f"{source}.weight", heads * att.head_dim, row_axis=axis)]
+            elif att.qk_norm.shared:
+                parts = [Part(f"{source}.weight", att.head_dim)]
+            elif "{h}" in source:
+                tensors = (f"{source}.weight".format(h=h) for h in range(heads))
+                parts = [Part(tensor, att.head_dim, row_axis=axis) for tensor in tensors]
+            else:
+                stored = (heads, att.head_dim)
+                parts = [Part(f"{source}.weight", heads * att.head_dim, row_axis=axis, stored=stored)]
+            parts = [replace(part, plus=norm.plus) for part in parts]
+            weights.append(self.vector(f"layers.{index}.{letter}_norm", tuple(parts)))
+        return RopeWrite(
+            qkv, shape, index, rope, weights[0], weights[1], norm.eps, norm.kind, att.qk_norm.whole
+        )  # fmt: skip
+
+    def mlp(self, index: int, mlp: MLP, hidden: str) -> str:
+        """The feed-forward of a layer; returns the buffer of its branch."""
+        names, at = self.spec.names, f"layers.{index}"
         gate_up = self.buffer("gate_up", 2 * mlp.width, "f32")
         gated = self.input("gated", mlp.width, f"{at}.down")
-        sources = (names.gate.format(i=index), names.up.format(i=index))
+        out = self.buffer("delta", self.spec.dim, "f32")
+        sources, rows = tuple(name.format(i=index) for name in (names.gate, names.up)), (mlp.width, mlp.width)
         self.linear(
-            f"{at}.gate_up",
-            hidden,
-            gate_up,
-            sources,
-            (mlp.width, mlp.width),
-            axes=("mlp", "mlp"),
-            bias=mlp.bias,
-        )
+            f"{at}.gate_up", hidden, gate_up, sources, rows, axes=("mlp", "mlp"), bias=mlp.bias,
+            fused=names.gate_up.format(i=index),
+        )  # fmt: skip
         self.body.append(GatedAct(gate_up, gated, mlp.act))
         self.linear(
-            f"{at}.down", gated, projected, (names.down.format(i=index),), (spec.dim,), axes=("",),
+            f"{at}.down", gated, out, (names.down.format(i=index),), (self.spec.dim,), axes=("",),
             bias=mlp.bias, col_axis="mlp",
         )  # fmt: skip
-        return projected
+        return out
 
     def head(self, residual: str, delta: str | None, weight: str) -> tuple[Op, ...]:
         spec = self.spec
         last = self.buffer("last", spec.dim, "f32", logits=True)
         last_hidden = self.input("last_hidden", spec.dim, weight, logits=True)
         logits = self.buffer("logits", spec.vocab, "f32", logits=True)
-        norm = self.vector("final_norm", (spec.names.final_norm,), (spec.dim,))
+        norm, bias = self.norm_weights("final_norm", spec.names.final_norm, spec.norm)
         ops: list[Op] = [
             GatherRows(residual, delta, last),
-            Norm(last, None, norm, spec.norm_eps, last_hidden),
+            Norm(last, None, norm, spec.norm.eps, last_hidden, spec.norm.kind, bias),
         ]
         last_hidden = self.quantized(ops, last_hidden, weight)
         ops.append(Linear(last_hidden, weight, None, logits))
+        if spec.logits_scale != 1.0 or spec.logits_cap:
+            ops.append(Scale(logits, spec.logits_scale, spec.logits_cap))
         return tuple(ops)
 
     def linear(
         self, name: str, x: str, out: str, sources: tuple[str, ...], rows: tuple[int, ...], *,
-        axes: tuple[str, ...], bias: bool, col_axis: str = "",
+        axes: tuple[str, ...], bias: bool, col_axis: str = "", fused: str = "",
     ) -> None:  # fmt: skip
-        cols = self.buffers[x].cols
-        parts = tuple(
-            Part(f"{source}.weight", n, cols, axis, col_axis)
-            for source, n, axis in zip(sources, rows, axes, strict=True)
-        )
-        weight = self.weight(name, parts)
+        """out = x @ weightᵀ, the weight stacked from the sources' rows, or from `fused`, which holds them all."""
+        cols, total, first = self.buffers[x].cols, sum(rows), 0
+        weights: list[Part] = []
+        biases: list[Part] = []
+        for source, n, axis in zip(sources, rows, axes, strict=True):
+            at = first if fused else 0
+            weights.append(
+                Part(f"{fused or source}.weight", n, cols, axis, col_axis, at, (total, cols) if fused else ())
+            )
+            biases.append(Part(f"{fused or source}.bias", n, 0, axis, "", at, (total,) if fused else ()))
+            first += n
+        weight = self.weight(name, tuple(weights))
         x = self.quantized(self.body, x, weight)
-        biases = tuple(f"{source}.bias" for source in sources)
-        bias_name = self.vector(f"{name}.bias", biases, rows, axes) if bias else None
+        bias_name = self.vector(f"{name}.bias", tuple(biases)) if bias else None
         self.body.append(Linear(x, weight, bias_name, out))
 
-    def vector(
-        self, name: str, tensors: tuple[str, ...], rows: tuple[int, ...], axes: tuple[str, ...] | None = None
-    ) -> str:
-        axes = axes or ("",) * len(rows)
-        parts = tuple(Part(t, r, 0, a) for t, r, a in zip(tensors, rows, axes, strict=True))
+    def vector(self, name: str, parts: tuple[Part, ...]) -> str:
         self.params[name] = Param(name, "vector", parts, "f32")
         return name
 

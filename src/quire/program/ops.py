@@ -6,6 +6,8 @@ step, `N` the number of rows whose logits are wanted. Rows of a buffer are token
     body   embed · (norm · linear · rope_write · attend · linear · norm · linear · gated_act · linear)*
     head   gather_rows · norm · linear
 
+with add and scale where a model multiplies embeddings, branches or logits or runs two branches side by side.
+
 The torch executor defines what each op computes; the native executor is compared with it op by op.
 """
 
@@ -16,7 +18,7 @@ from typing import Literal
 
 from quire.program.formats import DType, Groups, WeightFormat
 from quire.spec import Rope
-from quire.spec.model import Activation
+from quire.spec.model import Activation, NormKind
 from quire.types import CacheGroup
 
 RowKind = Literal["tokens", "logits"]
@@ -42,6 +44,9 @@ class Buffer:
 class Part:
     """One checkpoint tensor [rows, cols] (or [rows] for vectors) that fills rows of a parameter.
 
+    `stored` is the tensor's own shape where it is another: rows `first` … first + rows - 1 of a larger tensor,
+    or a vector that is stored as a matrix. `plus` is added to every stored element of a vector.
+
     `row_axis` and `col_axis` are logical axes ("heads", "kv_heads", "mlp", "vocab"): what tensor parallelism
     splits, LoRA targets and quantization read. An empty axis is never split.
     """
@@ -51,10 +56,14 @@ class Part:
     cols: int = 0
     row_axis: str = ""
     col_axis: str = ""
+    first: int = 0
+    stored: tuple[int, ...] = ()
+    plus: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.rows, self.cols) if self.cols else (self.rows,)
+        """Shape of the checkpoint's tensor."""
+        return self.stored or ((self.rows, self.cols) if self.cols else (self.rows,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +105,37 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x += delta (when given), then out = x / sqrt(mean(x²) + eps) * weight, rounded to out's dtype.
+    """x += delta (when given), then out = norm(x) * weight (+ bias), rounded to out's dtype.
 
-    x is the float32 residual stream and is updated in place. RMSNorm: arXiv 1910.07467.
+    Kind rms: x / sqrt(mean(x²) + eps), arXiv 1910.07467; layer: the mean is subtracted first, 1607.06450. Without
+    a weight out is x itself. x is float32 and is changed only by a delta; out may be x.
     """
 
     x: str
     delta: str | None
-    weight: str
+    weight: str | None
     eps: float
     out: str
+    kind: NormKind = "rms"
+    bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """x += scale * delta: a branch joins the residual stream."""
+
+    x: str
+    delta: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """x = scale * x, then cap * tanh(x / cap) unless cap is 0; in place (Gemma 2, arXiv 2408.00118, section 2)."""
+
+    x: str
+    scale: float
+    cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +183,23 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class RopeWrite:
-    """Per head RMS-normalise q and k (when given weights), rotate both, keep q in place, cache k and v.
+    """Normalise q and k (when given weights), rotate both, keep q in place, cache k and v.
 
-    The rotation pairs dimension d with d + rotary_dim/2 (half-split). Keys and values are rounded to the
-    cache's dtype. `rope` indexes Program.ropes, `layer` Program.kv_layers.
+    The norm is over each head, or with `whole` over all heads of q, and all of k, together. Its weight is
+    [head_dim] for all heads, or [heads * head_dim]. `rope` indexes Program.ropes, which says how dimensions are
+    paired; None rotates nothing. `layer` indexes Program.kv_layers. Keys and values are rounded to the cache's
+    dtype.
     """
 
     qkv: str
     shape: HeadShape
     layer: int
-    rope: int
+    rope: int | None
     q_norm: str | None
     k_norm: str | None
     eps: float
+    kind: NormKind = "rms"
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +242,7 @@ class GatherRows:
     out: str
 
 
-Op = Embed | Norm | Linear | Quantize | RopeWrite | Attend | GatedAct | GatherRows
+Op = Embed | Norm | Add | Scale | Linear | Quantize | RopeWrite | Attend | GatedAct | GatherRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +289,9 @@ def reads(op: Op) -> tuple[str, ...]:
     match op:
         case Embed():
             names: tuple[str | None, ...] = ()
-        case Norm() | GatherRows():
+        case Norm() | GatherRows() | Add():
             names = (op.x, op.delta)
-        case Linear() | Quantize():
+        case Linear() | Quantize() | Scale():
             names = (op.x,)
         case RopeWrite() | Attend():
             names = (op.qkv,)
@@ -270,7 +304,9 @@ def writes(op: Op) -> tuple[str, ...]:
     """Buffers an op fills or changes."""
     match op:
         case Norm():
-            return (op.x, op.out)
+            return (op.x, op.out) if op.delta else (op.out,)
+        case Add() | Scale():
+            return (op.x,)
         case RopeWrite():
             return (op.qkv,)
         case _:
@@ -283,7 +319,7 @@ def param_names(op: Op) -> tuple[str, ...]:
         case Embed():
             names: tuple[str | None, ...] = (op.table,)
         case Norm():
-            names = (op.weight,)
+            names = (op.weight, op.bias)
         case Linear():
             names = (op.weight, op.bias)
         case RopeWrite():

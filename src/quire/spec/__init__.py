@@ -2,7 +2,7 @@
 
 from quire.spec.facts import ModelFacts, read_model
 from quire.spec.generation import Generation
-from quire.spec.model import MLP, Attention, Layer, ModelSpec, Rope, WeightNames
+from quire.spec.model import MLP, Attention, Layer, ModelSpec, Norm, QKNorm, Rope, WeightNames
 
 __all__ = [
     "MLP",
@@ -11,6 +11,8 @@ __all__ = [
     "Layer",
     "ModelFacts",
     "ModelSpec",
+    "Norm",
+    "QKNorm",
     "Rope",
     "WeightNames",
     "read_model",

@@ -89,6 +89,16 @@ class ConfigReader:
             raise self.error(key, f"{show(value)} is not in [{low:g}, {high:g}]")
         return float(value)
 
+    def numbers(self, key: str, count: int, *, low: float, high: float) -> tuple[float, ...]:
+        """A required list of `count` finite numbers in [low, high]."""
+        if not self.has(key):
+            raise self.error(key, "is missing")
+        value = self.values[key]
+        if not isinstance(value, list) or len(value) != count:
+            raise self.error(key, f"{show(value)} is not a list of {count} numbers")
+        items = ConfigReader({f"{key}[{i}]": item for i, item in enumerate(value)}, self.where)
+        return tuple(items.number(name, low=low, high=high) for name in items.values)
+
     def boolean(self, key: str, default: bool) -> bool:
         if not self.has(key):
             return default

@@ -11,7 +11,6 @@ from quire.spec.families import read_spec
 from quire.spec.generation import Generation, read_generation
 from quire.spec.model import ModelSpec
 from quire.spec.quantization import Quantization, read_quantization
-from quire.spec.rope_config import scaled_positions
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object, read_json_object, read_small_file
 
@@ -24,7 +23,7 @@ class ModelFacts:
 
     `quantization` says how a checkpoint's quantized tensors are read, None when they are plain numbers.
     `longest` is the largest context the position embedding can be run at; above `spec.max_positions` only for
-    rope kind "dynamic", whose longer contexts are asked for on purpose. `notices` are sentences for the log:
+    rope kinds whose longer contexts are asked for on purpose. `notices` are sentences for the log:
     what the files hold and Quire does not use. `config_sha256` is of config.json's bytes, in hex.
     """
 
@@ -60,13 +59,12 @@ def facts_of(config: ConfigReader, generation: ConfigReader | None, sha256: str)
     """The facts of a config, whatever it was read from; errors as `read_model`."""
     quantization = read_quantization(config)
     spec, architecture = read_spec(config)
-    rope = spec.layers[0].attention.rope
     return ModelFacts(
         spec=spec,
         architecture=architecture,
         generation=read_generation(config, generation, spec.vocab),
         quantization=quantization,
-        longest=scaled_positions(rope, spec.max_positions) if rope.kind == "dynamic" else spec.max_positions,
+        longest=max(spec.longest, spec.max_positions),
         notices=tuple(config.notices),
         config_sha256=sha256,
     )

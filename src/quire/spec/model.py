@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 DTypeName = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864) with half-split pairs.
+    """Rotary position embedding (RoFormer, arXiv 2104.09864).
 
-    `dim` is the number of rotated dimensions of a head. Scaled kinds: linear (position interpolation,
-    2306.15595), dynamic (NTK-aware), llama3 (frequency bands of Llama 3.1), yarn (2309.00071).
+    `dim` is the number of rotated dimensions of a head, its first ones. Pair k is dimensions (k, k + dim/2), or
+    (2k, 2k + 1) when interleaved. Scaled kinds: linear (position interpolation, 2306.15595), dynamic
+    (NTK-aware), llama3 (frequency bands of Llama 3.1), yarn (2309.00071), longrope (2402.13753).
     `original_max` is the context length that the unscaled base was trained for.
     """
 
@@ -33,13 +35,43 @@ class Rope:
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
-    attention_factor: float = 1.0  # yarn: multiplies cos and sin
+    attention_factor: float = 1.0  # yarn, longrope: multiplies cos and sin
+    short_factors: tuple[float, ...] = ()  # longrope: divisor of each pair's frequency up to original_max
+    long_factors: tuple[float, ...] = ()  # longrope: and beyond it
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """x / sqrt(mean(x²) + eps) · w for kind rms (1910.07467); kind layer (1607.06450) subtracts the mean first.
+
+    w is the stored weight plus `plus`: 1 where checkpoints store the difference from one.
+    """
+
+    kind: NormKind = "rms"
+    eps: float = 1e-6
+    plus: float = 0.0
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """Norm of queries and keys before they are rotated.
+
+    Over each head, or with `whole` over all heads of the projection together. `shared`: one weight of
+    head_dim elements for all heads; else every head has its own.
+    """
+
+    norm: Norm
+    whole: bool = False
+    shared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention. `window` 0 is full; else position p sees positions p-window+1 … p.
+    """Grouped-query attention (2305.13245): MHA when kv_heads = heads, MQA when kv_heads = 1.
 
+    `window` 0 is full; else position p sees positions p-window+1 … p. `rope` None rotates nothing.
     `softcap` above 0 bounds the scores to ±softcap by tanh. `sinks`: each head has a learned logit that takes part
     in the softmax without a value. See program/ops.Attend.
     """
@@ -47,11 +79,11 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
-    rope: Rope
+    rope: Rope | None
     scale: float
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QKNorm | None = None
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
@@ -68,44 +100,75 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Pre-norm residual block: x += attention(norm(x)); x += mlp(norm(x))."""
+    """A residual block: a mixer of tokens, then a feed-forward.
+
+    A branch is post(f(pre(x))), and x += branch for each of the two. `pre_norm` and `post_norm` say which of the
+    norms there are: pre-norm, post-norm or both (sandwich). `parallel`: both branches take the same pre-norm of
+    the same x.
+    """
 
     attention: Attention
     mlp: MLP
+    pre_norm: bool = True
+    post_norm: bool = False
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """Checkpoint tensor names; `{i}` is the layer number. Data, so that a family can rename."""
+    """Checkpoint tensor names; `{i}` is the layer number. Data, so that a family can rename.
+
+    Linears and norms are named without `.weight` and `.bias`. `qkv` (and `gate_up`), when not empty, is one
+    tensor that holds the rows of q, k and v (of gate and up) in that order. A q or k norm with `{h}` in its name
+    is one tensor for each head.
+    """
 
     embed: str = "model.embed_tokens.weight"
-    final_norm: str = "model.norm.weight"
+    final_norm: str = "model.norm"
     head: str = "lm_head.weight"
-    attn_norm: str = "model.layers.{i}.input_layernorm.weight"
-    mlp_norm: str = "model.layers.{i}.post_attention_layernorm.weight"
+    attn_norm: str = "model.layers.{i}.input_layernorm"
+    mlp_norm: str = "model.layers.{i}.post_attention_layernorm"
+    attn_post_norm: str = "model.layers.{i}.post_attention_layernorm"
+    mlp_post_norm: str = "model.layers.{i}.post_feedforward_layernorm"
     q: str = "model.layers.{i}.self_attn.q_proj"
     k: str = "model.layers.{i}.self_attn.k_proj"
     v: str = "model.layers.{i}.self_attn.v_proj"
+    qkv: str = ""
     o: str = "model.layers.{i}.self_attn.o_proj"
-    q_norm: str = "model.layers.{i}.self_attn.q_norm.weight"
-    k_norm: str = "model.layers.{i}.self_attn.k_norm.weight"
+    q_norm: str = "model.layers.{i}.self_attn.q_norm"
+    k_norm: str = "model.layers.{i}.self_attn.k_norm"
     sinks: str = "model.layers.{i}.self_attn.sinks"
     gate: str = "model.layers.{i}.mlp.gate_proj"
     up: str = "model.layers.{i}.mlp.up_proj"
+    gate_up: str = ""
     down: str = "model.layers.{i}.mlp.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only language model. `max_positions` is the trained (scaled) context length in tokens."""
+    """A decoder-only language model.
+
+    `max_positions` is the context in tokens that a user gets by default, `longest` the largest that can be
+    asked for (0: the same): they differ where a longer context changes the answers to short texts
+    (docs/decisions/0002). `norm` is that of the residual stream. `embed_scale` multiplies embeddings,
+    `residual_scale` each branch before it is added, `logits_scale` the logits; `logits_cap` c then bounds them:
+    c·tanh(logit / c), 0 is off.
+    """
 
     vocab: int
     dim: int
     layers: tuple[Layer, ...]
-    norm_eps: float
+    norm: Norm
     max_positions: int
+    longest: int = 0
     tied: bool = False
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_cap: float = 0.0
     dtype: DTypeName = "bfloat16"  # what the checkpoint stores
     names: WeightNames = field(default_factory=WeightNames)
     # Tensors that released checkpoints carry and the computation does not need (regular expressions).
     ignored: tuple[str, ...] = ()
+    # Beginnings of tensor names in a checkpoint, and what they are in `names`; the first that fits is taken.
+    prefixes: tuple[tuple[str, str], ...] = ()

@@ -1,13 +1,14 @@
 """Rotary frequencies of every scaling kind, as float32 numpy tables.
 
 Sources: linear 2306.15595; NTK-aware dynamic scaling; Llama 3.1 frequency bands (Llama 3 model card);
-YaRN 2309.00071. Arithmetic is float32 in the order transformers uses, so tables agree to the last bits;
-powers are taken in float64 and rounded, so that they are the same on every CPU.
+YaRN 2309.00071; LongRoPE 2402.13753. Arithmetic is float32 in the order transformers uses, so tables agree to
+the last bits; powers are taken in float64 and rounded, so that they are the same on every CPU.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,9 @@ F32 = npt.NDArray[np.float32]
 def inverse_frequencies(rope: Rope, max_len: int) -> F32:
     """Inverse frequency of each rotated pair, float32 [dim/2].
 
-    `max_len` is the longest sequence the engine will run. Only `dynamic` depends on it: its base is chosen
-    once from max_len, so that a token's rotation never depends on how long its sequence has become
-    (docs/decisions/0002-dynamic-rope.md). Other kinds ignore it.
+    `max_len` is the longest sequence the engine will run. Only `dynamic` and `longrope` depend on it: their base
+    or factors are chosen once from max_len, so that a token's rotation never depends on how long its sequence has
+    become (docs/decisions/0002-dynamic-rope.md). Other kinds ignore it.
     """
     match rope.kind:
         case "default":
@@ -35,6 +36,9 @@ def inverse_frequencies(rope: Rope, max_len: int) -> F32:
             return _llama3(rope)
         case "yarn":
             return _yarn(rope)
+        case "longrope":
+            factors = rope.long_factors if max_len > rope.original_max else rope.short_factors
+            return _long(rope, factors)
 
 
 def cos_sin(rope: Rope, max_len: int) -> tuple[F32, F32]:
@@ -58,6 +62,11 @@ def _dynamic(rope: Rope, max_len: int) -> F32:
     length = max(max_len, rope.original_max)
     stretch = rope.factor * length / rope.original_max - (rope.factor - 1)
     return _base(rope.theta * stretch ** (rope.dim / (rope.dim - 2)), rope.dim)
+
+
+def _long(rope: Rope, factors: Sequence[float]) -> F32:
+    out: F32 = np.reciprocal(np.array(factors, np.float32) * _powers(rope.theta, rope.dim))
+    return out
 
 
 def _llama3(rope: Rope) -> F32:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.model import Rope
 from quire.types import CheckpointError, UnsupportedModelError
 
 MAX_POSITIONS = 2**28
-_DEFAULT_THETA = 10_000.0
 _MAX_THETA = 1e15
 _MAX_FACTOR = 1e6
 # Keys of rope kinds or variants that change the rotation and that no kind below reads.
-_UNSUPPORTED_KEYS = ("mrope_section", "short_factor", "long_factor", "alpha")
+_UNSUPPORTED_KEYS = ("mrope_section", "short_factor", "long_factor", "short_mscale", "long_mscale", "alpha")
 _COMMON_KEYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor", "finetuned"})
 _KIND_KEYS: dict[str, frozenset[str]] = {
     "default": frozenset(),
@@ -33,44 +32,104 @@ _KIND_KEYS: dict[str, frozenset[str]] = {
         {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
         | {"mscale", "mscale_all_dim", "truncate"}
     ),
+    "longrope": frozenset(
+        {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"}
+    ),
 }  # fmt: skip
 
 
-def read_rope(config: ConfigReader, head_dim: int, max_positions: int) -> Rope:
-    """The rotary embedding of a model whose whole head is rotated.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeStyle:
+    """What a family's rotary embedding is when its keys are absent, and what it may be.
+
+    `partial`: the rotated part of a head by default; None where a family always rotates whole heads.
+    `names`: a family's own names of kinds. `original`: its original_max_position_embeddings.
+    """
+
+    theta: float = 10_000.0
+    partial: float | None = None
+    interleaved: bool = False
+    names: tuple[tuple[str, str], ...] = ()
+    original: int | None = None
+
+
+def read_rope(
+    config: ConfigReader, head_dim: int, max_positions: int, style: RopeStyle = RopeStyle()
+) -> Rope:
+    """The one rotary embedding of a model.
 
     `max_positions` is max_position_embeddings: the default of original_max_position_embeddings, and what
     `dynamic` stretches from. Raises UnsupportedModelError for a kind or variant that is not implemented,
     CheckpointError for values out of range.
     """
-    scaling = _parameters(config)
-    theta = _theta(config, scaling)
-    _refuse_partial(config, scaling)
+    return make_rope(config, _parameters(config), head_dim, max_positions, style)
+
+
+def ropes_by_type(
+    config: ConfigReader, head_dim: int, max_positions: int, styles: dict[str, RopeStyle]
+) -> dict[str, Rope] | None:
+    """One rotary embedding for each layer type of `styles` from nested `rope_parameters`; None without such."""
+    parameters = config.child("rope_parameters")
+    if parameters is None or not any(isinstance(parameters.values.get(name), dict) for name in styles):
+        return None
+    for key in parameters.values:
+        if key not in styles:
+            raise parameters.unsupported(key, f"layer types are {', '.join(styles)}")
+    return {
+        name: make_rope(config, parameters.child(name), head_dim, max_positions, style)
+        for name, style in styles.items()
+    }
+
+
+def make_rope(
+    config: ConfigReader, scaling: ConfigReader | None, head_dim: int, max_positions: int, style: RopeStyle
+) -> Rope:
+    """The rotary embedding of the parameters in `scaling`, or of the config's top-level keys when it is None."""
+    theta = _theta(config, scaling, style)
     if theta <= 1.0:
         raise CheckpointError(f"{config.where}: rope_theta: {theta} is not above 1")
-    base = Rope(theta=theta, dim=head_dim)
+    base = Rope(theta=theta, dim=_rotated(config, scaling, head_dim, style), interleaved=style.interleaved)
     if scaling is None:
         return base
-    kind = _kind(scaling)
+    kind = dict(style.names).get(_kind(scaling), _kind(scaling))
     if kind not in _KINDS:
         key = "rope_type" if scaling.has("rope_type") else "type"
         raise scaling.unsupported(key, f"implemented kinds are {', '.join(_KINDS)}")
     for key in _UNSUPPORTED_KEYS:
-        if scaling.has(key):
+        if scaling.has(key) and key not in _KIND_KEYS[kind]:
             raise scaling.unsupported(key, f"it is not a key of rope_type {kind!r}")
     for key, value in scaling.values.items():
         if isinstance(value, dict):
             raise scaling.unsupported(key, "rope parameters per layer type are not implemented")
         if key not in _COMMON_KEYS | _KIND_KEYS[kind]:
             config.notices.append(f"{scaling.where}: {key} is not read by rope_type {kind!r}: ignored")
-    return _KINDS[kind](base, config, scaling, max_positions)
+    if kind in {"llama3", "yarn", "longrope"}:
+        original = _original_max(config, scaling, style.original or max_positions)
+        base = replace(base, original_max=original)
+    return _KINDS[kind](base, scaling, max_positions)
+
+
+def context_lengths(rope: Rope, max_positions: int) -> tuple[int, int]:
+    """ModelSpec.max_positions and ModelSpec.longest of a model with this rope, given max_position_embeddings.
+
+    The default of a kind that depends on the length is the length up to which it is the plain rotation.
+    """
+    longest = scaled_positions(rope, max_positions)
+    match rope.kind:
+        case "dynamic":
+            return max_positions, longest
+        case "longrope":
+            return min(rope.original_max, max_positions), longest
+        case _:
+            return longest, longest
 
 
 def scaled_positions(rope: Rope, max_positions: int) -> int:
     """The longest context a rope's scaling was made for, given max_position_embeddings.
 
     linear and dynamic stretch max_position_embeddings by their factor, yarn stretches the original context
-    (a config may or may not have raised max_position_embeddings already); llama3 configs state the result.
+    (a config may or may not have raised max_position_embeddings already); llama3 and longrope configs state the
+    result.
     """
     match rope.kind:
         case "linear" | "dynamic":
@@ -97,7 +156,7 @@ def _kind(scaling: ConfigReader) -> str:
     return kind or legacy or "default"
 
 
-def _theta(config: ConfigReader, scaling: ConfigReader | None) -> float:
+def _theta(config: ConfigReader, scaling: ConfigReader | None, style: RopeStyle) -> float:
     top = config.number("rope_theta", None, low=1.0, high=_MAX_THETA)
     inner = None if scaling is None else scaling.number("rope_theta", None, low=1.0, high=_MAX_THETA)
     if top is not None and inner is not None and top != inner:
@@ -106,13 +165,24 @@ def _theta(config: ConfigReader, scaling: ConfigReader | None) -> float:
         )
     if inner is not None:
         return inner
-    return _DEFAULT_THETA if top is None else top
+    return style.theta if top is None else top
 
 
-def _refuse_partial(config: ConfigReader, scaling: ConfigReader | None) -> None:
-    for reader in (config, scaling):
-        if reader is not None and reader.number("partial_rotary_factor", 1.0, low=0.0, high=1.0) != 1.0:
-            raise reader.unsupported("partial_rotary_factor", "this family rotates whole heads")
+def _rotated(config: ConfigReader, scaling: ConfigReader | None, head_dim: int, style: RopeStyle) -> int:
+    """Rotated dimensions of a head."""
+    key, part = "partial_rotary_factor", style.partial
+    for reader in (config, scaling):  # what is nested wins
+        if reader is None or not reader.has(key):
+            continue
+        part = reader.number(key, low=0.0, high=1.0)
+        if style.partial is None and part != 1.0:
+            raise reader.unsupported(key, "this family rotates whole heads")
+    dim = head_dim if part is None else int(head_dim * part)
+    if dim < 2 or dim % 2:
+        raise CheckpointError(
+            f"{config.where}: {key}: {dim} of {head_dim} dimensions cannot be rotated in pairs"
+        )
+    return dim
 
 
 def _factor(scaling: ConfigReader) -> float:
@@ -125,15 +195,15 @@ def _original_max(config: ConfigReader, scaling: ConfigReader, max_positions: in
     return config.integer("original_max_position_embeddings", nested, high=MAX_POSITIONS)
 
 
-def _default(base: Rope, _config: ConfigReader, _scaling: ConfigReader, _max_positions: int) -> Rope:
+def _default(base: Rope, _scaling: ConfigReader, _max_positions: int) -> Rope:
     return base
 
 
-def _linear(base: Rope, _config: ConfigReader, scaling: ConfigReader, _max_positions: int) -> Rope:
+def _linear(base: Rope, scaling: ConfigReader, _max_positions: int) -> Rope:
     return replace(base, kind="linear", factor=_factor(scaling))
 
 
-def _dynamic(base: Rope, _config: ConfigReader, scaling: ConfigReader, max_positions: int) -> Rope:
+def _dynamic(base: Rope, scaling: ConfigReader, max_positions: int) -> Rope:
     if base.dim <= 2:
         raise UnsupportedModelError(
             f"{scaling.where}: 'dynamic' needs heads wider than {base.dim} dimensions"
@@ -141,24 +211,21 @@ def _dynamic(base: Rope, _config: ConfigReader, scaling: ConfigReader, max_posit
     return replace(base, kind="dynamic", factor=_factor(scaling), original_max=max_positions)
 
 
-def _llama3(base: Rope, config: ConfigReader, scaling: ConfigReader, max_positions: int) -> Rope:
+def _llama3(base: Rope, scaling: ConfigReader, _max_positions: int) -> Rope:
     low = scaling.number("low_freq_factor", low=1e-3, high=_MAX_FACTOR)
     high = scaling.number("high_freq_factor", low=1e-3, high=_MAX_FACTOR)
     if high <= low:
         raise scaling.error("high_freq_factor", f"{high:g} is not above low_freq_factor {low:g}")
-    original = _original_max(config, scaling, max_positions)
     return replace(
-        base, kind="llama3", factor=_factor(scaling), original_max=original,
-        low_freq_factor=low, high_freq_factor=high,
+        base, kind="llama3", factor=_factor(scaling), low_freq_factor=low, high_freq_factor=high
     )  # fmt: skip
 
 
-def _yarn(base: Rope, config: ConfigReader, scaling: ConfigReader, max_positions: int) -> Rope:
-    original = _original_max(config, scaling, max_positions)
+def _yarn(base: Rope, scaling: ConfigReader, max_positions: int) -> Rope:
     if scaling.has("factor"):
         factor = _factor(scaling)
-    elif original < max_positions:
-        factor = max_positions / original
+    elif base.original_max < max_positions:
+        factor = max_positions / base.original_max
     else:
         raise scaling.error("factor", "is missing, and original_max_position_embeddings does not imply it")
     if "truncate" in scaling.values and not scaling.has("truncate"):
@@ -168,8 +235,24 @@ def _yarn(base: Rope, config: ConfigReader, scaling: ConfigReader, max_positions
     if fast < slow:
         raise scaling.error("beta_fast", f"{fast:g} is below beta_slow {slow:g}")
     return replace(
-        base, kind="yarn", factor=factor, original_max=original, beta_fast=fast, beta_slow=slow,
+        base, kind="yarn", factor=factor, beta_fast=fast, beta_slow=slow,
         truncate=scaling.boolean("truncate", True), attention_factor=_attention_factor(scaling, factor),
+    )  # fmt: skip
+
+
+def _longrope(base: Rope, scaling: ConfigReader, max_positions: int) -> Rope:
+    """Two sets of divisors, and the temperature of LongRoPE (2402.13753) unless one is given."""
+    short, long = (
+        scaling.numbers(key, base.dim // 2, low=1e-3, high=_MAX_FACTOR)
+        for key in ("short_factor", "long_factor")
+    )
+    factor = scaling.number("factor", max_positions / base.original_max, low=1e-3, high=_MAX_FACTOR)
+    temperature = 1.0
+    if factor > 1.0 and base.original_max > 1:
+        temperature = math.sqrt(1.0 + math.log(factor) / math.log(base.original_max))
+    return replace(
+        base, kind="longrope", factor=factor, short_factors=short, long_factors=long,
+        attention_factor=scaling.number("attention_factor", temperature, low=1e-3, high=1e3),
     )  # fmt: skip
 
 
@@ -189,10 +272,11 @@ def _attention_factor(scaling: ConfigReader, factor: float) -> float:
     return temperature(1.0)
 
 
-_KINDS: dict[str, Callable[[Rope, ConfigReader, ConfigReader, int], Rope]] = {
+_KINDS: dict[str, Callable[[Rope, ConfigReader, int], Rope]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

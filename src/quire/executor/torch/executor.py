@@ -14,6 +14,7 @@ from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
 from quire.executor.torch.weights import Weights, quantize_rows
 from quire.program.ops import (
+    Add,
     Attend,
     Embed,
     GatedAct,
@@ -25,6 +26,7 @@ from quire.program.ops import (
     Program,
     Quantize,
     RopeWrite,
+    Scale,
 )
 from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
@@ -132,7 +134,12 @@ class _Runner:
             case Embed():
                 ops.embed(step.token_ids, weights[op.table], buffer(op.out))
             case Norm():
-                ops.norm(buffer(op.x), self.optional(op.delta), weights[op.weight], op.eps, buffer(op.out))
+                vectors = weights.get(op.weight), weights.get(op.bias)
+                ops.norm(op, buffer(op.x), self.optional(op.delta), vectors, buffer(op.out))
+            case Add():
+                ops.add(buffer(op.x), buffer(op.delta), op.scale)
+            case Scale():
+                ops.scale_cap(buffer(op.x), op.scale, op.cap)
             case Linear():
                 ops.linear(buffer(op.x), weights[op.weight], weights.get(op.bias), buffer(op.out))
             case Quantize():
@@ -140,7 +147,7 @@ class _Runner:
                 buffer(op.out).copy_(quantize_rows(buffer(op.x).float(), group))
             case RopeWrite():
                 norms = weights.get(op.q_norm), weights.get(op.k_norm)
-                rotation = self.state.rotations[op.rope].at(step.positions)
+                rotation = None if op.rope is None else self.state.rotations[op.rope].at(step.positions)
                 cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
                 ops.rope_write(
                     op, buffer(op.qkv), norms,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.program.ops import Attend, HeadShape, RopeWrite
-from quire.spec.model import Activation
+from quire.program.ops import Attend, HeadShape, Norm, RopeWrite
+from quire.spec.model import Activation, NormKind
 
 QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
 WEIGHT_TILE = 1 << 22  # weight elements widened to float32 at once, some megabytes
@@ -52,9 +52,10 @@ class Rotation:
 
     cos: Tensor
     sin: Tensor
+    interleaved: bool = False
 
     def at(self, positions: Tensor) -> Rotation:
-        return Rotation(self.cos[positions], self.sin[positions])
+        return Rotation(self.cos[positions], self.sin[positions], self.interleaved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,27 @@ def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> None:
     out.copy_(table[token_ids])
 
 
-def norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    """x [T, C] += delta, in place; out = x / sqrt(mean(x²) + eps) * weight [C]."""
+def norm(
+    op: Norm, x: Tensor, delta: Tensor | None, weights: tuple[Tensor | None, Tensor | None], out: Tensor
+) -> None:
+    """x [T, C] += delta, in place; out = the normalised x * weight [C] + bias [C], or x itself without a weight."""
+    weight, bias = weights
     if delta is not None:
         x.add_(delta)
-    out.copy_(rms_norm(x, weight, eps))
+    normed = x if weight is None else normalise(x, op.kind, op.eps) * weight
+    out.copy_(normed if bias is None else normed + bias)
+
+
+def add(x: Tensor, delta: Tensor, scale: float) -> None:
+    """x [T, C] += scale * delta, in place."""
+    x.add_(delta * scale)
+
+
+def scale_cap(x: Tensor, scale: float, cap: float) -> None:
+    """x [T, C] = scale * x, and then cap * tanh(x / cap) unless cap is 0."""
+    x.mul_(scale)
+    if cap:
+        x.copy_(torch.tanh(x / cap) * cap)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -88,18 +105,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 def rope_write(
-    op: RopeWrite, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], *, rotation: Rotation,
+    op: RopeWrite, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], *, rotation: Rotation | None,
     cache: LayerCache, where: Location,
 ) -> None:  # fmt: skip
     """Normalise and rotate q and k of qkv [T, (H + 2G)·D]; q stays in place, k and v go to the cache.
 
-    norms: weights [D] for q and for k.
+    norms: weights for q and for k, each [D] or one for every head, [heads·D].
     """
     q, k, v = split_heads(qkv, op.shape)
     q_weight, k_weight = norms
-    q.copy_(rotate(q if q_weight is None else rms_norm(q, q_weight, op.eps), rotation))
-    k = rotate(k if k_weight is None else rms_norm(k, k_weight, op.eps), rotation)
+    q.copy_(rotate(q if q_weight is None else head_norm(op, q, q_weight), rotation))
+    k = rotate(k if k_weight is None else head_norm(op, k, k_weight), rotation)
     cache.write(where, k, v)
+
+
+def head_norm(op: RopeWrite, x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, heads, D] normalised over each head, or over all of them together."""
+    heads = x.shape[1]
+    if op.whole:
+        return (normalise(x.flatten(1), op.kind, op.eps) * weight).unflatten(1, (heads, -1))
+    return normalise(x, op.kind, op.eps) * weight.unflatten(0, (-1, x.shape[2]))
 
 
 def attend(
@@ -153,18 +178,28 @@ def gather_rows(x: Tensor, delta: Tensor | None, rows: Tensor, out: Tensor) -> N
     out.copy_(x[rows] if delta is None else x[rows] + delta[rows])
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x over its last axis, divided by its root mean square: arXiv 1910.07467."""
+def normalise(x: Tensor, kind: NormKind, eps: float) -> Tensor:
+    """x over its last axis: divided by its root mean square (1910.07467); kind layer: mean off first (1607.06450)."""
     x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    if kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the first 2·P dimensions of x [T, heads, D], pairing d with d + P (arXiv 2104.09864)."""
+def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
+    """Turn the first 2·P dimensions of x [T, heads, D] (arXiv 2104.09864).
+
+    Pair k is dimensions (k, k + P), or (2k, 2k + 1) when interleaved.
+    """
+    if rotation is None:
+        return x
     cos, sin = rotation.cos[:, None, :], rotation.sin[:, None, :]
     pairs = cos.shape[-1]
-    a, b, rest = x.float().split((pairs, pairs, x.shape[-1] - 2 * pairs), dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+    turned, rest = x.float().split((2 * pairs, x.shape[-1] - 2 * pairs), dim=-1)
+    a, b = turned.unflatten(-1, (pairs, 2)).unbind(-1) if rotation.interleaved else turned.chunk(2, dim=-1)
+    a, b = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack((a, b), dim=-1).flatten(-2) if rotation.interleaved else torch.cat((a, b), dim=-1)
+    return torch.cat((turned, rest), dim=-1)
 
 
 def split_heads(qkv: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:

@@ -46,7 +46,7 @@ class State:
 def _rotation(rope: Rope, max_len: int, device: torch.device) -> Rotation:
     """Tables for positions 0 … max_len-1, each [max_len, dim/2]."""
     cos, sin = cos_sin(rope, max_len)
-    return Rotation(torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device))
+    return Rotation(torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device), rope.interleaved)
 
 
 def _activations(program: Program, limits: Limits, device: torch.device) -> tuple[int, dict[str, Tensor]]:

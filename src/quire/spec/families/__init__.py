@@ -10,21 +10,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.spec.config_reader import ConfigReader, show
+from quire.spec.families.cohere import cohere, cohere2
 from quire.spec.families.common import refuse_foreign_keys
+from quire.spec.families.gemma import GEMMA_READS, gemma, gemma2, gemma3, gemma3_multimodal
+from quire.spec.families.glm import glm, glm4
+from quire.spec.families.granite import granite
 from quire.spec.families.llama import llama
 from quire.spec.families.mistral import mistral
+from quire.spec.families.olmo import olmo2, olmo3
+from quire.spec.families.phi import phi3
 from quire.spec.families.qwen import qwen2, qwen3
+from quire.spec.families.smollm import smollm3
+from quire.spec.families.stablelm import stablelm
 from quire.spec.model import ModelSpec
 from quire.types import UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One registry line: the names a checkpoint uses for it, and its reader."""
+    """One registry line: the names a checkpoint uses for it, and its reader.
+
+    `reads`: keys of rarer features that this reader implements; see refuse_foreign_keys.
+    """
 
     model_type: str
     architectures: tuple[str, ...]
     read: Callable[[ConfigReader], ModelSpec]
+    reads: tuple[str, ...] = ()
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -33,6 +45,25 @@ FAMILIES: tuple[Family, ...] = (
     Family("ministral", ("MinistralForCausalLM",), mistral),
     Family("qwen2", ("Qwen2ForCausalLM",), qwen2),
     Family("qwen3", ("Qwen3ForCausalLM",), qwen3),
+    Family("gemma", ("GemmaForCausalLM",), gemma),
+    Family("gemma2", ("Gemma2ForCausalLM",), gemma2, (*GEMMA_READS, "attn_logit_softcapping")),
+    Family("gemma3_text", ("Gemma3ForCausalLM",), gemma3, GEMMA_READS),
+    Family("gemma3", ("Gemma3ForConditionalGeneration",), gemma3_multimodal),
+    Family("phi3", ("Phi3ForCausalLM",), phi3),
+    Family("olmo2", ("Olmo2ForCausalLM",), olmo2),
+    Family("olmo3", ("Olmo3ForCausalLM",), olmo3),
+    Family(
+        "granite",
+        ("GraniteForCausalLM",),
+        granite,
+        ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+    ),
+    Family("smollm3", ("SmolLM3ForCausalLM",), smollm3, ("no_rope_layers",)),
+    Family("glm", ("GlmForCausalLM",), glm),
+    Family("glm4", ("Glm4ForCausalLM",), glm4),
+    Family("stablelm", ("StableLmForCausalLM",), stablelm, ("qk_layernorm", "use_parallel_residual")),
+    Family("cohere", ("CohereForCausalLM",), cohere, ("logit_scale", "use_qk_norm")),
+    Family("cohere2", ("Cohere2ForCausalLM",), cohere2, ("logit_scale",)),
 )
 
 
@@ -67,7 +98,7 @@ def find_family(config: ConfigReader) -> tuple[Family, str]:
 def read_spec(config: ConfigReader) -> tuple[ModelSpec, str]:
     """ModelSpec and architecture name of a parsed config.json."""
     family, architecture = find_family(config)
-    refuse_foreign_keys(config)
+    refuse_foreign_keys(config, family.reads)
     return family.read(config), architecture
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from quire.spec.config_reader import ConfigReader
-from quire.spec.model import MLP, Activation, Attention, DTypeName, Layer, ModelSpec
-from quire.spec.rope_config import MAX_POSITIONS, read_rope, scaled_positions
+from quire.spec.model import (
+    MLP,
+    Activation,
+    Attention,
+    DTypeName,
+    Layer,
+    ModelSpec,
+    Norm,
+    QKNorm,
+    Rope,
+)
+from quire.spec.rope_config import MAX_POSITIONS, RopeStyle, context_lengths, read_rope
 
 # Several times the largest released models; what is beyond is a mistake or an attack on memory.
 MAX_VOCAB = 2**22
@@ -39,15 +49,33 @@ _FOREIGN_KEYS: dict[str, tuple[object, ...]] = {
     "per_layer_config": (None,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
+    "query_pre_attn_scalar": (None,),
+    "embedding_multiplier": (None, 1),
+    "residual_multiplier": (None, 1),
+    "attention_multiplier": (None, 1),
+    "logits_scaling": (None, 1),
+    "logit_scale": (None, 1),
+    "use_qk_norm": (None, False),
+    "qk_layernorm": (None, False),
+    "use_parallel_residual": (None, False),
+    "no_rope_layers": (None,),
 }
 
 
-def refuse_foreign_keys(config: ConfigReader) -> None:
-    """Raise UnsupportedModelError for keys of features that no family here implements."""
+def refuse_foreign_keys(config: ConfigReader, reads: Collection[str] = ()) -> None:
+    """Raise UnsupportedModelError for keys of features that a family does not implement; `reads` are those it does."""
     for key, off in _FOREIGN_KEYS.items():
         value = config.values.get(key)
-        if not any(value is quiet for quiet in off):
-            raise config.unsupported(key, "this feature is not implemented")
+        if key not in reads and not any(value == quiet and _same_kind(value, quiet) for quiet in off):
+            raise config.unsupported(key, "this feature is not implemented for this model type")
+
+
+def _same_kind(a: object, b: object) -> bool:
+    """Python takes True for 1; a config must not."""
+    return isinstance(a, bool) == isinstance(b, bool)
+
+
+_RMS, _ROPE = Norm(), RopeStyle()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +89,12 @@ class Defaults:
     kv_heads: int | None = None
     head_dim: int | None = None
     window: int = 4096
+    norm: Norm = _RMS
+    eps_key: str = "rms_norm_eps"
+    act: str = "silu"
+    act_key: str = "hidden_act"
+    rope: RopeStyle = _ROPE
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,34 +112,60 @@ def decoder(
     windows: Sequence[int],
     *,
     biases: Biases = Biases(),
-    qk_norm: bool = False,
+    qk_norm: QKNorm | None = None,
+    scale: float | None = None,
+    ropes: Sequence[Rope | None] | None = None,
 ) -> ModelSpec:
-    """A pre-norm decoder whose layers differ only in their window. `windows` has one entry per layer."""
+    """A pre-norm decoder whose layers differ only in their window and rope; each has one entry per layer.
+
+    `qk_norm` takes the model's epsilon. `scale` defaults to head_dim^-0.5, `ropes` to the config's one rope in
+    every layer. What else a family changes, it changes in the result with dataclasses.replace.
+    """
     dim = config.integer("hidden_size", high=MAX_DIM)
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
-    head_dim = _head_dim(config, defaults, dim, heads)
-    max_positions = config.integer("max_position_embeddings", defaults.max_positions, high=MAX_POSITIONS)
-    rope = read_rope(config, head_dim, max_positions)
-    mlp = MLP(config.integer("intermediate_size", high=MAX_WIDTH), _activation(config), biases.mlp)
+    head_dim = read_head_dim(config, defaults)
+    max_positions = read_max_positions(config, defaults)
+    if ropes is None:
+        rope = read_rope(config, head_dim, max_positions, defaults.rope)
+        ropes = [rope] * len(windows)
+        max_positions, longest = context_lengths(rope, max_positions)
+    else:
+        longest = max_positions
+    norm = replace(defaults.norm, eps=config.number(defaults.eps_key, defaults.norm.eps, low=1e-12, high=0.1))
+    if qk_norm is not None:
+        qk_norm = replace(qk_norm, norm=replace(qk_norm.norm, eps=norm.eps))
+    mlp = MLP(config.integer("intermediate_size", high=MAX_WIDTH), _activation(config, defaults), biases.mlp)
     kv_heads = _kv_heads(config, defaults, heads)
 
-    def attention(window: int) -> Attention:
+    def attention(window: int, rope: Rope | None) -> Attention:
         return Attention(
-            heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, scale=head_dim**-0.5,
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, scale=scale or head_dim**-0.5,
             qkv_bias=biases.qkv, out_bias=biases.out, qk_norm=qk_norm, window=window,
         )  # fmt: skip
 
     return ModelSpec(
         vocab=config.integer("vocab_size", high=MAX_VOCAB),
         dim=dim,
-        layers=tuple(Layer(attention(window), mlp) for window in windows),
-        norm_eps=config.number("rms_norm_eps", 1e-6, low=1e-12, high=0.1),
-        # dynamic: the unscaled length, where the rotation is the plain one (docs/decisions/0002)
-        max_positions=max_positions if rope.kind == "dynamic" else scaled_positions(rope, max_positions),
-        tied=config.boolean("tie_word_embeddings", False),
+        layers=tuple(Layer(attention(w, r), mlp) for w, r in zip(windows, ropes, strict=True)),
+        norm=norm,
+        max_positions=max_positions,
+        longest=longest,
+        tied=config.boolean("tie_word_embeddings", defaults.tied),
         dtype=_dtype(config),
         ignored=_IGNORED_TENSORS,
     )
+
+
+def with_layers(
+    spec: ModelSpec, *, pre_norm: bool = True, post_norm: bool = False, parallel: bool = False
+) -> ModelSpec:
+    """The spec with every layer's norms and branches arranged in another way; see Layer."""
+    layers = (replace(x, pre_norm=pre_norm, post_norm=post_norm, parallel=parallel) for x in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
+def read_max_positions(config: ConfigReader, defaults: Defaults) -> int:
+    return config.integer("max_position_embeddings", defaults.max_positions, high=MAX_POSITIONS)
 
 
 def layer_count(config: ConfigReader) -> int:
@@ -135,7 +195,19 @@ def windows_of_types(config: ConfigReader, window: int) -> list[int] | None:
     return [window if _LAYER_TYPES[name] else 0 for name in types]
 
 
-def _head_dim(config: ConfigReader, defaults: Defaults, dim: int, heads: int) -> int:
+def windows_by_pattern(config: ConfigReader, window: int, pattern: int) -> list[int]:
+    """By `layer_types`, else a full layer after every pattern - 1 sliding ones (`sliding_window_pattern`)."""
+    windows = windows_of_types(config, window)
+    if windows is not None:
+        return windows
+    pattern = config.integer("sliding_window_pattern", pattern, high=MAX_LAYERS)
+    return [window if (layer + 1) % pattern else 0 for layer in range(layer_count(config))]
+
+
+def read_head_dim(config: ConfigReader, defaults: Defaults) -> int:
+    """`head_dim`, else hidden_size / num_attention_heads unless the family has a size of its own."""
+    dim = config.integer("hidden_size", high=MAX_DIM)
+    heads = config.integer("num_attention_heads", high=MAX_HEADS)
     head_dim = config.integer("head_dim", defaults.head_dim, high=MAX_HEAD_DIM)
     if head_dim is None:
         if dim % heads:
@@ -155,10 +227,10 @@ def _kv_heads(config: ConfigReader, defaults: Defaults, heads: int) -> int:
     return kv_heads
 
 
-def _activation(config: ConfigReader) -> Activation:
-    name = config.string("hidden_act", "silu")
+def _activation(config: ConfigReader, defaults: Defaults) -> Activation:
+    name = config.string(defaults.act_key, defaults.act)
     if name not in _ACTIVATIONS:
-        raise config.unsupported("hidden_act", f"implemented activations are {', '.join(_ACTIVATIONS)}")
+        raise config.unsupported(defaults.act_key, f"implemented activations are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 

@@ -14,7 +14,7 @@ from quire.spec.families.common import (
     window_size,
     windows_of_types,
 )
-from quire.spec.model import ModelSpec
+from quire.spec.model import ModelSpec, Norm, QKNorm
 
 _QWEN2 = Defaults(max_positions=32768, kv_heads=32)
 _QWEN3 = replace(_QWEN2, head_dim=128)
@@ -31,7 +31,9 @@ def qwen3(config: ConfigReader) -> ModelSpec:
         # transformers refuses null here; others read it as hidden_size / heads, which its default is not.
         raise config.error("head_dim", "null is not an integer")
     bias = config.boolean("attention_bias", False)
-    return decoder(config, _QWEN3, _windows(config, _QWEN3), biases=Biases(qkv=bias, out=bias), qk_norm=True)
+    return decoder(
+        config, _QWEN3, _windows(config, _QWEN3), biases=Biases(qkv=bias, out=bias), qk_norm=QKNorm(Norm())
+    )
 
 
 def _windows(config: ConfigReader, defaults: Defaults) -> list[int]:

@@ -1,0 +1,61 @@
+"""A source whose tensors have other names in the file than a model asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from quire.loader.source import Array, CodesSource, PrefetchingSource, Source, TensorInfo
+from quire.program.formats import WeightFormat
+from quire.quant.groups import GroupCodes
+from quire.types import CheckpointError
+
+
+class Renamed:
+    """`source` with the beginnings of its names replaced: the first of `prefixes` (stored, wanted) that fits.
+
+    Implements Source. Raises CheckpointError when two tensors would get one name.
+    """
+
+    def __init__(self, source: Source, prefixes: Sequence[tuple[str, str]]) -> None:
+        self._source = source
+        self._stored: dict[str, str] = {}
+        for name in source.names():
+            wanted = _renamed(name, prefixes)
+            if wanted in self._stored:
+                raise CheckpointError(
+                    f"tensors {self._stored[wanted]} and {name} have the same part in the model"
+                )
+            self._stored[wanted] = name
+
+    def names(self) -> Iterable[str]:
+        return self._stored.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        found = self._source.info(self._stored[name])
+        return replace(found, name=name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        return self._source.read(self._stored[name], start, stop)
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        if isinstance(self._source, PrefetchingSource):
+            self._source.prefetch(self._stored[name], start, stop)
+
+    def packed(self, name: str) -> WeightFormat | None:
+        """See CodesSource; None when the source has no codes."""
+        return self._source.packed(self._stored[name]) if isinstance(self._source, CodesSource) else None
+
+    def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
+        assert isinstance(self._source, CodesSource)
+        return self._source.read_codes(self._stored[name], start, stop)
+
+    def release(self, name: str) -> None:
+        self._source.release(self._stored[name])
+
+
+def _renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+    for stored, wanted in prefixes:
+        if name.startswith(stored):
+            return wanted + name.removeprefix(stored)
+    return name

@@ -1,0 +1,111 @@
+"""The table of model families in docs/models.md, made from the registry and a released model of each family.
+
+python -m tools.models_table > docs/models.md
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.spec import ModelSpec
+from quire.spec.config_reader import ConfigReader
+from quire.spec.describe import attention_kind, kv_elements, mha_elements, rope_text
+from quire.spec.families import FAMILIES, read_spec
+
+EXAMPLES = Path(__file__).with_name("models_table.json")
+_TOP = """# Models
+
+Quire runs the model families below from their transformers checkpoints (`config.json` and safetensors). Every one is
+compared with transformers: tiny checkpoints that transformers writes, whole, in chunks, token by token and in mixed
+batches, in float32 to about 1e-5. `quire inspect MODEL` says the same of a checkpoint on disk, and whether it fits.
+
+What a config asks for and Quire does not implement is refused by name when the config is read.
+This page is made by `python -m tools.models_table`.
+
+"""
+_HEAD = ("`model_type`", "Architecture", "For example", "Attention", "Positions", "Block", "KV bytes a token")
+_BOTTOM = """
+KV bytes a token are for the named model with a bfloat16 cache: 2 · kv_heads · head_dim · 2 bytes for every layer; in
+brackets what full layers keep when a text is longer than the windows; then the share of what MHA would need.
+
+- **Attention**: query/key-value heads and their size. Every ratio works: MHA, GQA, MQA. Layers with a window keep
+  only the blocks that the window can still see.
+- **Positions**: base, rotated part of a head, scaling. `linear`, `dynamic`, `llama3`, `yarn` and `longrope` work in
+  every family (the `su` and `yarn` of a Phi-3 config are longrope), in old (`rope_scaling`) and new
+  (`rope_parameters`) keys, one for all layers or one per layer type where the family has that. `dynamic` and
+  `longrope` start with the original context; a longer one is asked for with `--max-model-len` (decisions 0002, 0014).
+- **Block**: norms before (pre), after (post) or around (sandwich) each branch, and what else differs.
+"""
+
+
+def table() -> str:
+    """The whole page."""
+    examples = json.loads(EXAMPLES.read_text())
+    rows = [_HEAD, tuple("---" for _ in _HEAD)]
+    for family in FAMILIES:
+        example = examples[family.model_type]
+        config = {"model_type": family.model_type, "dtype": "bfloat16", **example["config"]}
+        spec, _ = read_spec(ConfigReader(config))
+        rows.append(
+            (
+                f"`{family.model_type}`", ", ".join(f"`{name}`" for name in family.architectures),
+                example["model"], _attention(spec), _positions(spec), _block(spec), _kv(spec),
+            )
+        )  # fmt: skip
+    return _TOP + "".join(f"| {' | '.join(row)} |\n" for row in rows) + _BOTTOM
+
+
+def _attention(spec: ModelSpec) -> str:
+    att = spec.layers[0].attention
+    text = f"{attention_kind(att.heads, att.kv_heads)} {att.heads}/{att.kv_heads} of {att.head_dim}"
+    windows = [layer.attention.window for layer in spec.layers]
+    if any(windows):
+        full = windows.count(0)
+        text += f"; window {max(windows)} in {len(windows) - full} of {len(windows)} layers"
+    norm = att.qk_norm
+    for on, words in (
+        (norm, f"{'layer' if norm and norm.norm.kind == 'layer' else 'RMS'} q/k norm"
+               f"{' over all heads' if norm and norm.whole else ''}"),
+        (att.softcap, f"soft cap {att.softcap:g}"),
+        (att.qkv_bias, "q/k/v bias"),
+    ):  # fmt: skip
+        text += f"; {words}" if on else ""
+    return text
+
+
+def _positions(spec: ModelSpec) -> str:
+    texts = dict.fromkeys(rope_text(x.attention.rope, x.attention.head_dim) for x in spec.layers)
+    return " / ".join(texts)
+
+
+def _block(spec: ModelSpec) -> str:
+    layer = spec.layers[0]
+    placement = {(True, False): "pre", (True, True): "sandwich", (False, True): "post"}
+    text = f"{placement[layer.pre_norm, layer.post_norm]} {'LayerNorm' if spec.norm.kind == 'layer' else 'RMSNorm'}"
+    text += ", parallel" if layer.parallel else ""
+    text += f", {layer.mlp.act}"
+    for on, words in (
+        (spec.names.qkv, "fused q/k/v"), (spec.names.gate_up, "fused gate/up"),
+        (spec.embed_scale != 1, "embedding scale"), (spec.residual_scale != 1, "residual scale"),
+        (spec.logits_scale != 1, "logits scale"), (spec.logits_cap, "logits soft cap"), (spec.tied, "tied"),
+    ):  # fmt: skip
+        text += f", {words}" if on else ""
+    return text
+
+
+def _kv(spec: ModelSpec) -> str:
+    full, every = kv_elements(spec, lambda att: att.window == 0), kv_elements(spec)
+    beyond = f" ({2 * full:,})" if full != every else ""
+    return f"{2 * every:,}{beyond}, {every / mha_elements(spec):.3g} of MHA"
+
+
+def example_config(model_type: str) -> dict[str, Any]:
+    """The facts of a released model of that family, as config.json keys."""
+    found: dict[str, Any] = json.loads(EXAMPLES.read_text())[model_type]["config"]
+    return found
+
+
+if __name__ == "__main__":
+    print(table(), end="")
