@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": ("quire.cli.serve", "serve the OpenAI API over HTTP"),
     "generate": ("quire.cli.generate", "generate from a prompt"),
     "chat": ("quire.cli.chat", "talk to a model"),
+    "convert": ("quire.cli.convert", "write a model as safetensors or GGUF, or in other numbers"),
     "inspect": ("quire.cli.inspect", "show what a model is, what it costs and what would be computed"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, parts that do not fit"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),

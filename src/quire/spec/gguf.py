@@ -50,10 +50,11 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFModel:
-    """Facts, and for each name that the model asks for the tensor that has it."""
+    """Facts, for each name that the model asks for the tensor that has it, and the config that was read."""
 
     facts: ModelFacts
     tensors: Mapping[str, StoredTensor]
+    config: Mapping[str, object]
 
 
 class _Keys:
@@ -108,7 +109,7 @@ class Architecture:
 
 
 # WeightNames field -> name in the file, without ".weight" or ".bias".
-_STEMS = {
+STEMS = {
     "embed": "token_embd",
     "final_norm": "output_norm",
     "head": "output",
@@ -176,7 +177,7 @@ def read_gguf_model(summary: GGUFSummary) -> GGUFModel:
         ConfigReader(_generation(reader), where, notices),
         summary.sha256,
     )
-    return GGUFModel(facts, _tensors(summary, facts.spec, architecture))
+    return GGUFModel(facts, _tensors(summary, facts.spec, architecture), config)
 
 
 def _config(keys: _Keys, architecture: Architecture) -> Config:
@@ -312,7 +313,7 @@ def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) 
     loading refuses them by name.
     """
     names = {field.name: getattr(spec.names, field.name) for field in fields(spec.names)}
-    asked = {stem: names[field].removesuffix(".weight") for field, stem in _STEMS.items() if field in names}
+    asked = {stem: names[field].removesuffix(".weight") for field, stem in STEMS.items() if field in names}
     found: dict[str, StoredTensor] = {}
     for name in summary.shapes:
         if name == _ROPE_FACTORS:

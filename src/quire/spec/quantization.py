@@ -45,11 +45,11 @@ def read_quantization(config: ConfigReader) -> Quantization | None:
     method = quant.string(
         "quant_method", "compressed-tensors" if quant.has("config_groups") else "bitsandbytes"
     )
-    if method not in _METHODS:
+    if method not in METHODS:
         raise UnsupportedModelError(
-            f"{quant.where}: quant_method = {show(method)} is not supported: implemented are {', '.join(_METHODS)}"
+            f"{quant.where}: quant_method = {show(method)} is not supported: implemented are {', '.join(METHODS)}"
         )
-    return _METHODS[method](quant)
+    return METHODS[method][0](quant)
 
 
 def _gptq(quant: ConfigReader) -> Quantization:
@@ -156,12 +156,17 @@ def _pair(reader: ConfigReader, key: str) -> tuple[int, int]:
     return pair.integer(f"{key}[0]", high=_MAX_BLOCK), pair.integer(f"{key}[1]", high=_MAX_BLOCK)
 
 
-_METHODS: dict[str, Callable[[ConfigReader], Quantization]] = {
-    "gptq": _gptq,
-    "awq": _awq,
-    "auto-round": _auto_round,
-    "intel/auto-round": _auto_round,
-    "compressed-tensors": _compressed,
-    "fp8": _fp8,
-    "bitsandbytes": _bitsandbytes,
+# quant_method -> its reader, and what it reads, for people.
+METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
+    "gptq": (_gptq, "2, 3, 4, 8 bits; checkpoint_format gptq (v1) and gptq_v2; desc_act with g_idx"),
+    "awq": (_awq, "4 bits, version gemm"),
+    "auto-round": (_auto_round, "packing auto_round:auto_gptq (2, 3, 4, 8 bits) and auto_round:auto_awq"),
+    "intel/auto-round": (_auto_round, "the same under its older name"),
+    "compressed-tensors": (
+        _compressed,
+        "pack-quantized (4, 8 bits), int-quantized and naive-quantized int8, float-quantized E4M3 per tensor, output, "
+        "group or block",
+    ),
+    "fp8": (_fp8, "E4M3 with weight_scale, or weight_scale_inv in blocks (DeepSeek-V3)"),
+    "bitsandbytes": (_bitsandbytes, "nf4 and fp4 with or without double quantization, LLM.int8"),
 }

@@ -103,12 +103,12 @@ def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None
     kind = metadata.text("tokenizer.ggml.model", "none")
     if kind in {"none", "no_vocab"}:
         return None
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise UnsupportedModelError(
-            f"{where}: tokenizer.ggml.model = {kind[:80]!r} is not supported: implemented are {', '.join(_KINDS)}"
+            f"{where}: tokenizer.ggml.model = {kind[:80]!r} is not supported: implemented are {', '.join(KINDS)}"
         )
     vocabulary = _vocabulary(metadata)
-    backend, add_bos = _KINDS[kind](metadata, vocabulary)
+    backend, add_bos = KINDS[kind](metadata, vocabulary)
     _add_tokens(backend, vocabulary)
     named = {
         role: vocabulary.tokens[number]
@@ -265,4 +265,4 @@ def _templates(metadata: _Metadata) -> dict[str, str]:
     return found
 
 
-_KINDS = {"gpt2": _byte_level, "llama": _sentence_piece}
+KINDS = {"gpt2": _byte_level, "llama": _sentence_piece}

@@ -105,6 +105,10 @@ class Tokenizer:
     def pad_token_id(self) -> int | None:
         return self._named_id("pad_token")
 
+    def to_json(self) -> str:
+        """The vocabulary and pipeline as the text of a tokenizer.json."""
+        return str(self._backend.to_str(pretty=False))
+
     @property
     def special_texts(self) -> frozenset[str]:
         """The text of every special (control) token."""

@@ -1,0 +1,36 @@
+"""Writing one safetensors file; see loader/safetensors for the layout."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from quire.loader.source import Array, TensorInfo
+
+
+def write_safetensors(
+    path: Path, tensors: Sequence[TensorInfo], data: Callable[[TensorInfo], Iterable[Array]]
+) -> None:
+    """Write a file; `data` gives a tensor's numbers in pieces of whole rows, in order.
+
+    Raises ValueError when the pieces are not the tensor's size.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for info in tensors:
+        header[info.name] = {
+            "dtype": info.dtype, "shape": list(info.shape), "data_offsets": [offset, offset + info.nbytes]
+        }  # fmt: skip
+        offset += info.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for info in tensors:
+            written = sum(file.write(np.ascontiguousarray(piece).data.cast("B")) for piece in data(info))
+            if written != info.nbytes:
+                raise ValueError(f"{info.name}: {written} bytes were given for {info.nbytes}")

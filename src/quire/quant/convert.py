@@ -1,0 +1,48 @@
+"""Numbers from one float format to another, and float32 to the blocks of Q8_0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.quant.linear import F32, as_float32
+
+Array = npt.NDArray[Any]
+
+
+def to_float32(values: Array, dtype: str) -> F32:
+    """float32 of "F32", "F16" or "BF16" (uint16) numbers."""
+    return values.view(np.float32) if dtype == "F32" else as_float32(values)
+
+
+def from_float32(values: F32, dtype: str) -> Array:
+    """ "F32", "F16" or "BF16" (as uint16), rounded to nearest, ties to even. NaN stays NaN."""
+    match dtype:
+        case "F32":
+            return values
+        case "F16":
+            return values.astype(np.float16)
+        case "BF16":
+            bits = values.view(np.uint32)
+            rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            return np.where(np.isnan(values), np.uint16(0x7FC0), rounded.astype(np.uint16))
+        case _:
+            raise ValueError(f"{dtype} is no float format")
+
+
+def to_q8_0(values: F32) -> npt.NDArray[np.uint8]:
+    """Blocks [rows, columns / 32 · 34] of [rows, columns]: a float16 scale max|w| / 127, then 32 int8.
+
+    Codes are rounded to nearest, ties away from zero, of the quotient by the scale before it was rounded.
+    """
+    rows = len(values)
+    groups = values.reshape(-1, 32)
+    scale = np.abs(groups).max(axis=1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    steps = groups * inverse
+    codes = np.trunc(steps + np.copysign(np.float32(0.5), steps)).astype(np.int8)
+    blocks = np.concatenate([scale.astype("<f2").view(np.uint8), codes.view(np.uint8)], axis=1)
+    return blocks.reshape(rows, -1)

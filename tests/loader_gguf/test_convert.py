@@ -1,0 +1,120 @@
+"""quire convert: there and back, the same numbers, ids and spec; what cannot be said is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.checkpoints import save, tiny_model
+from helpers.tokenizers import write_byte_tokenizer
+from quire.cli.main import main
+from quire.engine.build import open_model
+from quire.loader import Checkpoint, GGUFFiles, GGUFSource
+from quire.quant.convert import from_float32, to_q8_0
+from quire.quant.ggml import READ_TYPES, dequantize
+from quire.types import UnsupportedModelError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("llama")
+    save(tiny_model("llama2"), found, torch.float32)
+    write_byte_tokenizer(found)
+    return found
+
+
+def convert(*args: object) -> int:
+    return main(["convert", *map(str, args), "--quiet"])
+
+
+def test_there_and_back(folder: Path, tmp_path: Path) -> None:
+    assert convert(folder, tmp_path / "a.gguf") == 0
+    assert convert(tmp_path / "a.gguf", tmp_path / "back") == 0
+    first, middle, last = (open_model(path) for path in (folder, tmp_path / "a.gguf", tmp_path / "back"))
+    assert first.facts.spec == middle.facts.spec == last.facts.spec
+    assert last.facts.architecture == "LlamaForCausalLM"
+    assert first.facts.generation.eos_token_ids == middle.facts.generation.eos_token_ids
+    with Checkpoint(folder) as one, Checkpoint(tmp_path / "back") as other:
+        assert set(one.names()) == set(other.names())
+        for name in one.names():
+            np.testing.assert_array_equal(one.read(name), other.read(name))
+    assert first.tokenizer and middle.tokenizer and last.tokenizer  # noqa: PT018
+    for text in ("Hello, <s>world</s>", " two  spaces\n", ""):
+        ids = first.tokenizer.encode(text)
+        assert middle.tokenizer.encode(text) == last.tokenizer.encode(text) == ids
+    assert middle.tokenizer.chat_templates == last.tokenizer.chat_templates == first.tokenizer.chat_templates
+    assert middle.tokenizer.special_tokens == first.tokenizer.special_tokens
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q8_0"])
+def test_other_numbers(folder: Path, tmp_path: Path, dtype: str) -> None:
+    assert convert(folder, tmp_path / "a.gguf", "--dtype", dtype) == 0
+    kind = {"float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]
+    with GGUFFiles(tmp_path / "a.gguf") as files, Checkpoint(folder) as checkpoint:
+        source = GGUFSource(files, files.model().tensors)
+        for name in checkpoint.names():
+            plain = np.array(checkpoint.read(name))
+            if plain.ndim == 1:
+                expected = plain
+            elif kind == "Q8_0":
+                expected = dequantize(to_q8_0(plain), READ_TYPES[kind])
+            else:
+                expected = from_float32(plain, kind)
+            np.testing.assert_array_equal(source.read(name), expected)
+
+
+def test_safetensors_in_other_numbers(folder: Path, tmp_path: Path) -> None:
+    assert convert(folder, tmp_path / "half", "--dtype", "bfloat16") == 0
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    with Checkpoint(folder) as one, Checkpoint(tmp_path / "half") as other:
+        for name in one.names():
+            expected = torch.from_numpy(np.array(one.read(name))).bfloat16().view(torch.uint16).numpy()
+            np.testing.assert_array_equal(other.read(name), expected)
+
+
+def test_q8_0_of_the_gguf_package() -> None:
+    gguf = pytest.importorskip("gguf", reason="the gguf package (extra dev) is the oracle")
+    values = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
+    values[3] = 0
+    values[4, :32] = np.arange(32) * 0.5  # ties
+    np.testing.assert_array_equal(to_q8_0(values), gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0))
+
+
+def test_rounding_to_bfloat16_is_torchs() -> None:
+    bits = np.random.default_rng(1).integers(0, 2**32, 10_000, dtype=np.uint64).astype(np.uint32)
+    values = bits.view(np.float32)
+    values = np.where(np.isnan(values), np.float32(0), values)
+    expected = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+    np.testing.assert_array_equal(from_float32(values, "BF16"), expected)
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-mixed-windows", "llama-dynamic"])
+def test_what_gguf_cannot_say_is_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tiny_model(name), tmp_path / "in", torch.float32)
+    assert convert(tmp_path / "in", tmp_path / "out.gguf") == 1
+    assert "GGUF" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_nothing_is_overwritten(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.gguf").write_text("mine")
+    assert convert(folder, tmp_path / "a.gguf") == 1
+    assert "exists already" in capsys.readouterr().err
+    assert (tmp_path / "a.gguf").read_text() == "mine"
+    assert convert(folder, tmp_path / "b", "--dtype", "q8_0") == 1
+    assert "q8_0 is a format of GGUF files only" in capsys.readouterr().err
+
+
+def test_a_tokenizer_without_a_name_is_refused(folder: Path, tmp_path: Path) -> None:
+    from quire.text.gguf_out import tokenizer_metadata
+
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["pre_tokenizer"] = {"type": "Whitespace"}
+    with pytest.raises(UnsupportedModelError, match="Whitespace.* has no name in GGUF"):
+        tokenizer_metadata(json.dumps(state).encode(), {}, 128)
