@@ -116,5 +116,5 @@ def test_a_tokenizer_without_a_name_is_refused(folder: Path, tmp_path: Path) -> 
 
     state = json.loads((folder / "tokenizer.json").read_text())
     state["pre_tokenizer"] = {"type": "Whitespace"}
-    with pytest.raises(UnsupportedModelError, match="Whitespace.* has no name in GGUF"):
+    with pytest.raises(UnsupportedModelError, match=r"Whitespace.* has no name in GGUF"):
         tokenizer_metadata(json.dumps(state).encode(), {}, 128)
