@@ -44,7 +44,11 @@ class FakeLLM:
         """The answer as pauses and bytes; an empty piece means: hang up."""
         if method == "GET":
             known = {"object": "list", "data": [{"id": "fake-model", "owned_by": self.owner}]}
-            yield 0.0, whole(200, known) if path == "/v1/models" else whole(404, {"error": "no such route"})
+            known_paths = {"/v1/models": known, "/health": {}}
+            yield (
+                0.0,
+                whole(200, known_paths[path]) if path in known_paths else whole(404, {"error": "no route"}),
+            )
             return
         ask = json.loads(body)
         number = len(self.seen)
@@ -137,7 +141,7 @@ class FakeLLM:
 
 def output_tokens(path: str, ask: dict[str, Any]) -> int:
     options = ask.get("sampling_params") or ask.get("parameters") or ask.get("options") or ask
-    names = ("max_tokens", "n_predict", "max_new_tokens", "num_predict")
+    names = ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens", "num_predict")
     return next((options[name] for name in names if name in options), 8)
 
 
