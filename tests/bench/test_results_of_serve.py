@@ -110,6 +110,43 @@ def test_serve_on_a_real_socket(live: Live, tmp_path: Path, capsys: pytest.Captu
     well_formed((tmp_path / "r.html").read_text())
 
 
+def test_a_trace_on_a_real_socket(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts of a trace share what its hashes share, when they are due, cut to what the machine serves."""
+    rows = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 900, "hash_ids": [0, 1, 2]},
+        {"timestamp": 4000, "input_length": 1030, "output_length": 50, "hash_ids": [0, 1, 7]},
+    ]
+    trace, save = tmp_path / "trace.jsonl", tmp_path / "r.json"
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
+    words = ["--trace", str(trace), "--length-scale", "0.1", "--max-output-len", "4", "--rate", "20"]
+    assert bench("serve", live.url, *words, "--api", "completions", "--quiet", "--save", str(save)) == 0
+    assert "2 requests of trace.jsonl, lengths × 0.1, 2 cut to the bounds" in capsys.readouterr().out
+    records = records_of(results.load(save).tables["requests"])
+    assert [record.scheduled for record in records] == pytest.approx([0, 0.05])
+    assert [record.output_tokens for record in records] == [4, 4]
+    first, second = (body["prompt"].split() for _, body in live.server.seen[-2:])
+    assert (len(first), len(second)) == (110, 103)
+    assert first[:102] == second[:102]
+    assert first[102:110] != second[102:]
+
+
+def test_batching_and_interference_without_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("batching", "--requests", "12", "--batch-size", "4", "--save", str(tmp_path / "b.json")) == 0
+    assert "continuous over static" in capsys.readouterr().out
+    policies = {row["policy"]: row for row in results.load(tmp_path / "b.json").tables["policies"]}
+    assert policies["continuous"]["output_token_rate"] > policies["static"]["output_token_rate"]
+    assert (
+        bench("interference", "--prompt-len", "400", "--chunk", "100", "--save", str(tmp_path / "i.json"))
+        == 0
+    )
+    found = results.load(tmp_path / "i.json").metrics
+    assert found["chunked_gap_max"].value == pytest.approx(20 + 0.5 * 104)
+    assert found["whole_gap_max"].value == pytest.approx(20 + 0.5 * 404)
+    well_formed(page([results.load(tmp_path / "b.json"), results.load(tmp_path / "i.json")]))
+
+
 def test_sweep_on_a_real_socket(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save, html = tmp_path / "s.json", tmp_path / "s.html"
     words = ["--rates", "50,100", "--min-requests", "5", "--duration", "0.1", "--output-len", "3", "--quiet"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.benches.common import add_result_options, count, finish
@@ -69,6 +70,13 @@ def run(args: argparse.Namespace) -> int:
     result = _result(recording, args, found)
     finish(args, result, lines(result))
     return 0
+
+
+def what_runs(args: argparse.Namespace) -> str:
+    """The model's name, or the formula in its place."""
+    if args.model is not None:
+        return Path(args.model).name
+    return f"cost formula: {args.step_ms:g} ms a step, {args.token_ms:g} ms a token"
 
 
 class Lab:
@@ -141,7 +149,7 @@ def _result(recording: Any, args: argparse.Namespace, found: Comparison) -> Resu
     }  # fmt: skip
     result: Result = recording.result(
         settings={
-            "model": args.model or f"cost formula: {args.step_ms:g} ms a step, {args.token_ms:g} ms a token",
+            "model": what_runs(args),
             "requests": args.requests, "rate": args.rate, "batch_size": args.batch_size, "wait_ms": args.wait_ms,
             "input_len": args.input_len, "output_len": args.output_len,
         },

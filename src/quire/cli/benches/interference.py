@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.benches.batching import Lab, add_machine_options
+from quire.cli.benches.batching import Lab, add_machine_options, what_runs
 from quire.cli.benches.common import add_result_options, count, finish
 from quire.cli.options import add_engine_options
 
@@ -87,7 +87,7 @@ def _result(recording: Any, args: argparse.Namespace, found: dict[str, list[Any]
         metrics[f"{name}_prompt_ttft"] = metric([1e3 * one.ttft for one in runs], "ms", "lower")
     result: Result = recording.result(
         settings={
-            "model": args.model or f"cost formula: {args.step_ms:g} ms a step, {args.token_ms:g} ms a token",
+            "model": what_runs(args),
             "streams": args.streams, "prompt_len": args.prompt_len, "chunk": args.chunk, "rounds": args.rounds,
         },
         metrics=metrics,
