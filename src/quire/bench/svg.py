@@ -205,8 +205,12 @@ def histogram(
     rules: Sequence[tuple[float, str, str]] = (),
     bins: int = 40,
 ) -> str:
-    """How samples are spread, with rules (value, text, class) such as percentiles. Long tails get a log axis."""
+    """How samples are spread, with rules (value, text, class) such as percentiles. Long tails get a log axis.
+
+    The axis reaches to a rule beyond the samples unless that is very far.
+    """
     low, high = min(samples), max(samples)
+    high = max([high, *(value * 1.02 for value, _, _ in rules if high < value <= 4 * high)])
     log = low > 0 and high / max(low, 1e-9) > 30
     place: Callable[[float], float] = math.log if log else float
     first, last = place(max(low, 1e-9) if log else low), place(high)
