@@ -110,6 +110,21 @@ def test_serve_on_a_real_socket(live: Live, tmp_path: Path, capsys: pytest.Captu
     well_formed((tmp_path / "r.html").read_text())
 
 
+def test_secrets_are_sent_and_not_kept(
+    live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save, html, prompts = tmp_path / "r.json", tmp_path / "r.html", tmp_path / "prompts.txt"
+    prompts.write_text("measured prompt one\nmeasured prompt two\n")
+    secrets = ["--api-key", "sesame", "--header=x-secret: swordfish"]
+    files = ["--save", str(save), "--html", str(html), "--prompts", str(prompts), "--json", "--quiet"]
+    assert bench("serve", live.url, *secrets, *files, "--output-len", "3") == 0
+    for text in (save.read_text(), html.read_text(), capsys.readouterr().out):
+        assert "sesame" not in text
+        assert "swordfish" not in text
+    sent = [json.dumps(body) for _, body in live.server.seen[-8:]]
+    assert sum("measured prompt one" in body for body in sent) == 1  # the warm-up sent other texts
+
+
 def test_a_trace_on_a_real_socket(live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Prompts of a trace share what its hashes share, when they are due, cut to what the machine serves."""
     rows = [

@@ -18,6 +18,7 @@ from quire.cli.benches.serving import (
     add_server_options,
     add_workload_options,
     objectives,
+    public_words,
     seconds,
     server_options,
     workload,
@@ -85,7 +86,7 @@ async def _measure(args: argparse.Namespace) -> Result:
     chosen, slo = pace(args), objectives(args)
     chosen.times(work)  # refuse before anything is sent
     bench = ServerBench(server_options(args))
-    recording = Recording("serve", args.words)
+    recording = Recording("serve", public_words(args.words))
     try:
         await bench.open()
         counts = await bench.calibrate()

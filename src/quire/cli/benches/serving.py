@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.benches.common import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from quire.bench.goodput import SLO
     from quire.bench.serve import ServerOptions
@@ -173,6 +173,21 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         counter=_counter(args.tokenizer),
         watch=args.server_metrics,
     )
+
+
+def public_words(words: Sequence[str]) -> list[str]:
+    """A command line without its secrets: result files are passed on."""
+    shown: list[str] = []
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if shown and shown[-1] in _SECRET:
+            shown.append("(hidden)")
+        else:
+            shown.append(f"{option}=(hidden)" if equals and option in _SECRET else word)
+    return shown
+
+
+_SECRET = ("--api-key", "--header")
 
 
 def workload(args: argparse.Namespace, requests: int | None, salt: str = "") -> Workload:

@@ -19,6 +19,7 @@ from quire.cli.benches.serving import (
     add_server_options,
     add_workload_options,
     objectives,
+    public_words,
     seconds,
     server_options,
     workload,
@@ -89,7 +90,7 @@ async def _sweep(args: argparse.Namespace) -> Result:
 
     slo = objectives(args, default="chat")
     assert slo is not None
-    recording = Recording("sweep", args.words)
+    recording = Recording("sweep", public_words(args.words))
     bench = ServerBench(server_options(args))
     try:
         await bench.open()
