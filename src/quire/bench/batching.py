@@ -108,11 +108,6 @@ class Replay:
         return summarize(self.records)
 
     @property
-    def decode_steps(self) -> int:
-        """Steps in which at least one sequence got a token: what static batching spends on its longest members."""
-        return len(self.steps)
-
-    @property
     def slot_use(self) -> float:
         """Share of the places of all steps that held a sequence."""
         return sum(rows for rows, _, _ in self.steps) / (self.slots * len(self.steps)) if self.steps else 0.0

@@ -22,7 +22,17 @@ from quire.types import QuireError
 
 RESAMPLES = 400
 _FREE = frozenset(
-    ("url", "backend", "model", "api", "counting", "words_per_token", "workload", "workload_facts")
+    (
+        "url",
+        "backend",
+        "model",
+        "api",
+        "counting",
+        "arrival_variation",
+        "words_per_token",
+        "workload",
+        "workload_facts",
+    )
 )
 Draws = NDArray[np.float64]
 

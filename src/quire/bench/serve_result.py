@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from quire.bench.arrivals import variation
 from quire.bench.metrics import DEFINITIONS, Summary
 from quire.bench.recording import Recording
 from quire.bench.results import Metric, Result
@@ -60,6 +61,7 @@ def serve_result(
             "workload_digest": workload.digest(),
             "workload_facts": workload.facts,
             "pace": str(pace),
+            "arrival_variation": round(variation(sorted(r.scheduled for r in outcome.records)), 3),
             "goodput": str(summary.slo) if summary.slo is not None else "",
             "requests": summary.total,
             "words_per_token": round(outcome.overhead["words"] / max(1, summary.output_tokens), 4),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -114,8 +114,3 @@ def request_metrics(record: RequestRecord) -> RequestMetrics:
         exact=exact is not None,
         send_lag=max(0.0, (start if record.sent is None else record.sent) - start),
     )
-
-
-def from_row(row: dict[str, Any]) -> RequestRecord:
-    """A record from a result file's table. Raises msgspec.ValidationError naming the field."""
-    return msgspec.convert(row, RequestRecord)

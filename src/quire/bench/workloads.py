@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -350,9 +350,3 @@ class Speller:
             rng = random.Random(piece.key)
             found += [self.ids[int(rng.random() * len(self.ids))] for _ in range(piece.tokens)]
         return found
-
-
-def calibrate_by(speller: Speller, count: Callable[[str], int]) -> None:
-    """Calibrate with a tokenizer: `count(text)` gives its tokens."""
-    few, many = speller.words("calibrate", 64), speller.words("calibrate", 512)
-    speller.calibrate((64, count(few)), (512, count(many)))
