@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tools.default_model import hf_folder
 from tools.default_model.backends import quire_backend
+from tools.default_model.corpus.styles import STYLES
 from tools.default_model.evaluate import collect, run, stop_ids
+from tools.default_model.lora import merge
 from tools.default_model.tokenizer import load as load_tokenizer
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
-from quire.loader import DEFAULT_MODEL, resolve_model, shipped_models
+from quire.loader import DEFAULT_MODEL, resolve_model, shipped_adapters, shipped_models
 
 ASKED = (
     "What is TTFT?",
@@ -33,7 +36,7 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
-@pytest.mark.parametrize("name", sorted(shipped_models()))
+@pytest.mark.parametrize("name", ["quire-mini", "quire-mini-draft"])
 def test_greedy_text_equals_transformers(name: str) -> None:
     folder = shipped_models()[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -81,6 +84,44 @@ def test_a_model_of_other_weights_fails_the_items() -> None:
             return [list(o.outputs[0].token_ids) for o in outputs]
 
         assert not any(g.grade.right for g in run(items, generate, tokenizer))
+
+
+def test_the_draft_agrees_with_the_model(llm: LLM) -> None:
+    """What speculation needs: over the model's own answers the draft's first choice is often the model's."""
+    draft = transformers.AutoModelForCausalLM.from_pretrained(
+        shipped_models()["quire-mini-draft"], dtype=torch.float32
+    )
+    agreed = tokens = 0
+    for text in ASKED:
+        prompt = llm.encode_chat([{"role": "user", "content": text}])
+        (output,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=48))
+        said = list(output.outputs[0].token_ids)
+        with torch.inference_mode():
+            logits = draft(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
+        agreed += int((logits.argmax(-1) == torch.tensor(said)).sum())
+        tokens += len(said)
+    assert agreed > tokens / 2
+
+
+def test_adapters_change_the_answers() -> None:
+    folders = shipped_adapters()
+    assert sorted(folders) == sorted(STYLES)
+    folder = resolve_model(DEFAULT_MODEL)
+    tokenizer = load_tokenizer(folder)
+    ids = torch.tensor(
+        tokenizer.encode("<|im_start|>user\nWhat is TTFT?<|im_end|>\n<|im_start|>assistant\n").ids
+    )
+
+    def logits(adapter: Path | None) -> torch.Tensor:
+        model = hf_folder.load(folder)
+        if adapter is not None:
+            merge(model, adapter)
+        with torch.inference_mode():
+            return model.logits(model(ids, [(1, len(ids))]))
+
+    plain = logits(None)
+    for adapter in folders.values():
+        assert (logits(adapter) - plain).abs().max() > 0.5
 
 
 def test_all_together_stay_small() -> None:

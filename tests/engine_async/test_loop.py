@@ -38,7 +38,7 @@ class Script:
         self.turns: Iterator[list[Command]] = iter(turns)
         self.reports: list[Report] = []
 
-    def receive(self, *, wait: bool) -> list[Command]:
+    def receive(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
         commands = next(self.turns, None)
         if commands is None:
             raise ChannelClosedError

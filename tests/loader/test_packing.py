@@ -17,6 +17,7 @@ from quire import _native
 from quire.loader import Checkpoint, load
 from quire.loader.source import Array
 from quire.program.ops import Param, Part
+from quire.quant.groups import GroupCodes
 from quire.types import CheckpointError
 
 ISAS = _native.supported_isas()
@@ -125,6 +126,9 @@ class Native:
 
     def put(self, param: Param, row_offset: int, data: Array, dtype: str) -> None:
         raise AssertionError("a sink that checks is asked to")
+
+    def put_codes(self, param: Param, row_offset: int, codes: GroupCodes) -> None:
+        raise AssertionError("nothing here is in groups")
 
 
 @pytest.mark.parametrize("isa", ISAS)

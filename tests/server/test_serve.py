@@ -208,8 +208,7 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
     assert shared > 5
     with pytest.raises(ValueError, match="give one"):
         settings({"model": "m", "gpu_memory_utilization": 0.5, "memory": 1}, {})
-    with pytest.raises(ValueError, match="model"):
-        settings({}, {})
+    assert settings({}, {})[0] == "quire-mini"
 
 
 def test_a_closed_log_does_not_matter(folder: Path) -> None:

@@ -31,6 +31,8 @@ without a network. It was trained from nothing on text that a program in this re
 - It understands the kinds of requests listed below, in wordings near those of the generator, in English. Free
   conversation, code, long documents and other languages are beyond it.
 - Arithmetic holds for the sizes in the table and fails beyond them. Stories follow a grammar of {plots} plots.
+- Most rewriting and counting tasks fail, and when none of the tools given can do what is asked, it calls one all the
+  same: see the tables.
 - It has no safety training: there is nothing harmful in its training text and no refusal either.
 
 Its use is to test serving software. Do not use it for anything that matters.
