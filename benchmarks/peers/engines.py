@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
+_PATH = re.compile(r"/(?:[\w.+-]+/)+([\w.+-]+)")  # absolute paths, of which a report keeps the last part
 TORCH = "torch==2.13.0"
 LLAMA_CPP_PYTHON = "llama_cpp_python==0.3.36"
 
@@ -86,8 +88,15 @@ def sh(*command: str, env: dict[str, str] | None = None, cwd: Path | None = None
     )
     if done.returncode:
         words = " ".join(Path(w).name if os.path.isabs(w) else w for w in command[:6])
-        raise PeerError(f"{words} … ended with {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
+        said = _PATH.sub(r"\1", (done.stderr or done.stdout)[-800:])
+        raise PeerError(f"{words} … ended with {done.returncode}: {said}")
     return done.stdout
+
+
+def _drop_torchvision(place: Place) -> None:
+    """optimum asks for torchvision, whose wheel may fit another build of torch than the one that is installed; then
+    nothing of transformers can be imported. Text needs none of it."""
+    sh(str(place.python("openvino")), "-m", "pip", "uninstall", "-q", "-y", "torchvision")
 
 
 def _openvino(place: Place, model: Path, form: str) -> Path:
@@ -181,7 +190,7 @@ ENGINES: dict[str, Engine] = {
         Engine(
             "openvino", "run_openvino.py", {"bf16": "fp16", "int8": "int8", "int4": "int4"},
             packages=("openvino-genai==2026.4.1", "optimum-intel==2.2.0", "nncf==3.4.0", TORCH),
-            distribution="openvino-genai", prepare=_openvino,
+            distribution="openvino-genai", build=_drop_torchvision, prepare=_openvino,
         ),
         Engine(
             "transformers", "run_transformers.py", {"bf16": "bf16"},
