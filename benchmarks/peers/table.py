@@ -20,7 +20,7 @@ def markdown(result: Result) -> str:
         f"# The same work on {len(engines)} engines: {result.settings['shape']}, random weights",
         "",
         f"{env.cpu}, {env.usable_cores} cores{', virtual' if env.virtual else ''}, {result.started}, "
-        f"rounds in turns: {result.settings['rounds']}; medians. Tokens per second, and in brackets the least and most.",
+        f"rounds in turns: {result.settings['rounds']}; medians. Tokens per second, in brackets the least and most.",
         "",
         f"    {' '.join(result.command)}",
         "",
