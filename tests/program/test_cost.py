@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,19 @@ from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0
 from quire.program.cost import Cost, Machine, Row, step_cost, visible_keys, visible_pairs
 from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import Attend, Embed, GatedAct, GatherRows, Linear, Norm, Program, RopeWrite
+from quire.program.ops import (
+    Add,
+    Attend,
+    Embed,
+    GatedAct,
+    GatherRows,
+    Linear,
+    Norm,
+    Program,
+    RopeWrite,
+    Scale,
+)
+from quire.spec import Norm as NormSpec
 
 ROWS = st.builds(Row, st.integers(1, 40), st.integers(0, 60))
 
@@ -68,6 +82,27 @@ def test_each_op_by_hand() -> None:
     assert isinstance(program.head[0], GatherRows)
     assert cost.ops[10] == Cost(2 * 8, 0, 2 * (3 * 8 * 4 + 4))
     assert cost.ops[12] == Cost(2 * 2 * 8 * 10, 8 * 10 * 2, 2 * (8 * 2 + 10 * 4))
+
+
+def test_multipliers_and_layer_norms_by_hand() -> None:
+    """Dim 8, parallel blocks, LayerNorm with bias, an embedding multiplier and soft-capped logits of 10 words."""
+    spec = decoder_spec(10, 8, 6, (2, 1, 4), [0])
+    layer = replace(spec.layers[0], parallel=True)
+    spec = replace(
+        spec,
+        layers=(layer,),
+        norm=NormSpec("layer", bias=True),
+        embed_scale=3.0,
+        logits_scale=0.5,
+        logits_cap=30.0,
+    )
+    program = lower(spec, F32)
+    cost = step_cost(program, [Row(5, 0)], 2)
+    found = {type(op): one for op, one in zip(program.ops, cost.ops, strict=True)}
+    assert cost.ops[1] == Cost(5 * 8, 0, 2 * 5 * 8 * 4)  # one product an element
+    assert found[Add] == Cost(2 * 5 * 8, 0, 3 * 5 * 8 * 4)
+    assert found[Norm] == Cost(2 * (6 * 8 + 8), 2 * 8 * 4, 2 * 2 * 8 * 4)
+    assert found[Scale] == Cost(2 * 10 * 5, 0, 2 * 2 * 10 * 4)  # and a tanh
 
 
 def test_decode_of_qwen3_0_6b_reads_its_weights() -> None:
