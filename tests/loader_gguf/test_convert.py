@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from quire.engine.build import open_model
 from quire.loader import Checkpoint, GGUFFiles, GGUFSource
 from quire.quant.convert import from_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES, dequantize
+from quire.spec.rope import inverse_frequencies
 from quire.types import UnsupportedModelError
 
 
@@ -48,6 +50,21 @@ def test_there_and_back(folder: Path, tmp_path: Path) -> None:
         assert middle.tokenizer.encode(text) == last.tokenizer.encode(text) == ids
     assert middle.tokenizer.chat_templates == last.tokenizer.chat_templates == first.tokenizer.chat_templates
     assert middle.tokenizer.special_tokens == first.tokenizer.special_tokens
+
+
+def test_frequencies_that_have_no_key_go_as_a_tensor(tmp_path: Path) -> None:
+    save(tiny_model("llama3.1"), tmp_path / "in", torch.float32)
+    assert convert(tmp_path / "in", tmp_path / "out.gguf") == 0
+    ropes = [
+        open_model(path).facts.spec.layers[0].attention.rope
+        for path in (tmp_path / "in", tmp_path / "out.gguf")
+    ]
+    assert ropes[0] is not None
+    assert ropes[1] is not None
+    assert ropes[1].kind == "longrope"
+    ours, theirs = (inverse_frequencies(rope, 256) for rope in ropes)
+    np.testing.assert_allclose(ours, theirs, rtol=2e-7)
+    assert not np.allclose(ours, inverse_frequencies(dataclasses.replace(ropes[0], kind="default"), 256))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q8_0"])

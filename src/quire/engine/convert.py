@@ -18,8 +18,14 @@ from quire.loader.source import Array
 from quire.quant.convert import from_float32, to_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES
 from quire.quant.linear import F32
-from quire.spec.gguf import StoredTensor
-from quire.spec.gguf_out import architecture_of, check_round_trip, gguf_metadata, stored_names
+from quire.spec.gguf import ROPE_FACTORS, StoredTensor
+from quire.spec.gguf_out import (
+    architecture_of,
+    check_round_trip,
+    gguf_metadata,
+    rope_factors,
+    stored_names,
+)
 from quire.text.gguf_out import tokenizer_metadata
 from quire.types import CheckpointError
 
@@ -143,12 +149,17 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     infos = {info.name: info for info in map(source.info, source.names())}
     names = stored_names(name, spec, infos)
     tensors = [OutTensor(names[info.name].name, _kind(info, dtype), info.shape) for info in infos.values()]
+    factors = rope_factors(spec)
+    if factors is not None:
+        tensors.append(OutTensor(ROPE_FACTORS, "F32", factors.shape))
     _add_tokenizer(metadata, model)
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     check_round_trip(metadata, shapes, {tensor.name: tensor.kind for tensor in tensors}, spec)
     asked = {names[info.name].name: info for info in infos.values()}
 
     def data(tensor: OutTensor) -> Iterator[Array]:
+        if tensor.name == ROPE_FACTORS and factors is not None:
+            return iter([factors])
         info = asked[tensor.name]
         return _gguf_pieces(source, info, names[info.name], tensor.kind, counter)
 

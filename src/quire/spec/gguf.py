@@ -125,7 +125,7 @@ STEMS = {
     "up": "blk.{i}.ffn_up",
     "down": "blk.{i}.ffn_down",
 }
-_ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _FORMATS = {"F32": "float32", "F16": "float16"}
 # Keys that change the computation: present and not read by the translation, the file is refused.
@@ -232,9 +232,9 @@ def _rope(keys: _Keys, head_dim: int) -> Config:
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim
     scaling = _rope_scaling(keys)
-    if _ROPE_FACTORS in keys.summary.shapes:
+    if ROPE_FACTORS in keys.summary.shapes:
         if scaling is not None:
-            raise keys.unsupported("rope.scaling.type", f"the file has {_ROPE_FACTORS} as well")
+            raise keys.unsupported("rope.scaling.type", f"the file has {ROPE_FACTORS} as well")
         scaling = _rope_factors(keys)
     if scaling is not None:
         config["rope_scaling"] = scaling
@@ -243,7 +243,7 @@ def _rope(keys: _Keys, head_dim: int) -> Config:
 
 def _rope_factors(keys: _Keys) -> Config:
     """A divisor for each pair's frequency, at every length: a longrope whose two lists are one."""
-    factors = [float(factor) for factor in keys.summary.vector(_ROPE_FACTORS)]
+    factors = [float(factor) for factor in keys.summary.vector(ROPE_FACTORS)]
     return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
 
 
@@ -316,7 +316,7 @@ def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) 
     asked = {stem: names[field].removesuffix(".weight") for field, stem in STEMS.items() if field in names}
     found: dict[str, StoredTensor] = {}
     for name in summary.shapes:
-        if name == _ROPE_FACTORS:
+        if name == ROPE_FACTORS:
             continue
         stem, _, suffix = name.rpartition(".")
         heads, target = 0, asked.get(stem)

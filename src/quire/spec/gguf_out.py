@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.spec.gguf import ARCHITECTURES, STEMS, GGUFSummary, StoredTensor, read_gguf_model
 from quire.spec.model import ModelSpec
@@ -63,6 +64,15 @@ def gguf_metadata(name: str, spec: ModelSpec, eps: float) -> Metadata:
     return found
 
 
+def rope_factors(spec: ModelSpec) -> npt.NDArray[np.float32] | None:
+    """What a file divides each pair's frequency by, for kinds that it has no key for but this tensor; else None."""
+    rope = spec.layers[0].attention.rope
+    if rope is None or rope.kind not in {"llama3", "longrope"} or rope.short_factors != rope.long_factors:
+        return None
+    factors = inverse_frequencies(replace(rope, kind="default"), _PROBE) / inverse_frequencies(rope, _PROBE)
+    return factors.astype(np.float32)
+
+
 def stored_names(name: str, spec: ModelSpec, asked: Iterable[str]) -> dict[str, StoredTensor]:
     """For each tensor that the model asks for, its name in a file and the heads whose rows are permuted."""
     stems = {}
@@ -92,7 +102,9 @@ def check_round_trip(
     spec: ModelSpec,
 ) -> None:
     """Raise UnsupportedModelError, naming what differs, unless a file of these says the same model as `spec`."""
-    summary = GGUFSummary("the GGUF file", metadata, shapes, kinds, lambda _: (), dict, "")
+    factors = rope_factors(spec)
+    small = () if factors is None else tuple(factors)
+    summary = GGUFSummary("the GGUF file", metadata, shapes, kinds, lambda _: small, dict, "")
     found = read_gguf_model(summary).facts.spec
     for field in fields(spec):
         if field.name not in _COMPARED_ELSEWHERE and getattr(found, field.name) != getattr(spec, field.name):
