@@ -141,6 +141,17 @@ void bind_executor(nb::module_& m) {
   nb::class_<Executor>(m, "Executor")
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
       .def("add_weight", &Executor::add_weight, "rows"_a, "cols"_a, "dtype"_a)
+      .def("add_groups", [](Executor& e, int rows, int cols, int bits, int size, int scales, int offsets) {
+        return e.add_groups(rows, cols, {bits, size, quire::GroupKind(scales), quire::GroupKind(offsets)});
+      }, "rows"_a, "cols"_a, "bits"_a, "size"_a, "scales"_a, "offsets"_a)
+      .def("put_codes", [](Executor& e, int param, int row_offset, int rows, const std::vector<uintptr_t>& arrays) {
+        quire::PackCodesTask task{};
+        task.codes = at<uint8_t>(arrays.at(0));
+        task.scales = at<char>(arrays.at(1));
+        task.offsets = at<char>(arrays.at(2));
+        task.factors = at<uint16_t>(arrays.at(3));
+        e.put_codes(param, row_offset, rows, task);
+      }, nogil(), "param"_a, "row_offset"_a, "rows"_a, "arrays"_a)
       .def("add_table", &Executor::add_table, "rows"_a, "cols"_a, "dtype"_a)
       .def("add_vector", &Executor::add_vector, "rows"_a)
       .def("allocate_weights", &Executor::allocate_weights)
@@ -152,7 +163,8 @@ void bind_executor(nb::module_& m) {
       .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half, bool interleaved) {
         return e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
       }, "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
-      .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a)
+      .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a, "group"_a,
+           "max_rows"_a)
       .def("add_kv_layer", &Executor::add_kv_layer, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
       .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
       .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "bias"_a, "layer"_a, "eps"_a, "out"_a)

@@ -12,6 +12,7 @@ namespace quire {
 namespace {
 
 constexpr int kRowChunk = 120;      // rows of a linear task: a multiple of every register tile
+constexpr int kStreamRows = 8;      // rows up to which a linear layer reads memory rather than computes
 constexpr int kSmallRows = 4;       // rows of a norm or rotation task
 constexpr int kActColumns = 1024;   // columns of an activation task
 constexpr size_t kTaskBytes = 64 << 10;  // weight bytes that make a linear task worth claiming
@@ -33,13 +34,21 @@ int Executor::add_param(Param::Layout layout, int rows, int cols, DType dtype) {
   }
   size_t bytes = align_up(elems * dtype_bytes(dtype), 64);
   if (dtype == DType::i8) bytes += align_up(rows, kPanel) * (sizeof(float) + sizeof(int32_t));
-  params_.push_back({layout, rows, cols, dtype, weight_total_, bytes});
+  params_.push_back({layout, rows, cols, dtype, weight_total_, bytes, {}});
   weight_total_ += bytes;
   return static_cast<int>(params_.size()) - 1;
 }
 
 int Executor::add_weight(int rows, int cols, DType dtype) {
   return add_param(Param::Layout::panels, rows, cols, dtype);
+}
+int Executor::add_groups(int rows, int cols, const GroupFormat& format) {
+  if ((format.bits != 4 && format.bits != 8) || format.size < 16 || format.size > 128 || format.size % 16)
+    throw std::invalid_argument("groups of 16, 32, 64 or 128 codes of 4 or 8 bits");
+  const size_t bytes = align_up(rows, kPanel) / kPanel * format.panel_bytes(cols);
+  params_.push_back({Param::Layout::panels, rows, cols, DType::i8, weight_total_, bytes, format});
+  weight_total_ += bytes;
+  return static_cast<int>(params_.size()) - 1;
 }
 int Executor::add_table(int rows, int cols, DType dtype) { return add_param(Param::Layout::rows, rows, cols, dtype); }
 int Executor::add_vector(int rows) { return add_param(Param::Layout::vector, rows, 0, DType::f32); }
@@ -82,9 +91,7 @@ int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtyp
     });
     return bad == INT64_MAX ? -1 : bad.load();
   }
-  // tasks of whole panels, so that two threads never write one cache line
-  const int first = row_offset / kPanel, last = ceil_div(row_offset + rows, kPanel);
-  parallel(last - first, [&](int t) {
+  pack_panels(row_offset, rows, [&](int begin, int end) {
     PackTask task;
     task.src = src;
     task.src_dtype = src_dtype;
@@ -92,10 +99,13 @@ int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtyp
     task.rows = rows;
     task.k = cols;
     task.row_offset = row_offset;
-    task.row_begin = std::max(0, (first + t) * kPanel - row_offset);
-    task.row_end = std::min(rows, (first + t + 1) * kPanel - row_offset);
-    check(task.row_begin, task.row_end);
-    if (p.dtype == DType::i8) {
+    task.row_begin = begin;
+    task.row_end = end;
+    task.groups = p.groups;
+    check(begin, end);
+    if (p.groups.bits) {
+      kernels_.pack_groups(task);
+    } else if (p.dtype == DType::i8) {
       task.scale = scales(index);
       task.offset = offsets(index);
       kernels_.pack_i8(task);
@@ -104,6 +114,33 @@ int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtyp
     }
   });
   return bad == INT64_MAX ? -1 : bad.load();
+}
+
+// f(first row, row after the last) of a part, for tasks of whole panels: two threads never write one cache line.
+template <class F>
+void Executor::pack_panels(int row_offset, int rows, F f) {
+  const int first = row_offset / kPanel, last = ceil_div(row_offset + rows, kPanel);
+  parallel(last - first, [&](int t) {
+    f(std::max(0, (first + t) * kPanel - row_offset), std::min(rows, (first + t + 1) * kPanel - row_offset));
+  });
+}
+
+void Executor::put_codes(int index, int row_offset, int rows, const PackCodesTask& arrays) {
+  const Param& p = params_.at(index);
+  if (!weights_.data() || weights_.read_only()) throw std::logic_error("put without weights of our own");
+  if (!p.groups.bits || row_offset < 0 || rows < 0 || row_offset + rows > p.rows)
+    throw std::invalid_argument("codes do not fit their parameter");
+  pack_panels(row_offset, rows, [&](int begin, int end) {
+    PackCodesTask task = arrays;
+    task.dst = param(index);
+    task.groups = p.groups;
+    task.rows = rows;
+    task.k = p.cols;
+    task.row_offset = row_offset;
+    task.row_begin = begin;
+    task.row_end = end;
+    kernels_.pack_codes(task);
+  });
 }
 
 int Executor::add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved) {
@@ -123,8 +160,13 @@ float* Executor::row_scales(int buffer) const {
   return reinterpret_cast<float*>(activations_.data() + buffers_[buffer].scale_offset);
 }
 
-int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset) {
-  buffers_.push_back({cols, dtype, offset, scale_offset});
+int32_t* Executor::group_sums(int buffer) const {
+  const Buffer& b = buffers_[buffer];
+  return reinterpret_cast<int32_t*>(row_scales(buffer)) + static_cast<size_t>(b.max_rows) * b.groups();
+}
+
+int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows) {
+  buffers_.push_back({cols, dtype, offset, scale_offset, group, max_rows});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -154,8 +196,10 @@ void Executor::op_scale(int x, float scale, float cap) {
   ops_.push_back(op);
 }
 void Executor::op_linear(int x, int weight, int bias, int out) {
-  if (buffers_.at(x).dtype != params_.at(weight).dtype || buffers_.at(x).cols != params_.at(weight).cols)
-    throw std::invalid_argument("a linear's input must have its weight's type and width");
+  const Buffer& in = buffers_.at(x);
+  const Param& p = params_.at(weight);
+  if (in.dtype != p.dtype || in.cols != p.cols || in.group != p.groups.size)
+    throw std::invalid_argument("a linear's input must have its weight's type, width and groups");
   Op op{Kind::linear};
   op.in = x, op.weight = weight, op.bias = bias, op.out = out;
   ops_.push_back(op);
@@ -311,11 +355,14 @@ namespace {
 struct LinearSplit {
   int panels, panels_per_task, panel_tasks, row_tasks;
 };
-LinearSplit split_linear(int rows, int n, int k, DType dtype) {
+LinearSplit split_linear(int rows, int n, int k, DType dtype, const GroupFormat& groups, int threads) {
   LinearSplit s;
   s.panels = ceil_div(n, kPanel);
-  const size_t panel_bytes = static_cast<size_t>(k) * kPanel * dtype_bytes(dtype);
+  const size_t panel_bytes =
+      groups.bits ? groups.panel_bytes(k) : static_cast<size_t>(k) * kPanel * dtype_bytes(dtype);
   s.panels_per_task = static_cast<int>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, panel_bytes)));
+  // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out
+  if (groups.bits && rows <= kStreamRows) s.panels_per_task = std::max(s.panels_per_task, s.panels / (4 * threads));
   s.panel_tasks = ceil_div(s.panels, s.panels_per_task);
   s.row_tasks = ceil_div(rows, kRowChunk);
   return s;
@@ -329,7 +376,7 @@ int Executor::tasks_of(const Op& op) const {
   switch (op.kind) {
     case Kind::linear: {
       const Param& p = params_[op.weight];
-      const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype);
+      const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
       return s.panel_tasks * s.row_tasks;
     }
     case Kind::attend: return static_cast<int>(parts_.size()) * kv_layers_[op.layer].kv_heads;
@@ -346,9 +393,11 @@ void Executor::do_task(const Op& op, int task, int thread) {
   switch (op.kind) {
     case Kind::embed: {
       const Param& p = params_[op.weight];
-      kernels_.embed({param(op.weight), p.dtype, p.layout == Param::Layout::panels,
-                      p.dtype == DType::i8 ? scales(op.weight) : nullptr, step_.token_ids, f32(op.out), p.cols, begin,
-                      end});
+      const bool row_scaled = p.dtype == DType::i8 && !p.groups.bits;
+      const EmbedTask embed{param(op.weight), p.dtype, p.layout == Param::Layout::panels,
+                            row_scaled ? scales(op.weight) : nullptr, step_.token_ids, f32(op.out), p.cols, begin, end,
+                            p.groups};
+      p.groups.bits ? kernels_.embed_groups(embed) : kernels_.embed(embed);
       return;
     }
     case Kind::norm: {
@@ -369,8 +418,11 @@ void Executor::do_task(const Op& op, int task, int thread) {
     }
     case Kind::quantize: {
       const Buffer& in = buffers_[op.in];
-      kernels_.quantize({buffer(op.in), in.dtype, reinterpret_cast<uint8_t*>(buffer(op.out)), align_up(in.cols, 4),
-                         row_scales(op.out), in.cols, begin, end});
+      const Buffer& out = buffers_[op.out];
+      const QuantizeTask quantize{buffer(op.in), in.dtype, reinterpret_cast<uint8_t*>(buffer(op.out)), out.pitch(),
+                                  row_scales(op.out), in.cols, begin, end, out.group,
+                                  out.group ? group_sums(op.out) : nullptr};
+      out.group ? kernels_.quantize_groups(quantize) : kernels_.quantize(quantize);
       return;
     }
     case Kind::gather:
@@ -394,15 +446,18 @@ void Executor::do_linear(const Op& op, int task) {
   const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
   const int rows = row_count(head);
   const Param& p = params_[op.weight];
-  const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype);
+  const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
   // Row chunks of one panel range are neighbours in the task order: the panel is still in the cache.
   const int panel_task = task / s.row_tasks, row_task = task % s.row_tasks;
   const int begin = static_cast<int>(static_cast<int64_t>(rows) * row_task / s.row_tasks);
   const int end = static_cast<int>(static_cast<int64_t>(rows) * (row_task + 1) / s.row_tasks);
   LinearTask t;
-  const bool int8 = p.dtype == DType::i8;
-  t.ldx = int8 ? align_up(p.cols, 4) : static_cast<size_t>(p.cols);
-  t.x_scale = int8 ? row_scales(op.in) + begin : nullptr;
+  const bool int8 = p.dtype == DType::i8 && !p.groups.bits;
+  const Buffer& in = buffers_[op.in];
+  t.ldx = in.pitch();
+  t.x_scale = in.dtype == DType::i8 ? row_scales(op.in) + static_cast<size_t>(begin) * in.groups() : nullptr;
+  t.x_sum = in.group ? group_sums(op.in) + static_cast<size_t>(begin) * in.groups() : nullptr;
+  t.groups = p.groups;
   t.w_scale = int8 ? scales(op.weight) : nullptr;
   t.w_offset = int8 ? offsets(op.weight) : nullptr;
   t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(p.dtype);
@@ -415,7 +470,9 @@ void Executor::do_linear(const Op& op, int task) {
   t.n = p.rows;
   t.panel_begin = panel_task * s.panels_per_task;
   t.panel_end = std::min(s.panels, t.panel_begin + s.panels_per_task);
-  if (int8)
+  if (p.groups.bits)
+    kernels_.linear_groups(t);
+  else if (int8)
     kernels_.linear_i8(t);
   else
     p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);

@@ -34,6 +34,7 @@ class Executor {
 
   // ---- building: parameters, buffers and ops, in program order; each returns its index -------------------------
   int add_weight(int rows, int cols, DType dtype);  // packed panels
+  int add_groups(int rows, int cols, const GroupFormat& format);  // packed panels in groups
   int add_table(int rows, int cols, DType dtype);   // row-major
   int add_vector(int rows);
   void allocate_weights();
@@ -46,10 +47,13 @@ class Executor {
   // Take the weights from a file that save_weights wrote, instead of `put`: mapped, and every checksum compared.
   // False, with the weights empty as before, when one differs. The file holds at least `weight_bytes`.
   bool map_weights(int fd, const std::vector<uint64_t>& sums);
+  // Rows of a weight in groups that come quantized; the arrays are those of PackCodesTask.
+  void put_codes(int param, int row_offset, int rows, const PackCodesTask& arrays);
 
   int add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved);
-  // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns.
-  int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset);
+  // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns. With `group`
+  // there are scales [max rows, groups], then int32 sums of the same shape; rows are padded to whole groups.
+  int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows);
   // A layer's cache: which group's block table, and where it starts inside a block (bytes).
   int add_kv_layer(int group, int kv_heads, int head_dim, size_t offset);
 
@@ -94,11 +98,15 @@ class Executor {
     int rows, cols;
     DType dtype;
     size_t offset, bytes;
+    GroupFormat groups;
   };
   struct Buffer {
     int cols;
     DType dtype;
     size_t offset, scale_offset;
+    int group, max_rows;
+    int groups() const { return group ? (cols + group - 1) / group : 1; }
+    size_t pitch() const { return dtype == DType::i8 ? align_up(cols, group ? group : 4) : cols; }
   };
   struct Rope {
     std::vector<float> cos, sin;
@@ -126,11 +134,14 @@ class Executor {
   };
 
   int add_param(Param::Layout layout, int rows, int cols, DType dtype);
+  template <class F>
+  void pack_panels(int row_offset, int rows, F f);
   char* param(int index) const { return weights_.data() + params_[index].offset; }
   // An int8 weight's scale of each row, and behind them the offsets; see kernels.h.
   float* scales(int index) const;
   int32_t* offsets(int index) const;
   float* row_scales(int buffer) const;
+  int32_t* group_sums(int buffer) const;
   const float* vector(int index) const {
     return index < 0 ? nullptr : reinterpret_cast<const float*>(param(index));
   }

@@ -21,6 +21,8 @@ inline size_t dtype_bytes(DType t) { return t == DType::f32 ? 4 : t == DType::i8
 //   i8   panel p:  [k/4][64][4]   signed bytes; behind all panels scale[n64] float32 and offset[n64] int32, where
 //                                 n64 is n rounded up to 64 and offset is 128 times the sum of a row's bytes
 //
+//   groups panel p:  see GroupFormat
+//
 // Columns past the last output feature are zero.
 constexpr int kPanel = 64;
 // Raise it with every change of what packing writes: a layout, a rounding, the order of parameters. Packed weights
@@ -35,14 +37,48 @@ constexpr int kPartition = 1024;
 // Query rows (queries x heads of a group) that one attention call works on at a time.
 constexpr int kAttendRows = 48;
 
+// Formats of scales and offsets, numbered as in executor/native.py.
+enum class GroupKind : int32_t { none = 0, u8 = 1, f16 = 2, bf16 = 3, f32 = 4, f16_u8 = 5 };
+
+// A weight in groups of input features; what its numbers stand for is in program/formats.py. A panel is one stream:
+//
+//   before every eighth group, when scales are two-level: float16 factor[64], and one of the offsets
+//   group g:  scale[64] · offset[64] · codes
+//     4 bits: [size/8][64][4] bytes   features 8s+j (low nibble) and 8s+4+j of column c at byte (s*64 + c)*4 + j
+//     8 bits: [size/4][64][4] bytes   feature 4s+j at (s*64 + c)*4 + j
+struct GroupFormat {
+  int bits = 0;  // 4 or 8; 0: not in groups
+  int size = 0;
+  GroupKind scales = GroupKind::none, offsets = GroupKind::none;
+
+  static constexpr int kSuper = 8;
+  static constexpr size_t kind_bytes(GroupKind k) {
+    return k == GroupKind::none ? 0 : k == GroupKind::f32 ? 4 : k == GroupKind::f16 || k == GroupKind::bf16 ? 2 : 1;
+  }
+  bool offset() const { return offsets != GroupKind::none; }
+  int groups(int k) const { return (k + size - 1) / size; }
+  size_t code_bytes() const { return static_cast<size_t>(size) * kPanel * bits / 8; }
+  size_t codes_at() const { return (kind_bytes(scales) + kind_bytes(offsets)) * kPanel; }
+  size_t super_bytes() const { return scales == GroupKind::f16_u8 ? (offset() ? 4 : 2) * kPanel : 0; }
+  // From the panel's start: group g, and the factors that it shares with its neighbours.
+  size_t at(int g) const { return g * (codes_at() + code_bytes()) + (g / kSuper + 1) * super_bytes(); }
+  size_t super_at(int g) const { return at(g / kSuper * kSuper) - super_bytes(); }
+  size_t panel_bytes(int k) const {
+    const int n = groups(k);
+    return n * (codes_at() + code_bytes()) + (n + kSuper - 1) / kSuper * super_bytes();
+  }
+};
+
 struct LinearTask {
   const void* x;       // [rows, k] in the weight's dtype, row pitch ldx elements
   size_t ldx;
   const void* w;       // packed panels
   const float* bias;   // [n] or null
-  const float* x_scale;     // i8: [rows] of x
+  const float* x_scale;     // i8: [rows] of x; groups: [rows, groups]
   const float* w_scale;     // i8: [n64]
   const int32_t* w_offset;  // i8: [n64]
+  const int32_t* x_sum;     // groups: [rows, groups], sums of the bytes of x
+  GroupFormat groups;
   float* y;            // [rows, n], row pitch ldy
   size_t ldy;
   int rows, k, n;
@@ -58,16 +94,32 @@ struct PackTask {
   int row_begin, row_end;  // rows of the part that this task packs
   float* scale;            // i8: filled for each row
   int32_t* offset;
+  GroupFormat groups;      // pack_groups rounds floats to it; symmetric only
+};
+
+// Rows of a weight in groups that come quantized, as quant.groups.GroupCodes.
+struct PackCodesTask {
+  const uint8_t* codes;      // [rows, k]
+  const char* scales;        // [rows, groups] of the format's kinds
+  const char* offsets;       // or null
+  const uint16_t* factors;   // float16 [rows, ceil(groups / 8), 1 or 2], or null
+  void* dst;
+  GroupFormat groups;
+  int rows, k;
+  int row_offset, row_begin, row_end;
 };
 
 // Rows to int8: scale = max|x| / 127, bytes = round(x / scale) + 128; columns are padded to four with zeros (128).
+// With groups: one scale a group, bytes signed and padded with zeros to whole groups, and the sum of each group's bytes.
 struct QuantizeTask {
   const void* x;       // [rows, cols]
   DType x_dtype;
   uint8_t* out;        // [rows, pitch]
   size_t pitch;
-  float* scale;        // [rows]
+  float* scale;        // [rows], or [rows, groups]
   int cols, row_begin, row_end;
+  int group;           // 0: one scale a row
+  int32_t* sum;        // [rows, groups]
 };
 
 struct NormTask {
@@ -172,6 +224,7 @@ struct EmbedTask {
   const int32_t* ids;
   float* out;            // [tokens, cols]
   int cols, token_begin, token_end;
+  GroupFormat groups;
 };
 
 struct GatherTask {
@@ -187,10 +240,14 @@ struct Kernels {
   void (*linear_f32)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);
   void (*linear_i8)(const LinearTask&);
+  void (*linear_groups)(const LinearTask&);
   void (*pack_f32)(const PackTask&);
   void (*pack_bf16)(const PackTask&);
   void (*pack_i8)(const PackTask&);
+  void (*pack_groups)(const PackTask&);
+  void (*pack_codes)(const PackCodesTask&);
   void (*quantize)(const QuantizeTask&);
+  void (*quantize_groups)(const QuantizeTask&);
   void (*norm)(const NormTask&);
   void (*add)(const AddTask&);
   void (*scale)(const ScaleTask&);
@@ -198,6 +255,7 @@ struct Kernels {
   void (*attend)(const AttendTask&);
   void (*gated_act)(const GatedActTask&);
   void (*embed)(const EmbedTask&);
+  void (*embed_groups)(const EmbedTask&);
   void (*gather)(const GatherTask&);
   void (*to_f32)(const void* src, DType dtype, float* dst, size_t n);
   void (*to_bf16)(const void* src, DType dtype, uint16_t* dst, size_t n);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,58 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("GQA 4/2 heads", "q/k norm", "KV cache", "prefill:", "decode:", "FLOP/byte"):
         assert word in text
     assert run(capsys, "inspect", str(folder), "--no-measure", "--ops")[0] == 0
+
+
+def test_inspect_quality(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both formats on a text, by what transformers computes for the reference; int4 is further off than int8."""
+    text = tmp_path / "text.txt"
+    text.write_text("The oven is lit before the town wakes, and the bread is out by six. " * 3)
+    code, out, _ = run(
+        capsys, "inspect", str(folder), "--json", "--no-measure", "--quality", "--text", str(text)
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(out)["quality"]
+    assert found["text"] == str(text)
+    int8, int4 = found["formats"]
+    assert (int8["quantization"], int4["quantization"], int4["group_size"], int4["head"]) == (
+        "int8",
+        "int4",
+        32,
+        "i8",
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    ids = tokenizer(text.read_text(), return_tensors="pt").input_ids
+    assert ids.shape[1] == found["text_tokens"] == int8["tokens"] + 1
+    with torch.inference_mode():
+        loss = model(ids, labels=ids).loss
+    assert found["perplexity"] == pytest.approx(float(torch.exp(loss)), rel=1e-3)
+    assert 0 < int8["kl_mean"] < int4["kl_mean"] < int4["kl_max"] < 1
+    assert 1 >= int8["top1_agreement"] >= int4["top1_agreement"] > 0.5
+    assert found["weight_bytes"] > int8["weight_bytes"] > int4["weight_bytes"]
+    assert int4["perplexity"] != found["perplexity"]
+
+
+def test_inspect_quality_of_one_format_and_its_refusals(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quality = ("inspect", str(folder), "--no-measure", "--quality", "--quantization", "int4")
+    code, out, _ = run(capsys, *quality, "--quantization-group-size", "64")
+    assert code == 0
+    assert "int4, groups of 64, head i8" in out
+    assert "int8 " not in out.split("quality:")[1]
+    for more, message in (
+        (("--text", str(tmp_path / "none.txt")), "text: .*No such file"),
+        (("--memory", "90MiB"), "needs the model twice"),
+    ):
+        code, _, err = run(capsys, *quality, *more)
+        assert code != 0
+        assert re.search(message, err)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in run(capsys, *quality, "--text", str(tmp_path / "binary"))[2]
+    (tmp_path / "short").write_text("a")
+    assert "at least 2" in run(capsys, *quality, "--text", str(tmp_path / "short"))[2]
+    assert "only used with --quality" in run(capsys, "inspect", str(folder), "--text", "x")[2]
 
 
 @pytest.mark.parametrize(

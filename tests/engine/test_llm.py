@@ -203,13 +203,48 @@ def test_int8_stays_near_the_full_weights(checkpoint: Folder) -> None:
 
     full, _ = run()
     int8, quantized = run(quantization="int8")
-    part, _ = run(quantization="int8", quantize_head=False)
+    part, _ = run(quantization="int8", quantize_head="none")
     reference, _ = run(quantization="int8", executor="torch")
     far = [sum(abs(a - b) for a, b in zip(full, other, strict=True)) / len(full) for other in (int8, part)]
     assert 0 < far[1] < far[0] < 0.1
     assert max(abs(a - b) for a, b in zip(int8, reference, strict=True)) < 0.1
     plan = quantized.built.plan.parts
     assert abs(quantized.built.executor.memory()["weights"] - plan["weights"]) < 4096
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization_group_size": 64}, {"quantize_head": "int4"}])
+def test_int4_stays_near_the_full_weights(checkpoint: Folder, options: dict[str, object]) -> None:
+    """As above for weights in groups, whose head is int8 unless something else is asked for."""
+    prompt = list(range(5, 60))
+    asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+
+    def run(**more: object) -> tuple[list[float], LLM]:
+        llm = LLM(checkpoint("llama3.1"), dtype="float32", max_model_len=200, progress=False, **more)
+        (out,) = llm.generate([prompt], asked)
+        assert out.prompt_logprobs is not None
+        return [entry[0].logprob for entry in out.prompt_logprobs if entry], llm
+
+    full, _ = run()
+    int4, quantized = run(quantization="int4", **options)
+    reference, _ = run(quantization="int4", executor="torch", **options)
+    assert 1e-4 < sum(abs(a - b) for a, b in zip(full, int4, strict=True)) / len(full) < 0.3
+    assert max(abs(a - b) for a, b in zip(int4, reference, strict=True)) < 0.1
+    built = quantized.built
+    assert abs(built.executor.memory()["weights"] - built.plan.parts["weights"]) < 4096
+    formats = {param.name: str(param.format) for param in built.program.params if param.kind == "linear"}
+    size = options.get("quantization_group_size", 32)
+    assert formats.pop("head") == ("i4 in groups of 32" if "quantize_head" in options else "i8")
+    assert set(formats.values()) == {f"i4 in groups of {size}"}
+
+
+def test_group_sizes_and_heads_that_do_not_exist_are_refused(checkpoint: Folder) -> None:
+    for field, value in (
+        ("quantization_group_size", 48),
+        ("quantize_head", "int2"),
+        ("quantization", "int5"),
+    ):
+        with pytest.raises(ValueError, match=f"{field}: {value!r} is not one of"):
+            LLM(checkpoint("qwen3"), progress=False, **{field: value})
 
 
 def test_memory_that_cannot_fit_is_refused_with_advice(checkpoint: Folder) -> None:

@@ -16,7 +16,7 @@ from quire import _native
 from quire.executor.base import F32, Executor, Limits
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
-from quire.program.formats import I8, DType, NumberFormats
+from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Linear, Program
 from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, QKNorm, Rope
@@ -29,6 +29,8 @@ FORMATS = {
     "f32-bf16": NumberFormats("f32", "bf16"),
     "i8-f32": NumberFormats("f32", "f32", I8, I8),
     "i8-bf16": NumberFormats("bf16", "bf16", I8),
+    "i4-f32": NumberFormats("f32", "f32", *[WeightFormat("i4", Groups(32))] * 2),
+    "i4-bf16": NumberFormats("bf16", "bf16", WeightFormat("i4", Groups(64, "f16", "u8")), I8),
 }
 VOCAB = 150  # no multiple of a vector or a panel
 LIMITS = Limits(max_tokens=96, max_rows=5, max_logit_rows=40, max_len=2304, num_blocks=400)
@@ -136,7 +138,7 @@ def test_buffers(name: str, formats: str, isa: str) -> None:
     native, reference, stepper = pair(name, formats, isa)
     a, b, c = start(stepper)
     typical, largest = (5e-6, 2e-5) if formats == "f32" else (2e-2, 2e-1)
-    if formats.startswith("i8"):  # an input that lies between two steps may be rounded either way
+    if formats.startswith("i"):  # an input that lies between two steps may be rounded either way
         typical, largest = 5e-2, 5e-1
     for counts in ({a: 33, b: 17}, {a: 1, b: 31, c: 5}, {a: 1, b: 1, c: 1}):
         size = stepper.fill(counts)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from quire.cli import quality
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.sizes import format_size
@@ -40,14 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not measure this machine's limits; no bounds are printed",
     )
+    quality.add_arguments(parser)
     add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from quire.engine.build import open_model
 
-    model = open_model(named_model(args.model))
-    report = describe(model, engine_config(args), args)
+    model, asked = open_model(named_model(args.model)), engine_config(args)
+    report = describe(model, asked, args)
+    found = quality.report(model, asked, args)
+    if found is not None:
+        report["quality"] = found
     if args.json:
         json.dump(report, sys.stdout, ensure_ascii=False)
         print()
@@ -84,11 +89,16 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "spec": {**spec, "layers": _runs(layers)},
         "vocabulary_of_tokenizer": model.tokenizer.vocab_size if model.tokenizer else None,
         "eos_token_ids": list(model.facts.generation.eos_token_ids),
-        "formats": {"weights": config.quantized or config.weights, "kv": config.kv},
+        "formats": {
+            "weights": config.quantized or config.weights,
+            "head": config.head or config.weights,
+            "kv": config.kv,
+        },
         "stored": _stored(model),
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
-             "dtype": p.dtype, "bytes": param_bytes(p), "tensors": [part.tensor for part in p.parts]}
+             "dtype": p.dtype, "groups": p.groups and dataclasses.asdict(p.groups),
+             "bytes": param_bytes(p), "tensors": [part.tensor for part in p.parts]}
             for p in program.params
         ],
         "parameters": sum(p.rows * max(p.cols, 1) for p in program.params),
@@ -128,8 +138,8 @@ def _measure(config: ResolvedConfig) -> Machine:
     from quire.program.cost import Machine
 
     core = _native.Executor(config.isa, config.threads)
-    formats = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
-    dtype = formats[config.quantized or config.weights]
+    formats = {"f32": _native.DType.f32, "bf16": _native.DType.bf16}
+    dtype = _native.DType.i8 if config.quantized else formats[config.weights]
     bandwidth = max(core.measure_bandwidth(256 * 2**20) for _ in range(3))
     return Machine(max(core.measure_flops(dtype, 2_000_000) for _ in range(3)), bandwidth)
 
@@ -255,6 +265,8 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines.append(f"  {kv['share_of_mha']:.3g} of what multi-head attention would need{beyond}")
     lines += ["", "memory", *_memory_lines(report["memory"])]
     lines += ["", _packed_line(report["packed"]), "", "steps", *_step_lines(report)]
+    if "quality" in report:
+        lines += ["", *quality.lines(report["quality"])]
     return lines
 
 
@@ -342,10 +354,18 @@ def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     return lines
 
 
+def _held(param: dict[str, Any]) -> str:
+    groups = param["groups"]
+    if not groups:
+        return str(param["dtype"])
+    offsets = "" if groups["offsets"] == "none" else f"+{groups['offsets']}"
+    return f"{param['dtype']} / {groups['size']} {groups['scales']}{offsets}"
+
+
 def _param_lines(params: list[dict[str, Any]], *, all_params: bool) -> list[str]:
     if all_params:
         return [
-            f"  {p['name']:<28} {p['shape']!s:<16} {p['dtype']}  {format_size(p['bytes'])}" for p in params
+            f"  {p['name']:<28} {p['shape']!s:<16} {_held(p):<22}  {format_size(p['bytes'])}" for p in params
         ]
     kinds: dict[str, tuple[int, int]] = {}
     for p in params:

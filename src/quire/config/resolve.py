@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quire.config.schema import EngineConfig, ResolvedConfig
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
+_QUANTIZED = {"none": None, "int8": "i8", "int4": "i4"}
 DEFAULT_MEMORY_SHARE = 0.8
 
 
@@ -53,11 +54,15 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
         notices.append(
             f"max_num_batched_tokens raised to {length}: without chunked prefill a prompt runs whole"
         )
+    quantized = _QUANTIZED[asked.quantization]
     return ResolvedConfig(
         asked=asked,
         weights=_DTYPES[dtype],
         kv=_DTYPES[kv],
-        quantized="i8" if asked.quantization == "int8" else None,
+        quantized=quantized,
+        head=("i8" if quantized else None)
+        if asked.quantize_head == "auto"
+        else _QUANTIZED[asked.quantize_head],
         memory=memory,
         threads=asked.threads or machine.cores,
         isa=machine.isa,

@@ -12,6 +12,7 @@ _COUNTS = (
 SIZES = ("memory", "weight_cache_size")  # fields in bytes, written like 6GiB
 # An engine that collects looks idle: longer, and it could not be told from one that hangs.
 MAX_BATCH_WAIT_MS = 1000.0
+GROUP_SIZES = (32, 64, 128)  # of int4 weights that are rounded at load
 
 
 def option(default: Any, text: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -33,10 +34,18 @@ class EngineConfig:
     )
     quantization: str = option(
         "none",
-        "round linear weights to int8 at load, one scale an output, and their inputs token by token",
-        choices=("none", "int8"),
+        "round linear weights at load: int8, one scale an output; int4, a scale for each group of inputs. "
+        "Their inputs are rounded to int8",
+        choices=("none", "int8", "int4"),
     )
-    quantize_head: bool = option(True, "quantize the output head and a tied embedding too")
+    quantization_group_size: int = option(
+        32, "input features that share a scale in int4: 32, 64 or 128", metavar="N"
+    )
+    quantize_head: str = option(
+        "auto",
+        "the output head and a tied embedding; auto: int8 when the other weights are quantized",
+        choices=("auto", "int8", "int4", "none"),
+    )
     memory: int | None = option(
         None,
         "hard bound on this process's memory, like 6GiB (default: 80%% of what is available)",
@@ -103,6 +112,11 @@ class EngineConfig:
                 raise ValueError(f"{name}: {value!r} is not a positive integer")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
             raise ValueError(f"batch_wait_ms: {self.batch_wait_ms} is not within 0 and {MAX_BATCH_WAIT_MS:g}")
+        if self.quantization_group_size not in GROUP_SIZES:
+            raise ValueError(
+                f"quantization_group_size: {self.quantization_group_size!r} is not one of "
+                f"{', '.join(map(str, GROUP_SIZES))}"
+            )
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
 
@@ -114,7 +128,8 @@ class ResolvedConfig:
     asked: EngineConfig
     weights: str  # "f32" or "bf16"
     kv: str
-    quantized: str | None  # "i8" or None
+    quantized: str | None  # "i8", "i4" or None: what linear weights of layers are rounded to
+    head: str | None  # the same of the output head and a tied embedding
     memory: int
     threads: int
     isa: str  # "" is the best of the machine

@@ -32,7 +32,7 @@ from quire.loader import (
     resolve_model,
 )
 from quire.loader.gguf_source import shards
-from quire.program.formats import I8, DType, NumberFormats
+from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.spec.consistency import check_tokenizer_size
@@ -200,12 +200,11 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
     """All choices and the program, before memory is planned or weights are read."""
     spec = model.facts.spec
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
-    linears = I8 if config.quantized else None
     formats = NumberFormats(
         weights=_dtype(config.weights),
         kv=_dtype(config.kv),
-        linears=linears,
-        head=linears if asked.quantize_head else None,
+        linears=_quantized(config.quantized, asked),
+        head=_quantized(config.head, asked),
     )
     return config, lower(spec, formats)
 
@@ -230,7 +229,7 @@ def build(
         config, program = choose(model, asked, machine)
         coming = TOKENIZER_FACTOR * tokenizer_bytes(model.folder) if model.tokenizer_later else 0
         plan = plan_memory(program, config, machine.resident_memory + coming, beside)
-        executor = _executor(program, config)
+        executor = make_executor(program, config)
     later = _LaterTokenizer(model, startup)
     with startup.span("weights"):
         weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
@@ -268,7 +267,8 @@ def _gate(config: ResolvedConfig) -> BatchGate | None:
     return BatchGate(config.max_num_seqs, config.asked.batch_wait_ms / 1e3)
 
 
-def _executor(program: Program, config: ResolvedConfig) -> Executor:
+def make_executor(program: Program, config: ResolvedConfig) -> Executor:
+    """An executor of the asked kind, without weights. CheckpointError when torch is asked for and missing."""
     if config.asked.executor == "native":
         return NativeExecutor(program, threads=config.threads, isa=config.isa)
     try:
@@ -283,6 +283,12 @@ def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sa
     if isinstance(executor, NativeExecutor):
         return Sampler(program.vocab, rows, executor=executor.core)
     return Sampler(program.vocab, rows, config.isa, config.threads)
+
+
+def _quantized(name: str | None, asked: EngineConfig) -> WeightFormat | None:
+    if name == "i4":
+        return WeightFormat("i4", Groups(asked.quantization_group_size))
+    return I8 if name else None
 
 
 def _dtype(name: str) -> DType:

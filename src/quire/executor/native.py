@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quire import _native
 from quire.executor.base import F32, Limits, StepArrays
+from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
     ArenaPlan,
@@ -22,6 +23,7 @@ from quire.program.memory import (
     kv_head_elems,
     plan_arena,
     rope_table_bytes,
+    row_pitch,
     scale_offset,
     weight_bytes,
 )
@@ -41,13 +43,14 @@ from quire.program.ops import (
     RopeWrite,
     Scale,
 )
-from quire.quant import GroupCodes, check_codes
+from quire.quant import GroupCodes, check_codes, quantize
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 
 _DTYPES = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_GROUP_KINDS = ("none", "u8", "f16", "bf16", "f32", "f16*u8")  # by number: GroupKind in csrc/kernels.h
 _ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
 
@@ -97,7 +100,9 @@ class NativeExecutor:
         if param.kind == "vector":
             return int(self._core.add_vector(param.rows))
         if param.groups is not None:
-            raise NotImplementedError("weights in groups have no native kernel yet")
+            bits, form = 4 if param.dtype == "i4" else 8, param.groups
+            scales, offsets = _GROUP_KINDS.index(form.scales), _GROUP_KINDS.index(form.offsets)
+            return int(self._core.add_groups(param.rows, param.cols, bits, form.size, scales, offsets))
         add = self._core.add_weight if param.kind == "linear" else self._core.add_table
         return int(add(param.rows, param.cols, _DTYPES[param.dtype]))
 
@@ -111,6 +116,12 @@ class NativeExecutor:
         cols = data.shape[1] if data.ndim == 2 else 0
         if not data.flags.c_contiguous or data.itemsize != _SOURCE_BYTES[dtype]:
             raise ValueError(f"{param.name}: a part must be contiguous {dtype}")
+        if param.groups is not None and param.groups.offsets != "none":
+            found = first_nonfinite(data, dtype)
+            if found is None:
+                given = quantize(_as_float32(data, dtype), param.groups, 4 if param.dtype == "i4" else 8)
+                self.put_codes(param, row_offset, given)
+            return found
         source = data.ctypes.data
         index = self._params[param.name]
         bad = self._core.put(index, row_offset, source, _SOURCE_DTYPES[dtype], rows, cols)
@@ -142,7 +153,12 @@ class NativeExecutor:
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
         """Pack rows that come quantized; see Executor.put_codes."""
         check_codes(param, row_offset, given)
-        raise NotImplementedError("weights in groups have no native kernel yet")
+        arrays = [
+            a if a is None else np.ascontiguousarray(a)
+            for a in (given.codes, given.scales, given.offsets, given.factors)
+        ]
+        addresses = [0 if a is None else a.ctypes.data for a in arrays]
+        self._core.put_codes(self._params[param.name], row_offset, len(given.codes), addresses)
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers and remember the arrays; see Executor.bind."""
@@ -155,7 +171,10 @@ class NativeExecutor:
             offset = plan.offsets[buffer.name]
             scales = offset + scale_offset(buffer, limits.max_tokens, limits.max_logit_rows)
             dtype = _DTYPES[buffer.dtype]
-            self._buffers[buffer.name] = self._core.add_buffer(buffer.cols, dtype, offset, scales)
+            rows = limits.max_tokens if buffer.rows == "tokens" else limits.max_logit_rows
+            self._buffers[buffer.name] = self._core.add_buffer(
+                buffer.cols, dtype, offset, scales, buffer.group, rows
+            )
         for rope in program.ropes:
             cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
             self._core.add_rope(
@@ -267,10 +286,16 @@ class NativeExecutor:
     def _dequantized(self, buffer: Buffer, rows: int) -> F32:
         assert self._limits is not None
         at = scale_offset(buffer, self._limits.max_tokens, self._limits.max_logit_rows)
-        scales: F32 = self._bytes(buffer.name, at, rows * 4).view(np.float32)
-        pitch = -(-buffer.cols // 4) * 4
-        stored = self._bytes(buffer.name, 0, rows * pitch).reshape(rows, pitch)[:, : buffer.cols]
-        return (stored.astype(np.float32) - np.float32(128)) * scales[:, None]
+        pitch = row_pitch(buffer)
+        stored = self._bytes(buffer.name, 0, rows * pitch)
+        if buffer.group:
+            groups = pitch // buffer.group
+            scales: F32 = self._bytes(buffer.name, at, rows * groups * 4).view(np.float32)
+            bytes_ = stored.view(np.int8).reshape(rows, groups, -1).astype(np.float32)
+            return (bytes_ * scales.reshape(rows, groups, 1)).reshape(rows, pitch)[:, : buffer.cols]
+        scales = self._bytes(buffer.name, at, rows * 4).view(np.float32)
+        plain = stored.reshape(rows, pitch)[:, : buffer.cols].astype(np.float32)
+        return (plain - np.float32(128)) * scales[:, None]
 
     def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
         address = self._core.buffer(self._buffers[name]) + offset
@@ -300,3 +325,10 @@ def _scratch_bytes(program: Program) -> int:
         if isinstance(op, Attend)
     ]
     return max(needs, default=0)
+
+
+def _as_float32(data: npt.NDArray[Any], dtype: str) -> F32:
+    """A checkpoint part as float32, exactly."""
+    if dtype == "BF16":
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data.astype(np.float32)

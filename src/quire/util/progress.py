@@ -16,6 +16,8 @@ class ByteProgress:
     When `done` falls, another piece of work has begun: it gets the next label and a bar of its own.
     """
 
+    unit = "B"
+
     def __init__(self, *labels: str, enabled: bool = True) -> None:
         self._labels = list(labels)
         self._enabled = enabled and sys.stderr.isatty()
@@ -33,7 +35,7 @@ class ByteProgress:
 
             label = self._labels.pop(0) if len(self._labels) > 1 else self._labels[0]
             bar: tqdm[Any] = tqdm(
-                total=total, desc=label, unit="B", unit_scale=True, file=sys.stderr, leave=False
+                total=total, desc=label, unit=self.unit, unit_scale=True, file=sys.stderr, leave=False
             )
             self._bar = bar
         self._bar.update(done - self._done)
@@ -47,3 +49,11 @@ class ByteProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class CountProgress(ByteProgress):
+    """A bar over things of a kind."""
+
+    def __init__(self, label: str, unit: str, *, enabled: bool = True) -> None:
+        super().__init__(label, enabled=enabled)
+        self.unit = f" {unit}"

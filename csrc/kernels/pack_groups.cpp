@@ -1,0 +1,207 @@
+// Into and out of groups: packing of weights, rounding of inputs, gathering of embeddings.
+
+#include "kernels.h"
+#include "kernels/table.h"
+#include "simd/groups.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+constexpr int kMaxVectors = 8;  // of the largest group, 128 features
+// As quant.groups.SHARES: how much of the widest scale rounding to 4 bits tries.
+constexpr float kShares[] = {1.0f, 0.97f, 0.94f, 0.91f, 0.88f, 0.85f, 0.82f, 0.79f};
+constexpr float kTiny = 7.888609052210118e-31f;  // 2^-100
+
+QUIRE_INLINE V16 source(const void* src, DType type, size_t i, int n) {
+  if (type == DType::f32) return load_n(static_cast<const float*>(src) + i, n);
+  uint16_t h[16] = {0};
+  std::memcpy(h, static_cast<const uint16_t*>(src) + i, static_cast<size_t>(n < 16 ? n : 16) * 2);
+  return type == DType::bf16 ? load_bf16(h) : load_half(h);
+}
+
+// A group's codes of one row into column `col` of a panel.
+QUIRE_INLINE void put_codes(const GroupFormat& f, char* group, int col, const uint8_t* codes) {
+  uint8_t* out = reinterpret_cast<uint8_t*>(group) + f.codes_at() + col * 4;
+  if (f.bits == 8) {
+    for (int k = 0; k < f.size; k += 4) std::memcpy(out + k * kPanel, codes + k, 4);
+    return;
+  }
+  for (int k = 0; k < f.size; k += 8) {
+    uint32_t low, high;
+    std::memcpy(&low, codes + k, 4);
+    std::memcpy(&high, codes + k + 4, 4);
+    low = (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4;
+    std::memcpy(out + k / 2 * kPanel, &low, 4);
+  }
+}
+
+QUIRE_INLINE float stored(GroupKind kind, float x) {
+  if (kind == GroupKind::f16) return half_to_float(float_to_half(x));
+  return kind == GroupKind::bf16 ? bf16_to_float(float_to_bf16(x)) : x;
+}
+QUIRE_INLINE void put_scale(GroupKind kind, char* to, int col, float x) {
+  const uint16_t h = kind == GroupKind::f16 ? float_to_half(x) : float_to_bf16(x);
+  kind == GroupKind::f32 ? std::memcpy(to + col * 4, &x, 4) : std::memcpy(to + col * 2, &h, 2);
+}
+
+QUIRE_INLINE float lowest(V16 a) { return -max_lanes(sub(zero(), a)); }
+
+// One group rounded as quant.groups.quantize defines: its codes, and the scale.
+QUIRE_INLINE float round_group(const GroupFormat& f, const V16* w, uint8_t* codes) {
+  const int vectors = f.size / 16;
+  V16 top = w[0], bottom = w[0];
+  for (int v = 1; v < vectors; ++v) top = vmax(top, w[v]), bottom = vmin(bottom, w[v]);
+  const float high = max_lanes(top), low = lowest(bottom), widest = high >= -low ? high : low;
+  const float half = static_cast<float>(1 << (f.bits - 1));
+  const int shares = f.bits == 4 ? 8 : 1;
+  float best = INFINITY, best_scale = 0.0f;
+  V16 kept[kMaxVectors];
+  for (int v = 0; v < vectors; ++v) kept[v] = zero();
+  for (int i = 0; i < shares; ++i) {
+    float scale = stored(f.scales, widest * (kShares[i] / -half));
+    if (!(scale >= kTiny || scale <= -kTiny)) scale = 0.0f;
+    const V16 s = set1(scale), inverse = set1(scale != 0.0f ? 1.0f / scale : 0.0f);
+    V16 q[kMaxVectors], error = zero();
+    for (int v = 0; v < vectors; ++v) {
+      q[v] = round_even(vmax(vmin(mul(w[v], inverse), set1(half - 1.0f)), set1(-half)));
+      const V16 far = sub(w[v], mul(s, q[v]));
+      error = add(error, mul(far, far));
+    }
+    const float sum = sum_lanes(error);
+    if (!(sum < best)) continue;
+    best = sum;
+    best_scale = scale;
+    for (int v = 0; v < vectors; ++v) kept[v] = add(q[v], set1(half));
+  }
+  for (int v = 0; v < vectors; ++v) store_s8(reinterpret_cast<int8_t*>(codes) + v * 16, kept[v]);
+  return best_scale;
+}
+
+// Where a row of a weight lies: its panel, and its column there.
+struct Place {
+  char* panel;
+  int col;
+};
+QUIRE_INLINE Place place(void* dst, const GroupFormat& f, int k, int row) {
+  return {static_cast<char*>(dst) + static_cast<size_t>(row / kPanel) * f.panel_bytes(k), row % kPanel};
+}
+
+QUIRE_INLINE float scalar(const char* p, GroupKind kind, size_t i) {
+  switch (kind) {
+    case GroupKind::f16: return half_to_float(reinterpret_cast<const uint16_t*>(p)[i]);
+    case GroupKind::bf16: return bf16_to_float(reinterpret_cast<const uint16_t*>(p)[i]);
+    case GroupKind::f32: return reinterpret_cast<const float*>(p)[i];
+    default: return static_cast<float>(reinterpret_cast<const uint8_t*>(p)[i]);
+  }
+}
+
+}  // namespace
+
+void pack_groups(const PackTask& t) {
+  const GroupFormat& f = t.groups;
+  const int groups = f.groups(t.k);
+  // rows of one panel together, group by group: a group's codes stay in the cache until its cache lines are full
+  for (int r0 = t.row_begin; r0 < t.row_end;) {
+    const int room = kPanel - (t.row_offset + r0) % kPanel, r1 = t.row_end - r0 < room ? t.row_end : r0 + room;
+    for (int g = 0; g < groups; ++g)
+      for (int r = r0; r < r1; ++r) {
+        const Place at = place(t.dst, f, t.k, t.row_offset + r);
+        const size_t from = static_cast<size_t>(r) * t.k + static_cast<size_t>(g) * f.size;
+        V16 w[kMaxVectors];
+        for (int v = 0; v < f.size / 16; ++v) {
+          const int left = t.k - g * f.size - v * 16;
+          w[v] = left > 0 ? source(t.src, t.src_dtype, from + v * 16, left) : zero();
+        }
+        uint8_t codes[kMaxVectors * 16];
+        const float scale = round_group(f, w, codes);
+        put_codes(f, at.panel + f.at(g), at.col, codes);
+        put_scale(f.scales, at.panel + f.at(g), at.col, scale);
+      }
+    r0 = r1;
+  }
+}
+
+void pack_codes(const PackCodesTask& t) {
+  const GroupFormat& f = t.groups;
+  const int groups = f.groups(t.k), supers = (groups + GroupFormat::kSuper - 1) / GroupFormat::kSuper;
+  const size_t scale = GroupFormat::kind_bytes(f.scales), offset = GroupFormat::kind_bytes(f.offsets);
+  const int factors = f.offset() ? 2 : 1;
+  for (int r0 = t.row_begin; r0 < t.row_end;) {
+    const int room = kPanel - (t.row_offset + r0) % kPanel, r1 = t.row_end - r0 < room ? t.row_end : r0 + room;
+    for (int g = 0; g < groups; ++g)
+      for (int r = r0; r < r1; ++r) {
+        const Place at = place(t.dst, f, t.k, t.row_offset + r);
+        char* group = at.panel + f.at(g);
+        const size_t from = static_cast<size_t>(r) * groups + g;
+        std::memcpy(group + at.col * scale, t.scales + from * scale, scale);
+        if (offset) std::memcpy(group + kPanel * scale + at.col * offset, t.offsets + from * offset, offset);
+        if (t.factors && g % GroupFormat::kSuper == 0)
+          for (int i = 0; i < factors; ++i)
+            std::memcpy(at.panel + f.super_at(g) + (i * kPanel + at.col) * 2,
+                        t.factors + (static_cast<size_t>(r) * supers + g / GroupFormat::kSuper) * factors + i, 2);
+        uint8_t codes[kMaxVectors * 16] = {0};
+        const int left = t.k - g * f.size;
+        std::memcpy(codes, t.codes + static_cast<size_t>(r) * t.k + static_cast<size_t>(g) * f.size,
+                    static_cast<size_t>(left < f.size ? left : f.size));
+        put_codes(f, group, at.col, codes);
+      }
+    r0 = r1;
+  }
+}
+
+void quantize_groups(const QuantizeTask& t) {
+  const int groups = (t.cols + t.group - 1) / t.group, vectors = t.group / 16;
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    for (int g = 0; g < groups; ++g) {
+      V16 x[kMaxVectors], top = zero(), sum = zero();
+      for (int v = 0; v < vectors; ++v) {
+        const int c = g * t.group + v * 16, left = t.cols - c;
+        x[v] = left > 0 ? source(t.x, t.x_dtype, static_cast<size_t>(r) * t.cols + c, left) : zero();
+        top = vmax(top, vmax(x[v], sub(zero(), x[v])));
+      }
+      const float scale = max_lanes(top) / 127.0f;
+      const V16 inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+      int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch + static_cast<size_t>(g) * t.group;
+      for (int v = 0; v < vectors; ++v) {
+        const V16 q = round_even(vmax(vmin(mul(x[v], inverse), set1(127.0f)), set1(-127.0f)));
+        sum = add(sum, q);
+        store_s8(out + v * 16, q);
+      }
+      t.scale[static_cast<size_t>(r) * groups + g] = scale;
+      t.sum[static_cast<size_t>(r) * groups + g] = static_cast<int32_t>(sum_lanes(sum));  // exact: below 2^24
+    }
+  }
+}
+
+void embed_groups(const EmbedTask& t) {
+  const GroupFormat& f = t.groups;
+  const int groups = f.groups(t.cols);
+  for (int i = t.token_begin; i < t.token_end; ++i) {
+    const Place at = place(const_cast<void*>(t.table), f, t.cols, t.ids[i]);
+    float* out = t.out + static_cast<size_t>(i) * t.cols;
+    for (int g = 0; g < groups; ++g) {
+      const char* group = at.panel + f.at(g);
+      const uint16_t* factor = reinterpret_cast<const uint16_t*>(at.panel + f.super_at(g));
+      float scale = scalar(group, f.scales, at.col), offset = 0.0f, zero_point = 0.0f;
+      if (f.scales == GroupKind::f16_u8) scale *= half_to_float(factor[at.col]);
+      const char* offsets = group + kPanel * GroupFormat::kind_bytes(f.scales);
+      if (!f.offset()) zero_point = static_cast<float>(1 << (f.bits - 1));
+      else if (f.offsets == GroupKind::u8) zero_point = scalar(offsets, f.offsets, at.col);
+      else offset = scalar(offsets, f.offsets, at.col);
+      if (f.offsets == GroupKind::f16_u8) offset *= -half_to_float(factor[kPanel + at.col]);
+      const uint8_t* codes = reinterpret_cast<const uint8_t*>(group + f.codes_at()) + at.col * 4;
+      const int end = t.cols - g * f.size < f.size ? t.cols - g * f.size : f.size;
+      for (int k = 0; k < end; ++k) {
+        const int code = f.bits == 8 ? codes[k / 4 * 4 * kPanel + k % 4]
+                                     : codes[k / 8 * 4 * kPanel + k % 4] >> (k % 8 / 4 * 4) & 15;
+        const float value = scale * (static_cast<float>(code) - zero_point);
+        out[g * f.size + k] = f.offset() && f.offsets != GroupKind::u8 ? value + offset : value;
+      }
+    }
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,142 @@
+// What weights in groups need beside V16: nibbles, dot products with unsigned weights, and stored scale formats.
+#pragma once
+
+#include "simd/vec.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+// Round to nearest even; beyond float16's largest number the largest number.
+QUIRE_INLINE uint16_t float_to_half(float f) {
+  const uint32_t bits = float_to_bits(f), sign = (bits >> 16) & 0x8000u;
+  uint32_t u = bits & 0x7fffffffu;
+  if (u > 0x477fe000u) return static_cast<uint16_t>(sign | 0x7bffu);  // 65504
+  if (u < 0x38800000u) {  // below 2^-14: whole multiples of 2^-24, rounded by an addition to 0.5
+    const float shifted = bits_to_float(u) + 0.5f;
+    return static_cast<uint16_t>(sign | (float_to_bits(shifted) - 0x3f000000u));
+  }
+  u += 0xfffu + ((u >> 13) & 1u);
+  u = (u - 0x38000000u) >> 13;
+  return static_cast<uint16_t>(sign | (u > 0x7bffu ? 0x7bffu : u));
+}
+
+// sum_lanes, max_lanes: reduce_add and reduce_max, in registers.
+#if QUIRE_AVX512 || QUIRE_AVX2
+
+#if QUIRE_AVX512
+QUIRE_INLINE __m256 low_half(V16 a) { return _mm512_castps512_ps256(a.v); }
+QUIRE_INLINE __m256 high_half(V16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+#else
+QUIRE_INLINE __m256 low_half(V16 a) { return a.a; }
+QUIRE_INLINE __m256 high_half(V16 a) { return a.b; }
+#endif
+QUIRE_INLINE float sum_lanes(V16 a) {
+  const __m256 x = _mm256_add_ps(low_half(a), high_half(a));
+  __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+QUIRE_INLINE float max_lanes(V16 a) {
+  const __m256 x = _mm256_max_ps(low_half(a), high_half(a));
+  __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+}
+
+#else
+
+QUIRE_INLINE float sum_lanes(V16 a) { return reduce_add(a); }
+QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
+
+#endif
+
+// load_half: sixteen finite float16. load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
+// four bits of each byte. dot_u4s8: as dot_u8s8 for bytes below 16. store_s8: integral floats in [-128, 127].
+#if QUIRE_AVX512
+
+QUIRE_INLINE V16 load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+QUIRE_INLINE V16 load_u8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+QUIRE_INLINE I16 iset(int32_t x) { return {_mm512_set1_epi32(x)}; }
+QUIRE_INLINE I16 low_nibbles(I16 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+QUIRE_INLINE I16 high_nibbles(I16 a) {
+  return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
+}
+QUIRE_INLINE I16 dot_u4s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
+QUIRE_INLINE void store_s8(int8_t* p, V16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+
+#elif QUIRE_AVX2
+
+// Exponent and mantissa moved into place, then scaled by 2^112: right for subnormals too.
+QUIRE_INLINE __m256 half8(__m128i h) {
+  const __m256i u = _mm256_cvtepu16_epi32(h);
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(u, _mm256_set1_epi32(0x8000)), 16);
+  const __m256i rest = _mm256_slli_epi32(_mm256_and_si256(u, _mm256_set1_epi32(0x7fff)), 13);
+  const __m256 f = _mm256_mul_ps(_mm256_castsi256_ps(rest), _mm256_set1_ps(5.192296858534828e33f));
+  return _mm256_or_ps(f, _mm256_castsi256_ps(sign));
+}
+QUIRE_INLINE V16 load_half(const uint16_t* p) {
+  const __m128i* q = reinterpret_cast<const __m128i*>(p);
+  return {half8(_mm_loadu_si128(q)), half8(_mm_loadu_si128(q + 1))};
+}
+QUIRE_INLINE V16 load_u8(const uint8_t* p) {
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)))};
+}
+QUIRE_INLINE I16 iset(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+QUIRE_INLINE I16 low_nibbles(I16 x) {
+  const __m256i m = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+QUIRE_INLINE I16 high_nibbles(I16 x) {
+  const __m256i m = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
+}
+// Two products of 15 and 127 cannot saturate pmaddubsw.
+QUIRE_INLINE __m256i dot8_u4(__m256i acc, __m256i w, __m256i x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+QUIRE_INLINE I16 dot_u4s8(I16 acc, I16 w, I16 x) { return {dot8_u4(acc.a, w.a, x.a), dot8_u4(acc.b, w.b, x.b)}; }
+QUIRE_INLINE void store_s8(int8_t* p, V16 x) {
+  int32_t t[16];
+  istore(t, {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)});
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
+}
+
+#else  // QUIRE_GENERIC
+
+QUIRE_INLINE V16 load_half(const uint16_t* p) {
+  float t[16];
+  for (int i = 0; i < 16; ++i) t[i] = half_to_float(p[i]);
+  return load(t);
+}
+QUIRE_INLINE V16 load_u8(const uint8_t* p) {
+  float t[16];
+  for (int i = 0; i < 16; ++i) t[i] = static_cast<float>(p[i]);
+  return load(t);
+}
+QUIRE_INLINE I16 iset(int32_t x) {
+  const I4 f = {x, x, x, x};
+  return {f, f, f, f};
+}
+QUIRE_INLINE I16 low_nibbles(I16 x) {
+  const int32_t m = 0x0f0f0f0f;
+  return {x.a & m, x.b & m, x.c & m, x.d & m};
+}
+QUIRE_INLINE I16 high_nibbles(I16 x) { return low_nibbles({x.a >> 4, x.b >> 4, x.c >> 4, x.d >> 4}); }
+QUIRE_INLINE I16 dot_u4s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
+QUIRE_INLINE void store_s8(int8_t* p, V16 x) {
+  float t[16];
+  store(t, x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
+}
+
+#endif
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
