@@ -16,7 +16,7 @@ from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Linear, Param, Program
 from quire.quant import GroupCodes, dequantize, quantize
-from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
 
 ISAS = _native.supported_isas()
 FORMATS = {
@@ -39,7 +39,9 @@ LIMITS = Limits(max_tokens=520, max_rows=520, max_logit_rows=4, max_len=64, num_
 def program_of(form: WeightFormat, dim: int = 300, width: int = 72) -> Program:
     """One layer over features that fill no whole group; the tied embedding is in the format, too."""
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
-    spec = ModelSpec(VOCAB, dim, (Layer(attention, MLP(width)),), norm_eps=1e-5, max_positions=64, tied=True)
+    spec = ModelSpec(
+        VOCAB, dim, (Layer(attention, MLP(width)),), norm=Norm(eps=1e-5), max_positions=64, tied=True
+    )
     return lower(spec, NumberFormats("f32", "f32", form, form))
 
 
