@@ -1,4 +1,4 @@
-"""Granite 3 and 4 dense text models."""
+"""Granite 3 dense text models."""
 
 from __future__ import annotations
 
