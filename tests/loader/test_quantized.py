@@ -92,11 +92,13 @@ def test_weights_and_tokens(
             assert source.info(name).shape == expected.shape
             np.testing.assert_array_equal(source.read(name), expected)
             np.testing.assert_array_equal(source.read(name, 3, 9), expected[3:9])
-    assert (
-        main(["generate", str(folder), "--prompt-token-ids", "5,6,7", "--max-tokens", "3", "--ignore-eos"])
-        == 0
-    )
-    assert "are dequantized at load" in capsys.readouterr().err
+    options = ["generate", str(folder), "--prompt-token-ids", "5,6,7", "--max-tokens", "3", "--ignore-eos"]
+    for more, dequantized in (
+        (["--quantization", "none"], True),
+        ([], kind not in {"gptq", "awq", "compressed-tensors"}),
+    ):
+        assert main([*options, *more]) == 0
+        assert ("are dequantized at load" in capsys.readouterr().err) == dequantized
 
 
 def test_inspect_names_the_format(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_inspect_names_formats(path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["inspect", str(path), "--json", "--no-measure"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["stored"] == {
-        "F32": {"tensors": 21, "bytes": report["stored"]["F32"]["bytes"], "dequantized": False}
+        "F32": {"tensors": 21, "bytes": report["stored"]["F32"]["bytes"], "dequantized": 0}
     }
     assert report["vocabulary_of_tokenizer"] == VOCAB
     assert main(["inspect", str(path), "--no-measure"]) == 0
@@ -89,7 +89,8 @@ def test_quantized_weights_run_and_are_announced(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = quantized(path, tmp_path / "q.gguf", "Q8_0")
-    assert main(["generate", str(made), "--prompt", "Hi", "--max-tokens", "2", "--ignore-eos"]) == 0
+    options = ["--prompt", "Hi", "--max-tokens", "2", "--ignore-eos", "--quantization", "none"]
+    assert main(["generate", str(made), *options]) == 0
     assert "stored as Q8_0 are dequantized" in capsys.readouterr().err
     assert main(["inspect", str(made), "--no-measure"]) == 0
     assert "Q8_0" in capsys.readouterr().out

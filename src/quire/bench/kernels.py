@@ -78,7 +78,9 @@ def weight_formats() -> dict[str, dict[str, str]]:
     fields = {field.name: field.metadata["choices"] for field in dataclasses.fields(EngineConfig)}
     found = {SHORT[name]: {"dtype": name} for name in fields["dtype"] if name in SHORT}
     found |= {
-        name: {"dtype": "bfloat16", "quantization": name} for name in fields["quantization"] if name != "none"
+        name: {"dtype": "bfloat16", "quantization": name}
+        for name in fields["quantization"]
+        if name not in {"auto", "none"}
     }
     return found
 

@@ -94,7 +94,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
             "head": config.head or config.weights,
             "kv": config.kv,
         },
-        "stored": _stored(model),
+        "stored": _stored(model, program),
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
              "dtype": p.dtype, "groups": p.groups and dataclasses.asdict(p.groups),
@@ -112,19 +112,26 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
     }  # fmt: skip
 
 
-def _stored(model: Model) -> dict[str, Any]:
-    """The formats that weights are stored in: tensors and bytes of each; without weights, why there are none."""
+def _stored(model: Model, program: Program) -> dict[str, Any]:
+    """The formats that weights are stored in: tensors and bytes of each, and how many of them are turned into floats;
+    without weights, why there are none.
+    """
     from quire.engine.build import open_weights
+    from quire.loader.source import CodesSource
     from quire.types import QuireError
 
+    computed = {part.tensor: param.format for param in program.params if param.groups for part in param.parts}
     formats: dict[str, dict[str, Any]] = {}
     try:
         with open_weights(model) as source:
             for name in source.names():
                 info = source.info(name)
                 entry = formats.setdefault(
-                    info.stored or info.dtype, {"tensors": 0, "bytes": 0, "dequantized": bool(info.stored)}
+                    info.stored or info.dtype, {"tensors": 0, "bytes": 0, "dequantized": 0}
                 )
+                if info.stored:
+                    packed = source.packed(name) if isinstance(source, CodesSource) else None
+                    entry["dequantized"] += packed is None or computed.get(name) != packed
                 entry["tensors"] += 1
                 entry["bytes"] += info.stored_bytes or info.nbytes
     except QuireError as error:
@@ -323,14 +330,20 @@ def _stored_lines(stored: dict[str, Any], computed: str) -> list[str]:
     if "error" in stored:
         return [f"  {stored['error']}"]
     return [
-        f"  {name:<12} x{entry['tensors']:<4} {format_size(entry['bytes']):>11}"
-        + (
-            f"  dequantized at load; linears and embeddings computed in {computed}"
-            if entry["dequantized"]
-            else ""
-        )
+        f"  {name:<12} x{entry['tensors']:<4} {format_size(entry['bytes']):>11}{_how(name, entry, computed)}"
         for name, entry in stored.items()
     ]
+
+
+def _how(name: str, entry: dict[str, Any], computed: str) -> str:
+    """What is done with weights of a quantized format."""
+    if name in {"F32", "F16", "BF16"}:
+        return ""
+    if not entry["dequantized"]:
+        return "  computed in their own codes"
+    if entry["dequantized"] == entry["tensors"]:
+        return f"  dequantized at load, linears computed in {computed}"
+    return f"  {entry['dequantized']} of them dequantized at load, the others computed in their own codes"
 
 
 def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.config.schema import EngineConfig, ResolvedConfig
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
-_QUANTIZED = {"none": None, "int8": "i8", "int4": "i4"}
+_QUANTIZED = {"auto": None, "none": None, "int8": "i8", "int4": "i4"}
 DEFAULT_MEMORY_SHARE = 0.8
 
 

@@ -33,10 +33,11 @@ class EngineConfig:
         "auto", "number format of the KV cache; auto: as the weights", choices=("auto", "float32", "bfloat16")
     )
     quantization: str = option(
-        "none",
-        "round linear weights at load: int8, one scale an output; int4, a scale for each group of inputs. "
-        "Their inputs are rounded to int8",
-        choices=("none", "int8", "int4"),
+        "auto",
+        "what linear weights are computed in; auto: as they are stored, a quantized checkpoint's in its own codes; "
+        "none: floats; or rounded at load: int8, one scale an output; int4, a scale for each group of inputs. "
+        "Inputs of quantized weights are rounded to int8",
+        choices=("auto", "none", "int8", "int4"),
     )
     quantization_group_size: int = option(
         32, "input features that share a scale in int4: 32, 64 or 128", metavar="N"

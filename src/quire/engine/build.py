@@ -32,6 +32,7 @@ from quire.loader import (
     resolve_model,
 )
 from quire.loader.gguf_source import shards
+from quire.loader.source import CodesSource
 from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
@@ -206,7 +207,34 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
         linears=_quantized(config.quantized, asked),
         head=_quantized(config.head, asked),
     )
-    return config, lower(spec, formats)
+    program = lower(spec, formats)
+    if asked.quantization == "auto" and asked.load_format != "random":
+        stored = _stored_formats(model, program, asked)
+        program = lower(spec, replace(formats, params=stored)) if stored else program
+    return config, program
+
+
+def _stored_formats(model: Model, program: Program, asked: EngineConfig) -> dict[str, WeightFormat]:
+    """The linears whose tensors are all stored as codes of one format that kernels compute: name -> that format.
+
+    The head stays in floats when it is asked to (`quantize_head` none).
+    """
+    if model.stored is None and model.facts.quantization is None:
+        return {}
+    found: dict[str, WeightFormat] = {}
+    with open_weights(model) as source:
+        if not isinstance(source, CodesSource):
+            return {}
+        there = set(source.names())
+        for param in program.params:
+            if param.kind != "linear" or (param.name == "head" and asked.quantize_head != "auto"):
+                continue
+            tensors = [part.tensor for part in param.parts]
+            formats = {source.packed(name) if name in there else None for name in tensors}
+            form = formats.pop()
+            if not formats and form is not None:
+                found[param.name] = form
+    return found
 
 
 def build(
