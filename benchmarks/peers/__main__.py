@@ -148,7 +148,7 @@ def measure(
     try:
         lines = run_once(engine, place, path, engine.formats[form], works, threads, seed=number)
     except PeerError as error:
-        notes.append(f"{engine.name} {form}, round {number + 1}: {error}")
+        notes.append(f"{engine.name} {form}, round {number + 1}: {str(error).strip().splitlines()[-1]}")
         say(notes[-1])
         return []
     notes += [f"{engine.name} {form} {line['work']}: {line['error']}" for line in lines if "error" in line]
