@@ -64,6 +64,19 @@ bool map_weights(Executor& e, int fd, nb::bytes packed) {
   return e.map_weights(fd, sums);
 }
 
+std::vector<std::vector<int>> attention_parts(const std::vector<int>& shape, int threads, int max_len,
+                                              const std::vector<int>& query_start,
+                                              const std::vector<int>& positions) {
+  const quire::AttendShape s{shape.at(0), shape.at(1), shape.at(2), shape.at(3)};
+  const size_t states = quire::attention_states({s}, threads, max_len);
+  quire::AttentionPlan plan(s, threads, static_cast<int>(positions.size()), states);
+  plan.plan(static_cast<int>(query_start.size()) - 1, query_start.data(), positions.data());
+  std::vector<std::vector<int>> found;
+  for (const quire::AttendPart& p : plan.parts())
+    found.push_back({p.row, p.token_begin, p.token_end, p.partition_begin, p.partition_end, p.first_counter});
+  return found;
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -133,9 +146,15 @@ void bind_executor(nb::module_& m) {
       .def_rw("num_blocks", &quire::Limits::num_blocks)
       .def_rw("block_size", &quire::Limits::block_size);
 
-  m.def("attend_scratch_bytes", [](int head_dim, int heads_per_kv) {
-    return quire::align_up(quire::attend_scratch_bytes(head_dim, heads_per_kv), 4096);
-  }, "head_dim"_a, "heads_per_kv"_a, "Bytes of scratch that one thread needs for attention.");
+  m.def("attention_bytes", [](const std::vector<std::vector<int>>& shapes, int threads, int max_len) {
+    std::vector<quire::AttendShape> found;
+    for (const auto& s : shapes) found.push_back({s.at(0), s.at(1), s.at(2), 0});
+    return quire::attention_memory(found, threads, max_len).total;
+  }, "shapes"_a, "threads"_a, "max_len"_a,
+     "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads).");
+  m.def("attention_parts", &attention_parts, "shape"_a, "threads"_a, "max_len"_a, "query_start"_a, "positions"_a,
+        "How a step's attention is cut, longest part first: (row, token begin, token end, partition begin, partition "
+        "end, split) with split -1 for a part that covers all its partitions; a shape ends with the window.");
 
   using nogil = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Executor>(m, "Executor")

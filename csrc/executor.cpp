@@ -247,16 +247,29 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   kv_dtype_ = kv_dtype;
   activations_.allocate(arena_bytes);
   kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
-  for (const Op& op : ops_)
-    if (op.kind == Kind::attend) {
-      const KVLayer& layer = kv_layers_[op.layer];
-      scratch_per_thread_ = std::max(
-          scratch_per_thread_, align_up(attend_scratch_bytes(layer.head_dim, op.heads / layer.kv_heads), 4096));
-    }
-  scratch_.allocate(scratch_per_thread_ * pool_.threads());
+  bind_attention();
   counters_ = std::make_unique<Counter[]>(ops_.size());
   token_row_.resize(limits.max_tokens);
-  parts_.reserve(static_cast<size_t>(limits.max_tokens) + limits.max_rows);
+}
+
+void Executor::bind_attention() {
+  std::vector<AttendShape> shapes;
+  for (Op& op : ops_) {
+    if (op.kind != Kind::attend) continue;
+    const KVLayer& layer = kv_layers_[op.layer];
+    const AttendShape shape{layer.head_dim, op.heads, layer.kv_heads, op.window};
+    const auto same = [&](const AttendShape& s) {
+      return s.head_dim == shape.head_dim && s.heads == shape.heads && s.kv_heads == shape.kv_heads &&
+             s.window == shape.window;
+    };
+    op.plan = static_cast<int>(std::find_if(shapes.begin(), shapes.end(), same) - shapes.begin());
+    if (op.plan == static_cast<int>(shapes.size())) shapes.push_back(shape);
+  }
+  attention_memory_ = attention_memory(shapes, pool_.threads(), limits_.max_len);
+  scratch_.allocate(attention_memory_.total);
+  attention_.reserve(shapes.size());
+  for (const AttendShape& shape : shapes)
+    attention_.emplace_back(shape, pool_.threads(), limits_.max_tokens, attention_memory_.states / sizeof(float));
 }
 
 size_t Executor::table_bytes() const {
@@ -311,22 +324,15 @@ void Executor::run_head(int logit_rows) {
 void Executor::fill_cache(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
-  if (kv_dtype_ == DType::bf16) bits = (bits >> 16) * 0x10001u;
+  if (kv_dtype_ != DType::f32) bits = (bits >> 16) * 0x10001u;
   uint32_t* words = reinterpret_cast<uint32_t*>(kv_.data());
   std::fill(words, words + block_bytes_ * limits_.num_blocks / 4, bits);
 }
 
 void Executor::plan_attention(int rows) {
-  parts_.clear();
-  for (int b = 0; b < rows; ++b) {
-    const int begin = step_.query_start[b], end = step_.query_start[b + 1];
-    // Parts of even size; the kernel itself works in blocks of kAttendRows query rows.
-    const int count = ceil_div(end - begin, kAttendRows);
-    for (int i = 0; i < count; ++i)
-      parts_.push_back({b, begin + static_cast<int>(static_cast<int64_t>(end - begin) * i / count),
-                        begin + static_cast<int>(static_cast<int64_t>(end - begin) * (i + 1) / count)});
-    for (int t = begin; t < end; ++t) token_row_[t] = b;
-  }
+  for (int b = 0; b < rows; ++b)
+    for (int t = step_.query_start[b]; t < step_.query_start[b + 1]; ++t) token_row_[t] = b;
+  for (AttentionPlan& plan : attention_) plan.plan(rows, step_.query_start, step_.positions);
 }
 
 void Executor::run_ops(size_t begin, size_t end) {
@@ -379,7 +385,7 @@ int Executor::tasks_of(const Op& op) const {
       const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
       return s.panel_tasks * s.row_tasks;
     }
-    case Kind::attend: return static_cast<int>(parts_.size()) * kv_layers_[op.layer].kv_heads;
+    case Kind::attend: return static_cast<int>(attention_[op.plan].parts().size()) * kv_layers_[op.layer].kv_heads;
     case Kind::gated_act:
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     default: return ceil_div(rows, kSmallRows);
@@ -520,7 +526,10 @@ void Executor::do_rope_write(const Op& op, int task) {
 
 void Executor::do_attend(const Op& op, int task, int thread) {
   const KVLayer& layer = kv_layers_[op.layer];
-  const AttendPart& part = parts_[task / layer.kv_heads];
+  AttentionPlan& plan = attention_[op.plan];
+  const int parts = static_cast<int>(plan.parts().size());
+  // Parts of one head are neighbours in the task order: its keys and values are still in the cache.
+  const AttendPart& part = plan.parts()[task % parts];
   const Buffer& out = buffers_[op.out];
   AttendTask t;
   t.qkv = f32(op.in);
@@ -529,7 +538,7 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   t.out_dtype = out.dtype;
   t.out_pitch = static_cast<size_t>(out.cols);
   t.heads_per_kv = op.heads / layer.kv_heads;
-  t.kv_head = task % layer.kv_heads;
+  t.kv_head = task / parts;
   t.scale = op.scale;
   t.softcap = op.softcap;
   t.sinks = vector(op.weight);
@@ -541,8 +550,21 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   t.kv = kv_layout(layer);
   t.token_begin = part.token_begin;
   t.token_end = part.token_end;
-  t.scratch = scratch_.data() + scratch_per_thread_ * thread;
+  t.partition_begin = part.partition_begin;
+  t.partition_end = part.partition_end;
+  t.states = nullptr;
+  t.scratch = scratch_.data() + attention_memory_.per_thread * thread;
+  if (part.first_counter < 0) return kernels_.attend(t);
+  const size_t head = plan.head_states(part), states = head / (part.whole_end - part.whole_begin);
+  float* all = reinterpret_cast<float*>(scratch_.data() + attention_memory_.per_thread * pool_.threads()) +
+               part.states + head * t.kv_head;
+  t.states = all + states * (part.partition_begin - part.whole_begin);
   kernels_.attend(t);
+  if (!plan.last_of_split(part, t.kv_head)) return;
+  t.states = all;
+  t.partition_begin = part.whole_begin;
+  t.partition_end = part.whole_end;
+  kernels_.attend_merge(t);
 }
 
 }  // namespace quire

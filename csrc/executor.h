@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "attention_plan.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -121,13 +122,9 @@ class Executor {
   struct Op {
     Kind kind;
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
-    int layer = -1, rope = -1, heads = 0, window = 0, act = 0;
+    int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1;
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
-  };
-  // Queries of one row that one attention task takes.
-  struct AttendPart {
-    int row, token_begin, token_end;
   };
   struct alignas(64) Counter {
     std::atomic<int> next{0};
@@ -149,6 +146,7 @@ class Executor {
   float* f32(int index) const { return reinterpret_cast<float*>(buffer(index)); }
   KVLayout kv_layout(const KVLayer& layer) const;
   void set_step(int tokens, int rows, int logit_rows);
+  void bind_attention();
   void plan_attention(int rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);
@@ -171,12 +169,13 @@ class Executor {
   size_t head_begin_ = 0;
   size_t weight_total_ = 0;
   Arena weights_, kv_, activations_, scratch_;
-  size_t scratch_per_thread_ = 0, block_bytes_ = 0;
+  size_t block_bytes_ = 0;
+  AttentionMemory attention_memory_{0, 0, 0};
   DType kv_dtype_ = DType::f32;
   Limits limits_;
   StepPointers step_;
   std::unique_ptr<Counter[]> counters_;
-  std::vector<AttendPart> parts_;
+  std::vector<AttentionPlan> attention_;  // one for each shape of attention
   std::vector<int32_t> token_row_;
   int tokens_ = 0, rows_ = 0, logit_rows_ = 0, stop_after_ = -1;
 };

@@ -159,8 +159,10 @@ struct HeadNorm {
 //
 //   f32   K tile [d][16]        V tile [16][d16]
 //   bf16  K tile [d/2][16][2]   V tile [8][d16][2]     pairs of d, pairs of tokens
+//   i8    K tile [d/4][16][4]   V tile [4][d16][4]     fours of d, with 128 added; fours of tokens
 //
-// d16 is head_dim rounded up to 16. Tile t of head h is at ((h * tiles_per_block) + t) * tile elements.
+// d16 is head_dim rounded up to 16. Tile t of head h is at ((h * tiles_per_block) + t) * tile elements. Behind the V
+// tiles of an i8 layer: for each tile the bf16 scales of its 16 keys, then of its 16 values.
 struct KVLayout {
   DType dtype;
   int kv_heads, head_dim, d16;
@@ -169,6 +171,7 @@ struct KVLayout {
   size_t v_offset;      // elements from the layer's K to its V
   size_t block_stride;  // elements from one block to the next
 };
+constexpr size_t kScaleBytes = 2 * kTile * sizeof(uint16_t);  // of an i8 tile's keys and values
 
 struct RopeWriteTask {
   float* qkv;           // [tokens, pitch]
@@ -203,9 +206,20 @@ struct AttendTask {
   const int32_t* block_table;
   const void* cache;
   KVLayout kv;
-  int token_begin, token_end;  // queries of one row
+  int token_begin, token_end;  // queries of one row; at most queries_per_call() when states are given
+  int partition_begin, partition_end;  // positions of the KV axis, in units of kPartition
+  // Null: the partitions are all that the queries see, and `out` is written. Else each partition's state is left in
+  // [partition - partition_begin][query row][state_floats(d16)] for attend_merge.
+  float* states;
   void* scratch;               // attend_scratch_bytes(head_dim, heads_per_kv)
 };
+
+// Queries that one call works on at a time.
+constexpr int queries_per_call(int heads_per_kv) {
+  return kAttendRows / heads_per_kv > 0 ? kAttendRows / heads_per_kv : 1;
+}
+// A query row's state after a partition: unscaled output [d16], maximum score, sum of exponentials.
+constexpr size_t state_floats(int d16) { return static_cast<size_t>(d16) + 16; }
 
 struct GatedActTask {
   const float* gate_up;  // [rows, 2*width]
@@ -253,6 +267,7 @@ struct Kernels {
   void (*scale)(const ScaleTask&);
   void (*rope_write)(const RopeWriteTask&);
   void (*attend)(const AttendTask&);
+  void (*attend_merge)(const AttendTask&);  // states of all partitions -> out
   void (*gated_act)(const GatedActTask&);
   void (*embed)(const EmbedTask&);
   void (*embed_groups)(const EmbedTask&);
@@ -271,8 +286,9 @@ struct Kernels {
 constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv) {
   const size_t d16 = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
   const size_t rows = heads_per_kv > kAttendRows ? static_cast<size_t>(heads_per_kv) : kAttendRows;
-  // q, scores, probabilities, current and total outputs, lane sums, softmax states; each 64-byte aligned
-  return rows * (3 * d16 * 4 + 2 * kGroup * 4 + 16 * 4 + 32) + 8 * 64;
+  // q, current and total outputs, scores (two parts in i8), probabilities, lane sums, offsets of q, softmax states;
+  // each 64-byte aligned
+  return rows * (3 * d16 * 4 + 3 * kGroup * 4 + 16 * 4 + 2 * 4 + 32) + 8 * 64;
 }
 
 }  // namespace quire

@@ -102,6 +102,44 @@ QUIRE_INLINE void rotate(float* head, const RopeWriteTask& t, const float* cos, 
   }
 }
 
+// x [head_dim] as round(x / scale) in [-127, 127], zeros up to d16; returns the scale as bf16. See RopeWrite in ops.py.
+QUIRE_INLINE uint16_t quantize_head(const float* x, int head_dim, int d16, float* out) {
+  V16 top = zero(), bad = zero();
+  for (int d = 0; d < head_dim; d += 16) {
+    const V16 v = load_n(x + d, head_dim - d);
+    top = vmax(top, vmax(v, sub(zero(), v)));
+    bad = add(bad, mul(v, zero()));
+  }
+  const float exact = reduce_max(top) / 127.0f;
+  uint16_t scale = 0;
+  if (mask_not_finite(bad))
+    scale = 0x7fc0;  // NaN: what is wrong with this token must reach its output
+  else if (exact >= 1e-30f)
+    scale = static_cast<uint16_t>((float_to_bits(exact) + 0xffffu) >> 16);  // the next bf16, away from zero
+  const V16 inverse = set1(exact >= 1e-30f ? 1.0f / bf16_to_float(scale) : 0.0f), limit = set1(127.0f);
+  for (int d = 0; d < d16; d += 16) {
+    const V16 v = mul(load_n(x + d, head_dim - d), inverse);
+    store(out + d, round_even(vmax(vmin(v, limit), sub(zero(), limit))));
+  }
+  return scale;
+}
+
+// As write_kv, for an int8 cache. Nothing needs clearing: bytes are always finite, and attention masks scales.
+void write_bytes(const RopeWriteTask& t, uint8_t* block, size_t tile, int lane, const float* k, const float* v) {
+  const KVLayout& kv = t.kv;
+  float whole[kMaxHeadDim];
+  uint8_t bytes[kMaxHeadDim];
+  uint16_t* scales = reinterpret_cast<uint16_t*>(block + 2 * kv.v_offset + tile * kScaleBytes);
+  scales[lane] = quantize_head(k, kv.head_dim, kv.d16, whole);
+  for (int d = 0; d < kv.d16; d += 16) store_u8(bytes + d, load(whole + d));
+  uint8_t* kt = block + tile * kv.tile_elems + 4 * lane;
+  for (int d = 0; d < kv.d16; d += 4) std::memcpy(kt + d * kTile, bytes + d, 4);
+  scales[kTile + lane] = quantize_head(v, kv.head_dim, kv.d16, whole);
+  for (int d = 0; d < kv.d16; d += 16) store_byte(bytes + d, load(whole + d), 0);
+  uint8_t* vt = block + kv.v_offset + tile * kv.tile_elems + static_cast<size_t>(lane >> 2) * 4 * kv.d16 + (lane & 3);
+  for (int d = 0; d < kv.d16; ++d) vt[4 * d] = bytes[d];
+}
+
 // Put one token's key and value of one head into their tiles. Attention multiplies the values of tokens not yet
 // written by a probability of zero, so they must be finite: the step that starts a tile clears what lies behind its
 // last token. (Clearing when the first token comes would race with other threads that write the same tile.)
@@ -111,6 +149,8 @@ void write_kv(const RopeWriteTask& t, int head, int position, const float* k, co
   const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
   const size_t tile = static_cast<size_t>(head) * kv.tiles_per_block + static_cast<size_t>(in_block / kTile);
   const size_t at = block * kv.block_stride + tile * kv.tile_elems;
+  if (kv.dtype == DType::i8)
+    return write_bytes(t, static_cast<uint8_t*>(t.cache) + block * kv.block_stride, tile, lane, k, v);
   const bool clear = position == t.chunk_last && position - lane >= t.chunk_begin;
   if (kv.dtype == DType::f32) {
     float* kt = static_cast<float*>(t.cache) + at;

@@ -23,6 +23,7 @@ const Kernels table = {
     scale_rows,
     rope_write,
     attend,
+    attend_merge,
     gated_act,
     embed,
     embed_groups,

@@ -28,6 +28,7 @@ void add_rows(const AddTask&);
 void scale_rows(const ScaleTask&);
 void rope_write(const RopeWriteTask&);
 void attend(const AttendTask&);
+void attend_merge(const AttendTask&);
 void gated_act(const GatedActTask&);
 void gather(const GatherTask&);
 float read_sum(const void* src, size_t bytes);

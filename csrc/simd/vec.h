@@ -150,6 +150,17 @@ QUIRE_INLINE void store_u8(uint8_t* p, V16 a) {
   const __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(128));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(i));
 }
+// The low byte of each of sixteen integral floats, shifted right (arithmetically) by `shift` bits first.
+QUIRE_INLINE void store_byte(uint8_t* p, V16 a, int shift) {
+  const __m512i i = _mm512_srai_epi32(_mm512_cvtps_epi32(a.v), static_cast<unsigned>(shift));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(i));
+}
+// store_bf16 for zeros and normal numbers only.
+QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+}
+QUIRE_INLINE __m256 upper_half(V16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+QUIRE_INLINE __m256 lower_half(V16 a) { return _mm512_castps512_ps256(a.v); }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
@@ -301,6 +312,14 @@ QUIRE_INLINE void store_u8(uint8_t* p, V16 x) {
   istore(t, {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)});
   for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(t[i] + 128);
 }
+QUIRE_INLINE void store_byte(uint8_t* p, V16 x, int shift) {
+  int32_t t[16];
+  istore(t, {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)});
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(t[i] >> shift);
+}
+QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 x) { store_bf16(p, x); }
+QUIRE_INLINE __m256 upper_half(V16 x) { return x.b; }
+QUIRE_INLINE __m256 lower_half(V16 x) { return x.a; }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
@@ -444,6 +463,12 @@ QUIRE_INLINE void store_u8(uint8_t* p, V16 x) {
   store(t, x);
   for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(static_cast<int>(t[i]) + 128);
 }
+QUIRE_INLINE void store_byte(uint8_t* p, V16 x, int shift) {
+  float t[16];
+  store(t, x);
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(static_cast<int>(t[i]) >> shift);
+}
+QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 x) { store_bf16(p, x); }
 #undef QUIRE_FLOAT
 #undef QUIRE_BYTES
 #define QUIRE_DOT(m, i) dot4(acc.m, x.m, y.m)
@@ -480,6 +505,20 @@ QUIRE_INLINE void store_bf16_n(uint16_t* p, V16 a, int n) {
 }
 
 // Fixed tree: halves are added until one lane is left.
+#if QUIRE_AVX512 || QUIRE_AVX2
+QUIRE_INLINE float reduce_add(V16 a) {
+  const __m256 e = _mm256_add_ps(lower_half(a), upper_half(a));
+  const __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+  const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+QUIRE_INLINE float reduce_max(V16 a) {
+  const __m256 e = _mm256_max_ps(lower_half(a), upper_half(a));
+  const __m128 q = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+  const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+#else
 QUIRE_INLINE float reduce_add(V16 a) {
   float t[16];
   store(t, a);
@@ -494,6 +533,7 @@ QUIRE_INLINE float reduce_max(V16 a) {
     for (int i = 0; i < half; ++i) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
   return t[0];
 }
+#endif
 
 // e^x, relative error below 2e-7; exactly 0 below -87 (so e^-inf is 0), exactly 1 at 0, e^88 above 88.
 QUIRE_INLINE V16 exp(V16 x) {

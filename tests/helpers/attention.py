@@ -64,6 +64,17 @@ def fill(program: Program, executors: Sequence[Executor], seed: int = 0) -> None
             offset += part.rows
 
 
+def native(
+    program: Program, limits: Limits, isa: str = "", threads: int = 1, stepper_seed: int = 0
+) -> tuple[NativeExecutor, Stepper]:
+    """A filled native executor bound to a stepper's arrays."""
+    executor = NativeExecutor(program, threads=threads, isa=isa)
+    fill(program, [executor])
+    stepper = Stepper(program, limits, stepper_seed)
+    executor.bind(limits, stepper.arrays)
+    return executor, stepper
+
+
 def pair(program: Program, limits: Limits, isa: str, threads: int = 2) -> tuple[Executor, Executor, Stepper]:
     """A native and a torch executor with equal parameters, bound to the arrays of one stepper."""
     executors: list[Executor] = [NativeExecutor(program, threads=threads, isa=isa), TorchExecutor(program)]

@@ -93,8 +93,9 @@ class TestEveryExecutor:
         with pytest.raises(RuntimeError):
             executor.bind(LIMITS, arrays)
 
-    def test_memory_names_the_parts(self, backend: Backend) -> None:
-        executor, _ = ready(backend.make, BF16)
+    @pytest.mark.parametrize("formats", [BF16, NumberFormats("bf16", "i8")], ids=["bf16", "i8"])
+    def test_memory_names_the_parts(self, formats: NumberFormats, backend: Backend) -> None:
+        executor, _ = ready(backend.make, formats)
         memory, program = executor.memory(), executor.program
         assert set(memory) == {"weights", "kv", "activations", "tables"}
         assert memory["kv"] == 6 * kv_block_bytes(program, 16)

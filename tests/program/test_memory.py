@@ -125,6 +125,15 @@ def test_heads_are_stored_in_whole_vectors() -> None:
     assert kv_block_bytes(program, 16) == 3 * 2 * 2 * 32 * 16 * 2
 
 
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 128])
+def test_int8_kv_is_half_of_bfloat16_and_its_scales(head_dim: int) -> None:
+    """A bfloat16 scale for each key and each value of a head and token; nothing else."""
+    spec = decoder_spec(128, 64, 64, (4, 2, head_dim), [0, 0, 0])
+    half = lower(spec, BF16)
+    scales = 32 * 3 * 2 * 2 * 2  # tokens, layers, heads, keys and values, bytes
+    assert kv_block_bytes(replace(half, kv_dtype="i8"), 32) == kv_block_bytes(half, 32) // 2 + scales
+
+
 def test_kv_of_unequal_layers_is_refused() -> None:
     program = lower(decoder_spec(128, 64, 64, (4, 2, 16), [0, 0]), BF16)
     odd = replace(program, kv_layers=(program.kv_layers[0], replace(program.kv_layers[1], kv_heads=4)))

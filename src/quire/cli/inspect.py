@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.cli import quality
@@ -167,13 +167,15 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
-    from quire.program.formats import DTYPE_BYTES
-    from quire.program.memory import kv_block_bytes
+    from quire.program.memory import KV_SCALE_BYTES, kv_block_bytes, kv_vector_bytes
 
-    elems = sum(2 * layer.kv_heads * layer.head_dim for layer in program.kv_layers)
+    def per_token(head_bytes: Callable[[int], int]) -> int:
+        return sum(2 * layer.kv_heads * head_bytes(layer.head_dim) for layer in program.kv_layers)
+
     return {
         "dtype": program.kv_dtype,
-        "bytes_per_token": elems * DTYPE_BYTES[program.kv_dtype],
+        "bytes_per_token": per_token(lambda dim: kv_vector_bytes(dim, program.kv_dtype)),
+        "scale_bytes_per_token": per_token(lambda _: KV_SCALE_BYTES) if program.kv_dtype == "i8" else 0,
         "block_bytes_of_16_tokens": kv_block_bytes(program, 16),
         "groups": [{"layers": list(g.layers), "window": g.window} for g in program.cache_groups],
     }
@@ -260,9 +262,10 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines += ["", "parameters"]
     lines += _param_lines(report["params"], all_params=all_ops)
     kv = report["kv"]
+    scales = f", {kv['scale_bytes_per_token']} of them scales" if kv["scale_bytes_per_token"] else ""
     lines += [
         "",
-        f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes a token, {len(kv['groups'])} group(s)",
+        f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes a token{scales}, {len(kv['groups'])} group(s)",
     ]
     for group in kv["groups"]:
         window = f"window {group['window']}" if group["window"] else "full attention"

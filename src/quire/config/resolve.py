@@ -8,6 +8,7 @@ from quire.config.schema import EngineConfig, ResolvedConfig
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 _QUANTIZED = {"auto": None, "none": None, "int8": "i8", "int4": "i4"}
+_KV_DTYPES = {**_DTYPES, "int8": "i8"}
 DEFAULT_MEMORY_SHARE = 0.8
 
 
@@ -58,7 +59,7 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
     return ResolvedConfig(
         asked=asked,
         weights=_DTYPES[dtype],
-        kv=_DTYPES[kv],
+        kv=_KV_DTYPES[kv],
         quantized=quantized,
         head=("i8" if quantized else None)
         if asked.quantize_head == "auto"

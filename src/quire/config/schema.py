@@ -30,7 +30,9 @@ class EngineConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     kv_cache_dtype: str = option(
-        "auto", "number format of the KV cache; auto: as the weights", choices=("auto", "float32", "bfloat16")
+        "auto",
+        "number format of the KV cache; auto: as --dtype; int8: half of bfloat16, a scale for each token and head",
+        choices=("auto", "float32", "bfloat16", "int8"),
     )
     quantization: str = option(
         "auto",

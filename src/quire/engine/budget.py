@@ -123,8 +123,8 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
     if config.weights == "f32":
         advice.append("use --dtype bfloat16")
-    if config.kv == "f32":
-        advice.append("use --kv-cache-dtype bfloat16")
+    if config.kv != "i8":
+        advice.append(f"use --kv-cache-dtype {'bfloat16' if config.kv == 'f32' else 'int8'}")
     parts = "; ".join(f"{name} {format_size(size)}" for name, size in plan.parts.items() if size)
     return (
         f"memory: {format_size(config.memory)} cannot hold one sequence of {length} tokens, which needs "

@@ -320,4 +320,4 @@ def _quantized(name: str | None, asked: EngineConfig) -> WeightFormat | None:
 
 
 def _dtype(name: str) -> DType:
-    return "f32" if name == "f32" else "bf16"
+    return "f32" if name == "f32" else "i8" if name == "i8" else "bf16"

@@ -20,7 +20,7 @@ from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
     ArenaPlan,
     kv_block_bytes,
-    kv_head_elems,
+    kv_token_bytes,
     plan_arena,
     rope_table_bytes,
     row_pitch,
@@ -60,7 +60,7 @@ def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, i
     return {
         "weights": weight_bytes(program),
         "kv": limits.num_blocks * kv_block_bytes(program, limits.block_size),
-        "activations": arena.total + threads * _scratch_bytes(program),
+        "activations": arena.total + _scratch_bytes(program, threads, limits.max_len),
         "tables": rope_table_bytes(program, limits.max_len),
     }
 
@@ -181,8 +181,7 @@ class NativeExecutor:
                 cos.ctypes.data, sin.ctypes.data, limits.max_len, rope.dim // 2, rope.interleaved
             )
         for layer in program.kv_layers:
-            layer_bytes = 2 * layer.kv_heads * kv_head_elems(layer.head_dim) * DTYPE_BYTES[program.kv_dtype]
-            offset = layer.index_in_group * layer_bytes * limits.block_size
+            offset = layer.index_in_group * kv_token_bytes(layer, program.kv_dtype) * limits.block_size
             self._core.add_kv_layer(layer.group, layer.kv_heads, layer.head_dim, offset)
         for op in program.body:
             self._add_op(op)
@@ -317,14 +316,10 @@ class NativeExecutor:
         del self._core
 
 
-def _scratch_bytes(program: Program) -> int:
-    """Attention scratch of one thread: the most that any layer needs."""
-    needs = [
-        int(_native.attend_scratch_bytes(op.shape.head_dim, op.shape.heads // op.shape.kv_heads))
-        for op in program.body
-        if isinstance(op, Attend)
-    ]
-    return max(needs, default=0)
+def _scratch_bytes(program: Program, threads: int, max_len: int) -> int:
+    """What attention needs beside buffers and cache."""
+    shapes = {op.shape for op in program.body if isinstance(op, Attend)}
+    return _native.attention_bytes([(s.head_dim, s.heads, s.kv_heads) for s in shapes], threads, max_len)
 
 
 def _as_float32(data: npt.NDArray[Any], dtype: str) -> F32:

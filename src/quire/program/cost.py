@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.program.formats import DTYPE_BYTES
+from quire.program.memory import kv_vector_bytes
 from quire.program.ops import (
     Add,
     Attend,
     Embed,
     GatedAct,
     GatherRows,
+    HeadShape,
     Linear,
     Norm,
     Op,
@@ -176,6 +178,10 @@ class _Counter:
             return -(-codes // 8) + weight.groups.row_bytes(weight.cols)
         return weight.cols * DTYPE_BYTES[weight.dtype] + (SCALE_BYTES if weight.dtype == "i8" else 0)
 
+    def kv_bytes(self, shape: HeadShape) -> int:
+        """Bytes of one token's keys and values in one layer, without padding."""
+        return 2 * shape.kv_heads * kv_vector_bytes(shape.head_dim, self.program.kv_dtype)
+
     def vector_bytes(self, *names: str | None) -> int:
         return sum(self.params[name].rows * DTYPE_BYTES["f32"] for name in names if name)
 
@@ -212,7 +218,7 @@ class _Counter:
         flops += NORM_FLOPS[op.kind] * (shape.kv_cols if op.k_norm else 0)
         table = dim * DTYPE_BYTES["f32"] + ID_BYTES
         moved = self.row_bytes(op.qkv) + self.row_bytes(op.qkv, shape.q_cols) + table
-        written = n * 2 * shape.kv_cols * DTYPE_BYTES[self.program.kv_dtype]
+        written = n * self.kv_bytes(shape)
         weights = self.vector_bytes(op.q_norm, op.k_norm)
         return Cost(n * flops, weights, n * moved, kv_written_bytes=written)
 
@@ -223,7 +229,7 @@ class _Counter:
         return Cost(
             flops=4 * shape.q_cols * pairs,
             activation_bytes=n * (self.row_bytes(op.qkv, shape.q_cols) + self.row_bytes(op.out)),
-            kv_read_bytes=keys * 2 * shape.kv_cols * DTYPE_BYTES[self.program.kv_dtype],
+            kv_read_bytes=keys * self.kv_bytes(shape),
         )
 
     def gated_act(self, op: GatedAct, n: int) -> Cost:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.program.formats import DTYPE_BYTES
-from quire.program.ops import Buffer, Op, Param, Program, reads, writes
+from quire.program.formats import DTYPE_BYTES, DType
+from quire.program.ops import Buffer, KVLayer, Op, Param, Program, reads, writes
 from quire.types import UnsupportedModelError
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
 PACKED_ROWS = 64  # output features of one packed panel of a linear weight
 QUAD_COLS = 4  # input features that one int8 dot-product instruction takes together
 PACKED_COLS = 2  # input features that one bf16 dot-product instruction takes together
+KV_SCALE_BYTES = 2  # bfloat16: the scale of one token's key, or value, in one head of an i8 cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,24 @@ def kv_block_bytes(program: Program, block_size: int) -> int:
     One pool of equal blocks serves every group, so all layers must store the same width.
     Raises UnsupportedModelError otherwise.
     """
-    widths = {layer.kv_heads * kv_head_elems(layer.head_dim) for layer in program.kv_layers}
-    if len(widths) != 1:
+    per_token = {kv_token_bytes(layer, program.kv_dtype) for layer in program.kv_layers}
+    if len(per_token) != 1:
+        widths = {layer.kv_heads * kv_head_elems(layer.head_dim) for layer in program.kv_layers}
         raise UnsupportedModelError(
             "one block pool needs one width: num_key_value_heads x head_dim differs between layers: "
             f"{sorted(widths)}"
         )
-    per_token = 2 * widths.pop() * DTYPE_BYTES[program.kv_dtype]
-    return program.layers_per_group * block_size * per_token
+    return program.layers_per_group * block_size * per_token.pop()
+
+
+def kv_token_bytes(layer: KVLayer, dtype: DType) -> int:
+    """Bytes of one token's keys and values in one layer's cache."""
+    return 2 * layer.kv_heads * kv_vector_bytes(kv_head_elems(layer.head_dim), dtype)
+
+
+def kv_vector_bytes(elems: int, dtype: DType) -> int:
+    """Bytes of a key or value of `elems` numbers, with its scale when the cache is i8."""
+    return elems * DTYPE_BYTES[dtype] + (KV_SCALE_BYTES if dtype == "i8" else 0)
 
 
 def kv_head_elems(head_dim: int) -> int:

@@ -189,6 +189,10 @@ class RopeWrite:
     [head_dim] for all heads, or [heads * head_dim]. `rope` indexes Program.ropes, which says how dimensions are
     paired; None rotates nothing. `layer` indexes Program.kv_layers. Keys and values are rounded to the cache's
     dtype.
+
+    In an i8 cache each key and each value of a head is round(x / scale) in [-127, 127], ties to even, with a scale
+    of its own: max|x| / 127 rounded up to bfloat16, 0 below 1e-30, NaN when x is not finite. What is stored of a
+    token depends on that token alone.
     """
 
     qkv: str

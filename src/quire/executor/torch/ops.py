@@ -29,19 +29,30 @@ Location = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Paged keys and values of one layer, each [blocks, block size, G, D]."""
+    """Paged keys and values of one layer, each [blocks, block size, G, D]; int8 ones with scales.
+
+    scales: bfloat16 [2, blocks, block size, G], of keys and of values, or None.
+    """
 
     keys: Tensor
     values: Tensor
+    scales: Tensor | None = None
 
     def at(self, blocks: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [S, G, D] of a sequence whose block table is `blocks`, at positions [S]."""
         size = self.keys.shape[1]
         where = blocks[positions // size], positions % size
-        return self.keys[where], self.values[where]
+        keys, values = self.keys[where], self.values[where]
+        if self.scales is None:
+            return keys, values
+        k_scale, v_scale = (scales[where].float()[..., None] for scales in self.scales)
+        return keys * k_scale, values * v_scale
 
     def write(self, where: Location, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, G, D] rounded to the cache's dtype."""
+        if self.scales is not None:
+            keys, self.scales[0][where] = quantize_heads(keys)
+            values, self.scales[1][where] = quantize_heads(values)
         self.keys[where] = keys.to(self.keys.dtype)
         self.values[where] = values.to(self.values.dtype)
 
@@ -208,6 +219,16 @@ def split_heads(qkv: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
     heads = (shape.heads, shape.kv_heads, shape.kv_heads)
     q, k, v = (x.unflatten(-1, (n, shape.head_dim)) for x, n in zip((q, k, v), heads, strict=True))
     return q, k, v
+
+
+def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [..., D] as whole numbers in [-127, 127], float32, and their bfloat16 scales [...]; see RopeWrite."""
+    exact = x.float().abs().amax(-1) / 127.0
+    bits = (exact.view(torch.int32) + 0xFFFF) >> 16 << 16  # the next bfloat16, away from zero
+    scale = bits.view(torch.float32).where(exact >= 1e-30, 0.0).where(exact.isfinite(), torch.nan)
+    inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
+    whole = (x.float() * inverse[..., None]).round().clamp(-127, 127).nan_to_num(127.0)
+    return whole, scale.to(torch.bfloat16)
 
 
 def activate(x: Tensor, act: Activation) -> Tensor:

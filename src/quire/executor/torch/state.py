@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -74,13 +75,14 @@ def _caches(program: Program, limits: Limits, memory: Tensor) -> tuple[LayerCach
     A block belongs to one cache group and holds that group's layers, so layers with the same place in
     different groups share a tensor and never a block.
     """
-    pool = memory.view(TORCH_DTYPES[program.kv_dtype]).view(
-        program.layers_per_group, 2, limits.num_blocks, -1
-    )
+    pool = memory.view(program.layers_per_group, -1)
+    dtype = torch.int8 if program.kv_dtype == "i8" else TORCH_DTYPES[program.kv_dtype]
     caches = []
     for layer in program.kv_layers:
         width = kv_head_elems(layer.head_dim)  # whole vectors; the executor uses the first head_dim
-        shape = (limits.num_blocks, limits.block_size, layer.kv_heads, width)
-        keys, values = (half.view(shape)[..., : layer.head_dim] for half in pool[layer.index_in_group])
-        caches.append(LayerCache(keys, values))
+        heads = (2, limits.num_blocks, limits.block_size, layer.kv_heads)
+        piece, numbers = pool[layer.index_in_group], math.prod(heads) * width * dtype.itemsize
+        keys, values = piece[:numbers].view(dtype).view(*heads, width)[..., : layer.head_dim]
+        scales = piece[numbers:].view(torch.bfloat16).view(heads) if program.kv_dtype == "i8" else None
+        caches.append(LayerCache(keys, values, scales))
     return tuple(caches)

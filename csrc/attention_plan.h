@@ -1,0 +1,67 @@
+// How the attention of one step is cut into tasks.
+//
+// A part is a few queries of one row and, when few parts would leave threads idle, a range of its partitions of the KV
+// axis. Where it is cut changes no bit: every partition has a softmax state of its own either way, and states are
+// folded in rising order, by the kernel when a part covers all its partitions and by the last finisher when not.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace quire {
+
+struct AttendShape {
+  int head_dim, heads, kv_heads, window;
+};
+
+// Work of one head of keys and values; tasks are parts times kv_heads.
+struct AttendPart {
+  int row, token_begin, token_end;     // queries, all of one row
+  int partition_begin, partition_end;  // of the KV axis
+  int whole_begin, whole_end;          // partitions that the queries see; more than the above when split
+  int first_counter;                   // of its split, one for each head; -1 when not split
+  int pieces;                          // parts of the split
+  size_t states;                       // floats before those of its first head and first partition
+  int64_t work;
+};
+
+class AttentionPlan {
+ public:
+  // `states`: floats that split parts may leave their states in.
+  AttentionPlan(const AttendShape& shape, int threads, int max_tokens, size_t states);
+
+  // Plan a step of `rows` rows; queries of row b are tokens query_start[b] … query_start[b+1]-1. Allocates nothing.
+  void plan(int rows, const int32_t* query_start, const int32_t* positions);
+
+  const AttendShape& shape() const { return shape_; }
+  // Longest first.
+  const std::vector<AttendPart>& parts() const { return parts_; }
+  // Floats of the states of one head of a split part.
+  size_t head_states(const AttendPart& part) const;
+  // Say that one head of a part is done; true for the last part of its split.
+  bool last_of_split(const AttendPart& part, int kv_head);
+
+ private:
+  void add_row(int row, int begin, int end, const int32_t* positions);
+  void split_long();
+
+  AttendShape shape_;
+  int threads_;
+  size_t states_;
+  std::vector<AttendPart> parts_;
+  std::unique_ptr<std::atomic<int>[]> counters_;
+};
+
+// Floats for states that are worth having on `threads` threads; 0 when nothing is ever split.
+size_t attention_states(const std::vector<AttendShape>& shapes, int threads, int max_len);
+
+// Bytes that attention needs beside its inputs and outputs: scratch of every thread (`per_thread`) and states.
+struct AttentionMemory {
+  size_t per_thread, states, total;
+};
+AttentionMemory attention_memory(const std::vector<AttendShape>& shapes, int threads, int max_len);
+
+}  // namespace quire

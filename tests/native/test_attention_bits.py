@@ -1,0 +1,167 @@
+"""Attention gives the same bits in any batch, chunk, block size and on any number of threads, split or not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.attention import VOCAB, Shape, native, random_tokens
+from quire import _native
+from quire.executor.base import F32, Limits
+from quire.program.formats import DType
+from quire.program.lower import NumberFormats
+
+ISAS = _native.supported_isas()
+KV: list[DType] = ["f32", "bf16", "i8"]
+SHAPES = [
+    Shape(8, 1, 24, softcap=3.0),
+    Shape(2, 2, 40, window=1500, sinks=True),
+    Shape(16, 1, 16, window=60),
+]
+LENGTH = 2300  # more than two partitions
+# Every shape and format on this machine's best instruction set; on the others each format with one of the shapes.
+CASES = [
+    (isa, shape, kv)
+    for i, isa in enumerate(ISAS)
+    for j, kv in enumerate(KV)
+    for k, shape in enumerate(SHAPES)
+    if i == 0 or (i + j) % len(SHAPES) == k
+]
+
+
+def limits(block_size: int = 16) -> Limits:
+    return Limits(160, 4, 160, LENGTH, 4 * -(-LENGTH // block_size), block_size)
+
+
+def last_logits(
+    shape: Shape,
+    kv: DType,
+    *,
+    threads: int,
+    chunks: list[int],
+    isa: str = "",
+    block_size: int = 16,
+    others: int = 0,
+) -> F32:
+    """Logits of a sequence's tokens from position 2080 on, run in the given chunks beside `others` sequences."""
+    program = shape.program(NumberFormats("f32", kv))
+    executor, stepper = native(program, limits(block_size), isa, threads, stepper_seed=others)
+    executor.core.fill_cache(float("nan"))
+    subject = stepper.add(random_tokens(1, LENGTH))
+    company = [stepper.add(random_tokens(5 + i, LENGTH)) for i in range(others)]
+    for _ in range(13):
+        size = stepper.fill({subject: 160})
+        executor.run(size.num_tokens, size.num_rows, 0)
+    found = []
+    for i, chunk in enumerate(chunks):
+        counts = {subject: chunk} | {other: 1 + (i * 7 + k) % 20 for k, other in enumerate(company)}
+        found.append(stepper.step(executor, counts)[subject])
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(("isa", "shape", "kv"), CASES, ids=str)
+def test_long_context_on_many_threads(shape: Shape, kv: DType, isa: str) -> None:
+    """A cache full of NaN, whole on one thread; then cut, crowded, in larger blocks, on threads that share a row."""
+    whole = last_logits(shape, kv, threads=1, chunks=[40], isa=isa)
+    assert np.isfinite(whole).all()
+    for threads, chunks, block_size, others in ((3, [1] * 8 + [32], 16, 0), (2, [7, 33], 48, 2)):
+        found = last_logits(
+            shape, kv, threads=threads, chunks=chunks, isa=isa, block_size=block_size, others=others
+        )
+        assert np.array_equal(found.view(np.uint32), whole.view(np.uint32))
+
+
+def test_another_order_of_partitions_would_be_seen() -> None:
+    """Negative control: float32 sums folded in another order have other bits, in this very comparison."""
+    wide = last_logits(SHAPES[0], "f32", threads=1, chunks=[4], isa="baseline")
+    other = last_logits(SHAPES[0], "f32", threads=1, chunks=[4], isa=ISAS[0])
+    if len(ISAS) > 1:
+        assert not np.array_equal(wide.view(np.uint32), other.view(np.uint32))
+        assert np.abs(wide - other).max() < 1e-3
+
+
+def test_a_position_that_was_never_written_is_seen() -> None:
+    """Negative control for the cache full of NaN: reading what no step wrote gives NaN in every format."""
+    for kv in KV:
+        program = SHAPES[0].program(NumberFormats("f32", kv))
+        executor, stepper = native(program, limits())
+        executor.core.fill_cache(float("nan"))
+        subject = stepper.add(random_tokens(1, 60))
+        stepper.fill({subject: 30})  # and never run
+        assert np.isnan(stepper.step(executor, {subject: 1})[subject]).all(), kv
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv", KV)
+def test_numbers_that_are_not_finite_stay_with_their_sequence(kv: DType, isa: str) -> None:
+    """A token whose embedding is NaN spoils what comes after it, and no other sequence."""
+    program = Shape(4, 2, 24).program(NumberFormats("f32", kv))
+    token = VOCAB - 1
+
+    def run(poison: bool) -> dict[int, F32]:
+        executor, stepper = native(program, limits(), isa, threads=2)
+        if poison:
+            table = np.full((VOCAB, program.param("head").cols), np.nan, np.float32)
+            executor.put(program.param("head"), token, table[:1], "F32")
+        tokens = np.random.default_rng(3).integers(0, token, (2, 40))
+        tokens[0, 20] = token
+        rows = {stepper.add(line.tolist()): 40 for line in tokens}
+        return stepper.step(executor, rows)
+
+    clean, found = run(poison=False), run(poison=True)
+    first, second = clean
+    keep = slice(0, token)  # the head is tied: the poisoned token has no logit
+    assert np.array_equal(found[first][:20, keep], clean[first][:20, keep])
+    assert np.isnan(found[first][20:]).all()
+    assert np.array_equal(found[second][:, keep], clean[second][:, keep])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40_000)), min_size=1, max_size=6),
+    kv_heads=st.sampled_from([1, 2, 8]),
+    group=st.sampled_from([1, 4, 16, 60]),
+    window=st.sampled_from([0, 100, 5000]),
+    threads=st.integers(1, 9),
+)
+def test_every_visible_partition_is_worked_on_once(
+    rows: list[tuple[int, int]], kv_heads: int, group: int, window: int, threads: int
+) -> None:
+    starts = np.cumsum([0] + [count for count, _ in rows]).tolist()
+    positions = [context + i for count, context in rows for i in range(count)]
+    parts = _native.attention_parts(
+        (64, group * kv_heads, kv_heads, window), threads, 41_000, starts, positions
+    )
+    seen: dict[tuple[int, int], list[int]] = {}
+    for row, begin, end, first, last, split in parts:
+        assert starts[row] <= begin < end <= starts[row + 1]
+        assert first < last
+        assert (split >= 0) <= (threads > 1)
+        for token in range(begin, end):
+            seen.setdefault((row, token), []).extend(range(first, last))
+    assert len(seen) == len(positions)
+    for (_, token), found in seen.items():
+        lowest = max(0, positions[token] - window + 1) if window else 0
+        needed = range(lowest // 1024, positions[token] // 1024 + 1)
+        assert len(found) == len(set(found))
+        assert set(needed) <= set(found)
+
+
+def test_one_long_row_keeps_every_thread_busy() -> None:
+    """A decode at 32,768 with one head of keys: no part takes more than its thread's share, give or take a half."""
+    for threads, kv_heads in ((2, 1), (3, 2), (8, 1), (8, 4)):
+        shape = (128, 8 * kv_heads, kv_heads, 0)
+        parts = _native.attention_parts(shape, threads, 40_000, [0, 1, 2], [32_767, 99])
+        longest = max(last - first for _, _, _, first, last, _ in parts)
+        assert longest <= max(1, 32 * kv_heads / threads / 2)
+    (whole,) = _native.attention_parts((128, 8, 1, 0), 1, 40_000, [0, 1], [32_767])
+    assert whole == [0, 0, 1, 0, 32, -1]
+
+
+def test_a_window_skips_what_is_outside() -> None:
+    ((row, begin, end, first, last, _),) = _native.attention_parts(
+        (64, 8, 8, 512), 2, 40_000, [0, 1], [32_000]
+    )
+    assert (row, begin, end, first, last) == (0, 0, 1, 30, 32)
