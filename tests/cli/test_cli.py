@@ -108,6 +108,12 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [op["op"] for op in found["ops"][:3]] == ["Embed", "Norm", "Linear"]
     parts = found["memory"]["parts"]
     assert sum(parts.values()) == found["memory"]["sum"] <= found["memory"]["bound"]
+    code, out, _ = run(capsys, "inspect", str(folder), "--json", "--no-measure", "--kv-cache-dtype", "int8")
+    kv = json.loads(out)["kv"]
+    assert (code, kv["dtype"]) == (0, "i8")
+    assert kv["bytes_per_token"] == 2 * 2 * 2 * (24 + 2)  # a byte a number, and bfloat16 scales
+    assert kv["scale_bytes_per_token"] == 2 * 2 * 2 * 2
+    assert kv["block_bytes_of_16_tokens"] == 16 * 2 * 2 * 2 * (32 + 2)
     code, text, _ = run(capsys, "inspect", str(folder), "--no-measure")
     assert code == 0
     for word in ("GQA 4/2 heads", "q/k norm", "KV cache", "prefill:", "decode:", "FLOP/byte"):

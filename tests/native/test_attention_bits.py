@@ -107,11 +107,10 @@ def test_numbers_that_are_not_finite_stay_with_their_sequence(kv: DType, isa: st
             executor.put(program.param("head"), token, table[:1], "F32")
         tokens = np.random.default_rng(3).integers(0, token, (2, 40))
         tokens[0, 20] = token
-        rows = {stepper.add(line.tolist()): 40 for line in tokens}
-        return stepper.step(executor, rows)
+        return stepper.step(executor, {stepper.add(line.tolist()): 40 for line in tokens})
 
     clean, found = run(poison=False), run(poison=True)
-    first, second = clean
+    first, second = sorted(clean)
     keep = slice(0, token)  # the head is tied: the poisoned token has no logit
     assert np.array_equal(found[first][:20, keep], clean[first][:20, keep])
     assert np.isnan(found[first][20:]).all()

@@ -98,7 +98,7 @@ class TestEveryExecutor:
         executor, _ = ready(backend.make, formats)
         memory, program = executor.memory(), executor.program
         assert set(memory) == {"weights", "kv", "activations", "tables"}
-        assert memory["kv"] == 6 * kv_block_bytes(program, 16)
+        assert 0 <= memory["kv"] - 6 * kv_block_bytes(program, 16) < 4096  # whole pages
         assert memory["tables"] == rope_table_bytes(program, 40)
         assert memory["activations"] >= plan_arena(program, 32, 4).total
         executor.close()

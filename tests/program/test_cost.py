@@ -58,6 +58,13 @@ def test_linear_flops_and_weights_by_counting(program: Program, rows: list[Row],
         assert cost.ops[len(program.body) :] == (Cost(),) * len(program.head)
 
 
+def test_int8_keys_and_values_are_read_and_written_with_their_scales() -> None:
+    program = lower(decoder_spec(10, 8, 6, (2, 1, 4), [0]), NumberFormats("bf16", "i8"))
+    cost = step_cost(program, [Row(2, 4)], 0)
+    assert cost.total.kv_written_bytes == 2 * 2 * (4 + 2)
+    assert cost.total.kv_read_bytes == 6 * 2 * (4 + 2)
+
+
 def test_each_op_by_hand() -> None:
     """One layer of dim 8, 2 heads and 1 kv head of 4, width 6, vocabulary 10, biases, q/k norms; bf16."""
     spec = decoder_spec(10, 8, 6, (2, 1, 4), [3], bias=True, qk_norm=True)
