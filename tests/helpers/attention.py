@@ -13,7 +13,7 @@ from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.program.lower import NumberFormats, lower
 from quire.program.ops import Attend, Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
 
 VOCAB = 128
 
@@ -36,7 +36,7 @@ class Shape:
             window=self.window, softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip
         layer = Layer(attention, MLP(16))
-        return lower(ModelSpec(VOCAB, 48, (layer,), 1e-6, 1 << 16, tied=True), formats)
+        return lower(ModelSpec(VOCAB, 48, (layer,), Norm(), 1 << 16, tied=True), formats)
 
     def __str__(self) -> str:
         extras = "".join(
