@@ -110,6 +110,8 @@ def write_model(folder: Path, out: Path, arch: str, **more: Any) -> Path:
             weight = np.array(checkpoint.read(name))
             target = gguf_name(name)
             part = target.split(".")[-2]
+            if arch == "gemma" and "norm" in part:
+                weight = weight + np.float32(1)
             tensors[target] = permute(weight, heads[part]) if arch == "llama" and part in heads else weight
     write_arrays(out, metadata_of(config, arch) | more, tensors)
     return out

@@ -11,6 +11,7 @@ import torch
 
 from helpers.checkpoints import random_tokens, save, tiny_model
 from helpers.gguf_files import write_model
+from quire.cli.main import main
 from quire.llm import LLM
 from quire.loader import Checkpoint, GGUFFiles, GGUFSource, load
 from quire.loader.gguf_writer import OutTensor, write_gguf
@@ -81,6 +82,25 @@ def test_the_same_tokens(made, name: str) -> None:
             (output,) = llm.generate([random_tokens(1)], params, progress=False)
             found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
     assert found[0] == found[1]
+
+
+def test_norms_that_have_the_one_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """gemma stores norm weights less one, its GGUF files store them whole: the same bits come out."""
+    mqa = tiny_model("gemma-mqa")
+    model = type(mqa)("gemma", mqa.config_class, dict(mqa.overrides) | {"hidden_act": "gelu_pytorch_tanh"})
+    save(model, tmp_path / "m", torch.float32)
+    path = write_model(tmp_path / "m", tmp_path / "m.gguf", "gemma")
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=2, ignore_eos=True)
+    found = []
+    for name in (tmp_path / "m", path):
+        with LLM(name, progress=False) as llm:
+            (output,) = llm.generate([random_tokens(1)], params, progress=False)
+            found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
+    assert found[0] == found[1]
+    for source, out in ((path, tmp_path / "back"), (tmp_path / "m", tmp_path / "again.gguf")):
+        assert main(["convert", str(source), str(out), "--quiet"]) == 1
+        assert "norm" in capsys.readouterr().err
+        assert not out.exists()
 
 
 class Kept:

@@ -18,6 +18,8 @@ from quire.loader.source import Array
 from quire.quant.convert import from_float32, to_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES
 from quire.quant.linear import F32
+from quire.spec.config_reader import ConfigReader
+from quire.spec.facts import facts_of
 from quire.spec.gguf import ROPE_FACTORS, StoredTensor
 from quire.spec.gguf_out import (
     architecture_of,
@@ -122,6 +124,11 @@ def _write_config(model: Model, out: Path, dtype: str) -> None:
     else:
         with GGUFFiles(model.folder) as files:
             config = dict(files.model().config)
+        if facts_of(ConfigReader(config), None, "").spec != model.facts.spec:
+            raise CheckpointError(
+                f"{model.folder}: this architecture's norm weights are stored otherwise in GGUF; converting them back "
+                "is not implemented"
+            )
         config["architectures"] = [model.facts.architecture]
         if model.tokenizer is not None:
             (out / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")

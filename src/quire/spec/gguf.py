@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.facts import ModelFacts, facts_of
@@ -100,11 +100,13 @@ def _nothing_more(keys: _Keys, config: Config) -> None:
 class Architecture:
     """One `general.architecture`: the model_type it is, and whether its converter permutes q and k.
 
+    `whole_norms`: the converter stores norm weights with the one added that the checkpoint leaves out.
     `translate` adds what the keys common to all do not say.
     """
 
     model_type: str
     permuted: bool = False
+    whole_norms: bool = False
     translate: Callable[[_Keys, Config], None] = _nothing_more
 
 
@@ -149,10 +151,15 @@ def _dense(keys: _Keys, config: Config) -> None:
         raise keys.unsupported("expert_count", "mixtures of experts of this architecture are not implemented")
 
 
+def _gemma(_keys: _Keys, config: Config) -> None:
+    config["hidden_act"] = config["hidden_activation"] = "gelu_pytorch_tanh"
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", permuted=True, translate=_dense),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", translate=_plain_biases),
+    "gemma": Architecture("gemma", whole_norms=True, translate=_gemma),
 }
 
 
@@ -177,6 +184,9 @@ def read_gguf_model(summary: GGUFSummary) -> GGUFModel:
         ConfigReader(_generation(reader), where, notices),
         summary.sha256,
     )
+    if architecture.whole_norms:
+        spec = facts.spec
+        facts = replace(facts, spec=replace(spec, norm=replace(spec.norm, plus=0.0)))
     return GGUFModel(facts, _tensors(summary, facts.spec, architecture), config)
 
 
