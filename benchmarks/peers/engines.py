@@ -94,11 +94,21 @@ def sh(*command: str, env: dict[str, str] | None = None, cwd: Path | None = None
 
 
 def _text_only(name: str) -> Callable[[Place], None]:
-    """Take away torchvision and torchaudio, which some packages bring: their wheels may fit another build of torch
-    than the one that is installed, and then nothing of transformers can be imported. Text needs none of them."""
+    """Take away torch's companions for pictures and sound, which some packages bring: their wheels may fit another
+    build of torch than the one that is installed, and then nothing of transformers can be imported."""
 
     def drop(place: Place) -> None:
-        sh(str(place.python(name)), "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio")
+        sh(
+            str(place.python(name)),
+            "-m",
+            "pip",
+            "uninstall",
+            "-q",
+            "-y",
+            "torchvision",
+            "torchaudio",
+            "torchcodec",
+        )
 
     return drop
 
