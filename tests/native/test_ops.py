@@ -134,7 +134,7 @@ def start(stepper: Stepper) -> tuple[int, int, int]:
     [*itertools.product(SHAPES, FORMATS), *itertools.product(BLOCKS, ["f32", "bf16"])],
 )
 def test_buffers(name: str, formats: str, isa: str) -> None:
-    """After every op, every buffer agrees: float32 to 5e-5 (norms after a branch magnify), others to a few of their roundings."""
+    """After every op, every buffer agrees: float32 to 5e-5, others to a few of their roundings."""
     native, reference, stepper = pair(name, formats, isa)
     a, b, c = start(stepper)
     typical, largest = (5e-6, 5e-5) if formats == "f32" else (2e-2, 2e-1)
