@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from quire.program.formats import WeightFormat
-from quire.quant.groups import GroupCodes
 from quire.quant.linear import (
     F32,
+    FLOATS,
     Array,
     Arrays,
+    IntegerLinear,
     Integers,
     Stored,
     as_float32,
@@ -34,43 +35,23 @@ from quire.types import CheckpointError
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 SCALED_PARTS = ("weight", "weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale", "input_zero_point",
                 "activation_scale", "input_global_scale")  # fmt: skip
-_FLOATS = ("F16", "BF16", "F32")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedIntegers:
-    """One linear of pack-quantized."""
-
-    label: str
-    shape: tuple[int, int]
-    bits: int
-    packed: WeightFormat | None
-
-    def dequantize(self, arrays: Arrays, start: int, stop: int) -> F32:
-        return self._unpack(arrays, start, stop).values()
-
-    def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
-        assert self.packed is not None
-        return self._unpack(arrays, start, stop).grouped(self.packed)
-
-    def _unpack(self, arrays: Arrays, start: int, stop: int) -> Integers:
-        codes = unpack_bits(arrays["weight_packed"][start:stop].T, self.bits).T[:, : self.shape[1]]
-        zeros: Array | int = 1 << (self.bits - 1)
-        if "weight_zero_point" in arrays:
-            zeros = unpack_bits(arrays["weight_zero_point"], self.bits)[start:stop]
-        group_of = arrays["weight_g_idx"].astype(np.int64) if "weight_g_idx" in arrays else None
-        if (
-            group_of is not None
-            and not 0 <= group_of.min() <= group_of.max() < arrays["weight_scale"].shape[1]
-        ):
-            raise CheckpointError("weight_g_idx: a group is out of range")
-        return Integers(codes, arrays["weight_scale"][start:stop], zeros, group_of)
+def _unpack_packed(arrays: Arrays, start: int, stop: int, *, bits: int, cols: int) -> Integers:
+    codes = unpack_bits(arrays["weight_packed"][start:stop].T, bits).T[:, :cols]
+    zeros: Array | int = 1 << (bits - 1)
+    if "weight_zero_point" in arrays:
+        zeros = unpack_bits(arrays["weight_zero_point"], bits)[start:stop]
+    group_of = arrays["weight_g_idx"].astype(np.int64) if "weight_g_idx" in arrays else None
+    if group_of is not None and not 0 <= group_of.min() <= group_of.max() < arrays["weight_scale"].shape[1]:
+        raise CheckpointError("weight_g_idx: a group is out of range")
+    return Integers(codes, arrays["weight_scale"][start:stop], zeros, group_of)
 
 
-def packed_integers(infos: Mapping[str, Stored], shape: tuple[int, int], where: str) -> PackedIntegers:
+def packed_integers(infos: Mapping[str, Stored], shape: tuple[int, int], where: str) -> IntegerLinear:
     """The linear of these stored arrays; `shape` is what weight_shape holds."""
     weight = need(infos, "weight_packed", ("I32",), where)
-    scale = need(infos, "weight_scale", _FLOATS, where)
+    scale = need(infos, "weight_scale", FLOATS, where)
     rows, cols = shape
     bits = next((bits for bits in (4, 8) if weight.shape == (rows, -(-cols * bits // 32))), None)
     if bits is None or min(shape) < 1:
@@ -89,7 +70,8 @@ def packed_integers(infos: Mapping[str, Stored], shape: tuple[int, int], where: 
     if ordered:
         check_shape(need(infos, "weight_g_idx", ("I32", "I64"), where), (cols,), "weight_g_idx", where)
     packed = None if ordered else packed_format(bits, cols, groups, scale.dtype, zeros=zeros)
-    return PackedIntegers(f"int{bits} in groups of {-(-cols // groups)}", (rows, cols), bits, packed)
+    unpack = partial(_unpack_packed, bits=bits, cols=cols)
+    return IntegerLinear(f"int{bits} in groups of {-(-cols // groups)}", (rows, cols), packed, unpack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,42 +105,25 @@ def _scales(stored: Stored, shape: tuple[int, int], block: tuple[int, int] | Non
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledIntegers:
-    """One linear of int8 numbers with scales (and zero points)."""
-
-    label: str
-    shape: tuple[int, int]
-    scales: Scales
-    packed: WeightFormat | None
-
-    def dequantize(self, arrays: Arrays, start: int, stop: int) -> F32:
-        return self._unpack(arrays, start, stop).values()
-
-    def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
-        assert self.packed is not None
-        return self._unpack(arrays, start, stop).grouped(self.packed)
-
-    def _unpack(self, arrays: Arrays, start: int, stop: int) -> Integers:
-        zeros: Array | int = 0
-        if "weight_zero_point" in arrays:
-            zeros = self.scales.of(arrays["weight_zero_point"], start, stop).astype(np.int16)
-        return Integers(
-            arrays["weight"][start:stop], self.scales.of(arrays["weight_scale"], start, stop), zeros
-        )
+def _unpack_scaled(arrays: Arrays, start: int, stop: int, *, scales: Scales) -> Integers:
+    zeros: Array | int = 0
+    if "weight_zero_point" in arrays:
+        zeros = scales.of(arrays["weight_zero_point"], start, stop).astype(np.int16)
+    return Integers(arrays["weight"][start:stop], scales.of(arrays["weight_scale"], start, stop), zeros)
 
 
-def scaled_integers(infos: Mapping[str, Stored], where: str) -> ScaledIntegers:
+def scaled_integers(infos: Mapping[str, Stored], where: str) -> IntegerLinear:
     """The linear of these stored arrays."""
     weight = need(infos, "weight", ("I8",), where)
-    scale = need(infos, "weight_scale", _FLOATS, where)
+    scale = need(infos, "weight_scale", FLOATS, where)
     shape = _matrix(weight, where)
     scales = _scales(scale, shape, None, where)
     zeros = "weight_zero_point" in infos
     if zeros:
         check_shape(need(infos, "weight_zero_point", ("I8",), where), scale.shape, "weight_zero_point", where)
     packed = None if zeros else packed_format(8, shape[1], shape[1] // scales.cols, scale.dtype, zeros=False)
-    return ScaledIntegers(f"int8 {_extent(scales, shape)}", shape, scales, packed)
+    unpack = partial(_unpack_scaled, scales=scales)
+    return IntegerLinear(f"int8 {_extent(scales, shape)}", shape, packed, unpack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +150,7 @@ def scaled_floats(infos: Mapping[str, Stored], where: str, block: tuple[int, int
     weight = need(infos, "weight", ("F8_E4M3",), where)
     name = "weight_scale_inv" if "weight_scale_inv" in infos else "weight_scale"
     shape = _matrix(weight, where)
-    scales = _scales(need(infos, name, _FLOATS, where), shape, block, where)
+    scales = _scales(need(infos, name, FLOATS, where), shape, block, where)
     return ScaledFloats(f"FP8 E4M3 {_extent(scales, shape)}", shape, scales, name)
 
 

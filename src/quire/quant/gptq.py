@@ -20,8 +20,10 @@ from quire.program.formats import WeightFormat
 from quire.quant.groups import GroupCodes
 from quire.quant.linear import (
     F32,
+    FLOATS,
     Array,
     Arrays,
+    IntegerLinear,
     Integers,
     Stored,
     check_shape,
@@ -34,7 +36,6 @@ from quire.types import CheckpointError
 GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 AWQ_PARTS = ("qweight", "qzeros", "scales")
 GPTQ_BITS = (2, 3, 4, 8)
-_FLOATS = ("F16", "BF16", "F32")
 _PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # which nibble of a word holds output j of eight
 
 
@@ -80,7 +81,7 @@ class GPTQ:
 def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int, ordered: bool) -> GPTQ:
     """The linear of these stored arrays; `ordered` when groups follow activations (desc_act)."""
     weight = need(infos, "qweight", ("I32",), where)
-    scales = need(infos, "scales", _FLOATS, where)
+    scales = need(infos, "scales", FLOATS, where)
     zeros = need(infos, "qzeros", ("I32",), where)
     if len(weight.shape) != 2 or len(scales.shape) != 2:
         raise CheckpointError(f"{where}: qweight and scales are not matrices")
@@ -99,25 +100,10 @@ def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int
     return GPTQ(label, (rows, cols), bits, groups, zero_offset, packed)
 
 
-@dataclass(frozen=True, slots=True)
-class AWQ:
-    """One linear of the "gemm" version, 4 bits."""
-
-    label: str
-    shape: tuple[int, int]
-    packed: WeightFormat | None
-
-    def dequantize(self, arrays: Arrays, start: int, stop: int) -> F32:
-        return self._unpack(arrays, start, stop).values()
-
-    def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
-        assert self.packed is not None
-        return self._unpack(arrays, start, stop).grouped(self.packed)
-
-    def _unpack(self, arrays: Arrays, start: int, stop: int) -> Integers:
-        codes = _outputs(arrays["qweight"], start, stop)
-        zeros = _outputs(arrays["qzeros"], start, stop)
-        return Integers(codes, np.ascontiguousarray(arrays["scales"][:, start:stop].T), zeros)
+def _unpack_awq(arrays: Arrays, start: int, stop: int) -> Integers:
+    codes = _outputs(arrays["qweight"], start, stop)
+    zeros = _outputs(arrays["qzeros"], start, stop)
+    return Integers(codes, np.ascontiguousarray(arrays["scales"][:, start:stop].T), zeros)
 
 
 def _outputs(words: Array, start: int, stop: int) -> npt.NDArray[np.uint8]:
@@ -129,10 +115,10 @@ def _outputs(words: Array, start: int, stop: int) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(flat.T)
 
 
-def awq(infos: Mapping[str, Stored], where: str) -> AWQ:
-    """The linear of these stored arrays."""
+def awq(infos: Mapping[str, Stored], where: str) -> IntegerLinear:
+    """The linear of these stored arrays, of the "gemm" version, 4 bits."""
     weight = need(infos, "qweight", ("I32",), where)
-    scales = need(infos, "scales", _FLOATS, where)
+    scales = need(infos, "scales", FLOATS, where)
     zeros = need(infos, "qzeros", ("I32",), where)
     if len(weight.shape) != 2 or len(scales.shape) != 2:
         raise CheckpointError(f"{where}: qweight and scales are not matrices")
@@ -142,4 +128,4 @@ def awq(infos: Mapping[str, Stored], where: str) -> AWQ:
     check_shape(scales, (groups, rows), "scales", where)
     check_shape(zeros, (groups, rows // 8), "qzeros", where)
     packed = packed_format(4, cols, groups, scales.dtype, zeros=True)
-    return AWQ(f"AWQ 4-bit in groups of {cols // groups}", (rows, cols), packed)
+    return IntegerLinear(f"AWQ 4-bit in groups of {cols // groups}", (rows, cols), packed, _unpack_awq)

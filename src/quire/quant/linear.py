@@ -10,7 +10,7 @@ and differ in how the bits are packed. `Integers` holds that; a format's module 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +25,7 @@ F32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]  # what follows the module's name -> the whole stored array
 _SCALES: dict[str, ScaleKind] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
+FLOATS = tuple(_SCALES)  # what scales are stored in
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,23 @@ class Integers:
         return GroupCodes(
             np.ascontiguousarray(self.codes, np.uint8), scales, np.ascontiguousarray(zeros, np.uint8)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerLinear:
+    """One linear of whole numbers: a PackedLinear. `unpack(arrays, start, stop)` reads rows [start, stop)."""
+
+    label: str
+    shape: tuple[int, int]
+    packed: WeightFormat | None
+    unpack: Callable[[Arrays, int, int], Integers]
+
+    def dequantize(self, arrays: Arrays, start: int, stop: int) -> F32:
+        return self.unpack(arrays, start, stop).values()
+
+    def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
+        assert self.packed is not None
+        return self.unpack(arrays, start, stop).grouped(self.packed)
 
 
 def as_float32(values: Array) -> F32:
