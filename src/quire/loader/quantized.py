@@ -1,7 +1,8 @@
 """Quantized weights of a safetensors checkpoint under the names of the plain ones.
 
 A quantized linear `P` is stored as several arrays (`P.qweight`, `P.scales`, …). Here they are one tensor `P.weight` of
-float32, dequantized block by block as it is read; everything else passes through.
+float32, dequantized block by block as it is read; everything else passes through. Stacked experts `P_blocks` and
+`P_scales` are one tensor `P` [experts, out features, in features].
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from quire.loader.source import Array, Source, TensorInfo
 from quire.program.formats import WeightFormat
-from quire.quant import bitsandbytes, compressed, gptq
+from quire.quant import bitsandbytes, compressed, gptq, mxfp4
 from quire.quant.groups import GroupCodes
 from quire.quant.linear import PackedLinear, QuantizedLinear, Stored
 from quire.spec.config_reader import show
@@ -34,11 +35,11 @@ class QuantizedSource:
         self._parts: dict[str, dict[str, str]] = {}  # "P.weight" -> what follows P -> stored name
         reader = _READERS[quantization.layout]
         taken: set[str] = set()
-        for prefix, parts in self._modules(reader.parts).items():
+        for prefix, parts in self._modules(reader).items():
             infos = {part: self._stored(name) for part, name in parts.items()}
             if not reader.is_quantized(infos):
                 continue
-            name = f"{prefix}.weight"
+            name = f"{prefix}{reader.plain}"
             self._linears[name] = reader.read(self, prefix, infos)
             self._parts[name] = parts
             taken.update(parts.values())
@@ -52,12 +53,12 @@ class QuantizedSource:
     def quantization(self) -> Quantization:
         return self._quantization
 
-    def _modules(self, parts: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    def _modules(self, reader: _Reader) -> dict[str, dict[str, str]]:
         """Module name -> its arrays by what follows the name."""
         found: dict[str, dict[str, str]] = {}
-        longest_first = sorted(parts, key=len, reverse=True)
+        longest_first = sorted(reader.parts, key=len, reverse=True)
         for name in self._source.names():
-            part = next((part for part in longest_first if name.endswith(f".{part}")), None)
+            part = next((part for part in longest_first if name.endswith(f"{reader.joint}{part}")), None)
             if part is not None:
                 found.setdefault(name[: -len(part) - 1], {})[part] = name
         return found
@@ -108,15 +109,22 @@ class QuantizedSource:
 
 
 class _Reader:
-    """How one layout is found and read: `parts` are its arrays; `key` decides whether a module is quantized."""
+    """How one layout is found and read: `parts` are the arrays of a module `is_quantized` tells from a plain one.
+
+    An array's name is the module's, `joint` and the part; the weight they are is the module's name and `plain`.
+    """
 
     def __init__(
         self,
         parts: tuple[str, ...],
         is_quantized: Callable[[Infos], bool],
         read: Callable[[QuantizedSource, str, Infos], QuantizedLinear],
+        *,
+        joint: str = ".",
+        plain: str = ".weight",
     ) -> None:
         self.parts, self.is_quantized, self.read = parts, is_quantized, read
+        self.joint, self.plain = joint, plain
 
 
 def _gptq(source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear:
@@ -164,5 +172,12 @@ _READERS = {
         bitsandbytes.FOUR_BIT_PARTS + bitsandbytes.EIGHT_BIT_PARTS,
         lambda infos: "weight.absmax" in infos or "SCB" in infos,
         _bitsandbytes,
+    ),
+    "mxfp4": _Reader(
+        mxfp4.MXFP4_PARTS,
+        lambda infos: "blocks" in infos,
+        lambda _source, prefix, infos: mxfp4.mxfp4(infos, prefix),
+        joint="_",
+        plain="",
     ),
 }

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from quire.program.formats import Groups as GroupFormat
 from quire.program.formats import OffsetKind, ScaleKind, WeightFormat
 from quire.quant.groups import GroupCodes
+from quire.quant.mxfp4 import E2M1
 
 U8 = npt.NDArray[np.uint8]
 I8 = npt.NDArray[np.int8]
@@ -154,14 +155,10 @@ def _iq4_nl(b: U8) -> Groups:
     return Groups(_NON_LINEAR[_nibbles(b[:, None, 2:])], _half(b, 0))
 
 
-# Twice the values of an E2M1 float (OCP Microscaling Formats 1.0, section 5.3.3), so that they are integers.
-_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-
-
 def _mxfp4(b: U8) -> Groups:
     """An E8M0 exponent e, then E2M1 values; the scale is half of 2^(e - 127)."""
     scales = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128).astype(np.float32)
-    return Groups(_E2M1[_nibbles(b[:, None, 1:])], scales)
+    return Groups(E2M1[_nibbles(b[:, None, 1:])], scales)
 
 
 # -- blocks of 256 ("K" types): groups of 16 or 32 with quantized scales ---------------------------

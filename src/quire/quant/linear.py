@@ -37,16 +37,16 @@ class Stored:
 
 
 class QuantizedLinear(Protocol):
-    """One module's weight [out, in]. `label` says its format to people."""
+    """One module's weight [out, in], or a stack [experts, out, in]. `label` says its format to people."""
 
     @property
     def label(self) -> str: ...
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, ...]: ...
 
     def dequantize(self, arrays: Arrays, start: int, stop: int) -> F32:
-        """Rows [start, stop), float32."""
+        """Rows [start, stop) of the first axis, float32."""
 
 
 @runtime_checkable

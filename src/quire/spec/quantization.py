@@ -13,7 +13,7 @@ from typing import Literal
 from quire.spec.config_reader import ConfigReader, show
 from quire.types import UnsupportedModelError
 
-Layout = Literal["gptq", "awq", "compressed", "fp8", "bitsandbytes"]
+Layout = Literal["gptq", "awq", "compressed", "fp8", "bitsandbytes", "mxfp4"]
 _MAX_BLOCK = 2**16
 
 
@@ -148,6 +148,11 @@ def _bitsandbytes(quant: ConfigReader) -> Quantization:
     return Quantization("bitsandbytes", "bitsandbytes")
 
 
+def _mxfp4(_quant: ConfigReader) -> Quantization:
+    """Blocks of 32 with one exponent each; `modules_to_not_convert` says what the tensors show."""
+    return Quantization("MXFP4", "mxfp4")
+
+
 def _pair(reader: ConfigReader, key: str) -> tuple[int, int]:
     sizes = reader.values.get(key)
     if not isinstance(sizes, list) or len(sizes) != 2:
@@ -169,4 +174,5 @@ METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
     ),
     "fp8": (_fp8, "E4M3 with weight_scale, or weight_scale_inv in blocks (DeepSeek-V3)"),
     "bitsandbytes": (_bitsandbytes, "nf4 and fp4 with or without double quantization, LLM.int8"),
+    "mxfp4": (_mxfp4, "stacked experts as gpt-oss stores them (`_blocks`, `_scales`)"),
 }

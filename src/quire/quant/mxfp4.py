@@ -1,0 +1,72 @@
+"""MXFP4 in safetensors, as gpt-oss stores its experts: OCP Microscaling Formats 1.0, sections 5.3.3 and 5.4.1.
+
+`P_blocks` U8 [experts, out features, blocks, 16] holds two E2M1 numbers a byte, the lower nibble first; `P_scales` U8
+[experts, out features, blocks] the E8M0 exponent e of each block of 32 input features, a scale of 2^(e - 127), 255 NaN.
+Every value is an integer times half of that scale, so it has a format in groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.program.formats import Groups, WeightFormat
+from quire.quant.groups import GroupCodes
+from quire.quant.linear import F32, Array, Arrays, Stored, check_shape, need
+from quire.types import CheckpointError
+
+MXFP4_PARTS = ("blocks", "scales")
+BLOCK = 32
+# Twice the values of an E2M1 number, so that they are integers.
+E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+_PACKED = WeightFormat("i8", Groups(BLOCK, "f32"))
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP4:
+    """A stack of weights, one an expert: `shape` [experts, out features, in features]. Rows are experts here."""
+
+    shape: tuple[int, int, int]
+    label: str = "MXFP4"
+    packed: WeightFormat = _PACKED
+
+    def dequantize(self, arrays: Arrays, start: int, stop: int) -> F32:
+        """Experts [start, stop), float32 [experts, out features, in features]."""
+        codes, scales = self._unpack(arrays, start, stop)
+        values: F32 = codes.astype(np.float32) * scales[..., None]
+        return values.reshape(stop - start, *self.shape[1:])
+
+    def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
+        """Experts [start, stop) in the format `packed`, the rows of one after those of another."""
+        codes, scales = self._unpack(arrays, start, stop)
+        _, rows, cols = self.shape
+        count = (stop - start) * rows
+        return GroupCodes(
+            codes.reshape(count, cols).view(np.uint8) + np.uint8(128), scales.reshape(count, -1)
+        )
+
+    def _unpack(self, arrays: Arrays, start: int, stop: int) -> tuple[Array, F32]:
+        """Doubled values int8 [experts, out features, blocks, 32], halved scales [experts, out features, blocks]."""
+        packed = arrays["blocks"][start:stop]
+        nibbles = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
+        return E2M1[nibbles.reshape(*packed.shape[:-1], BLOCK)], half_scales(arrays["scales"][start:stop])
+
+
+def half_scales(exponents: Array) -> F32:
+    """2^(e - 128) of E8M0 exponents, float32; NaN of 255."""
+    scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128).astype(np.float32)
+    return np.where(exponents == 255, np.float32(np.nan), scales)
+
+
+def mxfp4(infos: Mapping[str, Stored], where: str) -> MXFP4:
+    """The stack of weights of these stored arrays."""
+    blocks, scales = (need(infos, part, ("U8",), where) for part in MXFP4_PARTS)
+    if len(blocks.shape) != 4 or blocks.shape[-1] != BLOCK // 2:
+        raise CheckpointError(
+            f"{where}: blocks: shape {list(blocks.shape)} is not [experts, out features, blocks, {BLOCK // 2}]"
+        )
+    check_shape(scales, blocks.shape[:-1], "scales", where)
+    experts, rows, count, _ = blocks.shape
+    return MXFP4((experts, rows, count * BLOCK))
