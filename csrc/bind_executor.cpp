@@ -203,6 +203,8 @@ void bind_executor(nb::module_& m) {
       .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
       .def("run_range", &Executor::run_range, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a, "begin"_a, "end"_a)
       .def("stop_after", &Executor::stop_after, "op"_a, "Run no op after this one; -1 runs all.")
+      .def("profile", &Executor::profile, "on"_a)
+      .def("take_profile", &Executor::take_profile)
       .def("fill_cache", &Executor::fill_cache, "value"_a, "Overwrite the whole cache; for tests.")
       .def("buffer", [](const Executor& e, int i) { return reinterpret_cast<uintptr_t>(e.buffer(i)); }, "index"_a)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)

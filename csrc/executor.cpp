@@ -130,6 +130,7 @@ void Executor::run_ops(size_t begin, size_t end) {
 }
 
 void Executor::step(size_t begin, size_t end, int thread) {
+  Stopwatch watch(profile_.get(), thread);
   for (size_t i = begin; i < end; ++i) {
     const Op& op = ops_[i];
     const int tasks = tasks_of(op);
@@ -137,7 +138,9 @@ void Executor::step(size_t begin, size_t end, int thread) {
     for (int t = next.fetch_add(1, std::memory_order_relaxed); t < tasks;
          t = next.fetch_add(1, std::memory_order_relaxed))
       do_task(op, t, thread);
+    watch.worked(i);
     if (i + 1 < end) pool_.barrier();
+    watch.met(i);
   }
 }
 

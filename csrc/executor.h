@@ -10,6 +10,7 @@
 #include "attention_plan.h"
 #include "kernels.h"
 #include "pool.h"
+#include "profile.h"
 
 namespace quire {
 
@@ -81,6 +82,9 @@ class Executor {
   void run_range(int tokens, int rows, int logit_rows, int begin, int end);
   void fill_cache(float value);  // every element of the cache; tests fill it with NaN
   void stop_after(int op) { stop_after_ = op; }
+  // Measure every op of later steps, or no longer; after bind.
+  void profile(bool on) { profile_ = on ? std::make_unique<Profile>(ops_.size(), pool_.threads()) : nullptr; }
+  std::vector<double> take_profile() { return profile_ ? profile_->take() : std::vector<double>(); }
 
   char* buffer(int index) const { return activations_.data() + buffers_[index].offset; }
   size_t weight_bytes() const { return weights_.bytes(); }
@@ -175,6 +179,7 @@ class Executor {
   Limits limits_;
   StepPointers step_;
   std::unique_ptr<Counter[]> counters_;
+  std::unique_ptr<Profile> profile_;
   std::vector<AttentionPlan> attention_;  // one for each shape of attention
   std::vector<int32_t> token_row_;
   int tokens_ = 0, rows_ = 0, logit_rows_ = 0, stop_after_ = -1;

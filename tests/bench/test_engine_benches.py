@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.bench import latency, results, shapes, startup, throughput
+from quire.bench import latency, profile, results, shapes, startup, throughput
 from quire.bench.checkpoint import write_checkpoint
 from quire.bench.engine_run import BenchEngine, Prompts, Step, judge
 from quire.bench.limits import LimitsProbe, Sample
@@ -92,6 +92,29 @@ def test_latency_figures(engine: BenchEngine) -> None:
         assert row["decode_share"] > 0
     assert metrics["latency"].samples == [row["latency"] for row in tables["iterations"]]
     assert probe.limits().bandwidth.count == 4
+
+
+def test_a_profile_adds_up_to_its_steps(folder: Path) -> None:
+    config = EngineConfig(threads=2, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32)
+    asked = throughput.ThroughputAsked(
+        num_prompts=4, input_len=12, output_len=6, ratio=0.5, concurrency=2, iterations=1, warmup=0, seed=0
+    )
+    with BenchEngine(str(folder), config, profile=True) as engine:
+        _, tables = throughput.measure_throughput(engine, LimitsProbe("", 1), asked)
+        count = {"linear": 4 * 2 + 1, "attend": 2, "rope_write": 2, "gated_act": 2, "embed": 1}
+        for kind in tables["composition"]:
+            rows = [row for row in tables["profile"] if row["step"] == kind["kind"]]
+            assert sum(row["seconds"] for row in rows) * kind["steps"] == pytest.approx(kind["seconds"])
+            assert sum(row["share"] for row in rows) == pytest.approx(1)
+            assert all(row["seconds"] > 0 and 0 <= (row["waiting"] or 0) <= 1 for row in rows)
+            for op, times in count.items():
+                assert sum(row["count"] for row in rows if row["op"] == op) == times
+        assert profile.lines(tables["profile"])
+        ran = engine.built.executor.take_profile()[0]  # type: ignore[attr-defined]
+        assert not any(ran)  # every step took its own
+        engine.built.executor.profile(False)  # type: ignore[attr-defined]
+        run = engine.run(Prompts(500, 0).make(1, 4), [2])
+        assert not any(step.op_seconds for step in run.steps)
 
 
 def test_one_token_has_no_tpot(engine: BenchEngine) -> None:

@@ -22,6 +22,7 @@ from quire.config.schema import EngineConfig
 from quire.engine.build import Built, Model, build, open_model
 from quire.engine.core import EngineCore, StepExecutor
 from quire.engine.sync_engine import SyncEngine
+from quire.executor.native import NativeExecutor
 from quire.program.cost import Row, step_cost
 from quire.program.ops import Program
 from quire.types import RequestOutput, SamplingParams, SchedulerOutput, StepOutput
@@ -42,6 +43,8 @@ class Step:
     phases: dict[str, float]
     begin: float = 0.0
     wall: float = 0.0
+    op_seconds: list[float] = field(default_factory=list)  # of each op, and waiting in it, where profiled
+    op_waited: list[float] = field(default_factory=list)
 
     @property
     def engine(self) -> float:
@@ -86,6 +89,7 @@ class _Recorder:
     """A worker that notes what it is given."""
 
     worker: StepExecutor
+    profiled: NativeExecutor | None = None
     steps: list[Step] = field(default_factory=list)
     noting: float = 0.0
 
@@ -94,7 +98,10 @@ class _Recorder:
         start = time.perf_counter()
         rows = [Row(len(item.token_ids), item.start) for item in out.scheduled]
         wanted = sum(item.sample for item in out.scheduled)
-        self.steps.append(Step(rows, wanted, dict(result.seconds)))
+        step = Step(rows, wanted, dict(result.seconds))
+        if self.profiled is not None:
+            step.op_seconds, step.op_waited = self.profiled.take_profile()
+        self.steps.append(step)
         self.noting = time.perf_counter() - start
         return result
 
@@ -103,16 +110,28 @@ class BenchEngine:
     """Builds a model's engine and runs requests on it. A context manager.
 
     `model` is a folder, a hub name, or "shape:NAME" for random weights of a released shape. Without
-    `tokenizer` no text is made of the tokens.
+    `tokenizer` no text is made of the tokens. With `profile` every op of every step is measured; ValueError where
+    the executor can't.
     """
 
     def __init__(
-        self, model: str, asked: EngineConfig, *, tokenizer: bool = True, progress: bool = False
+        self,
+        model: str,
+        asked: EngineConfig,
+        *,
+        tokenizer: bool = True,
+        progress: bool = False,
+        profile: bool = False,
     ) -> None:
         opened, asked = open_bench_model(model, asked, tokenizer=tokenizer)
         with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
             built = build(opened, asked, bar)
         self._recorder = _Recorder(built.core.worker)
+        if profile:
+            if not isinstance(built.executor, NativeExecutor):
+                raise ValueError("profile: only the native executor measures its ops")
+            built.executor.profile(True)
+            self._recorder.profiled = built.executor
         self.built: Built = replace(built, core=EngineCore(built.core.scheduler, self._recorder))
         self.engine = SyncEngine(self.built)
 

@@ -80,7 +80,7 @@ def units(program: Program) -> list[Unit]:
         signature = _signature(program, op)
         if signature not in seen:
             seen.add(signature)
-            found.append(Unit(kind_of(op), _name(program, op), index, index + 1))
+            found.append(Unit(kind_of(op), name_of(program, op), index, index + 1))
     return [*found, Unit("layer", "layer", 1, len(program.body))]
 
 
@@ -89,7 +89,7 @@ def kind_of(op: Op) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(op).__name__).lstrip("_")
 
 
-def _name(program: Program, op: Op) -> str:
+def name_of(program: Program, op: Op) -> str:
     """The weight an op multiplies by ("gate_up"), else its kind and the width it writes."""
     weights = [name for name in param_names(op) if program.param(name).kind != "vector"]
     if weights and hasattr(op, "x"):  # an embedding reads a few rows of a weight and multiplies nothing

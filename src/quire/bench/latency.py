@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.bench.engine_run import BenchEngine, Judged, Prompts, Run, judge
 from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.profile import OpTimes
 from quire.bench.results import Metric, metric
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -46,6 +47,7 @@ def measure_latency(
     prompts = Prompts(engine.program.vocab, asked.seed)
     lengths = [asked.output_len] * asked.batch_size
     rows: list[dict[str, Any]] = []
+    times = OpTimes(engine.program)
     for number in range(-asked.warmup, asked.iterations):
         batch = prompts.make(asked.batch_size, asked.input_len)
         if number < 0:
@@ -53,8 +55,11 @@ def measure_latency(
             continue
         before = probe.sample()
         run = engine.run(batch, lengths)
-        rows.append({"iteration": number, **figures(engine, run, mean(before, probe.sample()))})
-    return metrics(rows), {"iterations": rows, "percentiles": percentiles([r["latency"] for r in rows])}
+        limits = mean(before, probe.sample())
+        rows.append({"iteration": number, **figures(engine, run, limits)})
+        times.add([step for step in run.steps if step.op_seconds], limits)
+    tables = {"iterations": rows, "percentiles": percentiles([r["latency"] for r in rows])}
+    return metrics(rows), tables | ({"profile": profile} if (profile := times.rows()) else {})
 
 
 def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.bench.engine_run import BenchEngine, Prompts, Run, Step, judge
 from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.profile import OpTimes
 from quire.bench.results import Metric, metric
 
 DEFINITIONS = {
@@ -56,6 +57,7 @@ def measure_throughput(
     rows: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     kinds: list[dict[str, Any]] = []
+    times = OpTimes(engine.program)
     for number in range(-asked.warmup, asked.iterations):
         inputs = prompts.lengths(asked.num_prompts, asked.input_len, asked.ratio)
         outputs = prompts.lengths(asked.num_prompts, asked.output_len, asked.ratio)
@@ -70,8 +72,10 @@ def measure_throughput(
         rows.append({"iteration": number, **figures(engine, run, limits)})
         steps += [{"iteration": number, **step_row(step)} for step in run.steps]
         kinds += [{"iteration": number, **row} for row in composition(engine, run, limits)]
+        times.add([step for step in run.steps if step.op_seconds], limits)
     found = {name: metric([row[name] for row in rows], *UNITS[name]) for name in UNITS}
-    return found, {"iterations": rows, "composition": kinds, "steps": steps}
+    tables = {"iterations": rows, "composition": kinds, "steps": steps}
+    return found, tables | ({"profile": profile} if (profile := times.rows()) else {})
 
 
 def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:

@@ -267,6 +267,21 @@ class NativeExecutor:
         """End later runs after this op; see Executor.stop_after."""
         self._core.stop_after(-1 if op_index is None else op_index)
 
+    def profile(self, on: bool) -> None:
+        """Measure every op of later steps, or no longer. While it is off a step pays nothing for it."""
+        if self._limits is None:
+            raise RuntimeError("profile is called after bind")
+        self._core.profile(on)
+
+    def take_profile(self) -> tuple[list[float], list[float]]:
+        """For each of Program.ops: seconds since the last call, and of these the mean that a thread waited for others.
+
+        Empty when nothing is measured. What runs after the last op of a step (threads that finish later) is not in it.
+        """
+        found = self._core.take_profile()
+        half = len(found) // 2
+        return found[:half], found[half:]
+
     def read(self, buffer: str, rows: int) -> F32:
         """A copy of a buffer's first rows as float32."""
         return self._view(buffer, rows).astype(np.float32, copy=True)

@@ -29,6 +29,9 @@ def add_workload_options(parser: argparse.ArgumentParser, *, iterations: int, wa
                         help=f"measured iterations (default: {iterations})")  # fmt: skip
     parser.add_argument("--num-iters-warmup", "--warmup", type=natural, default=warmup, metavar="N",
                         help=f"iterations before (default: {warmup})")  # fmt: skip
+    parser.add_argument(
+        "--profile", action="store_true", help="measure every op of every step, and show where time goes"
+    )
     parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
     add_result_options(parser)
     add_engine_options(parser)

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.bench import latency
+    from quire.bench import latency, profile
     from quire.bench.engine_run import BenchEngine
     from quire.bench.limits import LimitsProbe
     from quire.bench.recording import Recording
@@ -36,7 +36,11 @@ def run(args: argparse.Namespace) -> int:
         args.batch_size, args.input_len, args.output_len, args.num_iters, args.num_iters_warmup, config.seed
     )
     with BenchEngine(
-        args.model, config, tokenizer=not args.disable_detokenize, progress=not args.json
+        args.model,
+        config,
+        tokenizer=not args.disable_detokenize,
+        progress=not args.json,
+        profile=args.profile,
     ) as engine:
         probe = LimitsProbe(engine.built.config.isa, engine.built.config.threads)
         metrics, tables = latency.measure_latency(engine, probe, asked)
@@ -45,10 +49,11 @@ def run(args: argparse.Namespace) -> int:
         limits=probe.limits(),
         settings={"model": shown(args.model), **settings},
         metrics=metrics,
-        definitions=latency.DEFINITIONS,
+        definitions=latency.DEFINITIONS | (profile.DEFINITIONS if args.profile else {}),
         tables=tables,
     )
-    finish(args, result, _text(metrics, tables["iterations"], settings))
+    text = _text(metrics, tables["iterations"], settings)
+    finish(args, result, text + profile.lines(tables.get("profile", [])))
     return 0
 
 

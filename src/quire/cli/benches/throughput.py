@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.bench import throughput
+    from quire.bench import profile, throughput
     from quire.bench.engine_run import BenchEngine
     from quire.bench.latency import settings as engine_settings
     from quire.bench.limits import LimitsProbe
@@ -49,7 +49,11 @@ def run(args: argparse.Namespace) -> int:
     )
     config = engine_config(args, longest)
     with BenchEngine(
-        args.model, config, tokenizer=not args.disable_detokenize, progress=not args.json
+        args.model,
+        config,
+        tokenizer=not args.disable_detokenize,
+        progress=not args.json,
+        profile=args.profile,
     ) as engine:
         probe = LimitsProbe(engine.built.config.isa, engine.built.config.threads)
         metrics, tables = throughput.measure_throughput(engine, probe, asked)
@@ -58,10 +62,11 @@ def run(args: argparse.Namespace) -> int:
         limits=probe.limits(),
         settings={"model": shown(args.model), **settings},
         metrics=metrics,
-        definitions=throughput.DEFINITIONS,
+        definitions=throughput.DEFINITIONS | (profile.DEFINITIONS if args.profile else {}),
         tables=tables,
     )
-    finish(args, result, _text(metrics, tables, settings))
+    text = _text(metrics, tables, settings)
+    finish(args, result, text + profile.lines(tables.get("profile", [])))
     return 0
 
 

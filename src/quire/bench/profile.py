@@ -1,0 +1,125 @@
+"""Where the time of steps goes: a whole step op by op, each beside its own limit.
+
+The native executor measures every op on its first thread, waiting for the other threads included. What a step took
+outside its ops (waking the threads, sampling, scheduling) is a line of its own, so the lines add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.bench.bounds import op_bound, peak_of
+from quire.bench.engine_run import Step
+from quire.bench.environment import largest_cache
+from quire.bench.kernel_programs import kind_of, name_of
+from quire.bench.limits import Sample
+from quire.program.cost import step_cost
+from quire.program.ops import Program
+
+OUTSIDE = "outside ops"
+
+DEFINITIONS = {
+    "profile.seconds": "seconds a step in ops of this kind and name: mean over the steps of a kind",
+    "profile.share": "of the step's seconds",
+    "profile.waiting": "of the op's seconds, the mean part that a thread waited for others at the op's end",
+    "profile.limit_share": "least seconds of the ops on this machine (each bound by memory or compute) / their "
+    "seconds; none where a bound is a cache",
+}
+
+
+class OpTimes:
+    """Adds up profiled steps; `rows` is the table."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._names = [(kind_of(op), name_of(program, op)) for op in program.ops]
+        self._peaks = [peak_of(program, op) for op in program.ops]
+        self._cache = largest_cache()
+        self._kinds: dict[str, _Kind] = {}
+
+    def add(self, steps: Sequence[Step], limits: Sample) -> None:
+        """Steps that were profiled, and the limits measured around them."""
+        for step in steps:
+            kind = self._kinds.setdefault(step.kind, _Kind())
+            kind.steps += 1
+            kind.tokens += step.tokens
+            kind.wall += step.wall
+            cost = step_cost(self._program, step.rows, step.logit_rows)
+            for index, (name, one) in enumerate(zip(self._names, cost.ops, strict=True)):
+                if not step.op_seconds[index]:
+                    continue  # the head of a step without logits
+                bound = op_bound(one, self._peaks[index], limits.bandwidth, limits.compute, self._cache)
+                line = kind.lines.setdefault(name, _Line())
+                line.count += 1
+                line.seconds += step.op_seconds[index]
+                line.waited += step.op_waited[index]
+                line.bound += bound.seconds
+                line.bounded &= bound.by != "cache"
+                line.by = bound.by
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each kind of step and op; times are those of one step."""
+        found: list[dict[str, Any]] = []
+        for name in ("prefill", "mixed", "decode"):
+            if (kind := self._kinds.get(name)) is not None:
+                found += kind.rows(name)
+        return found
+
+
+class _Line:
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = self.waited = self.bound = 0.0
+        self.bounded, self.by = True, ""
+
+
+class _Kind:
+    """Steps of one kind."""
+
+    def __init__(self) -> None:
+        self.steps = self.tokens = 0
+        self.wall = 0.0
+        self.lines: dict[tuple[str, str], _Line] = {}
+
+    def rows(self, step: str) -> list[dict[str, Any]]:
+        both = {"step": step, "steps": self.steps, "tokens": self.tokens / self.steps}
+        found: list[dict[str, Any]] = [
+            {
+                **both,
+                "op": op,
+                "name": name,
+                "count": line.count / self.steps,
+                "seconds": line.seconds / self.steps,
+                "share": line.seconds / self.wall,
+                "waiting": line.waited / line.seconds,
+                "bound": line.by,
+                "limit_share": line.bound / line.seconds if line.bounded else None,
+            }
+            for (op, name), line in self.lines.items()
+        ]
+        found.sort(key=lambda row: -row["seconds"])
+        outside = self.wall - sum(line.seconds for line in self.lines.values())
+        rest = {"count": 1, "seconds": outside / self.steps, "share": outside / self.wall}
+        none = {"waiting": None, "bound": None, "limit_share": None}
+        return [*found, {**both, "op": OUTSIDE, "name": "", **rest, **none}]
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The table as lines of text."""
+    head = f"{'op':>12} {'name':<20} {'count':>6} {'ms/step':>8} {'share':>6} {'waiting':>7} {'limit':>7} {'share':>6}"
+    text: list[str] = []
+    last = None
+    for row in rows:
+        if row["step"] != last:
+            last = row["step"]
+            text += ["", f"{last} steps: {row['steps']} of {row['tokens']:.1f} tokens", head]
+        text.append(
+            f"{row['op']:>12} {row['name']:<20} {row['count']:>6.0f} {row['seconds'] * 1e3:>8.3f} {row['share']:>6.1%} "
+            f"{_percent(row['waiting']):>7} {row['bound'] or '-':>7} {_percent(row['limit_share']):>6}"
+        )
+    return text
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
