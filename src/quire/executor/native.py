@@ -31,7 +31,10 @@ from quire.program.ops import (
     Add,
     Attend,
     Buffer,
+    Combine,
+    Dispatch,
     Embed,
+    Experts,
     GatedAct,
     GatherRows,
     Linear,
@@ -41,11 +44,13 @@ from quire.program.ops import (
     Program,
     Quantize,
     RopeWrite,
+    Route,
     Scale,
 )
 from quire.quant import GroupCodes, check_codes, quantize
+from quire.spec.model import ClampedSwiGLU
 from quire.spec.rope import cos_sin
-from quire.types import MemoryBudgetError
+from quire.types import MemoryBudgetError, UnsupportedModelError
 
 _DTYPES = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
@@ -239,9 +244,13 @@ class NativeExecutor:
                     op.softcap, self._vector(op.sinks),
                 )  # fmt: skip
             case GatedAct():
+                if isinstance(op.act, ClampedSwiGLU):
+                    raise UnsupportedModelError("the native executor does not compute this activation yet")
                 core.op_gated_act(buffers[op.gate_up], buffers[op.out], _ACTS[op.act])
             case GatherRows():
                 core.op_gather(buffers[op.x], self._optional(op.delta), buffers[op.out])
+            case Route() | Dispatch() | Experts() | Combine():
+                raise UnsupportedModelError("the native executor does not compute experts yet")
 
     def _optional(self, buffer: str | None) -> int:
         return -1 if buffer is None else self._buffers[buffer]

@@ -16,7 +16,10 @@ from quire.program.memory import kv_vector_bytes
 from quire.program.ops import (
     Add,
     Attend,
+    Combine,
+    Dispatch,
     Embed,
+    Experts,
     GatedAct,
     GatherRows,
     HeadShape,
@@ -27,6 +30,7 @@ from quire.program.ops import (
     Program,
     Quantize,
     RopeWrite,
+    Route,
     Scale,
 )
 
@@ -123,6 +127,14 @@ def visible_keys(row: Row, window: int) -> int:
     return row.context_len + row.query_len - behind if row.query_len else 0
 
 
+def touched_experts(experts: int, top_k: int, tokens: int) -> int:
+    """How many experts of a layer `tokens` tokens go to together: exactly top_k for one.
+
+    For more, the number expected when every token takes its own at random: experts · (1 - (1 - top_k/experts)^tokens).
+    """
+    return round(experts * (1 - (1 - top_k / experts) ** tokens))
+
+
 class _Counter:
     """Looks up widths and formats of a program and counts one op at a time."""
 
@@ -160,6 +172,8 @@ class _Counter:
                 cost = self.gated_act(op, n)
             case GatherRows():
                 cost = self.gather_rows(op, n)
+            case Route() | Dispatch() | Experts() | Combine():
+                cost = self.of_experts(op, n)
         return cost
 
     def row_bytes(self, buffer: str, cols: int | None = None) -> int:
@@ -208,7 +222,7 @@ class _Counter:
         return Cost(flops, read, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
 
     def quantize(self, op: Quantize, n: int) -> Cost:
-        cols = self.buffers[op.x].cols
+        n, cols = n * self.buffers[op.out].per, self.buffers[op.x].cols
         return Cost(QUANTIZE_FLOPS * n * cols, 0, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
 
     def rope_write(self, op: RopeWrite, n: int) -> Cost:
@@ -233,8 +247,40 @@ class _Counter:
         )
 
     def gated_act(self, op: GatedAct, n: int) -> Cost:
-        flops = (EXP_FLOPS + 1) * self.buffers[op.out].cols
+        n, flops = n * self.buffers[op.out].per, (EXP_FLOPS + 1) * self.buffers[op.out].cols
         return Cost(n * flops, activation_bytes=n * (self.row_bytes(op.gate_up) + self.row_bytes(op.out)))
+
+    def of_experts(self, op: Route | Dispatch | Experts | Combine, n: int) -> Cost:
+        match op:
+            case Route():
+                return self.route(op, n)
+            case Dispatch():
+                moved = self.row_bytes(op.x) + self.row_bytes(op.places)
+                return Cost(activation_bytes=n * (moved + self.buffers[op.out].per * self.row_bytes(op.out)))
+            case Experts():
+                return self.experts(op, n)
+            case Combine():
+                return self.combine(op, n)
+
+    def route(self, op: Route, n: int) -> Cost:
+        flops = (EXP_FLOPS + 3) * op.router.experts  # exponential, sum, correction, comparison
+        moved = sum(self.row_bytes(name) for name in (op.logits, op.ids, op.weights, op.places))
+        return Cost(n * flops, self.vector_bytes(op.correction), n * moved)
+
+    def experts(self, op: Experts, n: int) -> Cost:
+        weight, rows = self.params[op.weight], n * self.buffers[op.out].per
+        flops = 2 * rows * weight.matrix_rows * weight.cols + (rows * weight.matrix_rows if op.bias else 0)
+        read = weight.rows * self.weight_bytes(weight) + self.vector_bytes(op.bias)
+        touched = touched_experts(weight.experts, self.buffers[op.out].per, n)
+        moved = self.row_bytes(op.x) + self.row_bytes(op.out)
+        return Cost(flops, read * touched // weight.experts, rows * moved)
+
+    def combine(self, op: Combine, n: int) -> Cost:
+        per, cols = self.buffers[op.x].per, self.buffers[op.out].cols
+        moved = per * self.row_bytes(op.x) + self.row_bytes(op.out)
+        moved += sum(self.row_bytes(x) for x in (op.places, op.weights, op.shared, op.gate) if x)
+        flops = 2 * per * cols + (2 * cols if op.gate else cols if op.shared else 0)
+        return Cost(n * flops, activation_bytes=n * moved)
 
     def gather_rows(self, op: GatherRows, n: int) -> Cost:
         moved = self.row_bytes(op.x) + self.row_bytes(op.out) + ID_BYTES

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-DType = Literal["f32", "bf16", "i8", "i4"]
-DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1}  # an element of a buffer, table or plain panel
+DType = Literal["f32", "bf16", "i8", "i4", "i32"]  # i32: numbers of experts and rows, in buffers only
+DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1, "i32": 4}  # of a buffer, table or plain panel
 
 ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
 OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from quire.core.cache_groups import plan_groups
 from quire.program.formats import DType, NumberFormats
+from quire.program.lower_experts import lower_experts
 from quire.program.ops import (
     Add,
     Attend,
@@ -24,18 +25,19 @@ from quire.program.ops import (
     Quantize,
     RopeWrite,
     Scale,
+    writes,
 )
-from quire.spec import MLP, Attention, Layer, ModelSpec, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, MoE, Rope
 from quire.spec import Norm as NormSpec
 from quire.types import CacheGroup
 
 
 def lower(spec: ModelSpec, formats: NumberFormats) -> Program:
     """Lower a spec to a flat op list. Pure: the same arguments give the same program."""
-    return _Lowering(spec, formats).program()
+    return Lowering(spec, formats).program()
 
 
-class _Lowering:
+class Lowering:
     """Collects params, buffers and ops while walking the layers of a spec once."""
 
     def __init__(self, spec: ModelSpec, formats: NumberFormats) -> None:
@@ -81,7 +83,7 @@ class _Lowering:
         dim, names = self.spec.dim, ("attn_norm", "mlp_norm") if layer.pre_norm else (None, None)
         hidden = self.input("hidden", dim, f"layers.{index}.qkv")
         self.norm(names[0], index, residual, delta, hidden)
-        beside = self.input("hidden", dim, f"layers.{index}.gate_up")
+        beside = self.mlp_input(index, layer)
         if layer.parallel and beside != hidden:  # the same values, rounded for weights of another format
             self.norm(names[0], index, residual, None, beside)
         branch = self.attention(index, layer.attention, hidden)
@@ -92,10 +94,19 @@ class _Lowering:
             self.norm(names[1], index, residual, delta, beside)
         elif delta is not None:
             self.body.append(Add(residual, delta, 1.0))
-        branch = self.mlp(index, layer.mlp, beside)
+        if isinstance(layer.mlp, MoE):
+            branch = lower_experts(self, index, layer.mlp, beside)
+        else:
+            branch = self.mlp(index, layer.mlp, beside, self.buffer("delta", dim, "f32"))
         if layer.post_norm:
             self.norm("mlp_post_norm", index, branch, None, branch)
         return self.join(residual, branch)
+
+    def mlp_input(self, index: int, layer: Layer) -> str:
+        """The buffer that the norm before a feed-forward fills; a router takes float32."""
+        if isinstance(layer.mlp, MoE):
+            return self.buffer("hidden", self.spec.dim, "f32")
+        return self.input("hidden", self.spec.dim, f"layers.{index}.gate_up")
 
     def join(self, residual: str, branch: str) -> str | None:
         """What the next norm has to add to the residual stream; a scaled branch is added at once."""
@@ -166,22 +177,23 @@ class _Lowering:
             qkv, shape, index, rope, weights[0], weights[1], norm.eps, norm.kind, att.qk_norm.whole
         )  # fmt: skip
 
-    def mlp(self, index: int, mlp: MLP, hidden: str) -> str:
-        """The feed-forward of a layer; returns the buffer of its branch."""
-        names, at = self.spec.names, f"layers.{index}"
+    def mlp(self, index: int, mlp: MLP, hidden: str, out: str, *, prefix: str = "") -> str:
+        """A gated feed-forward; fills and returns `out`. `prefix`: of its names in WeightNames and params."""
+        names, at = self.spec.names, f"layers.{index}.{prefix}"
         gate_up = self.buffer("gate_up", 2 * mlp.width, "f32")
-        gated = self.input("gated", mlp.width, f"{at}.down")
-        out = self.buffer("delta", self.spec.dim, "f32")
-        sources, rows = tuple(name.format(i=index) for name in (names.gate, names.up)), (mlp.width, mlp.width)
+        gated = self.input("gated", mlp.width, f"{at}down")
+        gate, up, down = (
+            getattr(names, f"{prefix}{name}").format(i=index) for name in ("gate", "up", "down")
+        )
+        fused = "" if prefix else names.gate_up.format(i=index)
         self.linear(
-            f"{at}.gate_up", hidden, gate_up, sources, rows, axes=("mlp", "mlp"), bias=mlp.bias,
-            fused=names.gate_up.format(i=index),
+            f"{at}gate_up", hidden, gate_up, (gate, up), (mlp.width, mlp.width), axes=("mlp", "mlp"),
+            bias=mlp.bias, fused=fused,
         )  # fmt: skip
         self.body.append(GatedAct(gate_up, gated, mlp.act))
         self.linear(
-            f"{at}.down", gated, out, (names.down.format(i=index),), (self.spec.dim,), axes=("",),
-            bias=mlp.bias, col_axis="mlp",
-        )  # fmt: skip
+            f"{at}down", gated, out, (down,), (self.spec.dim,), axes=("",), bias=mlp.bias, col_axis="mlp"
+        )
         return out
 
     def head(self, residual: str, delta: str | None, weight: str) -> tuple[Op, ...]:
@@ -220,19 +232,28 @@ class _Lowering:
         bias_name = self.vector(f"{name}.bias", tuple(biases)) if bias else None
         self.body.append(Linear(x, weight, bias_name, out))
 
-    def vector(self, name: str, parts: tuple[Part, ...]) -> str:
-        self.params[name] = Param(name, "vector", parts, "f32")
+    def vector(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:
+        self.params[name] = Param(name, "vector", parts, "f32", experts=experts)
         return name
 
-    def weight(self, name: str, parts: tuple[Part, ...]) -> str:
+    def weight(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:
         """Declare a linear weight in the format that was chosen for it."""
         form = self.formats.of(name)
-        self.params[name] = Param(name, "linear", parts, form.dtype, form.groups)
+        self.params[name] = Param(name, "linear", parts, form.dtype, form.groups, experts)
         return name
 
-    def input(self, name: str, cols: int, weight: str, *, logits: bool = False) -> str:
+    def input(self, name: str, cols: int, weight: str, *, logits: bool = False, per: int = 1) -> str:
         """The buffer that an op fills for the linear of that weight."""
-        return self.buffer(name, cols, self.formats.of(weight).inputs, logits=logits)
+        return self.buffer(name, cols, self.formats.of(weight).inputs, logits=logits, per=per)
+
+    def rounded(self, x: str, weight: str) -> str:
+        """A float32 buffer as the linear of that weight takes it, before quantizing."""
+        dtype = self.formats.of(weight).inputs
+        if dtype == self.buffers[x].dtype:
+            return x
+        out = self.buffer(x, self.buffers[x].cols, dtype)
+        self.once(self.body, Norm(x, None, None, self.spec.norm.eps, out))
+        return out
 
     def quantized(self, ops: list[Op], x: str, weight: str) -> str:
         """What a linear takes for input: x itself, or its bytes, rounded here, when the weight is quantized."""
@@ -240,15 +261,26 @@ class _Lowering:
         if not form.quantized:
             return x
         group, logits = form.groups.size if form.groups else 0, source.rows == "logits"
-        x_bytes = self.buffer(f"{x}_bytes", source.cols, "i8", logits=logits, group=group)
-        ops.append(Quantize(x, x_bytes))
+        x_bytes = self.buffer(f"{x}_bytes", source.cols, "i8", logits=logits, group=group, per=source.per)
+        self.once(ops, Quantize(x, x_bytes))
         return x_bytes
 
-    def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False, group: int = 0) -> str:
+    def once(self, ops: list[Op], op: Quantize | Norm) -> None:
+        """Append an op that fills `out` from x, unless what it would do is still there from before."""
+        for earlier in reversed(ops):
+            if earlier == op:
+                return
+            if {op.x, op.out} & set(writes(earlier)):
+                break
+        ops.append(op)
+
+    def buffer(
+        self, name: str, cols: int, dtype: DType, *, logits: bool = False, group: int = 0, per: int = 1
+    ) -> str:
         """Declare a buffer once; layers of one shape share it, another shape or format gets a buffer of its own."""
-        wanted = Buffer(name, cols, dtype, "logits" if logits else "tokens", group)
+        wanted = Buffer(name, cols, dtype, "logits" if logits else "tokens", group, per)
         first = self.buffers.get(name, wanted)
-        for mine, its in ((cols, first.cols), (dtype, first.dtype), (group, first.group)):
+        for mine, its in ((cols, first.cols), (dtype, first.dtype), (group, first.group), (per, first.per)):
             if mine != its:
                 wanted = replace(wanted, name=f"{wanted.name}_{mine}")
         self.buffers.setdefault(wanted.name, wanted)

@@ -44,12 +44,17 @@ def plan_arena(program: Program, max_tokens: int, max_logit_rows: int) -> ArenaP
     return ArenaPlan(offsets, max((offsets[name] + sizes[name] for name in sizes), default=0))
 
 
+def max_rows(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
+    """The most rows that a buffer has in any step."""
+    return (max_tokens if buffer.rows == "tokens" else max_logit_rows) * buffer.per
+
+
 def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
     """Bytes of a buffer with all its rows, rounded up to ALIGNMENT.
 
     An i8 buffer ends with its rows' float32 scales; with groups, each has a scale and then an int32 sum of its bytes.
     """
-    rows = max_tokens if buffer.rows == "tokens" else max_logit_rows
+    rows = max_rows(buffer, max_tokens, max_logit_rows)
     if buffer.dtype == "i8":
         groups = -(-buffer.cols // buffer.group) if buffer.group else 1
         each = (1 + bool(buffer.group)) * groups * 4
@@ -59,7 +64,7 @@ def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
 
 def scale_offset(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
     """Where the scales of an i8 buffer begin, in bytes from its start; see row_pitch."""
-    rows = max_tokens if buffer.rows == "tokens" else max_logit_rows
+    rows = max_rows(buffer, max_tokens, max_logit_rows)
     return _round_up(rows * row_pitch(buffer), ALIGNMENT)
 
 
@@ -120,14 +125,15 @@ def kv_head_elems(head_dim: int) -> int:
 
 
 def param_bytes(param: Param) -> int:
-    """Bytes of a parameter as the native executor holds it: linear weights packed and padded."""
+    """Bytes of a parameter as the native executor holds it: linear weights packed and padded, expert by expert."""
+    packed_rows = max(param.experts, 1) * _round_up(param.matrix_rows, PACKED_ROWS)
     if param.groups is not None:
-        rows, groups = _round_up(param.rows, PACKED_ROWS), param.groups
+        rows, groups = packed_rows, param.groups
         codes = groups.count(param.cols) * groups.size * (4 if param.dtype == "i4" else 8) // 8
         return rows * (codes + groups.row_bytes(param.cols))
     if param.kind == "linear":
         together = {"f32": 1, "bf16": PACKED_COLS, "i8": QUAD_COLS}[param.dtype]
-        rows = _round_up(param.rows, PACKED_ROWS)
+        rows = packed_rows
         elems = rows * _round_up(param.cols, together)
         if param.dtype == "i8":  # and a scale and an offset for each row
             return _round_up(elems, ALIGNMENT) + rows * 8

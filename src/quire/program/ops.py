@@ -6,7 +6,12 @@ step, `N` the number of rows whose logits are wanted. Rows of a buffer are token
     body   embed · (norm · linear · rope_write · attend · linear · norm · linear · gated_act · linear)*
     head   gather_rows · norm · linear
 
-with add and scale where a model multiplies embeddings, branches or logits or runs two branches side by side.
+with add and scale where a model multiplies embeddings, branches or logits or runs two branches side by side. A
+feed-forward of experts is
+
+    linear · route · dispatch · experts · gated_act · experts · combine
+
+over rows of (token, expert) pairs, sorted by expert, so that an expert's rows are neighbours.
 
 The torch executor defines what each op computes; the native executor is compared with it op by op.
 """
@@ -17,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.program.formats import DType, Groups, WeightFormat
-from quire.spec import Rope
+from quire.spec import Rope, Router
 from quire.spec.model import Activation, NormKind
 from quire.types import CacheGroup
 
@@ -27,7 +32,7 @@ ParamKind = Literal["linear", "table", "vector"]
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An activation of [rows, cols]; its rows are tokens or logit rows of the step.
+    """An activation of [rows, cols]; its rows are tokens or logit rows of the step, or `per` rows for each of them.
 
     An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, or, with `group`, for each
     `group` neighbouring columns of a row.
@@ -38,6 +43,7 @@ class Buffer:
     dtype: DType
     rows: RowKind = "tokens"
     group: int = 0
+    per: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class Param:
     source is rounded to nearest: i8 with the scale max|w| / 127 of a row, groups as quant.groups defines.
     kind table: embedding rows [rows = vocabulary, cols], gathered by row.
     kind vector: float32 [rows] (norm weights, biases).
+
+    `experts` above 0: that many matrices (or vectors) of equal rows, one after the other; no part spans two.
     """
 
     name: str
@@ -81,6 +89,7 @@ class Param:
     parts: tuple[Part, ...]
     dtype: DType
     groups: Groups | None = None
+    experts: int = 0
 
     @property
     def format(self) -> WeightFormat:
@@ -89,6 +98,11 @@ class Param:
     @property
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
+
+    @property
+    def matrix_rows(self) -> int:
+        """Rows of one expert's matrix, or of the only one."""
+        return self.rows // max(self.experts, 1)
 
     @property
     def cols(self) -> int:
@@ -246,7 +260,83 @@ class GatherRows:
     out: str
 
 
-Op = Embed | Norm | Add | Scale | Linear | Quantize | RopeWrite | Attend | GatedAct | GatherRows
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The experts of each token, best first, and their weights, from `logits` [T, experts] (see spec Router).
+
+        s = softmax(logits) or sigmoid(logits)          c = s + correction
+        ids[t] = the top_k highest c, highest first, those of groups that are left out being -∞
+        weights[t] = s[ids[t]] (/ their sum + 1e-20) · scale
+
+    Equal numbers: the lower expert or group first. All is float32. places[t, j] is the row of pair (t, j) when all
+    pairs are sorted by expert, and by token inside an expert. A token whose logits are not all finite goes to the
+    first top_k experts with weights NaN.
+    """
+
+    logits: str
+    correction: str | None
+    ids: str
+    weights: str
+    places: str
+    router: Router
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """out[places[t, j]] = x[t]: each token's row once for each of its experts, an expert's rows together."""
+
+    x: str
+    places: str
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """out[r] = x[r] @ weight[e]ᵀ (+ bias[e]) for every row r = places[t, j] of x, e = ids[t, j].
+
+    A Linear for each expert that has rows (grouped matrix product); weights of the others are not read. An output row
+    has the bits that Linear gives it alone.
+    """
+
+    x: str
+    ids: str
+    places: str
+    weight: str
+    bias: str | None
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """out[t] = Σ_j weights[t, j] · x[places[t, j]] in the order of j, then + shared[t].
+
+    With `gate` [T, 1] the last is + sigmoid(gate[t]) · shared[t].
+    """
+
+    x: str
+    places: str
+    weights: str
+    shared: str | None
+    gate: str | None
+    out: str
+
+
+Op = (
+    Embed
+    | Norm
+    | Add
+    | Scale
+    | Linear
+    | Quantize
+    | RopeWrite
+    | Attend
+    | GatedAct
+    | GatherRows
+    | Route
+    | Dispatch
+    | Experts
+    | Combine
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +391,14 @@ def reads(op: Op) -> tuple[str, ...]:
             names = (op.qkv,)
         case GatedAct():
             names = (op.gate_up,)
+        case Route():
+            names = (op.logits,)
+        case Dispatch():
+            names = (op.x, op.places)
+        case Experts():
+            names = (op.x, op.ids, op.places)
+        case Combine():
+            names = (op.x, op.places, op.weights, op.shared, op.gate)
     return tuple(name for name in names if name)
 
 
@@ -313,6 +411,8 @@ def writes(op: Op) -> tuple[str, ...]:
             return (op.x,)
         case RopeWrite():
             return (op.qkv,)
+        case Route():
+            return (op.ids, op.weights, op.places)
         case _:
             return (op.out,)
 
@@ -324,8 +424,10 @@ def param_names(op: Op) -> tuple[str, ...]:
             names: tuple[str | None, ...] = (op.table,)
         case Norm():
             names = (op.weight, op.bias)
-        case Linear():
+        case Linear() | Experts():
             names = (op.weight, op.bias)
+        case Route():
+            names = (op.correction,)
         case RopeWrite():
             names = (op.q_norm, op.k_norm)
         case Attend():

@@ -2,18 +2,20 @@
 
 from quire.spec.facts import ModelFacts, read_model
 from quire.spec.generation import Generation
-from quire.spec.model import MLP, Attention, Layer, ModelSpec, Norm, QKNorm, Rope, WeightNames
+from quire.spec.model import MLP, Attention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router, WeightNames
 
 __all__ = [
     "MLP",
     "Attention",
     "Generation",
     "Layer",
+    "MoE",
     "ModelFacts",
     "ModelSpec",
     "Norm",
     "QKNorm",
     "Rope",
+    "Router",
     "WeightNames",
     "read_model",
 ]

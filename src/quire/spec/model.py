@@ -11,7 +11,8 @@ from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+ScoreKind = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top2"]
 DTypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -90,12 +91,65 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """(up + 1) · gate · sigmoid(alpha · gate), gate at most `limit` and up in ±limit (gpt-oss, arXiv 2508.10925)."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+    def __str__(self) -> str:
+        return f"swiglu clamped to {self.limit:g}"
+
+
+# act(gate) * up with a plain activation; a gate with numbers of its own is a dataclass.
+Activation = Literal["silu", "gelu", "gelu_tanh"] | ClampedSwiGLU
+
+
+@dataclass(frozen=True, slots=True)
 class MLP:
     """Gated feed-forward: down(act(gate(x)) * up(x))."""
 
     width: int
     act: Activation = "silu"
     bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which `top_k` of `experts` a token goes to, and with what weights; see program/ops.Route.
+
+    `bias`: the linear that gives the logits has one. `correction`: a learned number for each expert takes part in
+    the choice and not in the weights (2408.15664). With `groups` above 1 the experts of only `top_groups` groups of
+    neighbours can be chosen, those with the highest `group_score`: their best expert (2405.04434, section 2.1.3) or
+    the sum of their best two (2412.19437). `renormalise`: the chosen weights are divided by their sum; then all are
+    multiplied by `scale`.
+    """
+
+    experts: int
+    top_k: int
+    scores: ScoreKind = "softmax"
+    bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: GroupScore = "max"
+    renormalise: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoE:
+    """Mixture of experts: Σ weight · expert(x) over a token's experts (1701.06538), each a gated MLP of `width`.
+
+    `shared` runs for every token and is added (2401.06066), with `shared_gate` times sigmoid of a linear of x.
+    """
+
+    router: Router
+    width: int
+    act: Activation = "silu"
+    bias: bool = False
+    shared: MLP | None = None
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +162,27 @@ class Layer:
     """
 
     attention: Attention
-    mlp: MLP
+    mlp: MLP | MoE
     pre_norm: bool = True
     post_norm: bool = False
     parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStacks:
+    """How checkpoints stack all experts of a layer in one tensor.
+
+    `gate_up` is [experts, 2·width, dim], gate rows first, or in turns when `interleaved`; `down` is [experts, dim,
+    width]. `transposed`: both have their last two axes the other way round. Biases are `gate_up`_bias [experts,
+    2·width] and `down`_bias [experts, dim]. Each may be stored as MXFP4 instead: _blocks and _scales, never
+    transposed. `router`, when not empty, is another name of the router that goes with stacks.
+    """
+
+    gate_up: str = "model.layers.{i}.mlp.experts.gate_up_proj"
+    down: str = "model.layers.{i}.mlp.experts.down_proj"
+    transposed: bool = False
+    interleaved: bool = False
+    router: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +192,9 @@ class WeightNames:
     Linears and norms are named without `.weight` and `.bias`. `qkv` (and `gate_up`), when not empty, is one
     tensor that holds the rows of q, k and v (of gate and up) in that order. A q or k norm with `{h}` in its name
     is one tensor for each head.
+
+    Experts have a tensor each, `{e}` being the expert's number, or are stacked in the tensors `expert_stacks` names:
+    see ExpertStacks.
     """
 
     embed: str = "model.embed_tokens.weight"
@@ -142,6 +216,16 @@ class WeightNames:
     up: str = "model.layers.{i}.mlp.up_proj"
     gate_up: str = ""
     down: str = "model.layers.{i}.mlp.down_proj"
+    router: str = "model.layers.{i}.mlp.gate"
+    correction: str = "model.layers.{i}.mlp.gate.e_score_correction_bias"
+    expert_gate: str = "model.layers.{i}.mlp.experts.{e}.gate_proj"
+    expert_up: str = "model.layers.{i}.mlp.experts.{e}.up_proj"
+    expert_down: str = "model.layers.{i}.mlp.experts.{e}.down_proj"
+    expert_stacks: ExpertStacks = ExpertStacks()
+    shared_gate: str = "model.layers.{i}.mlp.shared_expert.gate_proj"
+    shared_up: str = "model.layers.{i}.mlp.shared_expert.up_proj"
+    shared_down: str = "model.layers.{i}.mlp.shared_expert.down_proj"
+    shared_scale: str = "model.layers.{i}.mlp.shared_expert_gate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from quire.executor.base import F32, Limits, StepArrays
-from quire.executor.torch import ops
+from quire.executor.torch import experts, ops
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
 from quire.executor.torch.weights import Weights, quantize_rows
 from quire.program.ops import (
     Add,
     Attend,
+    Combine,
+    Dispatch,
     Embed,
+    Experts,
     GatedAct,
     GatherRows,
     Linear,
@@ -26,6 +29,7 @@ from quire.program.ops import (
     Program,
     Quantize,
     RopeWrite,
+    Route,
     Scale,
 )
 from quire.quant import GroupCodes
@@ -123,7 +127,8 @@ class _Runner:
 
     def buffer(self, name: str) -> Tensor:
         """The rows of a buffer that this step uses."""
-        return self.state.buffers[name][: self.rows[self.program.buffer(name).rows]]
+        found = self.program.buffer(name)
+        return self.state.buffers[name][: self.rows[found.rows] * found.per]
 
     def optional(self, name: str | None) -> Tensor | None:
         return None if name is None else self.buffer(name)
@@ -163,6 +168,24 @@ class _Runner:
                 ops.gated_act(buffer(op.gate_up), op.act, buffer(op.out))
             case GatherRows():
                 ops.gather_rows(buffer(op.x), self.optional(op.delta), self.logit_rows, buffer(op.out))
+            case Route() | Dispatch() | Experts() | Combine():
+                self.run_experts(op)
+
+    def run_experts(self, op: Route | Dispatch | Experts | Combine) -> None:
+        weights, buffer = self.weights, self.buffer
+        match op:
+            case Route():
+                out = buffer(op.ids), buffer(op.weights), buffer(op.places)
+                experts.route(op.router, buffer(op.logits), weights.get(op.correction), out)
+            case Dispatch():
+                experts.dispatch(buffer(op.x), buffer(op.places), buffer(op.out))
+            case Experts():
+                which = buffer(op.ids), buffer(op.places)
+                bias = None if op.bias is None else weights.of_experts(op.bias)
+                experts.experts(buffer(op.x), which, weights.of_experts(op.weight), bias, buffer(op.out))
+            case Combine():
+                shared = self.optional(op.shared), self.optional(op.gate)
+                experts.combine(buffer(op.x), buffer(op.places), buffer(op.weights), shared, buffer(op.out))
 
 
 def _device(name: str) -> torch.device:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from quire.program.ops import Attend, HeadShape, Norm, RopeWrite
-from quire.spec.model import Activation, NormKind
+from quire.spec.model import Activation, ClampedSwiGLU, NormKind
 
 QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
 WEIGHT_TILE = 1 << 22  # weight elements widened to float32 at once, some megabytes
@@ -179,9 +180,13 @@ def attention(
 
 
 def gated_act(gate_up: Tensor, act: Activation, out: Tensor) -> None:
-    """out [T, C] = act(gate) * up for gate_up [T, 2C] = [gate | up]."""
+    """out [T, C] = act(gate) * up for gate_up [T, 2C] = [gate | up]; see also ClampedSwiGLU."""
     gate, up = gate_up.float().chunk(2, dim=-1)
-    out.copy_(activate(gate, act) * up)
+    if isinstance(act, ClampedSwiGLU):
+        gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+        out.copy_((up + 1) * (gate * torch.sigmoid(act.alpha * gate)))
+    else:
+        out.copy_(activate(gate, act) * up)
 
 
 def gather_rows(x: Tensor, delta: Tensor | None, rows: Tensor, out: Tensor) -> None:
@@ -231,7 +236,7 @@ def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
     return whole, scale.to(torch.bfloat16)
 
 
-def activate(x: Tensor, act: Activation) -> Tensor:
+def activate(x: Tensor, act: Literal["silu", "gelu", "gelu_tanh"]) -> Tensor:
     """SiLU (1702.03118), or GELU (1606.08415) exact or with the tanh approximation."""
     match act:
         case "silu":

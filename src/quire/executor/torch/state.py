@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.executor.base import Limits
 from quire.executor.torch.ops import LayerCache, Rotation
 from quire.executor.torch.weights import TORCH_DTYPES
-from quire.program.memory import kv_block_bytes, kv_head_elems, plan_arena
+from quire.program.memory import kv_block_bytes, kv_head_elems, max_rows, plan_arena
 from quire.program.ops import Program
 from quire.spec import Rope
 from quire.spec.rope import cos_sin
@@ -56,7 +56,7 @@ def _activations(program: Program, limits: Limits, device: torch.device) -> tupl
     arena = torch.zeros(plan.total, dtype=torch.uint8, device=device)
     buffers = {}
     for buffer in program.buffers:
-        rows = limits.max_tokens if buffer.rows == "tokens" else limits.max_logit_rows
+        rows = max_rows(buffer, limits.max_tokens, limits.max_logit_rows)
         dtype = TORCH_DTYPES[buffer.dtype]
         if (
             buffer.dtype == "i8"

@@ -11,7 +11,9 @@ from quire.program.ops import Param, Program
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
 
 # A quantized parameter or buffer is held as the float32 numbers it stands for.
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i8": torch.float32, "i4": torch.float32}
+TORCH_DTYPES = {
+    "f32": torch.float32, "bf16": torch.bfloat16, "i8": torch.float32, "i4": torch.float32, "i32": torch.int32,
+}  # fmt: skip
 _SOURCES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
 
 
@@ -22,6 +24,7 @@ class Weights:
         self._tensors = {
             p.name: torch.empty(_shape(p), dtype=TORCH_DTYPES[p.dtype], device=device) for p in program.params
         }
+        self._experts = {p.name: p.experts for p in program.params}
         self._filled = {p.name: np.zeros(p.rows, np.bool_) for p in program.params}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -30,6 +33,10 @@ class Weights:
     def get(self, name: str | None) -> Tensor | None:
         """The parameter of that name; None for None, as ops name an optional one."""
         return None if name is None else self._tensors[name]
+
+    def of_experts(self, name: str) -> Tensor:
+        """A parameter of experts as [experts, rows, cols], or [experts, rows] for vectors."""
+        return self._tensors[name].unflatten(0, (self._experts[name], -1))
 
     def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
         """Fill rows from row_offset, rounded to the parameter's dtype; ValueError on a misfit or a repeat."""

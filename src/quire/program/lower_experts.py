@@ -1,0 +1,104 @@
+"""Lowering of a feed-forward of experts: see program/ops for its data flow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.program.ops import (
+    Combine,
+    Dispatch,
+    Experts,
+    GatedAct,
+    Linear,
+    Param,
+    Part,
+    Route,
+)
+from quire.spec import MoE, Router
+
+if TYPE_CHECKING:
+    from quire.program.lower import Lowering
+
+
+def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
+    """Append a layer's router, experts and shared expert over `hidden`, float32; returns the buffer of the branch."""
+    at, k = f"layers.{index}", moe.router.top_k
+    route = _route(to, index, moe.router, hidden)
+    shared, gate = _shared(to, index, moe, hidden)
+
+    weight = _gate_up(to, index, moe)
+    x = to.quantized(to.body, to.rounded(hidden, weight), weight)
+    source = to.buffers[x]
+    rows = to.buffer("expert_rows", source.cols, source.dtype, group=source.group, per=k)
+    gate_up = to.buffer("expert_gate_up", 2 * moe.width, "f32", per=k)
+    bias = f"{weight}.bias" if moe.bias else None
+    to.body.append(Dispatch(x, route.places, rows))
+    to.body.append(Experts(rows, route.ids, route.places, weight, bias, gate_up))
+
+    weight = _down(to, index, moe)
+    gated = to.input("expert_gated", moe.width, weight, per=k)
+    to.body.append(GatedAct(gate_up, gated, moe.act))
+    x = to.quantized(to.body, gated, weight)
+    each = to.buffer("expert_out", to.spec.dim, "f32", per=k)
+    bias = f"{at}.experts.down.bias" if moe.bias else None
+    to.body.append(Experts(x, route.ids, route.places, weight, bias, each))
+
+    out = to.buffer("delta", to.spec.dim, "f32")
+    to.body.append(Combine(each, route.places, route.weights, shared, gate, out))
+    return out
+
+
+def _route(to: Lowering, index: int, router: Router, hidden: str) -> Route:
+    """The router's linear, always in float32: which experts are taken hangs on small differences."""
+    names, at = to.spec.names, f"layers.{index}"
+    name, k = names.router.format(i=index), router.top_k
+    logits = to.buffer("router_logits", router.experts, "f32")
+    _float_linear(to, f"{at}.router", hidden, logits, name, bias=router.bias)
+    correction = None
+    if router.correction:
+        part = Part(names.correction.format(i=index), router.experts)
+        correction = to.vector(f"{at}.correction", (part,))
+    ids, places = to.buffer("expert_ids", k, "i32"), to.buffer("expert_places", k, "i32")
+    route = Route(logits, correction, ids, to.buffer("expert_weights", k, "f32"), places, router)
+    to.body.append(route)
+    return route
+
+
+def _shared(to: Lowering, index: int, moe: MoE, hidden: str) -> tuple[str | None, str | None]:
+    """The expert that every token goes to, and the logit of its gate."""
+    if moe.shared is None:
+        return None, None
+    gate = None
+    if moe.shared_gate:
+        gate = to.buffer("shared_gate", 1, "f32")
+        name = to.spec.names.shared_scale.format(i=index)
+        _float_linear(to, f"layers.{index}.shared_gate", hidden, gate, name)
+    x = to.rounded(hidden, f"layers.{index}.shared_gate_up")
+    return to.mlp(index, moe.shared, x, to.buffer("shared", to.spec.dim, "f32"), prefix="shared_"), gate
+
+
+def _float_linear(to: Lowering, at: str, x: str, out: str, name: str, *, bias: bool = False) -> None:
+    rows = to.buffers[out].cols
+    to.params[at] = Param(at, "linear", (Part(f"{name}.weight", rows, to.spec.dim),), "f32")
+    vector = to.vector(f"{at}.bias", (Part(f"{name}.bias", rows),)) if bias else None
+    to.body.append(Linear(x, at, vector, out))
+
+
+def _gate_up(to: Lowering, index: int, moe: MoE) -> str:
+    names, width, count = to.spec.names, moe.width, moe.router.experts
+    tensors = [
+        name.format(i=index, e=e) for e in range(count) for name in (names.expert_gate, names.expert_up)
+    ]
+    name = f"layers.{index}.experts.gate_up"
+    if moe.bias:
+        to.vector(f"{name}.bias", tuple(Part(f"{t}.bias", width, 0, "mlp") for t in tensors), count)
+    return to.weight(name, tuple(Part(f"{t}.weight", width, to.spec.dim, "mlp") for t in tensors), count)
+
+
+def _down(to: Lowering, index: int, moe: MoE) -> str:
+    dim, count = to.spec.dim, moe.router.experts
+    tensors = [to.spec.names.expert_down.format(i=index, e=e) for e in range(count)]
+    name = f"layers.{index}.experts.down"
+    if moe.bias:
+        to.vector(f"{name}.bias", tuple(Part(f"{t}.bias", dim) for t in tensors), count)
+    return to.weight(name, tuple(Part(f"{t}.weight", dim, moe.width, "", "mlp") for t in tensors), count)
