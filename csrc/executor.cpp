@@ -35,7 +35,7 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
   bind_attention();
   counters_ = std::make_unique<Counter[]>(ops_.size());
-  token_row_.resize(limits.max_tokens);
+  pieces_.reserve(limits.max_tokens);
 }
 
 void Executor::bind_attention() {
@@ -116,8 +116,10 @@ void Executor::fill_cache(float value) {
 }
 
 void Executor::plan_attention(int rows) {
+  pieces_.clear();
   for (int b = 0; b < rows; ++b)
-    for (int t = step_.query_start[b]; t < step_.query_start[b + 1]; ++t) token_row_[t] = b;
+    for (int t = step_.query_start[b], end = step_.query_start[b + 1]; t < end; t = pieces_.back().end)
+      pieces_.push_back({b, t, std::min(end, t + kTile - step_.positions[t] % kTile)});
   for (AttentionPlan& plan : attention_) plan.plan(rows, step_.query_start, step_.positions);
 }
 
@@ -174,6 +176,7 @@ int Executor::tasks_of(const Op& op) const {
       const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
       return s.panel_tasks * s.row_tasks;
     }
+    case Kind::rope_write: return static_cast<int>(pieces_.size()) * rope_ranges(op);
     case Kind::attend: return static_cast<int>(attention_[op.plan].parts().size()) * kv_layers_[op.layer].kv_heads;
     case Kind::gated_act:
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
@@ -278,6 +281,13 @@ HeadNorm Executor::head_norm(int index, int heads, int head_dim) const {
   return {vector(index), each ? static_cast<size_t>(head_dim) : 0};
 }
 
+// Ranges of heads that a piece's rotation is cut into: enough tasks for all threads.
+int Executor::rope_ranges(const Op& op) const {
+  const int pieces = static_cast<int>(pieces_.size());
+  if (op.whole || pieces >= pool_.threads()) return 1;
+  return std::min(kv_layers_[op.layer].kv_heads, ceil_div(pool_.threads(), std::max(1, pieces)));
+}
+
 void Executor::do_rope_write(const Op& op, int task) {
   const KVLayer& layer = kv_layers_[op.layer];
   static const Rope kNoRope{{}, {}, 0, false};
@@ -300,17 +310,16 @@ void Executor::do_rope_write(const Op& op, int task) {
   t.positions = step_.positions;
   t.cache = kv_.data() + layer.offset;
   t.kv = kv_layout(layer);
-  const int end = std::min(tokens_, (task + 1) * kSmallRows);
-  const size_t per_row = static_cast<size_t>(limits_.blocks_per_row());
-  for (int i = task * kSmallRows; i < end; ++i) {
-    const int row = token_row_[i];
-    t.block_table = step_.block_tables[layer.group] + step_.slots[row] * per_row;
-    t.chunk_begin = step_.positions[step_.query_start[row]];
-    t.chunk_last = step_.positions[step_.query_start[row + 1] - 1];
-    t.token_begin = i;
-    t.token_end = i + 1;
-    kernels_.rope_write(t);
-  }
+  // Pieces of one range of heads are neighbours in the task order: threads stay away from each other's pages.
+  const int pieces = static_cast<int>(pieces_.size()), range = task / pieces, ranges = rope_ranges(op);
+  const TilePiece& piece = pieces_[task % pieces];
+  t.block_table =
+      step_.block_tables[layer.group] + step_.slots[piece.row] * static_cast<size_t>(limits_.blocks_per_row());
+  t.token_begin = piece.begin;
+  t.token_end = piece.end;
+  t.head_begin = layer.kv_heads * range / ranges;
+  t.head_end = layer.kv_heads * (range + 1) / ranges;
+  kernels_.rope_write(t);
 }
 
 void Executor::do_attend(const Op& op, int task, int thread) {

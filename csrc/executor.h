@@ -130,6 +130,9 @@ class Executor {
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
   };
+  struct TilePiece {
+    int row, begin, end;  // tokens
+  };
   struct alignas(64) Counter {
     std::atomic<int> next{0};
   };
@@ -157,6 +160,7 @@ class Executor {
   int tasks_of(const Op& op) const;
   void do_task(const Op& op, int task, int thread);
   void do_linear(const Op& op, int task);
+  int rope_ranges(const Op& op) const;
   void do_rope_write(const Op& op, int task);
   void do_attend(const Op& op, int task, int thread);
   int row_count(bool head) const { return head ? logit_rows_ : tokens_; }
@@ -181,7 +185,7 @@ class Executor {
   std::unique_ptr<Counter[]> counters_;
   std::unique_ptr<Profile> profile_;
   std::vector<AttentionPlan> attention_;  // one for each shape of attention
-  std::vector<int32_t> token_row_;
+  std::vector<TilePiece> pieces_;         // the step's tokens, cut at rows and at tiles of the cache
   int tokens_ = 0, rows_ = 0, logit_rows_ = 0, stop_after_ = -1;
 };
 

@@ -186,8 +186,8 @@ struct RopeWriteTask {
   const int32_t* block_table;  // of this row
   void* cache;          // this layer's part of block 0
   KVLayout kv;
-  int chunk_begin, chunk_last;  // first and last position that this step writes for the row
-  int token_begin, token_end;
+  int token_begin, token_end;  // of one row and one tile, all that the step has of it
+  int head_begin, head_end;    // of keys and values, with the query heads that read them; all when whole_norm
 };
 
 struct AttendTask {

@@ -1,10 +1,10 @@
-// Row-wise ops: norms, sums, rotary embedding with the KV write, gated activations, gathers; and the loops that
-// measure what the machine can do.
+// Row-wise ops: norms, sums, gated activations, gathers, rounding to int8; and the loops that measure what the
+// machine can do.
 
 #include <cstring>
 
 #include "kernels.h"
-#include "kernels/micro.h"
+#include "kernels/moments.h"
 #include "kernels/table.h"
 
 namespace quire {
@@ -19,164 +19,6 @@ QUIRE_INLINE void put(void* out, DType type, size_t i, V16 v, int n) {
   } else {
     uint16_t* p = static_cast<uint16_t*>(out) + i;
     n >= 16 ? store_bf16(p, v) : store_bf16_n(p, v, n);
-  }
-}
-
-// 1 / sqrt(mean(x^2) + eps): four interleaved sums of lanes, one fixed tree.
-QUIRE_INLINE float inverse_rms(const float* x, int cols, float eps) {
-  V16 s[4] = {zero(), zero(), zero(), zero()};
-  for (int c = 0; c < cols; c += 16) {
-    const V16 v = load_n(x + c, cols - c);
-    s[(c >> 4) & 3] = fma(v, v, s[(c >> 4) & 3]);
-  }
-  const float sum = reduce_add(add(add(s[0], s[1]), add(s[2], s[3])));
-  return 1.0f / __builtin_sqrtf(sum / static_cast<float>(cols) + eps);
-}
-
-// What a norm takes off each element and multiplies it by. The mean of an RMS norm is 0, which changes no bit.
-struct Moments {
-  V16 mean, inverse;
-};
-
-QUIRE_INLINE Moments moments(const float* x, int cols, bool layer, float eps) {
-  if (!layer) return {zero(), set1(inverse_rms(x, cols, eps))};
-  V16 s[4] = {zero(), zero(), zero(), zero()};
-  for (int c = 0; c < cols; c += 16) s[(c >> 4) & 3] = add(s[(c >> 4) & 3], load_n(x + c, cols - c));
-  const V16 mean = set1(reduce_add(add(add(s[0], s[1]), add(s[2], s[3]))) / static_cast<float>(cols));
-  for (V16& sum : s) sum = zero();
-  for (int c = 0; c < cols; c += 16) {
-    const int n = cols - c;
-    V16 v = sub(load_n(x + c, n), mean);
-    if (n < 16) v = first_n(n, v, zero());
-    s[(c >> 4) & 3] = fma(v, v, s[(c >> 4) & 3]);
-  }
-  const float sum = reduce_add(add(add(s[0], s[1]), add(s[2], s[3])));
-  return {mean, set1(1.0f / __builtin_sqrtf(sum / static_cast<float>(cols) + eps))};
-}
-
-constexpr int kMaxHeadDim = 512;
-
-// Heads of q or k in place: each of `heads` spans of `cols` elements is normalised by its own moments.
-void normalise(float* x, int heads, int cols, const float* weight, size_t weight_step, const RopeWriteTask& t) {
-  for (int h = 0; h < heads; ++h, x += cols, weight += weight_step) {
-    const Moments m = moments(x, cols, t.layer_norm, t.eps);
-    for (int c = 0; c < cols; c += 16) {
-      const int n = cols - c;
-      const V16 v = mul(mul(sub(load_n(x + c, n), m.mean), m.inverse), load_n(weight + c, n));
-      n >= 16 ? store(x + c, v) : store_n(x + c, v, n);
-    }
-  }
-}
-
-void normalise_heads(float* x, int heads, const HeadNorm& norm, const RopeWriteTask& t) {
-  if (!norm.weight) return;
-  if (t.whole_norm)
-    normalise(x, 1, heads * t.head_dim, norm.weight, 0, t);
-  else
-    normalise(x, heads, t.head_dim, norm.weight, norm.step, t);
-}
-
-// One head in place: dimension i is rotated with i + half, or 2i with 2i + 1.
-QUIRE_INLINE void rotate(float* head, const RopeWriteTask& t, const float* cos, const float* sin) {
-  const int half = t.rotary_dim / 2;
-  if (t.interleaved) {
-    for (int i = 0; i < half; ++i) {
-      const float a = head[2 * i], b = head[2 * i + 1];
-      head[2 * i] = a * cos[i] - b * sin[i];
-      head[2 * i + 1] = b * cos[i] + a * sin[i];
-    }
-    return;
-  }
-  for (int i = 0; i < half; i += 16) {
-    const int n = half - i;
-    const V16 a = load_n(head + i, n), b = load_n(head + half + i, n);
-    const V16 c = load_n(cos + i, n), s = load_n(sin + i, n);
-    const V16 x = sub(mul(a, c), mul(b, s)), y = add(mul(b, c), mul(a, s));
-    if (n >= 16) {
-      store(head + i, x);
-      store(head + half + i, y);
-    } else {
-      store_n(head + i, x, n);
-      store_n(head + half + i, y, n);
-    }
-  }
-}
-
-// x [head_dim] as round(x / scale) in [-127, 127], zeros up to d16; returns the scale as bf16. See RopeWrite in ops.py.
-QUIRE_INLINE uint16_t quantize_head(const float* x, int head_dim, int d16, float* out) {
-  V16 top = zero(), bad = zero();
-  for (int d = 0; d < head_dim; d += 16) {
-    const V16 v = load_n(x + d, head_dim - d);
-    top = vmax(top, vmax(v, sub(zero(), v)));
-    bad = add(bad, mul(v, zero()));
-  }
-  const float exact = reduce_max(top) / 127.0f;
-  uint16_t scale = 0;
-  if (mask_not_finite(bad))
-    scale = 0x7fc0;  // NaN: what is wrong with this token must reach its output
-  else if (exact >= 1e-30f)
-    scale = static_cast<uint16_t>((float_to_bits(exact) + 0xffffu) >> 16);  // the next bf16, away from zero
-  const V16 inverse = set1(exact >= 1e-30f ? 1.0f / bf16_to_float(scale) : 0.0f), limit = set1(127.0f);
-  for (int d = 0; d < d16; d += 16) {
-    const V16 v = mul(load_n(x + d, head_dim - d), inverse);
-    store(out + d, round_even(vmax(vmin(v, limit), sub(zero(), limit))));
-  }
-  return scale;
-}
-
-// As write_kv, for an int8 cache. Nothing needs clearing: bytes are always finite, and attention masks scales.
-void write_bytes(const RopeWriteTask& t, uint8_t* block, size_t tile, int lane, const float* k, const float* v) {
-  const KVLayout& kv = t.kv;
-  float whole[kMaxHeadDim];
-  uint8_t bytes[kMaxHeadDim];
-  uint16_t* scales = reinterpret_cast<uint16_t*>(block + 2 * kv.v_offset + tile * kScaleBytes);
-  scales[lane] = quantize_head(k, kv.head_dim, kv.d16, whole);
-  for (int d = 0; d < kv.d16; d += 16) store_u8(bytes + d, load(whole + d));
-  uint8_t* kt = block + tile * kv.tile_elems + 4 * lane;
-  for (int d = 0; d < kv.d16; d += 4) std::memcpy(kt + d * kTile, bytes + d, 4);
-  scales[kTile + lane] = quantize_head(v, kv.head_dim, kv.d16, whole);
-  for (int d = 0; d < kv.d16; d += 16) store_byte(bytes + d, load(whole + d), 0);
-  uint8_t* vt = block + kv.v_offset + tile * kv.tile_elems + static_cast<size_t>(lane >> 2) * 4 * kv.d16 + (lane & 3);
-  for (int d = 0; d < kv.d16; ++d) vt[4 * d] = bytes[d];
-}
-
-// Put one token's key and value of one head into their tiles. Attention multiplies the values of tokens not yet
-// written by a probability of zero, so they must be finite: the step that starts a tile clears what lies behind its
-// last token. (Clearing when the first token comes would race with other threads that write the same tile.)
-void write_kv(const RopeWriteTask& t, int head, int position, const float* k, const float* v) {
-  const KVLayout& kv = t.kv;
-  const int in_block = position % kv.block_size, lane = in_block % kTile;
-  const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
-  const size_t tile = static_cast<size_t>(head) * kv.tiles_per_block + static_cast<size_t>(in_block / kTile);
-  const size_t at = block * kv.block_stride + tile * kv.tile_elems;
-  if (kv.dtype == DType::i8)
-    return write_bytes(t, static_cast<uint8_t*>(t.cache) + block * kv.block_stride, tile, lane, k, v);
-  const bool clear = position == t.chunk_last && position - lane >= t.chunk_begin;
-  if (kv.dtype == DType::f32) {
-    float* kt = static_cast<float*>(t.cache) + at;
-    float* vt = kt + kv.v_offset + static_cast<size_t>(lane) * kv.d16;
-    for (int d = 0; d < kv.head_dim; ++d) kt[d * kTile + lane] = k[d];
-    std::memcpy(vt, v, static_cast<size_t>(kv.head_dim) * sizeof(float));
-    for (int d = kv.head_dim; d < kv.d16; ++d) vt[d] = 0.0f;
-    if (clear) std::memset(vt + kv.d16, 0, static_cast<size_t>(kTile - 1 - lane) * kv.d16 * sizeof(float));
-  } else {
-    uint16_t* kt = static_cast<uint16_t*>(t.cache) + at;
-    uint16_t* vt = kt + kv.v_offset;
-    uint16_t kb[kMaxHeadDim], vb[kMaxHeadDim];
-    for (int d = 0; d < kv.d16; d += 16) {
-      store_bf16(kb + d, load_n(k + d, kv.head_dim - d));
-      store_bf16(vb + d, load_n(v + d, kv.head_dim - d));
-    }
-    for (int d = 0; d < kv.d16; ++d) kt[(d >> 1) * 2 * kTile + lane * 2 + (d & 1)] = kb[d];
-    uint16_t* pairs = vt + static_cast<size_t>(lane >> 1) * 2 * kv.d16;
-    for (int d = 0; d < kv.d16; ++d) pairs[2 * d + (lane & 1)] = vb[d];
-    if (clear) {
-      if ((lane & 1) == 0)
-        for (int d = 0; d < kv.d16; ++d) pairs[2 * d + 1] = 0;
-      const int next = (lane >> 1) + 1;
-      std::memset(vt + static_cast<size_t>(next) * 2 * kv.d16, 0,
-             static_cast<size_t>(kTile / 2 - next) * 2 * kv.d16 * sizeof(uint16_t));
-    }
   }
 }
 
@@ -254,25 +96,6 @@ void scale_rows(const ScaleTask& t) {
     V16 v = mul(load_n(t.x + c, n), scale);
     if (t.cap != 0.0f) v = mul(tanh16(div(v, cap)), cap);
     n >= 16 ? store(t.x + c, v) : store_n(t.x + c, v, n);
-  }
-}
-
-void rope_write(const RopeWriteTask& t) {
-  const size_t half = static_cast<size_t>(t.rotary_dim / 2);
-  for (int i = t.token_begin; i < t.token_end; ++i) {
-    float* row = t.qkv + static_cast<size_t>(i) * t.pitch;
-    const int position = t.positions[i];
-    const float* cos = t.cos + static_cast<size_t>(position) * half;
-    const float* sin = t.sin + static_cast<size_t>(position) * half;
-    normalise_heads(row, t.heads, t.q_norm, t);
-    for (int h = 0; h < t.heads; ++h) rotate(row + h * t.head_dim, t, cos, sin);
-    float* k = row + static_cast<size_t>(t.heads) * t.head_dim;
-    const float* v = k + static_cast<size_t>(t.kv_heads) * t.head_dim;
-    normalise_heads(k, t.kv_heads, t.k_norm, t);
-    for (int h = 0; h < t.kv_heads; ++h) {
-      rotate(k + h * t.head_dim, t, cos, sin);
-      write_kv(t, h, position, k + h * t.head_dim, v + h * t.head_dim);
-    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels.h"
 #include "kernels/table.h"
+#include "simd/transpose.h"
 #include "simd/vec.h"
 
 namespace quire {
@@ -17,8 +18,6 @@ constexpr int kRowsTogether = 16;   // one cache line of units
 constexpr int kUnits = 64;          // made at a time: 256 bytes of each row
 constexpr int kPerUnitMax = 4;      // int8
 constexpr size_t kScan = 8192;      // elements between two looks at a running maximum
-
-using U32x4 = uint32_t __attribute__((vector_size(16)));
 
 QUIRE_INLINE float exact_half(uint16_t h) {
   // Scaling by 2^112 moves the exponent's bias; subnormals come out exact as well. Infinities and NaNs keep theirs.
@@ -69,24 +68,13 @@ int64_t first_at_least(const T* p, size_t n, T magnitude, T bound) {
   return -1;
 }
 
-QUIRE_INLINE void transpose4(const uint32_t* from, uint32_t* to) {
-  U32x4 r[4];
-  for (int i = 0; i < 4; ++i) std::memcpy(&r[i], from + i * kUnits, 16);
-  const U32x4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
-  const U32x4 c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  const U32x4 out[4] = {
-      __builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
-      __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; ++i) std::memcpy(to + i * kPanel, &out[i], 16);
-}
-
 // Units [0, n) of `rows` rows, from the buffer to their columns of the panel.
 void interleave(const uint32_t* buffer, int rows, int n, uint32_t* panel) {
   int u = 0;
   if (rows == kRowsTogether)
     for (; u + 4 <= n; u += 4)
       for (int i = 0; i < kRowsTogether; i += 4)
-        transpose4(buffer + i * kUnits + u, panel + static_cast<size_t>(u) * kPanel + i);
+        transpose4(buffer + i * kUnits + u, kUnits, panel + static_cast<size_t>(u) * kPanel + i, kPanel);
   for (; u < n; ++u)
     for (int i = 0; i < rows; ++i) panel[static_cast<size_t>(u) * kPanel + i] = buffer[i * kUnits + u];
 }

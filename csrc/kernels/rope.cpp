@@ -1,0 +1,227 @@
+// Rotary embedding with norms of heads, and the write of keys and values to the cache.
+//
+// A task is tokens of one KV tile: a tile's cache lines hold all of its tokens, so only one thread writes them, and
+// whole tiles are transposed in registers.
+
+#include <cstring>
+
+#include "kernels.h"
+#include "kernels/moments.h"
+#include "kernels/table.h"
+#include "simd/transpose.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+constexpr int kMaxHeadDim = 512;
+
+// One span of `cols` elements in place, by its own moments.
+QUIRE_INLINE void normalise(float* x, int cols, const float* weight, const RopeWriteTask& t) {
+  const Moments m = moments(x, cols, t.layer_norm, t.eps);
+  for (int c = 0; c < cols; c += 16) {
+    const int n = cols - c;
+    const V16 v = mul(mul(sub(load_n(x + c, n), m.mean), m.inverse), load_n(weight + c, n));
+    n >= 16 ? store(x + c, v) : store_n(x + c, v, n);
+  }
+}
+
+// One head in place: dimension i is rotated with i + half, or 2i with 2i + 1.
+QUIRE_INLINE void rotate(float* head, const RopeWriteTask& t, const float* cos, const float* sin) {
+  const int half = t.rotary_dim / 2;
+  if (t.interleaved) {
+    for (int i = 0; i < half; ++i) {
+      const float a = head[2 * i], b = head[2 * i + 1];
+      head[2 * i] = a * cos[i] - b * sin[i];
+      head[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+    return;
+  }
+  for (int i = 0; i < half; i += 16) {
+    const int n = half - i;
+    const V16 a = load_n(head + i, n), b = load_n(head + half + i, n);
+    const V16 c = load_n(cos + i, n), s = load_n(sin + i, n);
+    const V16 x = sub(mul(a, c), mul(b, s)), y = add(mul(b, c), mul(a, s));
+    if (n >= 16) {
+      store(head + i, x);
+      store(head + half + i, y);
+    } else {
+      store_n(head + i, x, n);
+      store_n(head + half + i, y, n);
+    }
+  }
+}
+
+// Heads [begin, end) of one token's q or k in place.
+QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& norm, int position, const RopeWriteTask& t) {
+  const size_t half = static_cast<size_t>(t.rotary_dim / 2), at = static_cast<size_t>(position) * half;
+  if (norm.weight && t.whole_norm) normalise(x, end * t.head_dim, norm.weight, t);
+  for (int h = begin; h < end; ++h) {
+    float* head = x + static_cast<size_t>(h) * t.head_dim;
+    if (norm.weight && !t.whole_norm) normalise(head, t.head_dim, norm.weight + h * norm.step, t);
+    rotate(head, t, t.cos + at, t.sin + at);
+  }
+}
+
+// x [head_dim] as round(x / scale) in [-127, 127], zeros up to d16; returns the scale as bf16. See RopeWrite in ops.py.
+QUIRE_INLINE uint16_t quantize_head(const float* x, int head_dim, int d16, float* out) {
+  V16 top = zero(), bad = zero();
+  for (int d = 0; d < head_dim; d += 16) {
+    const V16 v = load_n(x + d, head_dim - d);
+    top = vmax(top, vmax(v, sub(zero(), v)));
+    bad = add(bad, mul(v, zero()));
+  }
+  const float exact = reduce_max(top) / 127.0f;
+  uint16_t scale = 0;
+  if (mask_not_finite(bad))
+    scale = 0x7fc0;  // NaN: what is wrong with this token must reach its output
+  else if (exact >= 1e-30f)
+    scale = static_cast<uint16_t>((float_to_bits(exact) + 0xffffu) >> 16);  // the next bf16, away from zero
+  const V16 inverse = set1(exact >= 1e-30f ? 1.0f / bf16_to_float(scale) : 0.0f), limit = set1(127.0f);
+  for (int d = 0; d < d16; d += 16) {
+    const V16 v = mul(load_n(x + d, head_dim - d), inverse);
+    store(out + d, round_even(vmax(vmin(v, limit), sub(zero(), limit))));
+  }
+  return scale;
+}
+
+// Tokens of one tile, and where the tile of head 0 lies.
+struct Tile {
+  const RopeWriteTask& t;
+  char* block;
+  int number, lane, count;  // number: of the tile inside its block
+  size_t elems(int head) const { return (static_cast<size_t>(head) * t.kv.tiles_per_block + number) * t.kv.tile_elems; }
+  // The step that starts a tile clears the values behind its last token: attention multiplies those of tokens not yet
+  // written by a probability of zero, so they must be finite.
+  bool clear() const { return lane == 0 && lane + count < kTile; }
+  const float* row(int i) const { return t.qkv + (t.token_begin + i) * t.pitch; }
+  const float* k(int i, int head) const { return row(i) + static_cast<size_t>(t.heads + head) * t.head_dim; }
+  const float* v(int i, int head) const { return k(i, head + t.kv_heads); }
+};
+
+// Units of each token (`pitch` apart) to the tile [units][16].
+QUIRE_INLINE void write_keys(const Tile& tile, const uint32_t* from, size_t pitch, int units, uint32_t* to) {
+  int u = 0;
+  if (tile.count == kTile)
+    for (; u + 4 <= units; u += 4)
+      for (int i = 0; i < kTile; i += 4) transpose4(from + i * pitch + u, pitch, to + u * kTile + i, kTile);
+  for (; u < units; ++u)
+    for (int i = 0; i < tile.count; ++i) to[u * kTile + tile.lane + i] = from[i * pitch + u];
+}
+
+void write_f32(const Tile& tile, int head) {
+  const KVLayout& kv = tile.t.kv;
+  float* keys = reinterpret_cast<float*>(tile.block) + tile.elems(head);
+  float* values = keys + kv.v_offset + static_cast<size_t>(tile.lane) * kv.d16;
+  write_keys(tile, reinterpret_cast<const uint32_t*>(tile.k(0, head)), tile.t.pitch, kv.head_dim,
+             reinterpret_cast<uint32_t*>(keys));
+  for (int i = 0; i < tile.count; ++i, values += kv.d16) {
+    std::memcpy(values, tile.v(i, head), static_cast<size_t>(kv.head_dim) * sizeof(float));
+    for (int d = kv.head_dim; d < kv.d16; ++d) values[d] = 0.0f;
+  }
+  if (tile.clear()) std::memset(values, 0, static_cast<size_t>(kTile - tile.count) * kv.d16 * sizeof(float));
+}
+
+void write_bf16(const Tile& tile, int head) {
+  const KVLayout& kv = tile.t.kv;
+  uint16_t* keys = reinterpret_cast<uint16_t*>(tile.block) + tile.elems(head);
+  alignas(64) uint16_t rows[kTile * kMaxHeadDim];
+  const size_t d16 = static_cast<size_t>(kv.d16);
+  const auto round = [&](int i, const float* x) {
+    for (int d = 0; d < kv.d16; d += 16) store_bf16(rows + i * d16 + d, load_n(x + d, kv.head_dim - d));
+  };
+  for (int i = 0; i < tile.count; ++i) round(i, tile.k(i, head));
+  write_keys(tile, reinterpret_cast<const uint32_t*>(rows), d16 / 2, kv.d16 / 2, reinterpret_cast<uint32_t*>(keys));
+  for (int i = 0; i < tile.count; ++i) round(i, tile.v(i, head));
+  uint16_t* values = keys + kv.v_offset;
+  for (int i = 0; i < tile.count;) {
+    const int lane = tile.lane + i;
+    uint16_t* pairs = values + (lane >> 1) * 2 * d16;
+    const uint16_t* a = rows + i * d16;
+    if ((lane & 1) == 0 && i + 1 < tile.count) {
+      const uint16_t* b = a + d16;
+      for (size_t d = 0; d < d16; ++d) pairs[2 * d] = a[d], pairs[2 * d + 1] = b[d];
+      i += 2;
+      continue;
+    }
+    for (size_t d = 0; d < d16; ++d) pairs[2 * d + (lane & 1)] = a[d];
+    if ((lane & 1) == 0 && tile.clear())
+      for (size_t d = 0; d < d16; ++d) pairs[2 * d + 1] = 0;
+    ++i;
+  }
+  if (!tile.clear()) return;
+  const int next = (tile.count + 1) / 2;
+  std::memset(values + next * 2 * d16, 0, (kTile / 2 - next) * 2 * d16 * sizeof(uint16_t));
+}
+
+// Nothing needs clearing: bytes are always finite, and attention masks scales.
+void write_i8(const Tile& tile, int head) {
+  const KVLayout& kv = tile.t.kv;
+  uint8_t* block = reinterpret_cast<uint8_t*>(tile.block);
+  uint8_t* keys = block + tile.elems(head);
+  uint16_t* scales = reinterpret_cast<uint16_t*>(
+      block + 2 * kv.v_offset + (static_cast<size_t>(head) * kv.tiles_per_block + tile.number) * kScaleBytes);
+  alignas(64) uint8_t rows[kTile * kMaxHeadDim];
+  float whole[kMaxHeadDim];
+  const size_t d16 = static_cast<size_t>(kv.d16);
+  for (int i = 0; i < tile.count; ++i) {
+    scales[tile.lane + i] = quantize_head(tile.k(i, head), kv.head_dim, kv.d16, whole);
+    for (size_t d = 0; d < d16; d += 16) store_u8(rows + i * d16 + d, load(whole + d));
+  }
+  write_keys(tile, reinterpret_cast<const uint32_t*>(rows), d16 / 4, kv.d16 / 4, reinterpret_cast<uint32_t*>(keys));
+  for (int i = 0; i < tile.count; ++i) {
+    scales[kTile + tile.lane + i] = quantize_head(tile.v(i, head), kv.head_dim, kv.d16, whole);
+    for (size_t d = 0; d < d16; d += 16) store_byte(rows + i * d16 + d, load(whole + d), 0);
+  }
+  for (int i = 0; i < tile.count;) {
+    const int lane = tile.lane + i;
+    uint8_t* fours = keys + kv.v_offset + (lane >> 2) * 4 * d16;
+    const uint8_t* a = rows + i * d16;
+    if ((lane & 3) == 0 && i + 4 <= tile.count) {
+      for (size_t d = 0; d < d16; ++d) {
+        fours[4 * d] = a[d], fours[4 * d + 1] = a[d16 + d];
+        fours[4 * d + 2] = a[2 * d16 + d], fours[4 * d + 3] = a[3 * d16 + d];
+      }
+      i += 4;
+      continue;
+    }
+    for (size_t d = 0; d < d16; ++d) fours[4 * d + (lane & 3)] = a[d];
+    ++i;
+  }
+}
+
+// A few tokens touch a line for every few bytes of a key: all at once they wait for memory once.
+void fetch(const Tile& tile) {
+  const KVLayout& kv = tile.t.kv;
+  const size_t bytes = dtype_bytes(kv.dtype), tile_bytes = kv.tile_elems * bytes;
+  const size_t row_bytes = static_cast<size_t>(kv.d16) * bytes * (4 / bytes);  // of interleaved values
+  for (int h = tile.t.head_begin; h < tile.t.head_end; ++h) {
+    const char* keys = tile.block + tile.elems(h) * bytes;
+    for (size_t i = 0; i < tile_bytes; i += 64) prefetch(keys + i);
+    const char* values = keys + kv.v_offset * bytes + tile.lane * bytes / 4 * row_bytes;
+    for (size_t i = 0; i < row_bytes; i += 64) prefetch(values + i);
+  }
+}
+
+}  // namespace
+
+void rope_write(const RopeWriteTask& t) {
+  const int first = t.positions[t.token_begin], in_block = first % t.kv.block_size;
+  char* block = static_cast<char*>(t.cache) +
+                static_cast<size_t>(t.block_table[first / t.kv.block_size]) * t.kv.block_stride * dtype_bytes(t.kv.dtype);
+  const Tile tile{t, block, in_block / kTile, in_block % kTile, t.token_end - t.token_begin};
+  if (tile.count <= kTile / 4) fetch(tile);
+  const int per_kv = t.heads / t.kv_heads;
+  for (int i = t.token_begin; i < t.token_end; ++i) {
+    float* row = t.qkv + static_cast<size_t>(i) * t.pitch;
+    rotate_heads(row, t.head_begin * per_kv, t.head_end * per_kv, t.q_norm, t.positions[i], t);
+    float* k = row + static_cast<size_t>(t.heads) * t.head_dim;
+    rotate_heads(k, t.head_begin, t.head_end, t.k_norm, t.positions[i], t);
+  }
+  const auto write = t.kv.dtype == DType::f32 ? write_f32 : t.kv.dtype == DType::bf16 ? write_bf16 : write_i8;
+  for (int h = t.head_begin; h < t.head_end; ++h) write(tile, h);
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
