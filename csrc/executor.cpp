@@ -219,7 +219,7 @@ void Executor::do_task(const Op& op, int task, int thread) {
       const Buffer& out = buffers_[op.out];
       const QuantizeTask quantize{buffer(op.in), in.dtype, reinterpret_cast<uint8_t*>(buffer(op.out)), out.pitch(),
                                   row_scales(op.out), in.cols, begin, end, out.group,
-                                  out.group ? group_sums(op.out) : nullptr};
+                                  out.group ? group_numbers(op.out) : nullptr};
       out.group ? kernels_.quantize_groups(quantize) : kernels_.quantize(quantize);
       return;
     }
@@ -253,8 +253,8 @@ void Executor::do_linear(const Op& op, int task) {
   const bool int8 = p.dtype == DType::i8 && !p.groups.bits;
   const Buffer& in = buffers_[op.in];
   t.ldx = in.pitch();
-  t.x_scale = in.dtype == DType::i8 ? row_scales(op.in) + static_cast<size_t>(begin) * in.groups() : nullptr;
-  t.x_sum = in.group ? group_sums(op.in) + static_cast<size_t>(begin) * in.groups() : nullptr;
+  t.x_scale = in.dtype == DType::i8 ? row_scales(op.in) + begin : nullptr;
+  t.x_groups = in.group ? group_numbers(op.in) + static_cast<size_t>(begin) * in.groups() * 2 : nullptr;
   t.groups = p.groups;
   t.w_scale = int8 ? scales(op.weight) : nullptr;
   t.w_offset = int8 ? offsets(op.weight) : nullptr;

@@ -145,7 +145,7 @@ class Executor {
   float* scales(int index) const;
   int32_t* offsets(int index) const;
   float* row_scales(int buffer) const;
-  int32_t* group_sums(int buffer) const;
+  int32_t* group_numbers(int buffer) const;
   const float* vector(int index) const {
     return index < 0 ? nullptr : reinterpret_cast<const float*>(param(index));
   }

@@ -149,9 +149,9 @@ float* Executor::row_scales(int buffer) const {
   return reinterpret_cast<float*>(activations_.data() + buffers_[buffer].scale_offset);
 }
 
-int32_t* Executor::group_sums(int buffer) const {
+int32_t* Executor::group_numbers(int buffer) const {
   const Buffer& b = buffers_[buffer];
-  return reinterpret_cast<int32_t*>(row_scales(buffer)) + static_cast<size_t>(b.max_rows) * b.groups();
+  return reinterpret_cast<int32_t*>(row_scales(buffer)) + b.max_rows;
 }
 
 int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows) {

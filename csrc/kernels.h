@@ -60,13 +60,14 @@ struct GroupFormat {
   size_t code_bytes() const { return static_cast<size_t>(size) * kPanel * bits / 8; }
   size_t codes_at() const { return (kind_bytes(scales) + kind_bytes(offsets)) * kPanel; }
   size_t super_bytes() const { return scales == GroupKind::f16_u8 ? (offset() ? 4 : 2) * kPanel : 0; }
+  // Of the first n groups and the factors before them.
+  size_t block_bytes(int n) const {
+    return n * (codes_at() + code_bytes()) + (n + kSuper - 1) / kSuper * super_bytes();
+  }
   // From the panel's start: group g, and the factors that it shares with its neighbours.
   size_t at(int g) const { return g * (codes_at() + code_bytes()) + (g / kSuper + 1) * super_bytes(); }
   size_t super_at(int g) const { return at(g / kSuper * kSuper) - super_bytes(); }
-  size_t panel_bytes(int k) const {
-    const int n = groups(k);
-    return n * (codes_at() + code_bytes()) + (n + kSuper - 1) / kSuper * super_bytes();
-  }
+  size_t panel_bytes(int k) const { return block_bytes(groups(k)); }
 };
 
 struct LinearTask {
@@ -74,10 +75,10 @@ struct LinearTask {
   size_t ldx;
   const void* w;       // packed panels
   const float* bias;   // [n] or null
-  const float* x_scale;     // i8: [rows] of x; groups: [rows, groups]
+  const float* x_scale;     // i8 and groups: [rows] of x
   const float* w_scale;     // i8: [n64]
   const int32_t* w_offset;  // i8: [n64]
-  const int32_t* x_sum;     // groups: [rows, groups], sums of the bytes of x
+  const int32_t* x_groups;  // groups: [rows, 2, groups], see QuantizeTask
   GroupFormat groups;
   float* y;            // [rows, n], row pitch ldy
   size_t ldy;
@@ -110,16 +111,18 @@ struct PackCodesTask {
 };
 
 // Rows to int8: scale = max|x| / 127, bytes = round(x / scale) + 128; columns are padded to four with zeros (128).
-// With groups: one scale a group, bytes signed and padded with zeros to whole groups, and the sum of each group's bytes.
+// With groups: bytes signed and padded with zeros to whole groups. A group's numbers are scale · 2^bits · bytes with
+// scale = max|x| / 127 / 2^kGroupBits of the whole row, and bits in [0, kGroupBits] the fewest that hold the group.
+constexpr int kGroupBits = 8;
 struct QuantizeTask {
   const void* x;       // [rows, cols]
   DType x_dtype;
   uint8_t* out;        // [rows, pitch]
   size_t pitch;
-  float* scale;        // [rows], or [rows, groups]
+  float* scale;        // [rows]
   int cols, row_begin, row_end;
   int group;           // 0: one scale a row
-  int32_t* sum;        // [rows, groups]
+  int32_t* groups;     // [rows, 2, groups]: minus the sum of each group's bytes, then its bits
 };
 
 struct NormTask {

@@ -1,15 +1,15 @@
 // Linear layers over weights in groups: 4- or 8-bit codes, a scale and perhaps an offset for each group.
 //
-// Codes are unsigned and inputs signed, as the dot-product instructions want them. For one output, group after group:
+// Codes are unsigned and inputs signed, as the dot-product instructions want them. A row's inputs have one scale, and a
+// group of them is that many bits to the left (QuantizeTask). For one output, group after group:
 //
-//   I = sum of x·code, exactly, less middle · (sum of x) when the format is symmetric
-//   t = scale · I  (+ offset · (sum of x))
-//   y = y + x_scale · t
+//   I = sum of x·(code - middle or zero point), exactly
+//   y = scale · (I << bits) + y
+//   y = offset · ((sum of x) << bits) + y      with float offsets
 //
-// in this order for any number of rows.
+// in this order for any number of rows, and then y · x_scale + bias.
 
 #include "kernels.h"
-#include "kernels/micro.h"
 #include "kernels/table.h"
 #include "simd/groups.h"
 
@@ -18,248 +18,286 @@ namespace QUIRE_ISA {
 
 namespace {
 
-constexpr int kBlockK = 512;           // input features whose codes are taken apart at once: 32 KiB of bytes
-constexpr int kBlockGroups = kBlockK / 16;
-constexpr int kDirectRows = kRows < 4 ? kRows : 4;  // so few rows use nibbles as they are loaded
-constexpr size_t kPrefetch = 4096;     // a single row block: bytes ahead of the running load
+constexpr int kBlockK = 1024;        // input features that all rows pass over together: their codes stay in the L1 cache
+constexpr size_t kPrefetch = 4096;   // a single pass over the weights: bytes ahead of the running load
 
-// Scales and offsets of a block of groups as float32.
-struct Scales {
-  alignas(64) float scale[kBlockGroups * kPanel];
-  alignas(64) float offset[kBlockGroups * kPanel];
+// Register tiles: at most kTileRows rows at a time, tile_cols(R) vectors of sixteen outputs. A tile holds int32 sums of
+// the running group and float32 sums of all before it.
+#if QUIRE_AVX512
+constexpr int kTileRows = 6;
+constexpr int tile_cols(int rows) { return rows <= 3 ? 4 : 2; }
+#elif QUIRE_AVX2
+constexpr int kTileRows = 4;
+constexpr int tile_cols(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#else
+constexpr int kTileRows = 2;
+constexpr int tile_cols(int rows) { return rows == 1 ? 4 : 1; }
+#endif
+
+// How a panel's codes become the unsigned operand, and what is then taken off each: 2^middle.
+enum class Codes {
+  nibbles,  // code
+  zeroed,   // nibbles with whole zero points: code - zero point + 16
+  bytes,    // code
+};
+constexpr int middle(Codes c) { return c == Codes::nibbles ? 3 : c == Codes::zeroed ? 4 : 7; }
+
+constexpr int kMaxGroups = kBlockK / 16;
+
+// What a tile's rows need of each group of a block, at fixed distances: offsets of loads are then constants.
+struct Numbers {
+  alignas(64) int32_t less[kTileRows][kMaxGroups];   // minus a group's sum
+  alignas(64) int32_t start[kTileRows][kMaxGroups];  // and that times 2^middle
+  alignas(64) int32_t bits[kTileRows][kMaxGroups];
+};
+
+// Groups [0, count) of one panel for some rows.
+struct Tile {
+  const GroupFormat* f;
+  const int8_t* x;       // first row, at the first group's first feature
+  size_t ldx;
+  const Numbers* in;
+  const float* x_scale;  // of the rows
+  const char* w;         // the first group, or the factors before it
+  float* y;              // [R][width], running sums between two calls
+  size_t ldy;
+  const float* bias;     // of the panel, or null
+  int count, width;
+  bool first, last;
+  const char* ahead;     // to be fetched beside the work, `lines` cache lines a group until `end`
+  const char* end;
+  int lines;
+  bool near;             // into the L1 cache
 };
 
 QUIRE_INLINE V16 load_kind(const char* p, GroupKind kind) {
+  if (__builtin_expect(kind == GroupKind::f16, 1)) return load_half(reinterpret_cast<const uint16_t*>(p));
   switch (kind) {
-    case GroupKind::f16: return load_half(reinterpret_cast<const uint16_t*>(p));
     case GroupKind::bf16: return load_bf16(reinterpret_cast<const uint16_t*>(p));
     case GroupKind::f32: return load(reinterpret_cast<const float*>(p));
     default: return load_u8(reinterpret_cast<const uint8_t*>(p));
   }
 }
 
-// What is added for each unit of a group's sum of inputs: -scale · zero, or the offset.
-QUIRE_INLINE void expand(const GroupFormat& f, const char* panel, int g, float* scale, float* offset) {
-  const char* at = panel + f.at(g);
-  const uint16_t* factor = reinterpret_cast<const uint16_t*>(panel + f.super_at(g));
-  const size_t step = 16 * GroupFormat::kind_bytes(f.scales), offset_step = 16 * GroupFormat::kind_bytes(f.offsets);
-  for (int c = 0; c < kPanel / 16; ++c) {
-    V16 s = load_kind(at + c * step, f.scales);
-    if (f.scales == GroupKind::f16_u8) s = mul(load_half(factor + c * 16), s);
-    store(scale + c * 16, s);
-    if (!f.offset()) continue;
-    const V16 raw = load_kind(at + kPanel / 16 * step + c * offset_step, f.offsets);
-    V16 o = raw;
-    if (f.offsets == GroupKind::u8) o = sub(zero(), mul(s, raw));
-    if (f.offsets == GroupKind::f16_u8) o = sub(zero(), mul(load_half(factor + kPanel + c * 16), raw));
-    store(offset + c * 16, o);
-  }
+// Scales of sixteen outputs from column `col`; `group` is where the group begins, `factors` where its factors do.
+QUIRE_INLINE V16 scales(const GroupFormat& f, const char* group, const char* factors, int col) {
+  const V16 s = load_kind(group + col * GroupFormat::kind_bytes(f.scales), f.scales);
+  return f.scales == GroupKind::f16_u8 ? mul(load_half(reinterpret_cast<const uint16_t*>(factors) + col), s) : s;
 }
 
-// One group of one row block.
-struct Tile {
-  const int8_t* x;        // first row, at the group's first feature
-  size_t ldx;
-  const float* x_scale;   // first row, of this group
-  const int32_t* x_sum;
-  size_t groups;          // pitch of both
-  const uint8_t* w;       // codes: packed nibbles or bytes
-  const float* scale;     // [64]
-  const float* offset;
-  float* y;               // running sums [R][64]
-  int size, middle;
-  const char* ahead;      // lines to prefetch beside the work
-  int lines;
-  bool near;              // into the L1 cache
-};
-
-QUIRE_INLINE void fetch(const Tile& t, int from, int to) {
-  for (int i = from; i < to && i < t.lines; ++i) t.near ? prefetch(t.ahead + i * 64) : prefetch_l2(t.ahead + i * 64);
+// Minus the offsets: what is added for each unit of minus a group's sum of inputs.
+QUIRE_INLINE V16 offsets(const GroupFormat& f, const char* group, const char* factors, int col, V16 scale) {
+  const char* at = group + kPanel * GroupFormat::kind_bytes(f.scales) + col * GroupFormat::kind_bytes(f.offsets);
+  const V16 raw = load_kind(at, f.offsets);
+  if (f.offsets == GroupKind::u8) return mul(scale, raw);
+  if (f.offsets == GroupKind::f16_u8)
+    return mul(load_half(reinterpret_cast<const uint16_t*>(factors) + kPanel + col), raw);
+  return sub(zero(), raw);
 }
 
 // acc[r][c] += codes of C vectors · four features of R rows.
-template <bool kNibbles, int R, int C>
-QUIRE_INLINE void dots(I16* acc, const I16* w, const int8_t* x, size_t ldx) {
+template <bool kSmall, int R, int C>
+QUIRE_INLINE void dots(I16* acc, const I16* w, const int8_t* x, const int8_t* x3, size_t ldx) {
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
-    const I16 v = iset1(x + r * ldx);
+    const I16 v = iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx);
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c)
-      acc[r * C + c] = kNibbles ? dot_u4s8(acc[r * C + c], w[c], v) : dot_u8s8(acc[r * C + c], w[c], v);
+      acc[r * C + c] = kSmall ? dot_u5s8(acc[r * C + c], w[c], v) : dot_u8s8(acc[r * C + c], w[c], v);
   }
 }
 
-// kPacked: w holds nibbles; else bytes, below 16 when kNibbles.
-template <bool kPacked, bool kNibbles, bool kOffset, int R>
-QUIRE_INLINE void tile_rows(const Tile& t) {
-  constexpr int C = cols_for<R>();
-  for (int c0 = 0; c0 < kPanel / 16; c0 += C) {
-    I16 acc[R * C], w[C];
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const I16 first = kOffset ? izero() : iset(-t.middle * t.x_sum[r * t.groups]);
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) acc[r * C + c] = first;
-    }
-    const uint8_t* p = t.w + c0 * 64;
-    const int8_t* x = t.x;
-    const int steps = t.size / (kPacked ? 8 : 4), lines = c0 == 0 ? (t.lines + steps - 1) / steps : 0;
-    for (int s = 0; s < steps; ++s) {
-      fetch(t, s * lines, (s + 1) * lines);
-      if (kPacked) {
-        for (int c = 0; c < C; ++c) w[c] = low_nibbles(iload(p + c * 64));
-        dots<kNibbles, R, C>(acc, w, x, t.ldx);
-        for (int c = 0; c < C; ++c) w[c] = high_nibbles(iload(p + c * 64));
-        x += 4;
-      } else {
-        for (int c = 0; c < C; ++c) w[c] = iload(p + c * 64);
-      }
-      dots<kNibbles, R, C>(acc, w, x, t.ldx);
-      x += 4;
+// One group's int32 sums, over its codes from column `col` on.
+template <Codes kCodes, int R, int C>
+QUIRE_INLINE void products(const GroupFormat& f, I16* acc, const char* group, int col, const int8_t* x,
+                           size_t ldx) {
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(group) + f.codes_at() + col * 4;
+  I16 w[C], more[C];
+  if (kCodes == Codes::zeroed) {
+    const uint8_t* zeros = reinterpret_cast<const uint8_t*>(group) + kPanel * GroupFormat::kind_bytes(f.scales) + col;
+    for (int c = 0; c < C; ++c) more[c] = isub(iset(0x10101010), four_times(zeros + c * 16));
+  }
+  const int8_t* x3 = x + 3 * ldx;  // two row pointers and one distance reach six rows
+  const int8_t* const end = x + f.size;
+#pragma GCC unroll 2
+  for (; x < end; x += 8, x3 += 8) {
+    if (kCodes == Codes::bytes) {
+      for (int c = 0; c < C; ++c) w[c] = iload(p + c * 64);
+      dots<false, R, C>(acc, w, x, x3, ldx);
       p += kPanel * 4;
+      for (int c = 0; c < C; ++c) w[c] = iload(p + c * 64);
+      dots<false, R, C>(acc, w, x + 4, x3 + 4, ldx);
+    } else {
+      for (int c = 0; c < C; ++c) w[c] = low_nibbles(iload(p + c * 64));
+      if (kCodes == Codes::zeroed)
+        for (int c = 0; c < C; ++c) w[c] = iadd(w[c], more[c]);
+      dots<true, R, C>(acc, w, x, x3, ldx);
+      for (int c = 0; c < C; ++c) w[c] = high_nibbles(iload(p + c * 64));
+      if (kCodes == Codes::zeroed)
+        for (int c = 0; c < C; ++c) w[c] = iadd(w[c], more[c]);
+      dots<true, R, C>(acc, w, x + 4, x3 + 4, ldx);
     }
+    p += kPanel * 4;
+  }
+}
+
+template <int R, int C>
+QUIRE_INLINE void store_sums(const Tile& t, const V16* sum, int col) {
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const V16 x_scale = set1(t.x_scale[r * t.groups]);
-      const V16 x_sum = set1(static_cast<float>(t.x_sum[r * t.groups]));
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+      const int at = col + c * 16, left = t.width - at;
+      V16 v = sum[r * C + c];
+      if (t.last) v = mul(v, set1(t.x_scale[r]));
+      if (t.last && t.bias) v = add(v, load_n(t.bias + at, left));
+      if (left >= 16)
+        store(t.y + r * t.ldy + at, v);
+      else if (left > 0)
+        store_n(t.y + r * t.ldy + at, v, left);
+    }
+}
+
+template <Codes kCodes, bool kOffset, int R>
+void tile_rows(const Tile& t) {
+  constexpr int C = tile_cols(R);
+  const size_t stride = t.f->codes_at() + t.f->code_bytes(), factor_bytes = t.f->super_bytes();
+  const char* ahead = t.ahead;
+  for (int col = 0; col < kPanel; col += C * 16) {
+    V16 sum[R * C];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c)
+        sum[r * C + c] = t.first ? zero() : load_n(t.y + r * t.ldy + col + c * 16, t.width - col - c * 16);
+    const char* group = t.w;
+    const char* factors = group;
+    const int8_t* x = t.x;
+    for (int g = 0; g < t.count; ++g) {
+      if (ahead < t.end)
+        for (int i = 0; i < t.lines; ++i, ahead += 64) t.near ? prefetch(ahead) : prefetch_l2(ahead);
+      if (factor_bytes && g % GroupFormat::kSuper == 0) factors = group, group += factor_bytes;
+      I16 acc[R * C];
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const I16 start = kOffset ? izero() : iset1(&t.in->start[r][g]);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) acc[r * C + c] = start;
+      }
+      products<kCodes, R, C>(*t.f, acc, group, col, x, t.ldx);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        const int col = (c0 + c) * 16;
-        V16 v = mul(load(t.scale + col), to_float(acc[r * C + c]));
-        if (kOffset) v = fma(load(t.offset + col), x_sum, v);
-        store(t.y + r * kPanel + col, fma(x_scale, v, load(t.y + r * kPanel + col)));
+        const V16 scale = scales(*t.f, group, factors, col + c * 16);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r)
+          sum[r * C + c] = fma(scale, to_float_shifted(acc[r * C + c], &t.in->bits[r][g]), sum[r * C + c]);
+        if (!kOffset) continue;
+        const V16 offset = offsets(*t.f, group, factors, col + c * 16, scale);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r)
+          sum[r * C + c] = fma(offset, to_float_shifted(iset1(&t.in->less[r][g]), &t.in->bits[r][g]), sum[r * C + c]);
       }
+      group += stride;
+      x += t.f->size;
     }
+    store_sums<R, C>(t, sum, col);
   }
 }
 
-template <bool kPacked, bool kNibbles, bool kOffset>
+template <Codes kCodes, bool kOffset>
 void tile(int rows, const Tile& t) {
   switch (rows) {
-    case 1: return tile_rows<kPacked, kNibbles, kOffset, 1>(t);
-    case 2: return tile_rows<kPacked, kNibbles, kOffset, 2>(t);
+    case 1: return tile_rows<kCodes, kOffset, 1>(t);
+    case 2: return tile_rows<kCodes, kOffset, 2>(t);
 #if QUIRE_AVX512 || QUIRE_AVX2
-    case 3: return tile_rows<kPacked, kNibbles, kOffset, 3>(t);
-    case 4: return tile_rows<kPacked, kNibbles, kOffset, 4>(t);
+    case 3: return tile_rows<kCodes, kOffset, 3>(t);
+    case 4: return tile_rows<kCodes, kOffset, 4>(t);
 #endif
 #if QUIRE_AVX512
-    case 5: if (!kPacked) return tile_rows<false, kNibbles, kOffset, 5>(t); break;
-    case 6: if (!kPacked) return tile_rows<false, kNibbles, kOffset, 6>(t); break;
+    case 5: return tile_rows<kCodes, kOffset, 5>(t);
+    case 6: return tile_rows<kCodes, kOffset, 6>(t);
 #endif
   }
 }
 
-using TileFn = void (*)(int, const Tile&);
-TileFn pick(bool packed, int bits, bool offset) {
-  if (packed) return offset ? tile<true, true, true> : tile<true, true, false>;
-  if (bits == 4) return offset ? tile<false, true, true> : tile<false, true, false>;
-  return offset ? tile<false, false, true> : tile<false, false, false>;
-}
-
-// A group's nibbles as bytes [size/4][64][4].
-QUIRE_INLINE void unpack(const uint8_t* from, uint8_t* to, int size) {
-  for (int s = 0; s < size / 8; ++s) {
-    for (int c = 0; c < kPanel / 16; ++c) {
-      const I16 v = iload(from + c * 64);
-      istore(to + c * 64, low_nibbles(v));
-      istore(to + (c + 4) * 64, high_nibbles(v));
-    }
-    from += kPanel * 4;
-    to += kPanel * 8;
-  }
-}
-
-// One panel: all rows over all groups, block by block.
-class Panel {
- public:
-  Panel(const LinearTask& task, int p)
-      : t_(task), f_(task.groups), panel_(static_cast<const char*>(task.w) + p * task.groups.panel_bytes(task.k)),
-        end_(static_cast<const char*>(task.w) + task.panel_end * task.groups.panel_bytes(task.k)),
-        first_(p * kPanel), width_(task.n - first_ < kPanel ? task.n - first_ : kPanel), groups_(f_.groups(task.k)) {}
-
-  void run() {
-    const bool direct = f_.bits == 4 && t_.rows <= kDirectRows;
-    const TileFn tile = pick(direct, f_.bits, f_.offset());
-    const int row_blocks = (t_.rows + kRows - 1) / kRows, block = kBlockK / f_.size;
-    for (int g0 = 0; g0 < groups_; g0 += block) {
-      const int count = groups_ - g0 < block ? groups_ - g0 : block;
-      for (int g = 0; g < count; ++g) {
-        expand(f_, panel_, g0 + g, scales_.scale + g * kPanel, scales_.offset + g * kPanel);
-        if (f_.bits == 4 && !direct) unpack(codes(g0 + g), bytes_ + static_cast<size_t>(g) * f_.size * kPanel, f_.size);
-      }
-      // rows in blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2
-      for (int b = 0; b < row_blocks; ++b) {
-        const int r0 = static_cast<int>(static_cast<int64_t>(t_.rows) * b / row_blocks);
-        const int r1 = static_cast<int>(static_cast<int64_t>(t_.rows) * (b + 1) / row_blocks);
-        if (g0 == 0 || row_blocks > 1) load_sums(r0, r1, g0 == 0);
-        for (int g = 0; g < count; ++g) row_block(tile, direct, r0, r1, g0, g, count, b, row_blocks);
-        if (g0 + count == groups_ || row_blocks > 1) store_sums(r0, r1, g0 + count == groups_);
-      }
-    }
-  }
-
- private:
-  const uint8_t* codes(int g) const { return reinterpret_cast<const uint8_t*>(panel_ + f_.at(g) + f_.codes_at()); }
-
-  void row_block(TileFn tile, bool direct, int r0, int r1, int g0, int g, int count, int b, int row_blocks) {
-    Tile t;
-    const size_t at = r0 * static_cast<size_t>(groups_) + g0 + g;
-    t.x = static_cast<const int8_t*>(t_.x) + r0 * t_.ldx + static_cast<size_t>(g0 + g) * f_.size;
-    t.ldx = t_.ldx;
-    t.x_scale = t_.x_scale + at;
-    t.x_sum = t_.x_sum + at;
-    t.groups = static_cast<size_t>(groups_);
-    t.w = f_.bits == 8 || direct ? codes(g0 + g) : bytes_ + static_cast<size_t>(g) * f_.size * kPanel;
-    t.scale = scales_.scale + g * kPanel;
-    t.offset = scales_.offset + g * kPanel;
-    t.y = sums_;
-    t.size = f_.size;
-    t.middle = 1 << (f_.bits - 1);
-    t.near = row_blocks == 1;
-    if (t.near) {  // the stream a fixed distance ahead
-      t.ahead = panel_ + f_.at(g0 + g) + kPrefetch;
-      t.lines = static_cast<int>((f_.at(g0 + g + 1) - f_.at(g0 + g)) / 64);
-    } else {  // the next block, fetched once by all row blocks together
-      const size_t bytes = f_.at(g0 + count) - f_.at(g0);
-      const int share = static_cast<int>((bytes / 64 + row_blocks * count - 1) / (row_blocks * count));
-      t.ahead = panel_ + f_.at(g0 + count) + (static_cast<size_t>(b) * count + g) * share * 64;
-      t.lines = share;
-    }
-    const std::ptrdiff_t left = (end_ - t.ahead + 63) / 64;
-    if (left < t.lines) t.lines = left < 0 ? 0 : static_cast<int>(left);
-    tile(r1 - r0, t);
-  }
-
-  // Between blocks the sums of several row blocks rest in y; a store and a load change no bit.
-  void load_sums(int r0, int r1, bool clear) {
-    for (int r = r0; r < r1; ++r)
-      for (int c = 0; c < kPanel; c += 16)
-        store(sums_ + (r - r0) * kPanel + c, clear ? zero() : load_n(row(r) + c, width_ - c));
-  }
-  void store_sums(int r0, int r1, bool last) {
-    for (int r = r0; r < r1; ++r)
-      for (int c = 0; c < width_; c += 16) {
-        V16 v = load(sums_ + (r - r0) * kPanel + c);
-        if (last && t_.bias) v = add(v, load_n(t_.bias + first_ + c, width_ - c));
-        width_ - c >= 16 ? store(row(r) + c, v) : store_n(row(r) + c, v, width_ - c);
-      }
-  }
-  float* row(int r) const { return t_.y + r * t_.ldy + first_; }
-
-  const LinearTask& t_;
-  const GroupFormat f_;
-  const char* panel_;
-  const char* end_;
-  const int first_, width_, groups_;
-  Scales scales_;
-  alignas(64) float sums_[kRows * kPanel];
-  alignas(64) uint8_t bytes_[kBlockK * kPanel];
+struct Form {
+  void (*tile)(int rows, const Tile&);
+  int middle;
 };
+template <Codes kCodes, bool kOffset>
+constexpr Form form() {
+  return {tile<kCodes, kOffset>, middle(kCodes)};
+}
+Form pick(const GroupFormat& f) {
+  if (f.bits == 8) return f.offset() ? form<Codes::bytes, true>() : form<Codes::bytes, false>();
+  if (f.offsets == GroupKind::u8) return form<Codes::zeroed, false>();
+  return f.offset() ? form<Codes::nibbles, true>() : form<Codes::nibbles, false>();
+}
+
+// Rows [r0, r1) of the block's numbers.
+void gather(const LinearTask& task, int r0, int r1, int g0, int count, int middle, Numbers* in) {
+  const size_t groups = static_cast<size_t>(task.groups.groups(task.k));
+  for (int r = r0; r < r1; ++r) {
+    const int32_t* less = task.x_groups + r * 2 * groups + g0;
+    const int32_t* bits = less + groups;
+    for (int g = 0; g < count; g += 16) {
+      const I16 sums = iload_n(less + g, count - g);
+      istore(&in->less[r - r0][g], sums);
+      istore(&in->start[r - r0][g], shift_left(sums, middle));
+      istore(&in->bits[r - r0][g], iload_n(bits + g, count - g));
+    }
+  }
+}
+
+// One panel: all rows over all groups, block by block. Rows are cut in tiles of nearly equal height: 8 rows are 4 + 4,
+// not 6 + 2.
+void panel(const LinearTask& task, int p, Numbers* in) {
+  const GroupFormat& f = task.groups;
+  const Form form = pick(f);
+  const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
+  const int groups = f.groups(task.k), tiles = (task.rows + kTileRows - 1) / kTileRows, block = kBlockK / f.size;
+  const bool once = tiles == 1 && tile_cols(task.rows) * 16 == kPanel;
+  Tile t;
+  t.f = &f;
+  t.in = in;
+  t.ldx = task.ldx;
+  t.ldy = task.ldy;
+  t.bias = task.bias ? task.bias + p * kPanel : nullptr;
+  t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
+  t.near = once;
+  for (int g0 = 0; g0 < groups; g0 += block) {
+    const size_t bytes = f.block_bytes(block);
+    t.w = w + f.block_bytes(g0);
+    t.count = groups - g0 < block ? groups - g0 : block;
+    t.first = g0 == 0;
+    t.last = g0 + t.count == groups;
+    for (int b = 0; b < tiles; ++b) {
+      const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
+      const int r1 = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles);
+      gather(task, r0, r1, g0, t.count, form.middle, in);
+      t.x = static_cast<const int8_t*>(task.x) + r0 * task.ldx + static_cast<size_t>(g0) * f.size;
+      t.x_scale = task.x_scale + r0;
+      t.y = task.y + r0 * task.ldy + p * kPanel;
+      if (once) {  // the stream a fixed distance ahead
+        t.ahead = t.w + kPrefetch;
+        t.end = t.w + bytes + kPrefetch;
+        t.lines = static_cast<int>((bytes / 64 + block - 1) / block);
+      } else {  // the next block, fetched once by all tiles together
+        const size_t share = (bytes / 64 + tiles - 1) / tiles * 64;
+        t.ahead = t.w + bytes + b * share;
+        t.end = t.ahead + share;
+        t.lines = tiles == 1 ? static_cast<int>((bytes / 64 + 2 * block - 1) / (2 * block)) : 4;
+      }
+      form.tile(r1 - r0, t);
+    }
+  }
+}
 
 }  // namespace
 
 void linear_groups(const LinearTask& task) {
-  for (int p = task.panel_begin; p < task.panel_end; ++p) Panel(task, p).run();
+  Numbers in;
+  for (int p = task.panel_begin; p < task.panel_end; ++p) panel(task, p, &in);
 }
 
 }  // namespace QUIRE_ISA

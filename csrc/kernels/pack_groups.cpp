@@ -46,6 +46,7 @@ QUIRE_INLINE void put_scale(GroupKind kind, char* to, int col, float x) {
   kind == GroupKind::f32 ? std::memcpy(to + col * 4, &x, 4) : std::memcpy(to + col * 2, &h, 2);
 }
 
+QUIRE_INLINE V16 magnitude(V16 a) { return vmax(a, sub(zero(), a)); }
 QUIRE_INLINE float lowest(V16 a) { return -max_lanes(sub(zero(), a)); }
 
 // One group rounded as quant.groups.quantize defines: its codes, and the scale.
@@ -154,23 +155,33 @@ void pack_codes(const PackCodesTask& t) {
 void quantize_groups(const QuantizeTask& t) {
   const int groups = (t.cols + t.group - 1) / t.group, vectors = t.group / 16;
   for (int r = t.row_begin; r < t.row_end; ++r) {
+    const size_t row = static_cast<size_t>(r) * t.cols;
+    V16 top = zero();
+    for (int c = 0; c < t.cols; c += 16) top = vmax(top, magnitude(source(t.x, t.x_dtype, row + c, t.cols - c)));
+    const float widest = max_lanes(top), scale = widest < kTiny ? 0.0f : widest / 127.0f;
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    t.scale[r] = scale / (1 << kGroupBits);
+    int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch;
+    int32_t* less = t.groups + static_cast<size_t>(r) * groups * 2;
     for (int g = 0; g < groups; ++g) {
-      V16 x[kMaxVectors], top = zero(), sum = zero();
+      V16 x[kMaxVectors], most = zero(), sum = zero();
       for (int v = 0; v < vectors; ++v) {
         const int c = g * t.group + v * 16, left = t.cols - c;
-        x[v] = left > 0 ? source(t.x, t.x_dtype, static_cast<size_t>(r) * t.cols + c, left) : zero();
-        top = vmax(top, vmax(x[v], sub(zero(), x[v])));
+        x[v] = left > 0 ? source(t.x, t.x_dtype, row + c, left) : zero();
+        most = vmax(most, magnitude(x[v]));
       }
-      const float scale = max_lanes(top) / 127.0f;
-      const V16 inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
-      int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch + static_cast<size_t>(g) * t.group;
+      // how often the group can be doubled and stay within the row: exponents, less one if its mantissa is larger
+      const uint32_t doublings = (float_to_bits(widest) - float_to_bits(max_lanes(most))) >> 23;
+      const int up = doublings < kGroupBits ? static_cast<int>(doublings) : kGroupBits;
+      const V16 times = set1(inverse * static_cast<float>(1 << up));
       for (int v = 0; v < vectors; ++v) {
-        const V16 q = round_even(vmax(vmin(mul(x[v], inverse), set1(127.0f)), set1(-127.0f)));
+        const V16 q = round_even(vmax(vmin(mul(x[v], times), set1(127.0f)), set1(-127.0f)));
         sum = add(sum, q);
         store_s8(out + v * 16, q);
       }
-      t.scale[static_cast<size_t>(r) * groups + g] = scale;
-      t.sum[static_cast<size_t>(r) * groups + g] = static_cast<int32_t>(sum_lanes(sum));  // exact: below 2^24
+      out += t.group;
+      less[g] = -static_cast<int32_t>(sum_lanes(sum));  // exact: below 2^24
+      less[groups + g] = kGroupBits - up;
     }
   }
 }

@@ -51,7 +51,9 @@ QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
 #endif
 
 // load_half: sixteen finite float16. load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
-// four bits of each byte. dot_u4s8: as dot_u8s8 for bytes below 16. store_s8: integral floats in [-128, 127].
+// four bits of each byte. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8 for bytes below 32.
+// shift_left: int32 lanes. to_float_shifted: lanes times 2^n, below 2^31, rounded once. store_s8: integral floats in
+// [-128, 127].
 #if QUIRE_AVX512
 
 QUIRE_INLINE V16 load_half(const uint16_t* p) {
@@ -65,7 +67,16 @@ QUIRE_INLINE I16 low_nibbles(I16 a) { return {_mm512_and_si512(a.v, _mm512_set1_
 QUIRE_INLINE I16 high_nibbles(I16 a) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
 }
-QUIRE_INLINE I16 dot_u4s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
+QUIRE_INLINE I16 four_times(const uint8_t* p) {
+  const __m512i each = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm512_mullo_epi32(each, _mm512_set1_epi32(0x01010101))};
+}
+QUIRE_INLINE I16 iadd(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+QUIRE_INLINE I16 shift_left(I16 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
+QUIRE_INLINE V16 to_float_shifted(I16 a, const int32_t* n) {
+  return {_mm512_cvtepi32_ps(_mm512_sllv_epi32(a.v, _mm512_set1_epi32(*n)))};
+}
+QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
 QUIRE_INLINE void store_s8(int8_t* p, V16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
@@ -97,11 +108,23 @@ QUIRE_INLINE I16 high_nibbles(I16 x) {
   const __m256i m = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
 }
-// Two products of 15 and 127 cannot saturate pmaddubsw.
-QUIRE_INLINE __m256i dot8_u4(__m256i acc, __m256i w, __m256i x) {
+QUIRE_INLINE I16 four_times(const uint8_t* p) {
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i times = _mm256_set1_epi32(0x01010101);
+  return {_mm256_mullo_epi32(_mm256_cvtepu8_epi32(b), times),
+          _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)), times)};
+}
+QUIRE_INLINE I16 iadd(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+QUIRE_INLINE I16 shift_left(I16 x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+QUIRE_INLINE V16 to_float_shifted(I16 x, const int32_t* n) {
+  const __m256i bits = _mm256_set1_epi32(*n);
+  return {_mm256_cvtepi32_ps(_mm256_sllv_epi32(x.a, bits)), _mm256_cvtepi32_ps(_mm256_sllv_epi32(x.b, bits))};
+}
+// Two products of 31 and 127 cannot saturate pmaddubsw.
+QUIRE_INLINE __m256i dot8_u5(__m256i acc, __m256i w, __m256i x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
-QUIRE_INLINE I16 dot_u4s8(I16 acc, I16 w, I16 x) { return {dot8_u4(acc.a, w.a, x.a), dot8_u4(acc.b, w.b, x.b)}; }
+QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return {dot8_u5(acc.a, w.a, x.a), dot8_u5(acc.b, w.b, x.b)}; }
 QUIRE_INLINE void store_s8(int8_t* p, V16 x) {
   int32_t t[16];
   istore(t, {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)});
@@ -129,7 +152,18 @@ QUIRE_INLINE I16 low_nibbles(I16 x) {
   return {x.a & m, x.b & m, x.c & m, x.d & m};
 }
 QUIRE_INLINE I16 high_nibbles(I16 x) { return low_nibbles({x.a >> 4, x.b >> 4, x.c >> 4, x.d >> 4}); }
-QUIRE_INLINE I16 dot_u4s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
+QUIRE_INLINE I16 four_times(const uint8_t* p) {
+  int32_t t[16];
+  for (int i = 0; i < 16; ++i) t[i] = p[i] * 0x01010101;
+  return iload(t);
+}
+QUIRE_INLINE I16 iadd(I16 x, I16 y) { return {x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d}; }
+QUIRE_INLINE I16 shift_left(I16 x, int n) { return {x.a << n, x.b << n, x.c << n, x.d << n}; }
+// No vector shift by a variable in SSE2; a power of two changes no bit of the rounding.
+QUIRE_INLINE V16 to_float_shifted(I16 x, const int32_t* n) {
+  return mul(to_float(x), set1(static_cast<float>(1 << *n)));
+}
+QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
 QUIRE_INLINE void store_s8(int8_t* p, V16 x) {
   float t[16];
   store(t, x);
@@ -137,6 +171,14 @@ QUIRE_INLINE void store_s8(int8_t* p, V16 x) {
 }
 
 #endif
+
+// n int32 numbers, and zeros up to sixteen.
+QUIRE_INLINE I16 iload_n(const int32_t* p, int n) {
+  if (n >= 16) return iload(p);
+  alignas(64) int32_t t[16] = {0};
+  for (int i = 0; i < n; ++i) t[i] = p[i];
+  return iload(t);
+}
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -12,7 +12,7 @@ from quire import _native
 from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
-from quire.program.formats import Groups, NumberFormats, WeightFormat
+from quire.program.formats import GROUP_BITS, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Linear, Param, Program
 from quire.quant import GroupCodes, dequantize, quantize
@@ -169,6 +169,17 @@ def test_rounding_equals_its_definition(name: str, dtype: str, isa: str) -> None
     assert np.array_equal(executor.read("residual", n), expected)
 
 
+def steps_of(x: F32, size: int) -> tuple[F32, np.ndarray]:
+    """Lowest scale [rows, 1] and bits [rows, groups] of inputs in groups, by the definition of Quantize."""
+    padded = np.zeros((len(x), -(-x.shape[1] // size) * size), np.float32)
+    padded[:, : x.shape[1]] = np.abs(x)
+    groups, widest = padded.reshape(len(x), -1, size).max(2), padded.max(1, keepdims=True)
+    bits = np.zeros(groups.shape, np.int64)
+    for doublings in range(GROUP_BITS + 1):
+        bits[groups * 2.0**doublings <= widest] = GROUP_BITS - doublings
+    return widest / np.float32(127) / np.float32(2**GROUP_BITS), bits
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_products(name: str, isa: str) -> None:
@@ -192,10 +203,8 @@ def test_products(name: str, isa: str) -> None:
         executor.stop_after(index - 1)  # later ops reuse its memory
         executor.run(n, n, 0)
         hidden = executor.read("hidden", n)
-        padded = np.zeros((n, form.count(hidden.shape[1]) * form.size), np.float32)
-        padded[:, : hidden.shape[1]] = hidden
-        steps = np.abs(padded).reshape(n, -1, form.size).max(2) / 127
-        steps = np.repeat(steps, form.size, 1)[:, : hidden.shape[1]]
+        lowest, bits = steps_of(hidden, form.size)
+        steps = np.repeat(np.ldexp(lowest, bits), form.size, 1)[:, : hidden.shape[1]]
         assert (np.abs(inputs - hidden) <= 0.501 * steps).all()
 
 
@@ -233,9 +242,10 @@ def test_groups_are_added_in_rising_order() -> None:
     found, inputs = executor.read(op.out, 1)[0], executor.read(op.x, 1)[0]
     executor.stop_after(index - 1)
     executor.run(1, 1, 0)
-    hidden = np.resize(np.append(executor.read("hidden", 1), np.zeros(20, np.float32)), (35, 32))
-    x_scale = np.abs(hidden).max(1) / np.float32(127)
-    x = np.rint(np.append(inputs, np.zeros(20)).reshape(35, 32) / x_scale[:, None].astype(np.float64))
+    lowest, bits = steps_of(executor.read("hidden", 1), 32)
+    assert len(set(bits[0])) > 1
+    whole_x = np.append(inputs, np.zeros(20)).reshape(35, 32) / lowest.astype(np.float64)
+    x = np.ldexp(np.rint(np.ldexp(whole_x, -bits[0][:, None])), bits[0][:, None])
     where = next(i for i, p in enumerate(program.params) if p.name == op.weight)
     given = codes_of(program.params[where], where)
     codes = np.pad(given.codes, ((0, 0), (0, 20))).reshape(-1, 35, 32).astype(np.float64) - 8
@@ -245,9 +255,10 @@ def test_groups_are_added_in_rising_order() -> None:
     def added(order: range) -> F32:
         y = np.zeros(len(found), np.float32)
         for g in order:
-            scaled = given.scales[:, g].astype(np.float32) * whole[g]
-            y = (np.float64(x_scale[g]) * scaled + y).astype(np.float32)  # fused: rounded once
-        return y + bias
+            y = (given.scales[:, g].astype(np.float64) * whole[g] + y).astype(
+                np.float32
+            )  # fused: rounded once
+        return y * lowest[0] + bias
 
     assert (added(range(35)) == found).mean() > 0.99
     backward = added(range(34, -1, -1))

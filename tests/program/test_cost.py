@@ -174,4 +174,4 @@ def test_weights_in_groups_cost_their_codes_scales_and_offsets() -> None:
     cost = step_cost(program, [Row(3, 0)], 0)
     linears = [(op, c) for op, c in zip(program.ops, cost.ops, strict=True) if isinstance(op, Linear)]
     assert linears[0][1].weight_bytes == 64 * (32 + 2 * 3)
-    assert linears[0][1].activation_bytes == 3 * (64 + 2 * 8 + 64 * 4)
+    assert linears[0][1].activation_bytes == 3 * (64 + 4 + 2 * 8 + 64 * 4)

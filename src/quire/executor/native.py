@@ -176,7 +176,7 @@ class NativeExecutor:
             offset = plan.offsets[buffer.name]
             scales = offset + scale_offset(buffer, limits.max_tokens, limits.max_logit_rows)
             dtype = _DTYPES[buffer.dtype]
-            rows = limits.max_tokens if buffer.rows == "tokens" else limits.max_logit_rows
+            rows = self._most_rows(buffer)
             self._buffers[buffer.name] = self._core.add_buffer(
                 buffer.cols, dtype, offset, scales, buffer.group, rows
             )
@@ -311,14 +311,20 @@ class NativeExecutor:
         at = scale_offset(buffer, self._limits.max_tokens, self._limits.max_logit_rows)
         pitch = row_pitch(buffer)
         stored = self._bytes(buffer.name, 0, rows * pitch)
+        scales: F32 = self._bytes(buffer.name, at, rows * 4).view(np.float32)
         if buffer.group:
             groups = pitch // buffer.group
-            scales: F32 = self._bytes(buffer.name, at, rows * groups * 4).view(np.float32)
+            numbers = self._bytes(buffer.name, at + self._most_rows(buffer) * 4, rows * groups * 8)
+            bits = numbers.view(np.int32).reshape(rows, 2, groups)[:, 1, :, None]
             bytes_ = stored.view(np.int8).reshape(rows, groups, -1).astype(np.float32)
-            return (bytes_ * scales.reshape(rows, groups, 1)).reshape(rows, pitch)[:, : buffer.cols]
-        scales = self._bytes(buffer.name, at, rows * 4).view(np.float32)
+            whole = np.ldexp(bytes_, bits).reshape(rows, pitch)[:, : buffer.cols]
+            return np.multiply(whole, scales[:, None], dtype=np.float32)
         plain = stored.reshape(rows, pitch)[:, : buffer.cols].astype(np.float32)
         return (plain - np.float32(128)) * scales[:, None]
+
+    def _most_rows(self, buffer: Buffer) -> int:
+        assert self._limits is not None
+        return self._limits.max_tokens if buffer.rows == "tokens" else self._limits.max_logit_rows
 
     def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
         address = self._core.buffer(self._buffers[name]) + offset

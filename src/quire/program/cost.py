@@ -36,7 +36,8 @@ from quire.program.ops import (
 
 NORM_FLOPS = {"rms": 4, "layer": 6}  # square, add to the sum, scale, weight; and the mean: sum, subtract
 QUANTIZE_FLOPS = 3  # magnitude, scale, round
-SCALE_BYTES = 4  # of one row of int8, or one group of it
+SCALE_BYTES = 4  # of one row of int8
+GROUP_BYTES = 8  # of one group of it: two int32
 EXP_FLOPS = 4  # act(gate): exponential or error function, and the arithmetic around it
 ID_BYTES = 4  # a token id, position or row number
 
@@ -181,8 +182,9 @@ class _Counter:
         found = self.buffers[buffer]
         wide = found.cols if cols is None else cols
         scales = 0
-        if found.dtype == "i8":  # a scale, and of a group also the sum
-            scales = 2 * SCALE_BYTES * -(-wide // found.group) if found.group else SCALE_BYTES
+        if found.dtype == "i8":  # a scale, and of a group its bits and sum
+            groups = -(-wide // found.group) if found.group else 0
+            scales = SCALE_BYTES + GROUP_BYTES * groups
         return wide * DTYPE_BYTES[found.dtype] + scales
 
     def weight_bytes(self, weight: Param) -> int:

@@ -12,6 +12,7 @@ DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1, "i32": 4}  # of a b
 ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
 OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]
 GROUP_SIZES = (16, 32, 64, 128)
+GROUP_BITS = 8  # doublings between the lowest and the highest scale of a row of inputs in groups
 SUPER_GROUPS = 8  # groups that share a float16 factor in the two-level kind "f16*u8"
 _KIND_BYTES = {"none": 0, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "f16*u8": 1}
 
@@ -66,7 +67,8 @@ class WeightFormat:
     f32, bf16: floats; the input has the same format.
     i8 without groups: whole numbers in [-127, 127] and a float32 scale for each output; the input is rounded to
     int8 with one scale a token.
-    i4, and i8 with groups: see Groups; the input is rounded to int8 with one scale a group of each token.
+    i4, and i8 with groups: see Groups; the input is rounded to int8 with one scale a token, halved for each group
+    as often as the group allows.
     """
 
     dtype: DType

@@ -52,12 +52,12 @@ def max_rows(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
 def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
     """Bytes of a buffer with all its rows, rounded up to ALIGNMENT.
 
-    An i8 buffer ends with its rows' float32 scales; with groups, each has a scale and then an int32 sum of its bytes.
+    An i8 buffer ends with its rows' float32 scales, and with groups two int32 numbers of each group of each row.
     """
     rows = max_rows(buffer, max_tokens, max_logit_rows)
     if buffer.dtype == "i8":
-        groups = -(-buffer.cols // buffer.group) if buffer.group else 1
-        each = (1 + bool(buffer.group)) * groups * 4
+        groups = -(-buffer.cols // buffer.group) if buffer.group else 0
+        each = (1 + 2 * groups) * 4
         return scale_offset(buffer, max_tokens, max_logit_rows) + _round_up(rows * each, ALIGNMENT)
     return _round_up(rows * buffer.cols * DTYPE_BYTES[buffer.dtype], ALIGNMENT)
 

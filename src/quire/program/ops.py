@@ -34,8 +34,8 @@ ParamKind = Literal["linear", "table", "vector"]
 class Buffer:
     """An activation of [rows, cols]; its rows are tokens or logit rows of the step, or `per` rows for each of them.
 
-    An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, or, with `group`, for each
-    `group` neighbouring columns of a row.
+    An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, with `group` also a power of two
+    for each `group` neighbouring columns of a row.
     """
 
     name: str
@@ -156,8 +156,8 @@ class Scale:
 class Linear:
     """out = x @ weightᵀ (+ bias), accumulated in float32 in ascending order of the input feature.
 
-    A weight in groups: each group's products of whole numbers are summed exactly, and scaled by both scales when they
-    are added to the float32 sum, group after group.
+    A weight in groups: each group's products of whole numbers are summed exactly, and scaled by the weight's scale when
+    they are added to the float32 sum, group after group; the input's scale is multiplied at the end.
     """
 
     x: str
@@ -168,7 +168,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """out = round(x / scale) with scale = max|x| / 127 for each row, or each group of a row when `out` has groups.
+    """out = round(x / scale) with scale = max|x| / 127 for each row. When `out` has groups, a group's scale is the
+    row's, halved as often as its own maximum allows, up to GROUP_BITS times.
 
     The input of a quantized linear (dynamic, per token). Ties round to even; zeros have scale 0. The products of an i8
     linear are summed exactly in int32 and multiplied by both scales once.

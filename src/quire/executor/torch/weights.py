@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire.program.formats import GROUP_BITS
 from quire.program.ops import Param, Program
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
+from quire.quant.groups import TINY
 
 # A quantized parameter or buffer is held as the float32 numbers it stands for.
 TORCH_DTYPES = {
@@ -86,12 +88,17 @@ class Weights:
 
 
 def quantize_rows(x: Tensor, group: int = 0) -> Tensor:
-    """x [rows, cols] rounded to eight bits with one scale a row or a group of columns; see Quantize."""
+    """x [rows, cols] rounded to eight bits with one scale a row, or that scale halved for a group; see Quantize."""
+    widest = x.abs().amax(-1, keepdim=True)
+    scale = torch.where(widest < float(TINY), 0.0, widest / 127.0) if group else widest / 127.0
+    inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
     if group:
         padded = functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
-        return quantize_rows(padded).flatten(1)[:, : x.shape[1]]
-    scale = x.abs().amax(-1, keepdim=True) / 127.0
-    inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
+        most = padded.abs().amax(-1)
+        halvings = (widest.view(torch.int32) - most.view(torch.int32)) >> 23
+        share = torch.ldexp(torch.ones_like(most), -halvings.clamp(max=GROUP_BITS))
+        share = share.repeat_interleave(group, 1)[:, : x.shape[1]]
+        scale, inverse = scale * share, inverse / share
     return (x * inverse).round().clamp(-127, 127) * scale
 
 
