@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.checkpoints import TinyModel, tiny_model
 from quire.loader import Checkpoint
 from quire.loader.gguf_writer import OutTensor, encode, write_gguf
 from quire.quant.ggml import TYPE_IDS
@@ -18,9 +20,51 @@ STEMS = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
 }  # fmt: skip
+# Where a norm after attention has the name that others give the norm before the feed-forward.
+_NORM_AFTER = {"gemma2", "gemma3", "olmo2"}
+PERMUTED, WHOLE_NORMS = {"llama", "granite", "smollm3"}, {"gemma", "gemma2", "gemma3"}
+
+
+# Tiny model, what differs from it, architecture.
+MODELS: dict[str, tuple[str, dict[str, object], str]] = {
+    "llama": ("llama2", {}, "llama"),
+    "llama-linear": ("llama-linear", {}, "llama"),
+    "llama-yarn": ("llama-yarn", {}, "llama"),
+    "mistral": ("mistral-window", {"sliding_window": None}, "llama"),
+    "qwen2": ("qwen2-tied", {}, "qwen2"),
+    "qwen3": ("qwen3", {}, "qwen3"),
+    "qwen3-biases-mha": ("qwen3-biases-mha", {}, "qwen3"),
+    "gemma": ("gemma-mqa", {"hidden_act": "gelu_pytorch_tanh"}, "gemma"),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 24}, "gemma2"),
+    "gemma3": ("gemma3", {"query_pre_attn_scalar": 24, "num_hidden_layers": 7, "layer_types": None}, "gemma3"),
+    "phi3": ("phi3-window", {}, "phi3"),
+    "phi3-longrope": ("phi4-partial-longrope", {}, "phi3"),
+    "olmo2": ("olmo2", {}, "olmo2"),
+    "olmo3": ("olmo3", {}, "olmo2"),
+    "granite": ("granite", {}, "granite"),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}, "smollm3"),
+    "glm": ("glm", {}, "chatglm"),
+    "glm4": ("glm4", {}, "glm4"),
+    "stablelm": ("stablelm", {}, "stablelm"),
+    "stablelm-head-norms": ("stablelm-parallel-head-norms", {}, "stablelm"),
+    "cohere": ("cohere", {}, "command-r"),
+    "cohere-head-norms": ("cohere-head-norms", {}, "command-r"),
+    "cohere2": ("cohere2", {"num_hidden_layers": 5, "layer_types": None}, "cohere2"),
+}  # fmt: skip
+
+
+def made_model(name: str) -> TinyModel:
+    """The tiny model of that line of MODELS."""
+    base, changes, _ = MODELS[name]
+    model = tiny_model(base)
+    return TinyModel(f"gguf-{name}", model.config_class, dict(model.overrides) | changes)
 
 
 def string(text: str | bytes) -> bytes:
@@ -62,12 +106,14 @@ def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, arch: str) -> str:
     """model.layers.0.self_attn.q_proj.weight -> blk.0.attn_q.weight"""
     stem, _, suffix = name.rpartition(".")
     if stem in STEMS:
         return f"{STEMS[stem]}.{suffix}"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
+    if part == "post_attention_layernorm" and arch in _NORM_AFTER:
+        return f"blk.{layer}.post_attention_norm.{suffix}"
     return f"blk.{layer}.{STEMS[part]}.{suffix}"
 
 
@@ -75,28 +121,58 @@ def metadata_of(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """What a converter writes for a config.json."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    rope = config.get("rope_parameters") or {}
+    ropes = config.get("rope_parameters") or {}
+    rope = ropes.get("full_attention", ropes)
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     found: dict[str, Any] = {
-        "general.architecture": arch,
-        f"{arch}.context_length": config["max_position_embeddings"],
-        f"{arch}.embedding_length": config["hidden_size"],
-        f"{arch}.block_count": config["num_hidden_layers"],
-        f"{arch}.feed_forward_length": config["intermediate_size"],
-        f"{arch}.attention.head_count": heads,
-        f"{arch}.attention.head_count_kv": config["num_key_value_heads"],
-        f"{arch}.attention.key_length": head_dim,
-        f"{arch}.attention.value_length": head_dim,
-        f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{arch}.rope.dimension_count": head_dim,
-        f"{arch}.rope.freq_base": float(rope.get("rope_theta", 10_000.0)),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": int(head_dim * part),
+        "rope.freq_base": float(rope.get("rope_theta", 10_000.0)),
     }  # fmt: skip
+    if "layer_norm_eps" in config:
+        found["attention.layer_norm_epsilon"] = float(config["layer_norm_eps"])
+    else:
+        found["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
     if rope.get("rope_type") in {"linear", "yarn"}:
-        found[f"{arch}.rope.scaling.type"] = rope["rope_type"]
-        found[f"{arch}.rope.scaling.factor"] = rope["factor"]
+        found["rope.scaling.type"] = rope["rope_type"]
+        found["rope.scaling.factor"] = rope["factor"]
     if rope.get("rope_type") == "yarn":
-        found[f"{arch}.rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    found |= _more(config, rope, arch)
+    return {f"{arch}.{key}": value for key, value in found.items()} | {
+        "general.architecture": arch, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+    }  # fmt: skip
+
+
+def _more(config: Mapping[str, Any], rope: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """The keys of some architectures."""
+    found: dict[str, Any] = {}
+    if arch in {"gemma2", "gemma3", "olmo2", "cohere2", "phi3"} and "sliding_window" in config:
+        found["attention.sliding_window"] = config["sliding_window"] or 0
+        if arch == "olmo2":
+            kinds = config["layer_types"]
+            found["attention.sliding_window_pattern"] = np.array([kind[0] == "s" for kind in kinds])
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "use_parallel_residual"):
+        if config.get(key) is not None:
+            found[key] = config[key]
+    for name, key in (
+        ("embedding_multiplier", "embedding_scale"), ("residual_multiplier", "residual_scale"),
+        ("attention_multiplier", "attention.scale"), ("logits_scaling", "logit_scale"),
+    ):  # fmt: skip
+        if name in config:
+            found[key] = float(config[name])
+    if "original_max_position_embeddings" in rope and rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        scale = config["max_position_embeddings"] / original
+        found["rope.scaling.original_context_length"] = original
+        found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original))
     return found
 
 
@@ -106,15 +182,32 @@ def write_model(folder: Path, out: Path, arch: str, **more: Any) -> Path:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors: dict[str, np.ndarray] = {}
     with Checkpoint(folder) as checkpoint:
-        for name in checkpoint.names():
-            weight = np.array(checkpoint.read(name))
-            target = gguf_name(name)
-            part = target.split(".")[-2]
-            if arch == "gemma" and "norm" in part:
-                weight = weight + np.float32(1)
-            tensors[target] = permute(weight, heads[part]) if arch == "llama" and part in heads else weight
+        found = {name: np.array(checkpoint.read(name)) for name in checkpoint.names()}
+    for name, weight in _stacked(found).items():
+        target = gguf_name(name, arch)
+        part = target.split(".")[-2]
+        plus = np.float32(arch in WHOLE_NORMS and "norm" in part)
+        permuted = arch in PERMUTED and part in heads
+        tensors[target] = permute(weight, heads[part]) if permuted else weight + plus
+    rope = config.get("rope_parameters") or {}
+    for which in ("long", "short"):
+        if rope.get("rope_type") == "longrope":
+            tensors[f"rope_factors_{which}.weight"] = np.array(rope[f"{which}_factor"], np.float32)
     write_arrays(out, metadata_of(config, arch) | more, tensors)
     return out
+
+
+def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Norms of single heads, `….norms.3.weight`, as one matrix."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        stem, _, number = name.removesuffix(".weight").rpartition(".norms.")
+        if not stem:
+            found[name] = array
+        elif number == "0":
+            heads = sum(other.startswith(f"{stem}.norms.") for other in tensors)
+            found[f"{stem}.weight"] = np.stack([tensors[f"{stem}.norms.{h}.weight"] for h in range(heads)])
+    return found
 
 
 def write_arrays(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Path:

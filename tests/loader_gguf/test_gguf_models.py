@@ -9,24 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.checkpoints import random_tokens, save, tiny_model
-from helpers.gguf_files import write_model
-from quire.cli.main import main
+from helpers.checkpoints import random_tokens, save
+from helpers.gguf_files import MODELS, made_model, write_model
 from quire.llm import LLM
-from quire.loader import Checkpoint, GGUFFiles, GGUFSource, load
+from quire.loader import Checkpoint, GGUFFiles, GGUFSource, LoadRules, load
 from quire.loader.gguf_writer import OutTensor, write_gguf
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.program.ops import Param, Part
 from quire.quant import GroupCodes, check_codes, groups
 from quire.quant.ggml import PACKED, READ_TYPES, BlockType, dequantize
 from quire.spec.facts import read_model
-from quire.spec.gguf import StoredTensor
-from quire.types import SamplingParams
-
-MODELS = {
-    "llama2": "llama", "llama-wide-heads-gelu": None, "llama-linear": "llama", "llama-yarn": "llama",
-    "qwen2-tied": "qwen2", "qwen3": "qwen3", "qwen3-biases-mha": "qwen3",
-}  # fmt: skip
-CASES = [(name, arch) for name, arch in MODELS.items() if arch]
+from quire.spec.gguf import StoredTensor, spec_of_file
+from quire.spec.gguf_architectures import Architecture
+from quire.spec.model import ModelSpec
+from quire.spec.rope import inverse_frequencies
+from quire.types import CheckpointError, SamplingParams, UnsupportedModelError
 
 
 @pytest.fixture(scope="module")
@@ -37,45 +35,61 @@ def made(tmp_path_factory: pytest.TempPathFactory):
     def make(name: str):
         if name not in found:
             folder = tmp_path_factory.mktemp(name)
-            save(tiny_model(name), folder, torch.float32)
-            found[name] = folder, write_model(folder, folder / "model.gguf", MODELS[name])
+            save(made_model(name), folder, torch.float32)
+            found[name] = folder, write_model(folder, folder / "model.gguf", MODELS[name][2])
         return found[name]
 
     return make
 
 
-@pytest.mark.parametrize(("name", "arch"), CASES)
-def test_the_same_spec(made, name: str, arch: str) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_model(made, name: str) -> None:
+    """The program of the checkpoint, from the file: its spec, and every number where the program wants it."""
     folder, path = made(name)
     expected = read_model(folder).spec
-    with GGUFFiles(path) as files:
+    with GGUFFiles(path) as files, Checkpoint(folder) as checkpoint:
         model = files.model()
-    found = model.facts.spec
+        assert model.facts.generation.eos_token_ids == (2,)
+        assert model.facts.notices == ()
+        check_same_spec(model.facts.spec, expected)
+        source = GGUFSource(files, model.tensors)
+        ours, theirs = Kept(), Kept()
+        for spec, tensors, sink in ((model.facts.spec, source, ours), (expected, checkpoint, theirs)):
+            load(
+                lower(spec, NumberFormats("f32")).params,
+                tensors,
+                sink,
+                rules=LoadRules.of(spec),
+                block_bytes=1,
+            )
+    assert ours.values.keys() == theirs.values.keys()
+    for param, values in theirs.values.items():
+        np.testing.assert_array_equal(ours.values[param], values)
+
+
+def check_same_spec(found: ModelSpec, expected: ModelSpec) -> None:
+    """Everything but how norms and ropes are stored; ropes must turn the same."""
+    expected = spec_of_file(expected, Architecture(model_type="", whole_norms=not found.norm.plus), {})
     for field in dataclasses.fields(found):
-        assert getattr(found, field.name) == getattr(expected, field.name), field.name
-    assert model.facts.generation.eos_token_ids == (2,)
-    assert model.facts.notices == ()
+        if field.name not in {"names", "layers"}:
+            assert getattr(found, field.name) == getattr(expected, field.name), field.name
+    for ours, theirs in zip(found.layers, expected.layers, strict=True):
+        a, b = ours.attention.rope, theirs.attention.rope
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            for length in (64, 4096):
+                np.testing.assert_array_equal(inverse_frequencies(a, length), inverse_frequencies(b, length))
+            assert np.float32(a.attention_factor) == np.float32(b.attention_factor)
+            assert (a.dim, a.interleaved) == (b.dim, b.interleaved)
+        attention = dataclasses.replace(ours.attention, rope=b)
+        assert dataclasses.replace(ours, attention=attention) == theirs
 
 
-@pytest.mark.parametrize(("name", "arch"), CASES)
-def test_the_same_weights(made, name: str, arch: str) -> None:
-    folder, path = made(name)
-    with Checkpoint(folder) as checkpoint, GGUFFiles(path) as files:
-        source = GGUFSource(files, files.model().tensors)
-        assert set(source.names()) == set(checkpoint.names())
-        for tensor in checkpoint.names():
-            assert source.info(tensor) == checkpoint.info(tensor)
-            rows = checkpoint.info(tensor).shape[0]
-            for start, stop in ((0, None), (1, 2), (rows // 3, rows - 1)):
-                np.testing.assert_array_equal(
-                    source.read(tensor, start, stop), checkpoint.read(tensor, start, stop)
-                )
-
-
-@pytest.mark.parametrize("name", ["llama2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "phi3-longrope", "granite", "gemma3"])
 def test_the_same_tokens(made, name: str) -> None:
+    """And so the same bits, here seen from outside."""
     folder, path = made(name)
-    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2)
+    params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)
     found = []
     for model in (folder, path):
         with LLM(model, progress=False) as llm:
@@ -84,23 +98,43 @@ def test_the_same_tokens(made, name: str) -> None:
     assert found[0] == found[1]
 
 
-def test_norms_that_have_the_one_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """gemma stores norm weights less one, its GGUF files store them whole: the same bits come out."""
-    mqa = tiny_model("gemma-mqa")
-    model = type(mqa)("gemma", mqa.config_class, dict(mqa.overrides) | {"hidden_act": "gelu_pytorch_tanh"})
-    save(model, tmp_path / "m", torch.float32)
-    path = write_model(tmp_path / "m", tmp_path / "m.gguf", "gemma")
-    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=2, ignore_eos=True)
-    found = []
-    for name in (tmp_path / "m", path):
-        with LLM(name, progress=False) as llm:
-            (output,) = llm.generate([random_tokens(1)], params, progress=False)
-            found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
-    assert found[0] == found[1]
-    for source, out in ((path, tmp_path / "back"), (tmp_path / "m", tmp_path / "again.gguf")):
-        assert main(["convert", str(source), str(out), "--quiet"]) == 1
-        assert "norm" in capsys.readouterr().err
-        assert not out.exists()
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "cohere2"])
+@pytest.mark.parametrize("pattern", [3, np.array([True, False, False, True, True, False, True])])
+def test_a_pattern_of_windows_that_is_not_the_usual_one(
+    made, tmp_path: Path, name: str, pattern: int | np.ndarray
+) -> None:
+    folder, _ = made(name)
+    count = len(read_model(folder).spec.layers)
+    given = pattern if isinstance(pattern, int) else pattern[:count]
+    arch = MODELS[name][2]
+    path = write_model(
+        folder, tmp_path / "x.gguf", arch, **{f"{arch}.attention.sliding_window_pattern": given}
+    )
+    with GGUFFiles(path) as files:
+        found = [layer.attention.window > 0 for layer in files.model().facts.spec.layers]
+    expected = [layer % 3 < 2 for layer in range(count)] if isinstance(given, int) else given.tolist()
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("gemma2", {"gemma2.attention.sliding_window_pattern": np.array([True])}, "is not a list of 3 booleans"),
+        ("cohere2", {"cohere2.rope.freq_base_swa": 5.0}, "rope.freq_base_swa = 5.0 is not supported"),
+        ("granite", {"granite.rope.scaling.finetuned": False}, "a Granite without rotation"),
+        ("granite", {"granite.attention.scale": 0.0}, "attention.scale: is missing"),
+        ("phi3-longrope", {"phi3.rope.scaling.original_context_length": 0}, "original_context_length: is missing"),
+        ("gemma3", {"gemma3.attention.layer_norm_rms_epsilon": 0.5}, "rms_norm_eps: 0.5 is not in"),
+        ("llama", {"llama.attention.temperature_scale": 0.1}, "temperature_scale = 0.1 is not supported"),
+    ],
+)  # fmt: skip
+def test_keys_that_are_refused(
+    made, tmp_path: Path, name: str, more: dict[str, object], message: str
+) -> None:
+    folder, _ = made(name)
+    path = write_model(folder, tmp_path / "x.gguf", MODELS[name][2], **more)
+    with GGUFFiles(path) as files, pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        files.model()
 
 
 class Kept:

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from quire.engine.build import Model, open_model, open_weights
-from quire.loader import GGUFFiles, Source, TensorInfo
+from quire.loader import GGUFFiles, LoadRules, Source, TensorInfo
 from quire.loader.gguf_writer import OutTensor, write_gguf
+from quire.loader.load import check_tensors
+from quire.loader.renamed import Renamed
 from quire.loader.safetensors_writer import write_safetensors
 from quire.loader.source import Array
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
+from quire.program.ops import Part
 from quire.quant.convert import from_float32, to_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES
 from quire.quant.linear import F32
 from quire.spec.config_reader import ConfigReader
 from quire.spec.facts import facts_of
-from quire.spec.gguf import ROPE_FACTORS, StoredTensor
+from quire.spec.gguf import StoredTensor
+from quire.spec.gguf_architectures import ARCHITECTURES
+from quire.spec.gguf_keys import Config
 from quire.spec.gguf_out import (
+    Written,
     architecture_of,
     check_round_trip,
     gguf_metadata,
     rope_factors,
-    stored_names,
+    written_tensors,
 )
+from quire.spec.model import ModelSpec
 from quire.text.gguf_out import tokenizer_metadata
 from quire.types import CheckpointError
 
@@ -37,7 +48,6 @@ DTYPES = ("auto", *_FLOATS, "q8_0")
 _NAMES = {stored: name for name, stored in _FLOATS.items()}
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
            "generation_config.json", "chat_template.jinja")  # fmt: skip
-
 Progress = Callable[[int, int], None]
 
 
@@ -86,49 +96,89 @@ def _target(info: TensorInfo, dtype: str) -> str:
     return "BF16" if info.stored else info.dtype
 
 
-def _pieces(source: Source, info: TensorInfo, quantum: int, counter: _Counter) -> Iterator[F32]:
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A tensor to write: numbers of tensor `source` (with `row`, of that one row of it) plus `plus`."""
+
+    source: TensorInfo
+    row: int | None = None
+    plus: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape if self.row is None else self.source.shape[1:]
+
+
+def _pieces(source: Source, copy: _Copy, quantum: int, counter: _Counter) -> Iterator[F32]:
     """Numbers of row blocks that start at multiples of `quantum`."""
+    info = copy.source
     row_bytes = 4 * max(int(np.prod(info.shape[1:], dtype=np.int64)), 1)
     step = max(BLOCK_BYTES // row_bytes // quantum, 1) * quantum
-    for start in range(0, info.shape[0], step):
-        stop = min(start + step, info.shape[0])
+    rows = range(0, info.shape[0], step) if copy.row is None else (copy.row,)
+    for start in rows:
+        stop = min(start + step, info.shape[0]) if copy.row is None else start + 1
         data = source.read(info.name, start, stop)
-        yield to_float32(np.ascontiguousarray(data), info.dtype)
+        values = to_float32(np.ascontiguousarray(data), info.dtype)
+        values = values + np.float32(copy.plus) if copy.plus else values
+        yield values if copy.row is None else values[0]
         counter.add(data.nbytes)
         source.release(info.name)
 
 
+def _asked(spec: ModelSpec) -> dict[str, Part]:
+    """The tensors that a model asks for, by name."""
+    params = lower(spec, NumberFormats()).params
+    return {part.tensor: part for param in params for part in param.parts}
+
+
 def _to_folder(model: Model, source: Source, out: Path, dtype: str, counter: _Counter) -> list[str]:
-    infos = [source.info(name) for name in source.names()]
-    targets = {info.name: TensorInfo(info.name, _target(info, dtype), info.shape) for info in infos}
-    by_name = {info.name: info for info in infos}
+    if model.stored is None:
+        config = json.loads((model.folder / "config.json").read_text())
+        copies = {name: _Copy(source.info(name)) for name in source.names()}
+    else:
+        config, copies = _from_gguf(model, model.stored, source)
+    targets = {
+        name: TensorInfo(name, _target(copy.source, dtype), copy.shape) for name, copy in copies.items()
+    }
     out.mkdir(parents=True)
     main = max(targets.values(), key=lambda info: info.nbytes).dtype
-    _write_config(model, out, _NAMES.get(main, "float32"))
+    _write_config(model, config, out, _NAMES.get(main, "float32"))
 
     def data(info: TensorInfo) -> Iterator[Array]:
-        for values in _pieces(source, by_name[info.name], 1, counter):
+        for values in _pieces(source, copies[info.name], 1, counter):
             yield from_float32(values, info.dtype)
 
     write_safetensors(out / "model.safetensors", list(targets.values()), data)
-    return [f"{len(infos)} tensors written as {', '.join(sorted({info.dtype for info in targets.values()}))}"]
+    return [
+        f"{len(targets)} tensors written as {', '.join(sorted({info.dtype for info in targets.values()}))}"
+    ]
 
 
-def _write_config(model: Model, out: Path, dtype: str) -> None:
+def _from_gguf(
+    model: Model, stored: Mapping[str, StoredTensor], source: Source
+) -> tuple[Config, dict[str, _Copy]]:
+    """The config of a GGUF file, and the tensors of a checkpoint that it describes, taken from the file's."""
+    with GGUFFiles(model.folder) as files:
+        config, name = dict(files.model().config), str(files.metadata["general.architecture"])
+    spec = facts_of(ConfigReader(config), None, "").spec
+    there, asked = _asked(model.facts.spec), _asked(spec)
+    named = {found.name: ours for ours, found in stored.items()}
+    copies: dict[str, _Copy] = {}
+    for written in written_tensors(name, spec, asked):
+        ours = named[written.name]
+        for row, tensor in enumerate(written.sources):
+            plus = there[ours].plus - asked[tensor].plus
+            copies[tensor] = _Copy(source.info(ours), row if len(written.sources) > 1 else None, plus)
+    return config, copies
+
+
+def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
     """config.json and the tokenizer's files."""
     if model.stored is None:
-        config = json.loads((model.folder / "config.json").read_text())
         for name in _COPIED:
             if (model.folder / name).exists():
                 shutil.copyfile(model.folder / name, out / name)
     else:
-        with GGUFFiles(model.folder) as files:
-            config = dict(files.model().config)
-        if facts_of(ConfigReader(config), None, "").spec != model.facts.spec:
-            raise CheckpointError(
-                f"{model.folder}: this architecture's norm weights are stored otherwise in GGUF; converting them back "
-                "is not implemented"
-            )
         config["architectures"] = [model.facts.architecture]
         if model.tokenizer is not None:
             (out / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
@@ -142,7 +192,6 @@ def _write_config(model: Model, out: Path, dtype: str) -> None:
     for key in ("quantization_config", "compression_config", "dtype"):
         config.pop(key, None)
     config["torch_dtype"] = dtype
-    config = {key: value for key, value in config.items() if value is not None}
     (out / "config.json").write_text(json.dumps(config, indent=1))
 
 
@@ -152,45 +201,53 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     config = json.loads((model.folder / "config.json").read_text())
     spec = model.facts.spec
     name = architecture_of(str(config.get("model_type")))
-    metadata = gguf_metadata(name, spec, config.get("rms_norm_eps", 1e-6))
-    infos = {info.name: info for info in map(source.info, source.names())}
-    names = stored_names(name, spec, infos)
-    tensors = [OutTensor(names[info.name].name, _kind(info, dtype), info.shape) for info in infos.values()]
+    metadata = gguf_metadata(name, spec)
+    rules = LoadRules.of(spec, quantized=model.facts.quantization is not None)
+    check_tensors(lower(spec, NumberFormats()).params, source, rules)
+    if rules.prefixes:
+        source = Renamed(source, rules.prefixes)
+    written = written_tensors(name, spec, asked := _asked(spec))
+    there, plus = set(source.names()), ARCHITECTURES[name].whole_norms
+    copies = {
+        tensor: _Copy(source.info(tensor if tensor in there else rules.twins[tensor]), plus=part.plus * plus)
+        for tensor, part in asked.items()
+    }
+    outs = {found.name: found for found in written}
+    tensors = [_out(found, copies[found.sources[0]], dtype) for found in written]
     factors = rope_factors(spec)
-    if factors is not None:
-        tensors.append(OutTensor(ROPE_FACTORS, "F32", factors.shape))
+    tensors += [OutTensor(factor, "F32", values.shape) for factor, values in factors.items()]
     _add_tokenizer(metadata, model)
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     check_round_trip(metadata, shapes, {tensor.name: tensor.kind for tensor in tensors}, spec)
-    asked = {names[info.name].name: info for info in infos.values()}
 
     def data(tensor: OutTensor) -> Iterator[Array]:
-        if tensor.name == ROPE_FACTORS and factors is not None:
-            return iter([factors])
-        info = asked[tensor.name]
-        return _gguf_pieces(source, info, names[info.name], tensor.kind, counter)
+        if tensor.name in factors:
+            return iter([factors[tensor.name]])
+        found = outs[tensor.name]
+        pieces = (
+            _gguf_pieces(source, copies[one], found.heads, tensor.kind, counter) for one in found.sources
+        )
+        return chain.from_iterable(pieces)
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(out, metadata, tensors, data)
     return [f"{len(tensors)} tensors written as {', '.join(sorted({tensor.kind for tensor in tensors}))}"]
 
 
-def _kind(info: TensorInfo, dtype: str) -> str:
-    """Vectors stay float32, as every reader expects; rows that are not whole blocks stay float16."""
-    if len(info.shape) == 1:
-        return "F32"
-    if dtype == "q8_0":
-        return "Q8_0" if info.shape[1] % READ_TYPES["Q8_0"].values == 0 else "F16"
-    return _target(info, dtype)
+def _out(written: Written, copy: _Copy, dtype: str) -> OutTensor:
+    """Norms stay float32, as every reader expects; rows that are not whole blocks stay float16."""
+    count, shape = len(written.sources), copy.shape
+    kind = "F32" if len(shape) == 1 else _target(copy.source, dtype)
+    if dtype == "q8_0" and len(shape) > 1:
+        kind = "Q8_0" if shape[-1] % READ_TYPES["Q8_0"].values == 0 else "F16"
+    return OutTensor(written.name, kind, (count, *shape) if count > 1 else shape)
 
 
-def _gguf_pieces(
-    source: Source, info: TensorInfo, stored: StoredTensor, kind: str, counter: _Counter
-) -> Iterator[Array]:
-    dim = info.shape[0] // stored.heads if stored.heads else 1
-    for rows in _pieces(source, info, dim, counter):
+def _gguf_pieces(source: Source, copy: _Copy, heads: int, kind: str, counter: _Counter) -> Iterator[Array]:
+    dim = copy.source.shape[0] // heads if heads else 1
+    for rows in _pieces(source, copy, dim, counter):
         values = rows
-        if stored.heads:
+        if heads:
             halves = rows.reshape(len(rows) // dim, 2, dim // 2, -1)
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
         yield to_q8_0(values) if kind == "Q8_0" else from_float32(values, kind)

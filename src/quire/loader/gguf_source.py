@@ -17,7 +17,8 @@ from quire.program.formats import WeightFormat
 from quire.quant.ggml import PACKED, READ_TYPES, dequantize, group_codes
 from quire.quant.groups import GroupCodes
 from quire.spec.config_reader import show
-from quire.spec.gguf import GGUFModel, GGUFSummary, StoredTensor, read_gguf_model
+from quire.spec.gguf import GGUFModel, StoredTensor, read_gguf_model
+from quire.spec.gguf_keys import GGUFSummary
 from quire.types import CheckpointError, UnsupportedModelError
 
 MAX_SHARDS = 1024

@@ -5,84 +5,179 @@ What was written is read back and compared with the spec: whatever GGUF cannot s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.spec.gguf import ARCHITECTURES, STEMS, GGUFSummary, StoredTensor, read_gguf_model
-from quire.spec.model import ModelSpec
+from quire.spec.gguf import asked_names, read_gguf_model, spec_of_file
+from quire.spec.gguf_architectures import ARCHITECTURES, STEMS
+from quire.spec.gguf_keys import GGUFSummary
+from quire.spec.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from quire.spec.model import Layer, ModelSpec, Rope
 from quire.spec.rope import inverse_frequencies
 from quire.types import UnsupportedModelError
 
 Metadata = dict[str, Any]
-_COMPARED_ELSEWHERE = {"layers", "dtype", "ignored", "names"}
-_PROBE = 4096  # a length at which ropes are compared
+F32 = npt.NDArray[np.float32]
+_COMPARED_ELSEWHERE = {"layers", "dtype", "ignored", "names", "prefixes"}
+_PROBES = (64, 2**20)  # lengths at which ropes are compared
 
 
 def architecture_of(model_type: str) -> str:
     """The `general.architecture` of a model_type; UnsupportedModelError when it has none here."""
+    known: list[str] = []
     for name, architecture in ARCHITECTURES.items():
-        if architecture.model_type == model_type:
+        if model_type in (architecture.model_type, *architecture.also):
             return name
-    known = ", ".join(architecture.model_type for architecture in ARCHITECTURES.values())
+        known += [architecture.model_type, *architecture.also]
     raise UnsupportedModelError(
-        f"model_type = {model_type!r} has no GGUF architecture here; those that have: {known}"
+        f"model_type = {model_type!r} has no GGUF architecture here; those that have: {', '.join(dict.fromkeys(known))}"
     )
 
 
-def gguf_metadata(name: str, spec: ModelSpec, eps: float) -> Metadata:
-    """The keys of a dense model. `eps` is of its norms."""
+def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
+    """The keys of a model."""
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-    found: Metadata = {
-        "general.architecture": name,
-        f"{name}.block_count": len(spec.layers),
-        f"{name}.context_length": spec.max_positions,
-        f"{name}.embedding_length": spec.dim,
-        f"{name}.feed_forward_length": mlp.width,
-        f"{name}.attention.head_count": attention.heads,
-        f"{name}.attention.head_count_kv": attention.kv_heads,
-        f"{name}.attention.key_length": attention.head_dim,
-        f"{name}.attention.value_length": attention.head_dim,
-        f"{name}.attention.layer_norm_rms_epsilon": float(eps),
-        f"{name}.vocab_size": spec.vocab,
+    keys: Metadata = {
+        "block_count": len(spec.layers),
+        "context_length": spec.longest or spec.max_positions,
+        "embedding_length": spec.dim,
+        "feed_forward_length": mlp.width,
+        "attention.head_count": attention.heads,
+        "attention.head_count_kv": attention.kv_heads,
+        "attention.key_length": attention.head_dim,
+        "attention.value_length": attention.head_dim,
+        ARCHITECTURES[name].epsilon: float(spec.norm.eps),
+        "vocab_size": spec.vocab,
     }
-    rope = attention.rope
-    if rope is not None:
-        found |= {f"{name}.rope.dimension_count": rope.dim, f"{name}.rope.freq_base": float(rope.theta)}
-        if rope.kind in {"linear", "yarn"}:
-            found |= {
-                f"{name}.rope.scaling.type": rope.kind,
-                f"{name}.rope.scaling.factor": float(rope.factor),
-            }
-            found[f"{name}.context_length"] = round(spec.max_positions / rope.factor)
-        if rope.kind == "yarn":
-            found[f"{name}.rope.scaling.original_context_length"] = rope.original_max
-            found[f"{name}.context_length"] = spec.max_positions
+    keys |= _windows(name, spec) | _rope(spec) | _MORE.get(name, _nothing)(spec)
+    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in keys.items()}
+
+
+def _nothing(_spec: ModelSpec) -> Metadata:
+    return {}
+
+
+def _windows(name: str, spec: ModelSpec) -> Metadata:
+    windows = [layer.attention.window for layer in spec.layers]
+    if not any(windows):
+        return {}
+    found: Metadata = {"attention.sliding_window": max(windows)}
+    if ARCHITECTURES[name].patterned or not all(windows):
+        found["attention.sliding_window_pattern"] = np.array([window > 0 for window in windows])
     return found
 
 
-def rope_factors(spec: ModelSpec) -> npt.NDArray[np.float32] | None:
-    """What a file divides each pair's frequency by, for kinds that it has no key for but this tensor; else None."""
-    rope = spec.layers[0].attention.rope
-    if rope is None or rope.kind not in {"llama3", "longrope"} or rope.short_factors != rope.long_factors:
-        return None
-    factors = inverse_frequencies(replace(rope, kind="default"), _PROBE) / inverse_frequencies(rope, _PROBE)
-    return factors.astype(np.float32)
+def _main_rope(spec: ModelSpec) -> Rope | None:
+    """That of full layers where there are two."""
+    ropes = [(layer.attention.window > 0, layer.attention.rope) for layer in spec.layers]
+    return next((rope for _, rope in sorted(ropes, key=lambda kind: kind[0]) if rope is not None), None)
 
 
-def stored_names(name: str, spec: ModelSpec, asked: Iterable[str]) -> dict[str, StoredTensor]:
-    """For each tensor that the model asks for, its name in a file and the heads whose rows are permuted."""
-    stems = {}
-    for field in fields(spec.names):
-        if field.name in STEMS:
-            for layer in range(len(spec.layers)):
-                stem = getattr(spec.names, field.name).removesuffix(".weight").format(i=layer)
-                stems[stem] = (field.name, STEMS[field.name].format(i=layer), layer)
-    found = {}
-    for tensor in asked:
+def _rope(spec: ModelSpec) -> Metadata:
+    rope = _main_rope(spec)
+    if rope is None:
+        return {}
+    found: Metadata = {"rope.dimension_count": rope.dim, "rope.freq_base": float(rope.theta)}
+    if rope.kind in {"linear", "yarn"}:
+        found |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": float(rope.factor)}
+    if rope.kind == "linear" and all(layer.attention.rope == rope for layer in spec.layers):
+        found["context_length"] = round(spec.max_positions / rope.factor)
+    if rope.kind == "yarn":
+        found |= {
+            "rope.scaling.original_context_length": rope.original_max,
+            "rope.scaling.yarn_beta_fast": float(rope.beta_fast),
+            "rope.scaling.yarn_beta_slow": float(rope.beta_slow),
+            "rope.scaling.yarn_attn_factor": float(rope.attention_factor),
+        }
+    if _two_lists(rope):
+        found |= {
+            "rope.scaling.original_context_length": rope.original_max,
+            "rope.scaling.attn_factor": float(rope.attention_factor),
+        }
+    return found
+
+
+def _two_lists(rope: Rope) -> bool:
+    return rope.kind == "longrope" and rope.short_factors != rope.long_factors
+
+
+def _gemma2(spec: ModelSpec) -> Metadata:
+    caps = spec.layers[0].attention.softcap, spec.logits_cap
+    return {"attn_logit_softcapping": float(caps[0]), "final_logit_softcapping": float(caps[1])}
+
+
+def _gemma3(spec: ModelSpec) -> Metadata:
+    local = next((layer.attention.rope for layer in spec.layers if layer.attention.window), None)
+    found: Metadata = {"rope.freq_base_swa": float(local.theta)} if local else {}
+    return found | ({"final_logit_softcapping": float(spec.logits_cap)} if spec.logits_cap else {})
+
+
+def _granite(spec: ModelSpec) -> Metadata:
+    return {
+        "embedding_scale": float(spec.embed_scale),
+        "residual_scale": float(spec.residual_scale),
+        "attention.scale": float(spec.layers[0].attention.scale),
+        "logit_scale": 1.0 / spec.logits_scale,
+    }
+
+
+def _stablelm(spec: ModelSpec) -> Metadata:
+    return {"use_parallel_residual": spec.layers[0].parallel}
+
+
+def _cohere(spec: ModelSpec) -> Metadata:
+    return {"logit_scale": float(spec.logits_scale), "rope.scaling.type": "none"}
+
+
+# What an architecture has keys for beside those of all.
+_MORE: dict[str, Callable[[ModelSpec], Metadata]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "granite": _granite,
+    "stablelm": _stablelm,
+    "command-r": _cohere,
+    "cohere2": _cohere,
+}
+
+
+def rope_factors(spec: ModelSpec) -> dict[str, F32]:
+    """Tensors of what a file divides each pair's frequency by, for kinds that it has no key for."""
+    rope = _main_rope(spec)
+    if rope is None or rope.kind not in {"llama3", "longrope"}:
+        return {}
+    if _two_lists(rope):
+        return {
+            LONG_FACTORS: np.array(rope.long_factors, np.float32),
+            SHORT_FACTORS: np.array(rope.short_factors, np.float32),
+        }
+    plain = inverse_frequencies(replace(rope, kind="default"), _PROBES[0])
+    return {ROPE_FACTORS: (plain / inverse_frequencies(rope, _PROBES[0])).astype(np.float32)}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A tensor of a GGUF file, and the checkpoint's: one, or several that are its rows, such as each head's norm.
+
+    `heads` > 0: rows are permuted as StoredTensor says.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    heads: int = 0
+
+
+def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[Written]:
+    """What a file of the architecture `name` has for these tensors of a checkpoint, in their order.
+
+    Raises UnsupportedModelError naming a tensor that has no name in GGUF.
+    """
+    stems = _stems(spec)
+    found: dict[str, Written] = {}
+    for tensor in tensors:
         stem, _, suffix = tensor.rpartition(".")
         if stem not in stems:
             raise UnsupportedModelError(f"tensor {tensor} has no name in GGUF")
@@ -91,8 +186,36 @@ def stored_names(name: str, spec: ModelSpec, asked: Iterable[str]) -> dict[str, 
         if ARCHITECTURES[name].permuted and kind in {"q", "k"}:
             attention = spec.layers[layer].attention
             heads = attention.heads if kind == "q" else attention.kv_heads
-        found[tensor] = StoredTensor(f"{target}.{suffix}", heads)
+        target = f"{target}.{suffix}"
+        before = found.get(target)
+        found[target] = Written(target, (*before.sources, tensor) if before else (tensor,), heads)
+    return list(found.values())
+
+
+def _stems(spec: ModelSpec) -> dict[str, tuple[str, str, int]]:
+    """Name in a checkpoint, without ".weight" -> field of WeightNames, name in a file, layer."""
+    found: dict[str, tuple[str, str, int]] = {}
+    for field, name in asked_names(spec.names).items():
+        for index, layer in enumerate(spec.layers):
+            if not _has(layer, field):
+                continue
+            heads = layer.attention.heads if "{h}" in name else 1
+            for head in range(heads):
+                found[name.format(i=index, h=head)] = (field, STEMS[field].format(i=index), index)
     return found
+
+
+def _has(layer: Layer, field: str) -> bool:
+    """Norms of different places have the same name in some families."""
+    match field:
+        case "attn_norm":
+            return layer.pre_norm
+        case "mlp_norm":
+            return layer.pre_norm and not layer.parallel
+        case "attn_post_norm" | "mlp_post_norm":
+            return layer.post_norm
+        case _:
+            return True
 
 
 def check_round_trip(
@@ -103,30 +226,42 @@ def check_round_trip(
 ) -> None:
     """Raise UnsupportedModelError, naming what differs, unless a file of these says the same model as `spec`."""
     factors = rope_factors(spec)
-    small = () if factors is None else tuple(factors)
-    summary = GGUFSummary("the GGUF file", metadata, shapes, kinds, lambda _: small, dict, "")
+    summary = GGUFSummary(
+        "the GGUF file", metadata, shapes, kinds, lambda name: tuple(map(float, factors[name])), dict, ""
+    )
+    spec = spec_of_file(spec, ARCHITECTURES[str(metadata["general.architecture"])], shapes)
     found = read_gguf_model(summary).facts.spec
     for field in fields(spec):
-        if field.name not in _COMPARED_ELSEWHERE and getattr(found, field.name) != getattr(spec, field.name):
-            raise _lost(field.name, getattr(spec, field.name), getattr(found, field.name))
-    for number, (ours, theirs) in enumerate(zip(spec.layers, found.layers, strict=True)):
-        a, b = ours.attention, theirs.attention
-        if (a.rope is None) != (b.rope is None) or (
-            a.rope is not None
-            and b.rope is not None
-            and not (
-                a.rope.attention_factor == b.rope.attention_factor
-                and np.allclose(
-                    inverse_frequencies(a.rope, _PROBE),
-                    inverse_frequencies(b.rope, _PROBE),
-                    rtol=1e-6,
-                    atol=0,
-                )
-            )
-        ):
+        ours, theirs = getattr(spec, field.name), getattr(found, field.name)
+        if field.name not in _COMPARED_ELSEWHERE and not _same(ours, theirs):
+            raise _lost(field.name, ours, theirs)
+    for number, (layer, other) in enumerate(zip(spec.layers, found.layers, strict=True)):
+        a, b = layer.attention, other.attention
+        if not _same_rope(a.rope, b.rope):
             raise _lost(f"layer {number}: rope", a.rope, b.rope)
-        if replace(ours, attention=replace(a, rope=b.rope)) != theirs:
-            raise _lost(f"layer {number}", ours, theirs)
+        scale = b.scale if _same(a.scale, b.scale) else a.scale
+        if replace(layer, attention=replace(a, rope=b.rope, scale=scale)) != other:
+            raise _lost(f"layer {number}", layer, other)
+
+
+def _same(ours: object, theirs: object) -> bool:
+    """Numbers are stored as float32."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return bool(np.float32(ours) == np.float32(theirs))
+    return ours == theirs
+
+
+def _same_rope(ours: Rope | None, theirs: Rope | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    return (
+        (ours.dim, ours.interleaved) == (theirs.dim, theirs.interleaved)
+        and _same(ours.attention_factor, theirs.attention_factor)
+        and all(
+            np.allclose(inverse_frequencies(ours, n), inverse_frequencies(theirs, n), rtol=1e-6, atol=0)
+            for n in _PROBES
+        )
+    )
 
 
 def _lost(what: str, ours: object, theirs: object) -> UnsupportedModelError:

@@ -1,0 +1,217 @@
+"""The architectures of GGUF files: which model_type each is, and what its keys say beyond those that all share.
+
+Keys, tensors and what converters do to tensors: llama.cpp's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.spec.families.common import MAX_LAYERS
+from quire.spec.gguf_keys import Config, Keys
+from quire.spec.rope_config import MAX_POSITIONS
+
+_GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
+RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+
+
+def _nothing_more(keys: Keys, config: Config) -> None:
+    """The keys that all architectures share say everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One `general.architecture`: the model_type it is, and what its converter does.
+
+    `also`: other model types that are written as it. `permuted`: the rows of q and k are permuted for a rotation of
+    neighbouring dimensions. `whole_norms`: norm weights are stored with the one added that the checkpoint leaves out.
+    `epsilon`: the key of the norms' epsilon. `partial`: the family rotates a part of each head by default.
+    `patterned`: a key says which layers have a window. `names`: fields of WeightNames whose tensors lie in the file in
+    another way than in a checkpoint. `translate` adds what the keys common to all do not say; it may change the
+    model_type.
+    """
+
+    model_type: str
+    also: tuple[str, ...] = ()
+    permuted: bool = False
+    whole_norms: bool = False
+    epsilon: str = RMS_EPSILON
+    partial: bool = False
+    patterned: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+    translate: Callable[[Keys, Config], None] = _nothing_more
+
+
+def _plain_biases(keys: Keys, config: Config) -> None:
+    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias") or keys.has_tensor("blk.0.attn_qkv.bias")
+    config["mlp_bias"] = keys.has_tensor("blk.0.ffn_gate.bias")
+
+
+def _dense(keys: Keys, config: Config) -> None:
+    _plain_biases(keys, config)
+    if keys.integer_or("expert_count", 0, 2**16):
+        raise keys.unsupported("expert_count", "mixtures of experts of this architecture are not implemented")
+
+
+def _gemma(_keys: Keys, config: Config) -> None:
+    config["hidden_act"] = config["hidden_activation"] = "gelu_pytorch_tanh"
+
+
+def _gemma2(keys: Keys, config: Config) -> None:
+    _gemma(keys, config)
+    _scalar(config, _GEMMA2_27B_LAYERS)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if keys.has(key):  # absent: the family's default; 0: none
+            config[key] = keys.number(key) or None
+    _sliding(keys, config, window=4096, pattern=2)
+
+
+def _gemma3(keys: Keys, config: Config) -> None:
+    _gemma(keys, config)
+    _scalar(config, _GEMMA3_27B_LAYERS)
+    config["final_logit_softcapping"] = keys.number("final_logit_softcapping") or None
+    config["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10_000.0)
+    _sliding(keys, config, window=0, pattern=6)
+
+
+def _scalar(config: Config, largest: int) -> None:
+    """The divisor of attention scores has no key: the largest release has its own."""
+    dim, heads, head_dim = (config[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    assert isinstance(dim, int)
+    assert isinstance(heads, int)
+    config["query_pre_attn_scalar"] = dim // heads if config["num_hidden_layers"] == largest else head_dim
+
+
+def _sliding(keys: Keys, config: Config, *, window: int, pattern: int) -> None:
+    """Which layers have a window: a list, or the last of every `pattern` has none. `window`: the size without a key."""
+    count = config["num_hidden_layers"]
+    assert isinstance(count, int)
+    window = keys.integer_or("attention.sliding_window", window, MAX_POSITIONS)
+    local = keys.number("rope.freq_base_swa")
+    if local not in {None, config.get("rope_theta")} and "rope_local_base_freq" not in config:
+        raise keys.unsupported("rope.freq_base_swa", "layers with a window rotate like the others here")
+    key = "attention.sliding_window_pattern"
+    slides = keys.flags(key, count)
+    if slides is None:
+        pattern = keys.integer_or(key, pattern, MAX_LAYERS)
+        slides = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(count)]
+    kinds = ("full_attention", "sliding_attention")
+    config["sliding_window"] = window or None
+    config["layer_types"] = [kinds[slide and window > 0] for slide in slides]
+
+
+def _phi3(keys: Keys, config: Config) -> None:
+    window = keys.integer_or("attention.sliding_window", 0, MAX_POSITIONS)
+    config["sliding_window"] = window or None
+    original = keys.integer_or("rope.scaling.original_context_length", 0, MAX_POSITIONS)
+    if original:
+        config["original_max_position_embeddings"] = original
+
+
+def _olmo2(keys: Keys, config: Config) -> None:
+    """OLMo 3 is OLMo 2 with windows."""
+    _plain_biases(keys, config)
+    if keys.integer_or("attention.sliding_window", 0, MAX_POSITIONS):
+        config["model_type"] = "olmo3"
+        _sliding(keys, config, window=0, pattern=4)
+
+
+def _granite(keys: Keys, config: Config) -> None:
+    _dense(keys, config)
+    for key, name in (
+        ("embedding_scale", "embedding_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("attention.scale", "attention_multiplier"),
+        ("logit_scale", "logits_scaling"),
+    ):
+        value = keys.number(key)
+        if value:
+            config[name] = value
+        elif name == "attention_multiplier":
+            raise keys.error(key, "is missing")
+    if not keys.boolean("rope.scaling.finetuned", True):
+        raise keys.unsupported("rope.scaling.finetuned", "a Granite without rotation is not implemented")
+
+
+def _smollm3(keys: Keys, config: Config) -> None:
+    _plain_biases(keys, config)
+    config["use_sliding_window"] = False
+
+
+def _glm(keys: Keys, config: Config) -> None:
+    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias") or keys.has_tensor("blk.0.attn_qkv.bias")
+
+
+def _stablelm(keys: Keys, config: Config) -> None:
+    config["use_qkv_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    config["qk_layernorm"] = keys.has_tensor("blk.0.attn_q_norm.weight")
+    keys.boolean(
+        "use_parallel_residual", False
+    )  # converters write true where a config leaves it out: norms tell
+    config["use_parallel_residual"] = not keys.has_tensor("blk.0.ffn_norm.weight")
+
+
+def _cohere(keys: Keys, config: Config) -> None:
+    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    config["use_qk_norm"] = keys.has_tensor("blk.0.attn_q_norm.weight")
+    scale = keys.number("logit_scale")
+    if not scale:
+        raise keys.error("logit_scale", "is missing")
+    config["logit_scale"] = scale
+
+
+def _cohere2(keys: Keys, config: Config) -> None:
+    _cohere(keys, config)
+    del config["use_qk_norm"]
+    keys.integer("attention.sliding_window", MAX_POSITIONS)
+    _sliding(keys, config, window=0, pattern=4)
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(
+        model_type="llama", also=("mistral", "ministral"), permuted=True, translate=_dense
+    ),
+    "mistral3": Architecture(model_type="llama", permuted=True, translate=_dense),
+    "qwen2": Architecture(model_type="qwen2"),
+    "qwen3": Architecture(model_type="qwen3", translate=_plain_biases),
+    "gemma": Architecture(model_type="gemma", whole_norms=True, translate=_gemma),
+    "gemma2": Architecture(model_type="gemma2", whole_norms=True, patterned=True, translate=_gemma2),
+    "gemma3": Architecture(model_type="gemma3_text", whole_norms=True, patterned=True, translate=_gemma3),
+    "phi3": Architecture(model_type="phi3", partial=True, translate=_phi3),
+    "olmo2": Architecture(model_type="olmo2", also=("olmo3",), patterned=True, translate=_olmo2),
+    "granite": Architecture(model_type="granite", permuted=True, translate=_granite),
+    "smollm3": Architecture(model_type="smollm3", permuted=True, translate=_smollm3),
+    "chatglm": Architecture(model_type="glm", partial=True, translate=_glm),
+    "glm4": Architecture(model_type="glm4", partial=True, translate=_glm),
+    "stablelm": Architecture(
+        model_type="stablelm", epsilon=LAYER_EPSILON, partial=True, translate=_stablelm,
+        names={
+            "q_norm": "model.layers.{i}.self_attn.q_layernorm", "k_norm": "model.layers.{i}.self_attn.k_layernorm",
+        },
+    ),
+    "command-r": Architecture(model_type="cohere", epsilon=LAYER_EPSILON, translate=_cohere),
+    "cohere2": Architecture(model_type="cohere2", epsilon=LAYER_EPSILON, patterned=True, translate=_cohere2),
+}  # fmt: skip
+
+# WeightNames field -> name in the file, without ".weight" or ".bias".
+STEMS = {
+    "embed": "token_embd",
+    "final_norm": "output_norm",
+    "head": "output",
+    "attn_norm": "blk.{i}.attn_norm",
+    "mlp_norm": "blk.{i}.ffn_norm",
+    "attn_post_norm": "blk.{i}.post_attention_norm",
+    "mlp_post_norm": "blk.{i}.post_ffw_norm",
+    "q": "blk.{i}.attn_q",
+    "k": "blk.{i}.attn_k",
+    "v": "blk.{i}.attn_v",
+    "qkv": "blk.{i}.attn_qkv",
+    "o": "blk.{i}.attn_output",
+    "q_norm": "blk.{i}.attn_q_norm",
+    "k_norm": "blk.{i}.attn_k_norm",
+    "gate": "blk.{i}.ffn_gate",
+    "up": "blk.{i}.ffn_up",
+    "gate_up": "blk.{i}.ffn_up",
+    "down": "blk.{i}.ffn_down",
+}
