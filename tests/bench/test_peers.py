@@ -6,55 +6,160 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import quire
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.peers import workloads
+from benchmarks.peers import burst, runs, summary, workloads
+from benchmarks.peers.__main__ import arguments, units
 from benchmarks.peers.engines import ENGINES, PeerError, sh
-from benchmarks.peers.table import compare, markdown, medians
+from benchmarks.peers.runs import Unit
+from benchmarks.peers.table import compare, markdown
 
 from quire.bench.recording import Recording
 from quire.bench.results import MachineLimits, metric, spread
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
+from quire.program.ops import Program
+from quire.spec.facts import read_model
+
+DEFAULT = Path(quire.__file__).parent / "models" / "quire-mini"
 
 
-def row(engine: str, value: float, work: str = "decode", form: str = "bf16") -> dict[str, object]:
-    return {"round": 0, "engine": engine, "format": form, "its_format": form, "work": work, "value": value}
+def row(
+    engine: str, value: float, work: str = "decode", form: str = "bf16", own: str = "", number: int = 0
+) -> dict[str, Any]:
+    return {
+        "round": number, "engine": engine, "format": form, "its_format": own or form, "work": work, "value": value
+    }  # fmt: skip
+
+
+def found(rows: list[dict[str, Any]]) -> dict[Any, Any]:
+    return {key: spread(values) for key, values in runs.samples(rows).items()}
 
 
 def test_ratio_is_to_the_best_of_the_others() -> None:
-    found = medians(
-        [row("quire", 30.0), row("quire", 10.0), row("quire", 20.0), row("a", 5.0), row("b", 8.0)]
-    )
-    assert compare(found, "bf16", "decode") == ("b", "2.50")
-    assert compare(found, "int8", "decode") == ("-", "-")
-    assert compare(medians([row("a", 5.0)]), "bf16", "decode") == ("a", "-")
+    rows = [row("quire", 30.0), row("quire", 10.0, number=1), row("quire", 20.0, number=2)]
+    rows += [row("a", 5.0), row("b", 6.0, own="x"), row("b", 8.0, own="y")]
+    assert compare(found(rows), "bf16", "decode") == ("b y", "2.50")
+    assert compare(found(rows), "int8", "decode") == ("-", "-")
+    assert compare(found([row("a", 5.0)]), "bf16", "decode") == ("a", "-")
+
+
+def test_seconds_are_better_when_fewer() -> None:
+    rows = [row("quire", 2.0, "first"), row("a", 5.0, "first"), row("b", 3.0, "first")]
+    assert compare(found(rows), "bf16", "first") == ("b", "1.50")
 
 
 def test_table() -> None:
     rows = [row("quire", 20.0), row("a", 8.0), row("a", 3.0, "c8", "int8"), row("a", 900.0, "memory")]
+    rows += [row("a", 4.0, "c8", "int8", own="other"), row("a", 950.0, "memory")]
     result = Recording("peers", ["python", "-m", "benchmarks.peers"]).result(
-        settings={"shape": "tiny", "rounds": 1},
+        settings={"shape": "tiny"},
         limits=MachineLimits("avx2", 2, spread([3e10]), {"f32": spread([1e11])}),
         metrics={"a bf16 decode": metric([8.0], "tokens/s", "higher")},
         tables={
             "runs": rows,
             "engines": [{"engine": "quire", "version": "1"}, {"engine": "a", "version": "2"}],
+            "bounds": [{"work": "decode", "format": "bf16", "value": 25.0}],
         },
         notes=["b: left out: no wheel"],
     )
     text = markdown(result)
-    assert "| decode | bf16 | 20.0 (20.0–20.0) | 8.0 (8.0–8.0) | a | 2.50 |" in text
-    assert "| c8 | int8 | - | 3.0 (3.0–3.0) | a | - |" in text
+    assert "| decode | bf16 | 20.0 (1) | 8.0 (1) | a | 2.50 | 25.0 | 80% |" in text
+    assert "| c8 | int8 | - | int8 3.0 (1); other 4.0 (1) | a other | - | - | - |" in text
+    assert "| memory, MiB | bf16 | - | 950 (1) | a | - | - | - |" in text, "the most of a round's processes"
     assert "b: left out: no wheel" in text
     assert "30.0 GB/s" in text
-    widths = {
-        line.count("|")
-        for line in text.splitlines()
-        if line.startswith(("| work", "|---", "| decode", "| c8"))
-    }
+    starts = ("| work", "|---", "| decode", "| c8", "| memory")
+    widths = {line.count("|") for line in text.splitlines() if line.startswith(starts)}
     assert len(widths) == 2  # two tables, each of one width
+
+
+def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "runs.jsonl"
+    unit = Unit(0, "a", "int8", "Q8_0", ("decode", "c8"))
+    assert not runs.done(runs.read(file), unit)
+    half = {"lines": [{"work": "decode", "value": 5.0}], "memory": 9.0, "error": "ended with 1: no memory"}
+    runs.append(file, runs.rows_of(unit, half))
+    assert not runs.done(runs.read(file), unit)
+    assert runs.failures(runs.read(file)) == ["a Q8_0 c8: ended with 1: no memory"]
+    runs.append(file, runs.rows_of(unit, {"lines": [{"work": w, "value": 6.0} for w in unit.works]}))
+    rows = runs.read(file)
+    assert runs.done(rows, unit)
+    assert runs.failures(rows) == []
+    assert runs.samples(rows)["a", "int8", "Q8_0", "decode"] == [6.0], "one figure a round, the latest"
+    assert not runs.done(rows, Unit(1, "a", "int8", "Q8_0", ("decode",)))
+
+
+def test_only_contenders_are_repeated() -> None:
+    rows = [row("quire", 1.0), row("a", 10.0), row("b", 8.1), row("c", 7.0), row("c", 99.0, "c8")]
+    again = [e for e in ("quire", "a", "b", "c", "new") if runs.contends(rows, unit_of(e), 0.8)]
+    assert again == ["quire", "a", "b", "new"]
+    first = [row("a", 2.0, "first"), row("b", 2.4, "first"), row("c", 2.6, "first")]
+    assert [e for e in "abc" if runs.contends(first, unit_of(e, "first"), 0.8)] == ["a", "b"]
+    assert runs.contends(rows, unit_of("c"), 0.0)
+
+
+def unit_of(engine: str, work: str = "decode") -> Unit:
+    return Unit(1, engine, "bf16", "bf16", (work,))
+
+
+def test_rounds_begin_with_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--peers", "quire,llama.cpp,openvino", "--formats", "int4", "--work", "decode+c8,first"]
+    monkeypatch.setattr(sys, "argv", ["peers", *words, "--prefix", "taskset -c 0"])
+    args = arguments()
+    assert args.prefix == ["taskset", "-c", "0"]
+    models = {(n, own): Path() for n in ("quire", "llama.cpp") for own in ENGINES[n].formats["int4"]}
+    names = [
+        [(u.engine, u.its_format) for u in units(args, models, n) if u.works == ("first",)] for n in range(2)
+    ]
+    assert names[0] == [("quire", "int4"), ("llama.cpp", "Q4_0"), ("llama.cpp", "Q4_K_M")]
+    assert names[1] == [*names[0][1:], names[0][0]]
+    assert {u.works for u in units(args, models, 0)} == {("decode", "c8"), ("first",)}
+
+
+@pytest.mark.parametrize("word", ["decode+first", "c8,other", "decode+"])
+def test_bad_work_is_refused(word: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers", "--work", word])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert "work:" in capsys.readouterr().err
+
+
+SCRIPT = """
+import json, sys
+held = bytearray(int(sys.argv[1]) << 20)
+print("some library's greeting")
+print(json.dumps({"work": "decode", "value": 7.0}))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_a_measured_process() -> None:
+    small = burst.run([sys.executable, "-c", SCRIPT, "1", "0"], {})
+    large = burst.run([sys.executable, "-c", SCRIPT, "400", "3"], {"LD_DEBUG_OUTPUT": "x"})
+    assert small["lines"] == large["lines"] == [{"work": "decode", "value": 7.0}]
+    assert large["memory"] > 400
+    assert "error" not in small
+    assert large["error"].startswith("ended with 3")
+
+
+def test_bound_of_a_workload_is_its_steps() -> None:
+    """Memory alone: a decode step reads the weights and the keys and values so far, c8 the weights once for all."""
+    program: Program = lower(read_model(DEFAULT).spec, NumberFormats())
+    compute = {"f32": 1e30, "bf16": 1e30, "i8": 1e30}
+    one, eight = (summary.bound(program, work, 1e9, compute) for work in ("decode", "c8"))
+    weights = summary.step_cost(program, [summary.Row(1, 0)], 1).total.weight_bytes
+    assert 0.5 * 1e9 / weights < one < 1e9 / weights
+    assert one < eight < 8 * one
+    slow = dict.fromkeys(compute, 1000000000.0)
+    flops = summary.step_cost(program, [summary.Row(1024, 0)], 1).total.flops
+    assert summary.bound(program, "prefill", 1e30, slow) == pytest.approx(1024 * 1e9 / flops)
 
 
 class Steady:
@@ -84,7 +189,13 @@ def test_an_engine_that_ends_early_is_refused(work: str) -> None:
 @pytest.mark.parametrize("work", ["c", "c0", "cx", "d8", ""])
 def test_unknown_work(work: str) -> None:
     with pytest.raises(ValueError, match="work:"):
-        workloads.requests_of(work)
+        workloads.check_work(work)
+
+
+def test_seconds_since_the_process_started() -> None:
+    code = "import workloads, time; time.sleep(0.2); print(workloads.since_start())"
+    folder = str(Path(workloads.__file__).parent)
+    assert 0.2 <= float(sh(sys.executable, "-c", code, env={"PYTHONPATH": folder})) < 60
 
 
 def test_every_engine_has_its_script_and_quire_all_formats() -> None:

@@ -1,0 +1,115 @@
+"""What has been measured: one JSON object a line in a file that grows, so that a comparison goes on where it ended."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+OURS = "quire"
+LOWER_IS_BETTER = frozenset({"first", "memory"})
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One process to measure: an engine with one of its formats doing some workloads, in one round."""
+
+    round: int
+    engine: str
+    format: str  # ours: bf16, int8, int4
+    its_format: str
+    works: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"round {self.round + 1}: {self.engine} {self.its_format} {'+'.join(self.works)}"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All rows of the file; none where it is missing."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Add rows at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def done(rows: Iterable[dict[str, Any]], unit: Unit) -> bool:
+    """Whether a figure of each of the unit's workloads is there."""
+    key = (unit.round, unit.engine, unit.its_format)
+    found = {r["work"] for r in rows if (r["round"], r["engine"], r["its_format"]) == key and "value" in r}
+    return found >= set(unit.works)
+
+
+def failures(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """What failed and was never measured, one line each."""
+    rows = list(rows)
+    measured = {(r["engine"], r["its_format"], r["work"]) for r in rows if "value" in r}
+    lines = {}
+    for row in rows:
+        key = (row["engine"], row["its_format"], row["work"])
+        if "error" in row and key not in measured:
+            lines[key] = f"{' '.join(key)}: {row['error']}"
+    return list(lines.values())
+
+
+def rows_of(unit: Unit, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of one measured process (see burst.py): one for each workload, and its peak memory."""
+    base = {"round": unit.round, "engine": unit.engine, "format": unit.format, "its_format": unit.its_format}
+    around = {name: found[name] for name in ("bandwidth", "compute", "others", "stolen") if name in found}
+    rows = []
+    for work in unit.works:
+        line = next((line for line in found.get("lines", []) if line["work"] == work), None)
+        if line is not None and "value" in line:
+            rows.append({**base, "work": work, "value": line["value"], **around})
+        else:
+            error = (line or {}).get("error") or found.get("error") or "nothing was reported"
+            rows.append({**base, "work": work, "error": error})
+    if "memory" in found and any("value" in row for row in rows):
+        rows.append({**base, "work": "memory", "value": found["memory"], "of": list(unit.works)})
+    return rows
+
+
+Medians = dict[tuple[str, str, str, str], list[float]]
+
+
+def samples(rows: Iterable[dict[str, Any]]) -> Medians:
+    """(engine, format, its format, work) -> one figure a round. Memory is the most of a round's processes."""
+    by_round: dict[tuple[tuple[str, str, str, str], int], list[float]] = {}
+    for row in rows:
+        if "value" in row:
+            key = (row["engine"], row["format"], row["its_format"], row["work"])
+            by_round.setdefault((key, row["round"]), []).append(row["value"])
+    found: Medians = {}
+    for (key, _), values in by_round.items():
+        found.setdefault(key, []).append(max(values) if key[3] == "memory" else values[-1])
+    return found
+
+
+def better(work: str, value: float, than: float) -> bool:
+    """Whether a figure of a workload is better than another."""
+    return value < than if work in LOWER_IS_BETTER else value > than
+
+
+def gain(work: str, value: float, than: float) -> float:
+    """How many times better: above 1 where `value` is."""
+    return than / value if work in LOWER_IS_BETTER else value / than
+
+
+def contends(rows: Iterable[dict[str, Any]], unit: Unit, part: float) -> bool:
+    """Whether another round of a unit can matter: Quire's always, a peer's where nothing is known of it yet or it
+    reached `part` of the best peer's median in one of the unit's workloads."""
+    if unit.engine == OURS:
+        return True
+    medians = {key: statistics.median(values) for key, values in samples(rows).items() if key[0] != OURS}
+    for work in unit.works:
+        own = medians.get((unit.engine, unit.format, unit.its_format, work))
+        rivals = [v for (_, form, _, w), v in medians.items() if (form, w) == (unit.format, work)]
+        if own is None or all(gain(work, own, rival) >= part for rival in rivals):
+            return True
+    return False
