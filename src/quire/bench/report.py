@@ -58,12 +58,15 @@ def _section(result: Result) -> str:
     if result.notes:
         parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in result.notes)}</ul>')
     parts.append(_tiles(result))
-    if "loads" in result.tables:
-        parts += ['<div class="plots">', *_load_plots(result), "</div>"]
-    if "requests" in result.tables:
-        parts += ['<div class="plots">', *_request_plots(result), "</div>"]
+    plots: list[str] = []
+    if result.tables.get("loads"):
+        plots += _load_plots(result)
+    if result.tables.get("requests"):
+        plots += _request_plots(result)
     if result.tables.get("server"):
-        parts += ['<div class="plots">', *_server_plots(result.tables["server"]), "</div>"]
+        plots += _server_plots(result.tables["server"])
+    if plots:
+        parts += ['<div class="plots">', *plots, "</div>"]
     for name, rows in result.tables.items():
         if name not in {"requests", "server"} and rows:
             parts += [f"<h3>{escape(name.replace('_', ' '))}</h3>", _table(rows)]
@@ -88,7 +91,10 @@ def _tiles(result: Result) -> str:
     for name in names:
         metric = result.metrics.get(name)
         if metric is not None:
-            tiles.append(f'<div class="tile"><b>{escape(figure(metric.value))}</b> {escape(metric.unit)}'
+            value, unit = metric.value, metric.unit
+            if unit == "share" and value is not None:
+                value, unit = 100 * value, "%"
+            tiles.append(f'<div class="tile"><b>{escape(figure(value))}</b> {escape(unit)}'
                          f"<span>{escape(name.replace('_', ' '))}</span></div>")  # fmt: skip
     return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
 
@@ -151,7 +157,7 @@ def _load_plots(result: Result) -> Iterator[str]:
     good = [(row["rate"], row["goodput"]) for row in rows]
     plot = Plot("Goodput and throughput by load", "offered requests/s", "requests/s", ends,
                 (0, 1.1 * max(value for _, value in [*done, *good])), log_x=log)  # fmt: skip
-    plot.line(Series("done", done, "c2"))
+    plot.line(Series("done, until the last answer", done, "c2"))
     plot.line(Series("goodput", good, "c1"))
     knee = result.metrics.get("knee_rate")
     if knee is not None and knee.value is not None:
@@ -223,7 +229,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _cell(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
-    text = figure(value) if isinstance(value, int | float) and not isinstance(value, bool) else _plain(value)
+    text = figure(value) if isinstance(value, float) else _plain(value)
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if f"{name}_low" in row:
         text += f" <small>[{figure(low)}, {figure(high)}]</small>"
@@ -232,6 +238,8 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
     return "–" if value is None else "yes" if value is True else "no" if value is False else str(value)
 
 
@@ -269,11 +277,12 @@ h3{font-size:15px;margin:24px 0 6px}.sub{color:var(--soft);margin:2px 0 12px}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:8px 14px;color:var(--soft)}
 .tile b{color:var(--fg);font-size:20px;font-weight:600}.tile span{display:block;font-size:12px}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:12px;margin:12px 0}
-figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:6px;padding:10px}
-figcaption{font-weight:600}.keys{color:var(--soft);font-size:12px;min-height:18px}.key{margin-right:14px}
+figure{margin:0;align-self:start;background:var(--card);border:1px solid var(--line);border-radius:6px;padding:10px}
+figcaption{font-weight:600}.keys{color:var(--soft);font-size:12px;min-height:18px}.key{margin-right:14px;display:inline-block}
 .swatch{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
 svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
-.mid{text-anchor:middle}.end{text-anchor:end}svg .note{fill:var(--fg)}.grid{stroke:var(--line);stroke-width:1}
+.mid{text-anchor:middle}.end{text-anchor:end}svg .note{fill:var(--fg)}
+svg .note,svg .label{paint-order:stroke;stroke:var(--card);stroke-width:3px}.grid{stroke:var(--line);stroke-width:1}
 .axis{stroke:var(--soft)}.line{fill:none;stroke-width:2}.rule{stroke:var(--soft);stroke-dasharray:3 3}
 .slo{stroke:var(--bad);stroke-width:1.5;stroke-dasharray:6 3}.zone{fill:var(--zone)}
 .c1{stroke:var(--c1)}.c2{stroke:var(--c2)}.c3{stroke:var(--c3)}.c4{stroke:var(--c4)}.c5{stroke:var(--c5)}

@@ -153,6 +153,8 @@ class Plot:
         width, height = WIDTH - LEFT - RIGHT, max(0, HEIGHT - BOTTOM - at)
         shape = f'<rect class="zone" x="{LEFT}" y="{at}" width="{width}" height="{height}">'
         self.marks.insert(0, f"{shape}<title>{escape(text)}</title></rect>")
+        if height > 24:
+            self.marks.append(f'<text class="label" x="{LEFT + 6}" y="{at + 16}">{escape(text)}</text>')
 
     def svg(self) -> str:
         """The whole picture."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,8 @@ class _Probe:
         figures = {name: metric.value for name, metric in summary.metrics().items() if name in CURVE}
         share = summary.goodput.share
         self.definitions = definitions_used(summary)
-        self.notes += [note for note in outcome.notes if note not in self.notes]
+        said = {_words_of(note) for note in self.notes}
+        self.notes += [f"at {rate:.3g} requests/s: {n}" for n in outcome.notes if _words_of(n) not in said]
         if not self.args.quiet:
             met = f"{100 * share:5.1f} % met the objectives"
             print(f"{rate:8.3f} requests/s: {met}, goodput {share * rate:.3f}/s", file=sys.stderr)
@@ -153,6 +155,11 @@ class _Probe:
         if args.arrival == "trace":
             return Pace(rate=rate, keep_pattern=True, seed=args.seed)
         return Pace(rate=rate, process=args.arrival, burstiness=args.burstiness, seed=args.seed)
+
+
+def _words_of(note: str) -> str:
+    """A note without its figures and the load it was made at: what one load says of itself, the others need not."""
+    return re.sub(r"[\d.,]+", "#", note.rpartition("requests/s: ")[2])
 
 
 def _result(recording: Any, bench: ServerBench, slo: SLO, knee: Knee, probe: _Probe) -> Result:
