@@ -16,7 +16,10 @@ constexpr int kLong = 2;
 constexpr size_t kStatesPerThread = size_t{1} << 20;  // bytes
 
 int heads_per_kv(const AttendShape& s) { return s.heads / s.kv_heads; }
-int d16(const AttendShape& s) { return static_cast<int>(align_up(s.head_dim, 16)); }
+int d16(const AttendShape& s) { return static_cast<int>(align_up(s.rank ? s.rank : s.head_dim, 16)); }
+size_t scratch_bytes(const AttendShape& s) {
+  return s.rank ? latent_scratch_bytes(s.head_dim, s.rank, s.heads) : attend_scratch_bytes(s.head_dim, heads_per_kv(s));
+}
 size_t floats_of_rows(const AttendShape& s, int queries) {
   return static_cast<size_t>(queries) * heads_per_kv(s) * state_floats(d16(s));
 }
@@ -36,7 +39,7 @@ size_t attention_states(const std::vector<AttendShape>& shapes, int threads, int
 AttentionMemory attention_memory(const std::vector<AttendShape>& shapes, int threads, int max_len) {
   AttentionMemory m{0, attention_states(shapes, threads, max_len) * sizeof(float), 0};
   for (const AttendShape& s : shapes)
-    m.per_thread = std::max(m.per_thread, align_up(attend_scratch_bytes(s.head_dim, heads_per_kv(s)), 4096));
+    m.per_thread = std::max(m.per_thread, align_up(scratch_bytes(s), 4096));
   m.total = align_up(m.per_thread * threads + m.states, 4096);
   return m;
 }

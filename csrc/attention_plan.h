@@ -13,8 +13,9 @@
 
 namespace quire {
 
+// `rank` above 0: latent attention, whose values are the first `rank` numbers of its keys.
 struct AttendShape {
-  int head_dim, heads, kv_heads, window;
+  int head_dim, heads, kv_heads, window, rank = 0;
 };
 
 // Work of one head of keys and values; tasks are parts times kv_heads.

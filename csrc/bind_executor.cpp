@@ -148,10 +148,10 @@ void bind_executor(nb::module_& m) {
 
   m.def("attention_bytes", [](const std::vector<std::vector<int>>& shapes, int threads, int max_len) {
     std::vector<quire::AttendShape> found;
-    for (const auto& s : shapes) found.push_back({s.at(0), s.at(1), s.at(2), 0});
+    for (const auto& s : shapes) found.push_back({s.at(0), s.at(1), s.at(2), 0, s.at(3)});
     return quire::attention_memory(found, threads, max_len).total;
   }, "shapes"_a, "threads"_a, "max_len"_a,
-     "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads).");
+     "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).");
   m.def("attention_parts", &attention_parts, "shape"_a, "threads"_a, "max_len"_a, "query_start"_a, "positions"_a,
         "How a step's attention is cut, longest part first: (row, token begin, token end, partition begin, partition "
         "end, split) with split -1 for a part that covers all its partitions; a shape ends with the window.");
@@ -194,6 +194,11 @@ void bind_executor(nb::module_& m) {
            "k_norm"_a, "layer_norm"_a, "whole"_a, "eps"_a)
       .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a,
            "softcap"_a, "sinks"_a)
+      .def("op_head_linear", &Executor::op_head_linear, "x"_a, "weight"_a, "out"_a, "heads"_a)
+      .def("op_latent_write", &Executor::op_latent_write, "q"_a, "kv"_a, "q_nope"_a, "heads"_a, "layer"_a, "rope"_a,
+           "norm"_a, "eps"_a)
+      .def("op_latent_attend", &Executor::op_latent_attend, "q_latent"_a, "q"_a, "out"_a, "heads"_a, "layer"_a,
+           "scale"_a)
       .def("op_quantize", &Executor::op_quantize, "x"_a, "out"_a)
       .def("op_gated_act", &Executor::op_gated_act, "gate_up"_a, "out"_a, "act"_a)
       .def("op_gather", &Executor::op_gather, "x"_a, "delta"_a, "out"_a)

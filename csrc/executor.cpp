@@ -41,12 +41,13 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
 void Executor::bind_attention() {
   std::vector<AttendShape> shapes;
   for (Op& op : ops_) {
-    if (op.kind != Kind::attend) continue;
+    if (op.kind != Kind::attend && op.kind != Kind::latent_attend) continue;
     const KVLayer& layer = kv_layers_[op.layer];
-    const AttendShape shape{layer.head_dim, op.heads, layer.kv_heads, op.window};
+    const int rank = op.kind == Kind::latent_attend ? buffers_[op.out].cols / op.heads : 0;
+    const AttendShape shape{layer.head_dim, op.heads, layer.kv_heads, op.window, rank};
     const auto same = [&](const AttendShape& s) {
       return s.head_dim == shape.head_dim && s.heads == shape.heads && s.kv_heads == shape.kv_heads &&
-             s.window == shape.window;
+             s.window == shape.window && s.rank == shape.rank;
     };
     op.plan = static_cast<int>(std::find_if(shapes.begin(), shapes.end(), same) - shapes.begin());
     if (op.plan == static_cast<int>(shapes.size())) shapes.push_back(shape);
@@ -177,7 +178,14 @@ int Executor::tasks_of(const Op& op) const {
       return s.panel_tasks * s.row_tasks;
     }
     case Kind::rope_write: return static_cast<int>(pieces_.size()) * rope_ranges(op);
-    case Kind::attend: return static_cast<int>(attention_[op.plan].parts().size()) * kv_layers_[op.layer].kv_heads;
+    case Kind::attend:
+    case Kind::latent_attend:
+      return static_cast<int>(attention_[op.plan].parts().size()) * kv_layers_[op.layer].kv_heads;
+    case Kind::head_linear: {
+      const HeadSplit s = split_heads(op);
+      return op.heads * s.panel_tasks * s.row_tasks;
+    }
+    case Kind::latent_write: return rows;
     case Kind::gated_act:
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     default: return ceil_div(rows, kSmallRows);
@@ -236,7 +244,10 @@ void Executor::do_task(const Op& op, int task, int thread) {
     }
     case Kind::linear: return do_linear(op, task);
     case Kind::rope_write: return do_rope_write(op, task);
-    case Kind::attend: return do_attend(op, task, thread);
+    case Kind::attend:
+    case Kind::latent_attend: return do_attend(op, task, thread);
+    case Kind::head_linear: return do_head_linear(op, task);
+    case Kind::latent_write: return do_latent_write(op, task);
   }
 }
 
@@ -329,7 +340,8 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   // Parts of one head are neighbours in the task order: its keys and values are still in the cache.
   const AttendPart& part = plan.parts()[task % parts];
   const Buffer& out = buffers_[op.out];
-  AttendTask t;
+  LatentTask latent{};
+  AttendTask& t = latent.attend;
   t.qkv = f32(op.in);
   t.pitch = static_cast<size_t>(buffers_[op.in].cols);
   t.out = buffer(op.out);
@@ -352,17 +364,25 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   t.partition_end = part.partition_end;
   t.states = nullptr;
   t.scratch = scratch_.data() + attention_memory_.per_thread * thread;
-  if (part.first_counter < 0) return kernels_.attend(t);
+  const bool is_latent = op.kind == Kind::latent_attend;
+  if (is_latent) {
+    latent.rank = plan.shape().rank;
+    latent.q_pitch = static_cast<size_t>(buffers_[op.delta].cols);
+    latent.q_head = buffers_[op.delta].cols / op.heads;
+    latent.q_rope = f32(op.delta) + latent.q_head - (layer.head_dim - latent.rank);
+  }
+  const auto attend = [&] { is_latent ? kernels_.latent_attend(latent) : kernels_.attend(t); };
+  if (part.first_counter < 0) return attend();
   const size_t head = plan.head_states(part), states = head / (part.whole_end - part.whole_begin);
   float* all = reinterpret_cast<float*>(scratch_.data() + attention_memory_.per_thread * pool_.threads()) +
                part.states + head * t.kv_head;
   t.states = all + states * (part.partition_begin - part.whole_begin);
-  kernels_.attend(t);
+  attend();
   if (!plan.last_of_split(part, t.kv_head)) return;
   t.states = all;
   t.partition_begin = part.whole_begin;
   t.partition_end = part.whole_end;
-  kernels_.attend_merge(t);
+  is_latent ? kernels_.latent_merge(latent) : kernels_.attend_merge(t);
 }
 
 }  // namespace quire

@@ -68,6 +68,10 @@ class Executor {
   void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm, bool whole,
                      float eps);
   void op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks);
+  // Latent attention; executor_latent.cpp. A weight by head is `heads` weights of whole panels, one behind the other.
+  void op_head_linear(int x, int weight, int out, int heads);
+  void op_latent_write(int q, int kv, int q_nope, int heads, int layer, int rope, int norm, float eps);
+  void op_latent_attend(int q_latent, int q, int out, int heads, int layer, float scale);
   void op_quantize(int x, int out);
   void op_gated_act(int gate_up, int out, int act);
   void op_gather(int x, int delta, int out);
@@ -97,7 +101,10 @@ class Executor {
   const Kernels& kernels() const { return kernels_; }
 
  private:
-  enum class Kind { embed, norm, add, scale, linear, quantize, rope_write, attend, gated_act, gather };
+  enum class Kind {
+    embed, norm, add, scale, linear, quantize, rope_write, attend, head_linear, latent_write, latent_attend, gated_act,
+    gather
+  };
   struct Param {
     enum class Layout { panels, rows, vector } layout;
     int rows, cols;
@@ -163,6 +170,12 @@ class Executor {
   int rope_ranges(const Op& op) const;
   void do_rope_write(const Op& op, int task);
   void do_attend(const Op& op, int task, int thread);
+  struct HeadSplit {
+    int panels_per_task, panel_tasks, row_tasks;
+  };
+  HeadSplit split_heads(const Op& op) const;
+  void do_head_linear(const Op& op, int task);
+  void do_latent_write(const Op& op, int token);
   int row_count(bool head) const { return head ? logit_rows_ : tokens_; }
   template <class F>
   void parallel(int tasks, F f);  // f(task) for every task, on all threads

@@ -224,6 +224,34 @@ constexpr int queries_per_call(int heads_per_kv) {
 // A query row's state after a partition: unscaled output [d16], maximum score, sum of exponentials.
 constexpr size_t state_floats(int d16) { return static_cast<size_t>(d16) + 16; }
 
+// Latent attention (LatentAttend in ops.py). The cache is one row a token, K tiles alone: kv_heads 1, head_dim rank +
+// rope, nothing at v_offset. `attend` has the queries in the latent space, head h at h*rank, and no window, cap or sink;
+// states are state_floats(rank rounded up to 16) a query row.
+struct LatentTask {
+  AttendTask attend;
+  const float* q_rope;  // [tokens, q_pitch]; the rotated part of head h at h*q_head
+  size_t q_pitch;
+  int q_head, rank;
+};
+
+struct LatentWriteTask {
+  float* q;             // [tokens, heads * (nope + rope)]: rotated in place
+  float* kv_rows;       // [tokens, rank + rope]; scratch afterwards
+  void* q_nope;         // [tokens, heads * nope]
+  DType nope_dtype;
+  const float* norm;    // [rank]
+  int heads, rank, nope, rope;
+  bool interleaved;
+  float eps;
+  const float* cos;     // [max_len, rope/2]
+  const float* sin;
+  const int32_t* positions;
+  const int32_t* block_table;  // of this row
+  void* cache;
+  KVLayout kv;
+  int token_begin, token_end;
+};
+
 struct GatedActTask {
   const float* gate_up;  // [rows, 2*width]
   void* out;             // [rows, width]
@@ -271,6 +299,9 @@ struct Kernels {
   void (*rope_write)(const RopeWriteTask&);
   void (*attend)(const AttendTask&);
   void (*attend_merge)(const AttendTask&);  // states of all partitions -> out
+  void (*latent_write)(const LatentWriteTask&);
+  void (*latent_attend)(const LatentTask&);
+  void (*latent_merge)(const LatentTask&);
   void (*gated_act)(const GatedActTask&);
   void (*embed)(const EmbedTask&);
   void (*embed_groups)(const EmbedTask&);
@@ -292,6 +323,14 @@ constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv) {
   // q, current and total outputs, scores (two parts in i8), probabilities, lane sums, offsets of q, softmax states;
   // each 64-byte aligned
   return rows * (3 * d16 * 4 + 3 * kGroup * 4 + 16 * 4 + 2 * 4 + 32) + 8 * 64;
+}
+
+// And for latent_attend: q, current and total outputs, scores, probabilities, lane sums, softmax states; a group of
+// values.
+constexpr size_t latent_scratch_bytes(int width, int rank, int heads) {
+  const size_t d16 = (static_cast<size_t>(width) + 15) / 16 * 16, v16 = (static_cast<size_t>(rank) + 15) / 16 * 16;
+  const size_t rows = heads > kAttendRows ? static_cast<size_t>(heads) : kAttendRows;
+  return rows * (d16 * 4 + 2 * v16 * 4 + 2 * kGroup * 4 + 16 * 4 + 32) + kGroup * v16 * 4 + 8 * 64;
 }
 
 }  // namespace quire

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.spec import ModelSpec
+from quire.spec import Attention, ModelSpec
 from quire.spec.config_reader import ConfigReader
-from quire.spec.describe import attention_kind, kv_elements, mha_elements, rope_text
+from quire.spec.describe import attention_text, kv_elements, mha_elements, rope_text
 from quire.spec.families import FAMILIES, read_spec
 
 EXAMPLES = Path(__file__).with_name("models_table.json")
@@ -27,11 +27,13 @@ This page is made by `python -m tools.models_table`.
 """
 _HEAD = ("`model_type`", "Architecture", "For example", "Attention", "Positions", "Block", "KV bytes a token")
 _BOTTOM = """
-KV bytes a token are for the named model with a bfloat16 cache: 2 · kv_heads · head_dim · 2 bytes for every layer; in
-brackets what full layers keep when a text is longer than the windows; then the share of what MHA would need.
+KV bytes a token are for the named model with a bfloat16 cache: 2 · kv_heads · head_dim · 2 bytes for every layer,
+(latent + rotated key) · 2 bytes for MLA; in brackets what full layers keep when a text is longer than the windows;
+then the share of what MHA would need.
 
 - **Attention**: query/key-value heads and their size. Every ratio works: MHA, GQA, MQA. Layers with a window keep
-  only the blocks that the window can still see.
+  only the blocks that the window can still see. MLA: heads and what a query has without a position + rotated; the one
+  latent + rotated key that a token keeps for all heads (decision 0019).
 - **Positions**: base, rotated part of a head, scaling. `linear`, `dynamic`, `llama3`, `yarn` and `longrope` work in
   every family (the `su` and `yarn` of a Phi-3 config are longrope), in old (`rope_scaling`) and new
   (`rope_parameters`) keys, one for all layers or one per layer type where the family has that. `dynamic` and
@@ -59,7 +61,9 @@ def table() -> str:
 
 def _attention(spec: ModelSpec) -> str:
     att = spec.layers[0].attention
-    text = f"{attention_kind(att.heads, att.kv_heads)} {att.heads}/{att.kv_heads} of {att.head_dim}"
+    text = attention_text(att)
+    if not isinstance(att, Attention):
+        return text
     windows = [layer.attention.window for layer in spec.layers]
     if any(windows):
         full = windows.count(0)
@@ -76,7 +80,7 @@ def _attention(spec: ModelSpec) -> str:
 
 
 def _positions(spec: ModelSpec) -> str:
-    texts = dict.fromkeys(rope_text(x.attention.rope, x.attention.head_dim) for x in spec.layers)
+    texts = dict.fromkeys(rope_text(x.attention) for x in spec.layers)
     return " / ".join(texts)
 
 

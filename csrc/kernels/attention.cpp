@@ -15,6 +15,7 @@
 
 #include "kernels.h"
 #include "kernels/micro.h"
+#include "kernels/softmax.h"
 #include "kernels/table.h"
 
 namespace quire {
@@ -27,13 +28,9 @@ constexpr float kQuerySteps = 127.0f * 256.0f;   // a high byte of 127 and any l
 constexpr float kProbabilitySteps = 65535.0f;
 constexpr float kTiny = 1e-30f;                  // a largest number below this counts as zero
 
-// One query row's place and softmax state.
-struct Row {
-  int lo, hi;            // keys it sees: lo <= key <= hi
-  float max, sum_total;  // of merged partitions
-  float part_max;        // of the current partition
-  float q_scale;         // i8: what a step of the rounded query is worth
-  float p_scale;         // i8: and of the current group's probabilities
+struct Row : SoftmaxRow {
+  float q_scale;  // i8: what a step of the rounded query is worth
+  float p_scale;  // i8: and of the current group's probabilities
 };
 
 // What the loops below ask of a cache format: `parts` rows of a query and of its probabilities, how sums of scores
@@ -272,15 +269,8 @@ QUIRE_INLINE void softmax_row(const AttendTask& t, const Scratch<T>& s, const Ti
     x[c] = v;
     top = vmax(top, v);
   }
-  const float seen = reduce_max(top);
+  grow_row(row, reduce_max(top), s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * t.kv.d16, t.kv.d16);
   V16 sum = load(s.lane_sum + r * 16);
-  if (seen > row.part_max) {
-    const V16 shrink = exp(sub(set1(row.part_max), set1(seen)));  // e^-inf = 0 at the first group
-    row.part_max = seen;
-    sum = mul(sum, shrink);
-    float* acc = s.acc + static_cast<size_t>(r) * t.kv.d16;
-    for (int c = 0; c < t.kv.d16; c += 16) store(acc + c, mul(load(acc + c), shrink));
-  }
   const V16 max = set1(row.part_max);
   for (int c = 0; c < kTilesPerGroup; ++c) {
     x[c] = exp(sub(x[c], max));
@@ -387,10 +377,6 @@ QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head
   }
 }
 
-QUIRE_INLINE void clear(float* p, int n) {
-  for (int c = 0; c < n; c += 16) store(p + c, zero());
-}
-
 // A row that has seen no key yet. A sink is a key that came first and has no value.
 QUIRE_INLINE void start_row(const AttendTask& t, Row& row, float* total, int token, int g) {
   const int position = t.positions[token];
@@ -401,59 +387,6 @@ QUIRE_INLINE void start_row(const AttendTask& t, Row& row, float* total, int tok
   clear(total, t.kv.d16);
 }
 
-// Fold a partition's state into what came before it.
-QUIRE_INLINE void fold(Row& row, float* total, const float* acc, float part_max, float part_sum, int d16) {
-  if (!(part_max > -INFINITY)) return;
-  const float max = part_max > row.max ? part_max : row.max;
-  float scale[16];
-  store(scale, exp(first_n(1, set1(row.max - max), set1(part_max - max))));
-  const V16 old_scale = set1(scale[0]), new_scale = set1(scale[1]);
-  row.sum_total = row.sum_total * scale[0] + part_sum * scale[1];
-  row.max = max;
-  for (int c = 0; c < d16; c += 16)
-    store(total + c, add(mul(load(total + c), old_scale), mul(load(acc + c), new_scale)));
-}
-
-// The end of a partition: its states are folded, or left in `states` for attend_merge.
-template <class T>
-void end_partition(const Scratch<T>& s, int rows, int d16, float* states) {
-  for (int r = 0; r < rows; ++r) {
-    Row& row = s.row[r];
-    float* acc = s.acc + static_cast<size_t>(r) * d16;
-    const float sum = reduce_add(load(s.lane_sum + r * 16));
-    if (states) {
-      float* state = states + static_cast<size_t>(r) * state_floats(d16);
-      for (int c = 0; c < d16; c += 16) store(state + c, load(acc + c));
-      state[d16] = row.part_max;
-      state[d16 + 1] = sum;
-    } else {
-      fold(row, s.total + static_cast<size_t>(r) * d16, acc, row.part_max, sum, d16);
-    }
-    row.part_max = -INFINITY;
-    clear(s.lane_sum + r * 16, 16);
-    clear(acc, d16);
-  }
-}
-
-void write_row(const AttendTask& t, int token, int g, const float* total, float sum) {
-  const int head_dim = t.kv.head_dim;
-  const V16 inverse = set1(1.0f / sum);
-  const size_t at =
-      static_cast<size_t>(token) * t.out_pitch + static_cast<size_t>(t.kv_head * t.heads_per_kv + g) * head_dim;
-  for (int c = 0; c < head_dim; c += 16) {
-    // adding zero makes a negative zero positive, whatever tiles of probability zero were added
-    const V16 v = add(mul(load(total + c), inverse), zero());
-    const int n = head_dim - c;
-    if (t.out_dtype == DType::f32) {
-      float* out = static_cast<float*>(t.out) + at + c;
-      n >= 16 ? store(out, v) : store_n(out, v, n);
-    } else {
-      uint16_t* out = static_cast<uint16_t*>(t.out) + at + c;
-      n >= 16 ? store_bf16(out, v) : store_bf16_n(out, v, n);
-    }
-  }
-}
-
 template <class T>
 void attend_rows(const AttendTask& t, int first, int count) {
   const int head_dim = t.kv.head_dim, d16 = t.kv.d16, heads = t.heads_per_kv, rows = count * heads;
@@ -461,9 +394,7 @@ void attend_rows(const AttendTask& t, int first, int count) {
   for (int r = 0; r < rows; ++r) {
     const int token = first + r / heads, g = r % heads;
     start_row(t, s.row[r], s.total + static_cast<size_t>(r) * d16, token, g);
-    s.row[r].part_max = -INFINITY;
-    clear(s.lane_sum + r * 16, 16);
-    clear(s.acc + static_cast<size_t>(r) * d16, d16);
+    start_partition(s.row[r], s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * d16, d16);
     const size_t head = static_cast<size_t>(t.kv_head * heads + g);
     put_query<T>(s, r, t.qkv + static_cast<size_t>(token) * t.pitch + head * head_dim, head_dim, d16);
   }
@@ -479,13 +410,19 @@ void attend_rows(const AttendTask& t, int first, int count) {
     value_group<T>(s, rows, d16, now, next);
     if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) {
       const size_t partition = static_cast<size_t>(group / kPartition - t.partition_begin);
-      end_partition<T>(s, rows, d16, t.states ? t.states + partition * rows * state_floats(d16) : nullptr);
+      float* states = t.states ? t.states + partition * rows * state_floats(d16) : nullptr;
+      for (int r = 0; r < rows; ++r) {
+        const size_t at = static_cast<size_t>(r);
+        end_partition(s.row[r], s.lane_sum + at * 16, s.acc + at * d16, s.total + at * d16, d16,
+                      states ? states + at * state_floats(d16) : nullptr);
+      }
     }
     now = next;
   }
   if (t.states) return;
   for (int r = 0; r < rows; ++r)
-    write_row(t, first + r / heads, r % heads, s.total + static_cast<size_t>(r) * d16, s.row[r].sum_total);
+    write_row(t, head_dim, first + r / heads, t.kv_head * heads + r % heads, s.total + static_cast<size_t>(r) * d16,
+              s.row[r].sum_total);
 }
 
 template <class T>
@@ -518,7 +455,7 @@ void attend_merge(const AttendTask& t) {
       const float* state = t.states + (static_cast<size_t>(p) * rows + r) * state_floats(d16);
       fold(row, total, state, state[d16], state[d16 + 1], d16);
     }
-    write_row(t, token, r % heads, total, row.sum_total);
+    write_row(t, t.kv.head_dim, token, t.kv_head * heads + r % heads, total, row.sum_total);
   }
 }
 

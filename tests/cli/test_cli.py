@@ -116,7 +116,7 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert kv["block_bytes_of_16_tokens"] == 16 * 2 * 2 * 2 * (32 + 2)
     code, text, _ = run(capsys, "inspect", str(folder), "--no-measure")
     assert code == 0
-    for word in ("GQA 4/2 heads", "q/k norm", "KV cache", "prefill:", "decode:", "FLOP/byte"):
+    for word in ("GQA 4/2 of", "q/k norm", "KV cache", "prefill:", "decode:", "FLOP/byte"):
         assert word in text
     assert run(capsys, "inspect", str(folder), "--no-measure", "--ops")[0] == 0
 

@@ -45,6 +45,11 @@ _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                 original_max_position_embeddings=32)  # fmt: skip
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
+_MLA = {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "first_k_dense_replace": 2}  # fmt: skip
+_MSCALE = {"max_position_embeddings": 128} | _rope(
+    "yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9)  # fmt: skip
+
 TINY_MODELS = (
     TinyModel("llama2", "LlamaConfig", {"num_key_value_heads": 4}),
     TinyModel("llama-biases-mqa-tied", "LlamaConfig",
@@ -107,6 +112,11 @@ TINY_MODELS = (
     TinyModel("cohere2", "Cohere2Config",
               {"num_hidden_layers": 4, "layer_types": _MIXED, "sliding_window": 8, "logit_scale": 0.8,
                "tie_word_embeddings": True}),
+    TinyModel("deepseek2-lite-yarn", "DeepseekV2Config", {**_MLA, "q_lora_rank": None, **_MSCALE}),
+    TinyModel("deepseek2-biases", "DeepseekV2Config", {**_MLA, "attention_bias": True, "mlp_bias": True}),
+    TinyModel("deepseek3", "DeepseekV3Config", _MLA),
+    TinyModel("deepseek3-yarn", "DeepseekV3Config", {**_MLA, **_MSCALE, "kv_lora_rank": 40, "v_head_dim": 12}),
+    TinyModel("deepseek3-halves", "DeepseekV3Config", {**_MLA, "rope_interleave": False}),
 )  # fmt: skip
 
 
@@ -157,5 +167,8 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator, centred: b
         return (0.0 if centred else 1.0) + 0.25 * noise
     if "embed_tokens" in name or "lm_head" in name:
         return 0.8 * noise / shape[1] ** 0.5
-    sharpness = 1.5 if "q_proj" in name or "k_proj" in name else 1.0  # attention that is far from uniform
+    queries_and_keys = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
+    sharpness = (
+        1.5 if any(part in name for part in queries_and_keys) else 1.0
+    )  # attention is far from uniform
     return sharpness * noise / shape[1] ** 0.5

@@ -170,7 +170,7 @@ def _kv(program: Program) -> dict[str, Any]:
     from quire.program.memory import KV_SCALE_BYTES, kv_block_bytes, kv_vector_bytes
 
     def per_token(head_bytes: Callable[[int], int]) -> int:
-        return sum(2 * layer.kv_heads * head_bytes(layer.head_dim) for layer in program.kv_layers)
+        return sum(layer.vectors * head_bytes(layer.head_dim) for layer in program.kv_layers)
 
     return {
         "dtype": program.kv_dtype,
@@ -304,29 +304,30 @@ def _layer_lines(spec: dict[str, Any]) -> list[str]:
 
 
 def _layer_line(run: dict[str, Any]) -> str:
-    from quire.spec import Rope
-    from quire.spec.describe import attention_kind, rope_text
-
-    att, mlp = run["attention"], run["mlp"]
-    kind = attention_kind(att["heads"], att["kv_heads"])
-    window = f", window {att['window']}" if att["window"] else ""
-    rope = rope_text(Rope(**att["rope"]) if att["rope"] else None, att["head_dim"])
+    mlp, attention = run["mlp"], _attention_text(run["attention"])
     order = {(True, False): "pre-norm", (True, True): "sandwich norms", (False, True): "post-norm"}
     block = order[run["pre_norm"], run["post_norm"]] + (", parallel" if run["parallel"] else "")
+    return f"{attention}; gated {mlp['act']} MLP of {mlp['width']}; {block}"
+
+
+def _attention_text(att: dict[str, Any]) -> str:
+    from quire.spec import Attention, LatentAttention, Rope
+    from quire.spec.describe import attention_text, rope_text
+
+    kind = LatentAttention if "kv_rank" in att else Attention
+    mixer = kind(**att | {"rope": att["rope"] and Rope(**att["rope"])})
     extras = "".join(
         text
         for on, text in (
-            (att["qk_norm"], ", q/k norm"),
-            (att["qkv_bias"], ", q/k/v bias"),
-            (att["softcap"], f", soft cap {att['softcap']:g}"),
-            (att["sinks"], ", sinks"),
+            (att.get("window"), f", window {att.get('window')}"),
+            (att.get("qk_norm"), ", q/k norm"),
+            (att.get("qkv_bias"), ", q/k/v bias"),
+            (att.get("softcap"), f", soft cap {att.get('softcap', 0):g}"),
+            (att.get("sinks"), ", sinks"),
         )
         if on
     )
-    return (
-        f"{kind} {att['heads']}/{att['kv_heads']} heads of {att['head_dim']}"
-        f"{window}{extras}, {rope}; gated {mlp['act']} MLP of {mlp['width']}; {block}"
-    )
+    return f"{attention_text(mixer)}{extras}, {rope_text(mixer)}"
 
 
 def _stored_lines(stored: dict[str, Any], computed: str) -> list[str]:

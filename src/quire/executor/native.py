@@ -21,6 +21,7 @@ from quire.program.memory import (
     ArenaPlan,
     kv_block_bytes,
     kv_token_bytes,
+    packed_matrix_rows,
     plan_arena,
     rope_table_bytes,
     row_pitch,
@@ -37,6 +38,9 @@ from quire.program.ops import (
     Experts,
     GatedAct,
     GatherRows,
+    HeadLinear,
+    LatentAttend,
+    LatentWrite,
     Linear,
     Norm,
     Op,
@@ -48,7 +52,7 @@ from quire.program.ops import (
     Scale,
 )
 from quire.quant import GroupCodes, check_codes, quantize
-from quire.spec.model import ClampedSwiGLU
+from quire.spec.model import Activation, ClampedSwiGLU
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError, UnsupportedModelError
 
@@ -104,12 +108,13 @@ class NativeExecutor:
     def _add_param(self, param: Param) -> int:
         if param.kind == "vector":
             return int(self._core.add_vector(param.rows))
+        rows = packed_matrix_rows(param) * param.experts if param.experts else param.rows
         if param.groups is not None:
             bits, form = 4 if param.dtype == "i4" else 8, param.groups
             scales, offsets = _GROUP_KINDS.index(form.scales), _GROUP_KINDS.index(form.offsets)
-            return int(self._core.add_groups(param.rows, param.cols, bits, form.size, scales, offsets))
+            return int(self._core.add_groups(rows, param.cols, bits, form.size, scales, offsets))
         add = self._core.add_weight if param.kind == "linear" else self._core.add_table
-        return int(add(param.rows, param.cols, _DTYPES[param.dtype]))
+        return int(add(rows, param.cols, _DTYPES[param.dtype]))
 
     def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
         """Pack one checkpoint part; see Executor.put."""
@@ -129,7 +134,8 @@ class NativeExecutor:
             return found
         source = data.ctypes.data
         index = self._params[param.name]
-        bad = self._core.put(index, row_offset, source, _SOURCE_DTYPES[dtype], rows, cols)
+        at = _packed_row(param, row_offset, rows)
+        bad = self._core.put(index, at, source, _SOURCE_DTYPES[dtype], rows, cols)
         return None if bad < 0 else bad
 
     @property
@@ -163,7 +169,8 @@ class NativeExecutor:
             for a in (given.codes, given.scales, given.offsets, given.factors)
         ]
         addresses = [0 if a is None else a.ctypes.data for a in arrays]
-        self._core.put_codes(self._params[param.name], row_offset, len(given.codes), addresses)
+        at = _packed_row(param, row_offset, len(given.codes))
+        self._core.put_codes(self._params[param.name], at, len(given.codes), addresses)
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers and remember the arrays; see Executor.bind."""
@@ -243,14 +250,30 @@ class NativeExecutor:
                     buffers[op.qkv], buffers[op.out], op.shape.heads, op.layer, op.scale, op.window,
                     op.softcap, self._vector(op.sinks),
                 )  # fmt: skip
+            case HeadLinear() | LatentWrite() | LatentAttend():
+                self._add_latent(op)
             case GatedAct():
-                if isinstance(op.act, ClampedSwiGLU):
-                    raise UnsupportedModelError("the native executor does not compute this activation yet")
-                core.op_gated_act(buffers[op.gate_up], buffers[op.out], _ACTS[op.act])
+                core.op_gated_act(buffers[op.gate_up], buffers[op.out], _activation(op.act))
             case GatherRows():
                 core.op_gather(buffers[op.x], self._optional(op.delta), buffers[op.out])
             case Route() | Dispatch() | Experts() | Combine():
                 raise UnsupportedModelError("the native executor does not compute experts yet")
+
+    def _add_latent(self, op: HeadLinear | LatentWrite | LatentAttend) -> None:
+        core, buffers = self._core, self._buffers
+        match op:
+            case HeadLinear():
+                heads = self.program.param(op.weight).experts
+                core.op_head_linear(buffers[op.x], self._params[op.weight], buffers[op.out], heads)
+            case LatentWrite():
+                core.op_latent_write(
+                    buffers[op.q], buffers[op.kv], buffers[op.q_nope], op.shape.heads, op.layer, op.rope,
+                    self._params[op.norm], op.eps,
+                )  # fmt: skip
+            case LatentAttend():
+                core.op_latent_attend(
+                    buffers[op.q_latent], buffers[op.q], buffers[op.out], op.shape.heads, op.layer, op.scale
+                )
 
     def _optional(self, buffer: str | None) -> int:
         return -1 if buffer is None else self._buffers[buffer]
@@ -346,10 +369,29 @@ class NativeExecutor:
         del self._core
 
 
+def _activation(act: Activation) -> int:
+    if isinstance(act, ClampedSwiGLU):
+        raise UnsupportedModelError("the native executor does not compute this activation yet")
+    return _ACTS[act]
+
+
 def _scratch_bytes(program: Program, threads: int, max_len: int) -> int:
     """What attention needs beside buffers and cache."""
-    shapes = {op.shape for op in program.body if isinstance(op, Attend)}
-    return _native.attention_bytes([(s.head_dim, s.heads, s.kv_heads) for s in shapes], threads, max_len)
+    heads = {op.shape for op in program.body if isinstance(op, Attend)}
+    latent = {op.shape for op in program.body if isinstance(op, LatentAttend)}
+    shapes = [(s.head_dim, s.heads, s.kv_heads, 0) for s in heads]
+    shapes += [(s.cached, s.heads, 1, s.rank) for s in latent]
+    return _native.attention_bytes(shapes, threads, max_len)
+
+
+def _packed_row(param: Param, row_offset: int, rows: int) -> int:
+    """Where rows of a parameter begin in its packed form: an expert's weight is padded to whole panels."""
+    if not param.experts or param.kind != "linear":
+        return row_offset
+    expert, row = divmod(row_offset, param.matrix_rows)
+    if row + rows > param.matrix_rows:
+        raise ValueError(f"{param.name}: rows of several experts in one part")
+    return expert * packed_matrix_rows(param) + row
 
 
 def _as_float32(data: npt.NDArray[Any], dtype: str) -> F32:

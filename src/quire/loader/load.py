@@ -87,6 +87,8 @@ class _Item:
     @property
     def rows(self) -> int:
         """Rows of the tensor that are read; a vector that is stored as a matrix is read whole."""
+        if self.part.transposed:
+            return self.part.cols
         return self.part.rows if len(self.info.shape) == 1 or self.part.cols else self.info.shape[0]
 
     @property
@@ -113,7 +115,7 @@ def load(
     source, items, skipped = _prepare(params, source, rules or LoadRules())
     total = sum(item.nbytes for item in items)
     done = 0
-    blocks = [(item, *rows) for item in items for rows in row_blocks(item.info, block_bytes, item.rows)]
+    blocks = [(item, *rows) for item in items for rows in _blocks(item, block_bytes)]
     ahead = _Ahead(source, [(item.info, item.part.first + a, item.part.first + b) for item, a, b in blocks])
     for item, start, stop in blocks:
         ahead.reach(done)
@@ -153,6 +155,11 @@ def row_blocks(info: TensorInfo, block_bytes: int, rows: int | None = None) -> I
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
 
 
+def _blocks(item: _Item, block_bytes: int) -> Iterable[tuple[int, int]]:
+    """The row blocks of an item; one whose rows are the parameter's columns goes in one piece."""
+    return [(0, item.rows)] if item.part.transposed else row_blocks(item.info, block_bytes, item.rows)
+
+
 class _Ahead:
     """Asks a source for blocks before they are read, AHEAD_BYTES of them beyond the one in hand."""
 
@@ -184,6 +191,8 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
     shape, nbytes, dtype, at = data.shape, data.nbytes, item.info.dtype, item.row_offset + start
     if item.part.plus:
         data, dtype = widened(data, dtype) + np.float32(item.part.plus), "F32"
+    if item.part.transposed:
+        data = np.ascontiguousarray(data.T)
     if not item.part.cols:  # a vector, whatever shape it is stored in
         data, at = data.reshape(-1), item.row_offset + start * (data.size // len(data))
     if isinstance(sink, CheckingSink):
@@ -191,7 +200,8 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
     else:
         bad = first_nonfinite(data, dtype)
     if bad is not None:
-        index = [int(i) for i in np.unravel_index(bad, shape)]
+        index = [int(i) for i in np.unravel_index(bad, shape[::-1] if item.part.transposed else shape)]
+        index = index[::-1] if item.part.transposed else index
         index[0] += first + start
         raise CheckpointError(f"tensor {name}: element {index} is NaN or infinite")
     if not isinstance(sink, CheckingSink):

@@ -22,7 +22,10 @@ from quire.program.ops import (
     Experts,
     GatedAct,
     GatherRows,
-    HeadShape,
+    HeadLinear,
+    KVLayer,
+    LatentAttend,
+    LatentWrite,
     Linear,
     Norm,
     Op,
@@ -169,6 +172,8 @@ class _Counter:
                 cost = self.rope_write(op, n)
             case Attend():
                 cost = self.attend(op, n)
+            case HeadLinear() | LatentWrite() | LatentAttend():
+                cost = self.latent(op, n)
             case GatedAct():
                 cost = self.gated_act(op, n)
             case GatherRows():
@@ -194,9 +199,10 @@ class _Counter:
             return -(-codes // 8) + weight.groups.row_bytes(weight.cols)
         return weight.cols * DTYPE_BYTES[weight.dtype] + (SCALE_BYTES if weight.dtype == "i8" else 0)
 
-    def kv_bytes(self, shape: HeadShape) -> int:
-        """Bytes of one token's keys and values in one layer, without padding."""
-        return 2 * shape.kv_heads * kv_vector_bytes(shape.head_dim, self.program.kv_dtype)
+    def kv_bytes(self, layer: int) -> int:
+        """Bytes of what the cache holds of one token in one layer, without padding."""
+        found: KVLayer = self.program.kv_layers[layer]
+        return found.vectors * kv_vector_bytes(found.head_dim, self.program.kv_dtype)
 
     def vector_bytes(self, *names: str | None) -> int:
         return sum(self.params[name].rows * DTYPE_BYTES["f32"] for name in names if name)
@@ -234,7 +240,7 @@ class _Counter:
         flops += NORM_FLOPS[op.kind] * (shape.kv_cols if op.k_norm else 0)
         table = dim * DTYPE_BYTES["f32"] + ID_BYTES
         moved = self.row_bytes(op.qkv) + self.row_bytes(op.qkv, shape.q_cols) + table
-        written = n * self.kv_bytes(shape)
+        written = n * self.kv_bytes(op.layer)
         weights = self.vector_bytes(op.q_norm, op.k_norm)
         return Cost(n * flops, weights, n * moved, kv_written_bytes=written)
 
@@ -245,7 +251,45 @@ class _Counter:
         return Cost(
             flops=4 * shape.q_cols * pairs,
             activation_bytes=n * (self.row_bytes(op.qkv, shape.q_cols) + self.row_bytes(op.out)),
-            kv_read_bytes=keys * self.kv_bytes(shape),
+            kv_read_bytes=keys * self.kv_bytes(op.layer),
+        )
+
+    def latent(self, op: HeadLinear | LatentWrite | LatentAttend, n: int) -> Cost:
+        """Cost of an op of latent attention."""
+        match op:
+            case HeadLinear():
+                return self.head_linear(op, n)
+            case LatentWrite():
+                return self.latent_write(op, n)
+            case LatentAttend():
+                return self.latent_attend(op, n)
+
+    def head_linear(self, op: HeadLinear, n: int) -> Cost:
+        weight = self.params[op.weight]
+        read = weight.rows * self.weight_bytes(weight)
+        return Cost(
+            2 * n * weight.rows * weight.cols, read, n * (self.row_bytes(op.x) + self.row_bytes(op.out))
+        )
+
+    def latent_write(self, op: LatentWrite, n: int) -> Cost:
+        shape = op.shape
+        flops = 3 * shape.rope * (shape.heads + 1) + NORM_FLOPS["rms"] * shape.rank
+        table = shape.rope * DTYPE_BYTES["f32"] + ID_BYTES
+        rotated = self.row_bytes(op.q, shape.heads * shape.rope)
+        moved = self.row_bytes(op.q) + rotated + self.row_bytes(op.q_nope) + self.row_bytes(op.kv) + table
+        written = n * self.kv_bytes(op.layer)
+        return Cost(n * flops, self.vector_bytes(op.norm), n * moved, kv_written_bytes=written)
+
+    def latent_attend(self, op: LatentAttend, n: int) -> Cost:
+        """Scores over latent and key, values over the latent; each cached number is read once for both."""
+        shape = op.shape
+        pairs = sum(visible_pairs(row, 0) for row in self.rows)
+        keys = sum(visible_keys(row, 0) for row in self.rows)
+        q = self.row_bytes(op.q_latent) + self.row_bytes(op.q, shape.heads * shape.rope)
+        return Cost(
+            flops=2 * shape.heads * (shape.cached + shape.rank) * pairs,
+            activation_bytes=n * (q + self.row_bytes(op.out)),
+            kv_read_bytes=keys * self.kv_bytes(op.layer),
         )
 
     def gated_act(self, op: GatedAct, n: int) -> Cost:

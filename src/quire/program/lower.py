@@ -7,6 +7,7 @@ from dataclasses import replace
 from quire.core.cache_groups import plan_groups
 from quire.program.formats import DType, NumberFormats
 from quire.program.lower_experts import lower_experts
+from quire.program.lower_latent import latent_input, lower_latent
 from quire.program.ops import (
     Add,
     Attend,
@@ -27,13 +28,21 @@ from quire.program.ops import (
     Scale,
     writes,
 )
-from quire.spec import MLP, Attention, Layer, ModelSpec, MoE, Rope
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Rope
 from quire.spec import Norm as NormSpec
-from quire.types import CacheGroup
+from quire.types import CacheGroup, UnsupportedModelError
 
 
 def lower(spec: ModelSpec, formats: NumberFormats) -> Program:
-    """Lower a spec to a flat op list. Pure: the same arguments give the same program."""
+    """Lower a spec to a flat op list. Pure: the same arguments give the same program.
+
+    Raises UnsupportedModelError for formats that a layer's cache cannot have.
+    """
+    if formats.kv == "i8" and any(isinstance(layer.attention, LatentAttention) for layer in spec.layers):
+        raise UnsupportedModelError(
+            "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
+            "already; use bfloat16 or float32"
+        )
     return Lowering(spec, formats).program()
 
 
@@ -81,12 +90,15 @@ class Lowering:
     def layer(self, index: int, layer: Layer, residual: str, delta: str | None) -> str | None:
         """Append one block's ops; returns the buffer still to be added to the residual stream."""
         dim, names = self.spec.dim, ("attn_norm", "mlp_norm") if layer.pre_norm else (None, None)
-        hidden = self.input("hidden", dim, f"layers.{index}.qkv")
+        hidden = self.mixer_input(index, layer)
         self.norm(names[0], index, residual, delta, hidden)
         beside = self.mlp_input(index, layer)
         if layer.parallel and beside != hidden:  # the same values, rounded for weights of another format
             self.norm(names[0], index, residual, None, beside)
-        branch = self.attention(index, layer.attention, hidden)
+        if isinstance(layer.attention, LatentAttention):
+            branch = lower_latent(self, index, layer.attention, hidden)
+        else:
+            branch = self.attention(index, layer.attention, hidden)
         if layer.post_norm:
             self.norm("attn_post_norm", index, branch, None, branch)
         delta = self.join(residual, branch)
@@ -101,6 +113,12 @@ class Lowering:
         if layer.post_norm:
             self.norm("mlp_post_norm", index, branch, None, branch)
         return self.join(residual, branch)
+
+    def mixer_input(self, index: int, layer: Layer) -> str:
+        """The buffer that the norm before a mixer fills."""
+        if isinstance(layer.attention, LatentAttention):
+            return latent_input(self, index, layer.attention)
+        return self.input("hidden", self.spec.dim, f"layers.{index}.qkv")
 
     def mlp_input(self, index: int, layer: Layer) -> str:
         """The buffer that the norm before a feed-forward fills; a router takes float32."""
@@ -294,6 +312,8 @@ class Lowering:
     def kv_layers(self, groups: tuple[CacheGroup, ...]) -> tuple[KVLayer, ...]:
         place = {layer: (g, k) for g, group in enumerate(groups) for k, layer in enumerate(group.layers)}
         return tuple(
-            KVLayer(i, a.kv_heads, a.head_dim, a.window, *place[i])
+            KVLayer(i, 1, a.cached, a.window, *place[i], latent=True)
+            if isinstance(a, LatentAttention)
+            else KVLayer(i, a.kv_heads, a.head_dim, a.window, *place[i])
             for i, a in enumerate(layer.attention for layer in self.spec.layers)
         )

@@ -101,17 +101,17 @@ def kv_block_bytes(program: Program, block_size: int) -> int:
     """
     per_token = {kv_token_bytes(layer, program.kv_dtype) for layer in program.kv_layers}
     if len(per_token) != 1:
-        widths = {layer.kv_heads * kv_head_elems(layer.head_dim) for layer in program.kv_layers}
+        widths = {layer.vectors * kv_head_elems(layer.head_dim) for layer in program.kv_layers}
         raise UnsupportedModelError(
-            "one block pool needs one width: num_key_value_heads x head_dim differs between layers: "
+            "one block pool needs one width: num_key_value_heads x head_dim, or the latent, differs between layers: "
             f"{sorted(widths)}"
         )
     return program.layers_per_group * block_size * per_token.pop()
 
 
 def kv_token_bytes(layer: KVLayer, dtype: DType) -> int:
-    """Bytes of one token's keys and values in one layer's cache."""
-    return 2 * layer.kv_heads * kv_vector_bytes(kv_head_elems(layer.head_dim), dtype)
+    """Bytes of one token's keys and values, or its one latent, in one layer's cache."""
+    return layer.vectors * kv_vector_bytes(kv_head_elems(layer.head_dim), dtype)
 
 
 def kv_vector_bytes(elems: int, dtype: DType) -> int:
@@ -126,7 +126,7 @@ def kv_head_elems(head_dim: int) -> int:
 
 def param_bytes(param: Param) -> int:
     """Bytes of a parameter as the native executor holds it: linear weights packed and padded, expert by expert."""
-    packed_rows = max(param.experts, 1) * _round_up(param.matrix_rows, PACKED_ROWS)
+    packed_rows = max(param.experts, 1) * packed_matrix_rows(param)
     if param.groups is not None:
         rows, groups = packed_rows, param.groups
         codes = groups.count(param.cols) * groups.size * (4 if param.dtype == "i4" else 8) // 8
@@ -140,6 +140,11 @@ def param_bytes(param: Param) -> int:
     else:
         elems = param.rows * max(param.cols, 1)
     return _round_up(elems * DTYPE_BYTES[param.dtype], ALIGNMENT)
+
+
+def packed_matrix_rows(param: Param) -> int:
+    """Rows of a linear weight, or of each expert's, in whole panels."""
+    return _round_up(param.matrix_rows, PACKED_ROWS)
 
 
 def weight_bytes(program: Program) -> int:

@@ -11,7 +11,9 @@ feed-forward of experts is
 
     linear · route · dispatch · experts · gated_act · experts · combine
 
-over rows of (token, expert) pairs, sorted by expert, so that an expert's rows are neighbours.
+over rows of (token, expert) pairs, sorted by expert, so that an expert's rows are neighbours. Latent attention is
+
+    linear q · linear kv · latent_write · head_linear · latent_attend · head_linear
 
 The torch executor defines what each op computes; the native executor is compared with it op by op.
 """
@@ -51,7 +53,8 @@ class Part:
     """One checkpoint tensor [rows, cols] (or [rows] for vectors) that fills rows of a parameter.
 
     `stored` is the tensor's own shape where it is another: rows `first` … first + rows - 1 of a larger tensor,
-    or a vector that is stored as a matrix. `plus` is added to every stored element of a vector.
+    or a vector that is stored as a matrix. `plus` is added to every stored element of a vector. `transposed`: rows
+    `first` … first + cols - 1 of the tensor are the columns here.
 
     `row_axis` and `col_axis` are logical axes ("heads", "kv_heads", "mlp", "vocab"): what tensor parallelism
     splits, LoRA targets and quantization read. An empty axis is never split.
@@ -65,6 +68,7 @@ class Part:
     first: int = 0
     stored: tuple[int, ...] = ()
     plus: float = 0.0
+    transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,7 +85,8 @@ class Param:
     kind table: embedding rows [rows = vocabulary, cols], gathered by row.
     kind vector: float32 [rows] (norm weights, biases).
 
-    `experts` above 0: that many matrices (or vectors) of equal rows, one after the other; no part spans two.
+    `experts` above 0: that many matrices (or vectors) of equal rows, one after the other; no part spans two. They
+    belong to experts, or to heads: see HeadLinear.
     """
 
     name: str
@@ -244,6 +249,73 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """out[t, h] = weight[h] @ x[t, h] for the columns of each head h, as `Linear` sums; a matrix for each head."""
+
+    x: str
+    weight: str
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """Widths of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); see spec.LatentAttention.
+
+    A query row holds for each head `nope` numbers without a position and `rope` that are rotated. A row of the cache
+    is `rank` numbers of the latent, then `rope` of the key that all heads share.
+    """
+
+    heads: int
+    rank: int
+    nope: int
+    rope: int
+
+    @property
+    def q_cols(self) -> int:
+        return self.heads * (self.nope + self.rope)
+
+    @property
+    def cached(self) -> int:
+        return self.rank + self.rope
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWrite:
+    """Cache a token's latent and shared key; rotate the queries.
+
+    The first `rank` columns of `kv` are RMS-normalised and multiplied by `norm`, the others rotated; both go to the
+    cache of `layer`, rounded to its dtype, and `kv` holds nothing afterwards. The rotated numbers of each head stay
+    in their place in `q`; the others are copied to `q_nope`.
+    """
+
+    q: str
+    kv: str
+    q_nope: str
+    shape: LatentShape
+    layer: int
+    rope: int
+    norm: str
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttend:
+    """Causal attention in the latent space (absorbed MLA): one key for all heads, whose first part is its value.
+
+    out[t, h] = Σ softmax(s) latent over positions 0 … p, with s = scale · (q_latent[t, h] · latent + q_rope[t, h] ·
+    key); `q_rope` are the rotated columns of `q`, which LatentWrite left there. Cuts, sums and rounding are
+    Attend's.
+    """
+
+    q_latent: str
+    q: str
+    out: str
+    shape: LatentShape
+    layer: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class GatedAct:
     """out = act(gate) * up for gate_up = [gate | up], each of out's width."""
 
@@ -331,6 +403,9 @@ Op = (
     | Quantize
     | RopeWrite
     | Attend
+    | HeadLinear
+    | LatentWrite
+    | LatentAttend
     | GatedAct
     | GatherRows
     | Route
@@ -342,7 +417,10 @@ Op = (
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """Cache of one layer: which group's block table it follows and its place inside a block of that group."""
+    """Cache of one layer: which group's block table it follows and its place inside a block of that group.
+
+    `latent`: one row of head_dim numbers a token is key and value at once; else a key and a value for each head.
+    """
 
     layer: int
     kv_heads: int
@@ -350,6 +428,12 @@ class KVLayer:
     window: int
     group: int
     index_in_group: int
+    latent: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of head_dim numbers that the cache holds of one token."""
+        return 1 if self.latent else 2 * self.kv_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,10 +470,14 @@ def reads(op: Op) -> tuple[str, ...]:
             names: tuple[str | None, ...] = ()
         case Norm() | GatherRows() | Add():
             names = (op.x, op.delta)
-        case Linear() | Quantize() | Scale():
+        case Linear() | HeadLinear() | Quantize() | Scale():
             names = (op.x,)
         case RopeWrite() | Attend():
             names = (op.qkv,)
+        case LatentWrite():
+            names = (op.q, op.kv)
+        case LatentAttend():
+            names = (op.q_latent, op.q)
         case GatedAct():
             names = (op.gate_up,)
         case Route():
@@ -414,6 +502,8 @@ def writes(op: Op) -> tuple[str, ...]:
             return (op.qkv,)
         case Route():
             return (op.ids, op.weights, op.places)
+        case LatentWrite():
+            return (op.q, op.q_nope)
         case _:
             return (op.out,)
 
@@ -429,8 +519,12 @@ def param_names(op: Op) -> tuple[str, ...]:
             names = (op.weight, op.bias)
         case Route():
             names = (op.correction,)
+        case HeadLinear():
+            names = (op.weight,)
         case RopeWrite():
             names = (op.q_norm, op.k_norm)
+        case LatentWrite():
+            names = (op.norm,)
         case Attend():
             names = (op.sinks,)
         case _:

@@ -2,12 +2,25 @@
 
 from quire.spec.facts import ModelFacts, read_model
 from quire.spec.generation import Generation
-from quire.spec.model import MLP, Attention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router, WeightNames
+from quire.spec.model import (
+    MLP,
+    Attention,
+    LatentAttention,
+    Layer,
+    ModelSpec,
+    MoE,
+    Norm,
+    QKNorm,
+    Rope,
+    Router,
+    WeightNames,
+)
 
 __all__ = [
     "MLP",
     "Attention",
     "Generation",
+    "LatentAttention",
     "Layer",
     "MoE",
     "ModelFacts",

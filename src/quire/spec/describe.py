@@ -4,25 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.spec.model import Attention, ModelSpec, Rope
+from quire.spec.model import Attention, LatentAttention, ModelSpec, Rope
+
+Mixer = Attention | LatentAttention
 
 
-def attention_kind(heads: int, kv_heads: int) -> str:
-    """MHA, GQA (2305.13245) or MQA (1911.02150) by how many query heads share a key and value head."""
-    if heads == kv_heads:
+def attention_kind(att: Mixer) -> str:
+    """MHA, GQA (2305.13245), MQA (1911.02150): by how many query heads share keys and values; MLA (2405.04434)."""
+    if isinstance(att, LatentAttention):
+        return "MLA"
+    if att.heads == att.kv_heads:
         return "MHA"
-    return "MQA" if kv_heads == 1 else "GQA"
+    return "MQA" if att.kv_heads == 1 else "GQA"
 
 
-def kv_elements(spec: ModelSpec, counted: Callable[[Attention], bool] = lambda _: True) -> int:
-    """Numbers that one token adds to the cache: 2 · Σ kv_heads · head_dim over the layers that `counted` takes."""
+def attention_text(att: Mixer) -> str:
+    """Kind and sizes, such as "GQA 32/8 of 128" or "MLA 128 of 128+64, latent 512+64"."""
+    if isinstance(att, LatentAttention):
+        queries = f", queries of {att.q_rank}" if att.q_rank else ""
+        return (
+            f"MLA {att.heads} of {att.nope_dim}+{att.rope_dim}, values {att.v_dim},"
+            f" latent {att.kv_rank}+{att.rope_dim}{queries}"
+        )
+    return f"{attention_kind(att)} {att.heads}/{att.kv_heads} of {att.head_dim}"
+
+
+def kv_elements(spec: ModelSpec, counted: Callable[[Mixer], bool] = lambda _: True) -> int:
+    """Numbers that one token adds to the cache, over the layers that `counted` takes.
+
+    2 · kv_heads · head_dim for keys and values of a layer; kv_rank + rope_dim for MLA's one latent.
+    """
     layers = (layer.attention for layer in spec.layers)
-    return sum(2 * att.kv_heads * att.head_dim for att in layers if counted(att))
+    return sum(
+        att.cached if isinstance(att, LatentAttention) else 2 * att.kv_heads * att.head_dim
+        for att in layers
+        if counted(att)
+    )
 
 
 def mha_elements(spec: ModelSpec) -> int:
     """What kv_elements would be if every query head had keys and values of its own."""
-    return sum(2 * layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
+    layers = (layer.attention for layer in spec.layers)
+    return sum(
+        att.heads * (att.q_dim + att.v_dim if isinstance(att, LatentAttention) else 2 * att.head_dim)
+        for att in layers
+    )
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -36,8 +62,10 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def rope_text(rope: Rope | None, head_dim: int) -> str:
-    """A rope in a few words, such as "rope 10000, 96 of 128, longrope x32"."""
+def rope_text(att: Mixer) -> str:
+    """A layer's rope in a few words, such as "rope 10000, 96 of 128, longrope x32"."""
+    rope: Rope | None = att.rope
+    head_dim = att.q_dim if isinstance(att, LatentAttention) else att.head_dim
     if rope is None:
         return "no rope"
     part = "" if rope.dim == head_dim else f", {rope.dim} of {head_dim}"

@@ -195,7 +195,7 @@ def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) 
             if target is not None and layer < len(spec.layers):
                 target = target.format(i=layer)
                 if architecture.permuted and part in {"attn_q", "attn_k"}:
-                    attention = spec.layers[layer].attention
+                    attention = spec.layers[layer].grouped
                     heads = attention.heads if part == "attn_q" else attention.kv_heads
         found[f"{target}.{suffix}" if target else name] = StoredTensor(name, heads)
     return found

@@ -40,7 +40,7 @@ def architecture_of(model_type: str) -> str:
 
 def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
     """The keys of a model."""
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    attention, mlp = spec.layers[0].grouped, spec.layers[0].mlp
     keys: Metadata = {
         "block_count": len(spec.layers),
         "context_length": spec.longest or spec.max_positions,
@@ -184,7 +184,7 @@ def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[
         kind, target, layer = stems[stem]
         heads = 0
         if ARCHITECTURES[name].permuted and kind in {"q", "k"}:
-            attention = spec.layers[layer].attention
+            attention = spec.layers[layer].grouped
             heads = attention.heads if kind == "q" else attention.kv_heads
         target = f"{target}.{suffix}"
         before = found.get(target)
@@ -236,7 +236,7 @@ def check_round_trip(
         if field.name not in _COMPARED_ELSEWHERE and not _same(ours, theirs):
             raise _lost(field.name, ours, theirs)
     for number, (layer, other) in enumerate(zip(spec.layers, found.layers, strict=True)):
-        a, b = layer.attention, other.attention
+        a, b = layer.grouped, other.grouped
         if not _same_rope(a.rope, b.rope):
             raise _lost(f"layer {number}: rope", a.rope, b.rope)
         scale = b.scale if _same(a.scale, b.scale) else a.scale

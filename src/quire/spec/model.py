@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.types import UnsupportedModelError
+
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
 ScoreKind = Literal["softmax", "sigmoid"]
@@ -91,6 +93,43 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1). No layer has a window.
+
+    The cache holds for each token a normed latent of `kv_rank` numbers and a rotated key of `rope_dim` that all heads
+    share; keys and values of a head are linear in the latent. Queries of a head are `nope_dim` numbers without a
+    position and `rope_dim` rotated ones; `q_rank` above 0: they come from a normed latent of their own. Values of a
+    head have `v_dim` numbers. `norm` is that of the latents. `bias`: of the projections into latents and of the
+    output.
+    """
+
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    rope: Rope
+    scale: float
+    norm: Norm = Norm()
+    bias: bool = False
+
+    @property
+    def window(self) -> int:
+        return 0
+
+    @property
+    def q_dim(self) -> int:
+        """Numbers of one head's query, as it is projected."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def cached(self) -> int:
+        """Numbers that the cache holds of a token."""
+        return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
 class ClampedSwiGLU:
     """(up + 1) · gate · sigmoid(alpha · gate), gate at most `limit` and up in ±limit (gpt-oss, arXiv 2508.10925)."""
 
@@ -161,11 +200,18 @@ class Layer:
     the same x.
     """
 
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp: MLP | MoE
     pre_norm: bool = True
     post_norm: bool = False
     parallel: bool = False
+
+    @property
+    def grouped(self) -> Attention:
+        """Its attention where keys and values by head are all that is implemented; else UnsupportedModelError."""
+        if not isinstance(self.attention, Attention):
+            raise UnsupportedModelError("latent attention (MLA) is not implemented here")
+        return self.attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +240,8 @@ class WeightNames:
     is one tensor for each head.
 
     Experts have a tensor each, `{e}` being the expert's number, or are stacked in the tensors `expert_stacks` names:
-    see ExpertStacks.
+    see ExpertStacks. The names from `q_a` on are latent attention's; `q` is its query projection when queries have no
+    latent of their own.
     """
 
     embed: str = "model.embed_tokens.weight"
@@ -212,6 +259,12 @@ class WeightNames:
     q_norm: str = "model.layers.{i}.self_attn.q_norm"
     k_norm: str = "model.layers.{i}.self_attn.k_norm"
     sinks: str = "model.layers.{i}.self_attn.sinks"
+    q_a: str = "model.layers.{i}.self_attn.q_a_proj"
+    q_a_norm: str = "model.layers.{i}.self_attn.q_a_layernorm"
+    q_b: str = "model.layers.{i}.self_attn.q_b_proj"
+    kv_a: str = "model.layers.{i}.self_attn.kv_a_proj_with_mqa"
+    kv_a_norm: str = "model.layers.{i}.self_attn.kv_a_layernorm"
+    kv_b: str = "model.layers.{i}.self_attn.kv_b_proj"
     gate: str = "model.layers.{i}.mlp.gate_proj"
     up: str = "model.layers.{i}.mlp.up_proj"
     gate_up: str = ""

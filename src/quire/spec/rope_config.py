@@ -256,20 +256,34 @@ def _longrope(base: Rope, scaling: ConfigReader, max_positions: int) -> Rope:
     )  # fmt: skip
 
 
+def softmax_factor(config: ConfigReader, rope: Rope) -> float:
+    """What mscale_all_dim multiplies the softmax scale by in DeepSeek's models: its temperature for q and for k.
+
+    1 without the key; UnsupportedModelError when the rope is scaled in another way than YaRN's.
+    """
+    scaling = _parameters(config)
+    all_dim = 0.0 if scaling is None else scaling.number("mscale_all_dim", 0.0, low=0.0, high=1e3)
+    if scaling is None or not all_dim or rope.kind == "default":
+        return 1.0
+    if rope.kind != "yarn":
+        raise scaling.unsupported("mscale_all_dim", "it goes with rope_type 'yarn'")
+    return _temperature(rope.factor, all_dim) ** 2
+
+
 def _attention_factor(scaling: ConfigReader, factor: float) -> float:
     """YaRN's temperature (2309.00071, section 3.4); mscale and mscale_all_dim as DeepSeek defined them."""
     given = scaling.number("attention_factor", None, low=1e-3, high=1e3)
     if given is not None:
         return given
-
-    def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
     mscale = scaling.number("mscale", 0.0, low=0.0, high=1e3)
     mscale_all_dim = scaling.number("mscale_all_dim", 0.0, low=0.0, high=1e3)
     if mscale and mscale_all_dim:
-        return temperature(mscale) / temperature(mscale_all_dim)
-    return temperature(1.0)
+        return _temperature(factor, mscale) / _temperature(factor, mscale_all_dim)
+    return _temperature(factor, 1.0)
+
+
+def _temperature(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 _KINDS: dict[str, Callable[[Rope, ConfigReader, int], Rope]] = {

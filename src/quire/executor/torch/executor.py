@@ -22,6 +22,9 @@ from quire.program.ops import (
     Experts,
     GatedAct,
     GatherRows,
+    HeadLinear,
+    LatentAttend,
+    LatentWrite,
     Linear,
     Norm,
     Op,
@@ -164,6 +167,8 @@ class _Runner:
                     op, buffer(op.qkv), weights.get(op.sinks),
                     positions=step.positions, cache=cache, rows=step.rows[group], out=buffer(op.out),
                 )  # fmt: skip
+            case HeadLinear() | LatentWrite() | LatentAttend():
+                self.latent(op)
             case GatedAct():
                 ops.gated_act(buffer(op.gate_up), op.act, buffer(op.out))
             case GatherRows():
@@ -186,6 +191,24 @@ class _Runner:
             case Combine():
                 shared = self.optional(op.shared), self.optional(op.gate)
                 experts.combine(buffer(op.x), buffer(op.places), buffer(op.weights), shared, buffer(op.out))
+
+    def latent(self, op: HeadLinear | LatentWrite | LatentAttend) -> None:
+        weights, buffer, step = self.weights, self.buffer, self.step
+        match op:
+            case HeadLinear():
+                ops.head_linear(buffer(op.x), weights.of_experts(op.weight), buffer(op.out))
+            case LatentWrite():
+                ops.latent_write(
+                    op, buffer(op.q), buffer(op.kv), weights[op.norm],
+                    rotation=self.state.rotations[op.rope].at(step.positions), cache=self.state.latents[op.layer],
+                    where=step.locations[self.program.kv_layers[op.layer].group], q_nope=buffer(op.q_nope),
+                )  # fmt: skip
+            case LatentAttend():
+                ops.latent_attend(
+                    op, buffer(op.q_latent), buffer(op.q), positions=step.positions,
+                    cache=self.state.latents[op.layer], rows=step.rows[self.program.kv_layers[op.layer].group],
+                    out=buffer(op.out),
+                )  # fmt: skip
 
 
 def _device(name: str) -> torch.device:

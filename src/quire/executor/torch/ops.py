@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.program.ops import Attend, HeadShape, Norm, RopeWrite
+from quire.program.ops import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, Norm, RopeWrite
 from quire.spec.model import Activation, ClampedSwiGLU, NormKind
 
 QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
@@ -56,6 +56,22 @@ class LayerCache:
             values, self.scales[1][where] = quantize_heads(values)
         self.keys[where] = keys.to(self.keys.dtype)
         self.values[where] = values.to(self.values.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentCache:
+    """Paged latents of one layer with the key that all heads share: [blocks, block size, rank + rope]."""
+
+    latents: Tensor
+
+    def at(self, blocks: Tensor, positions: Tensor) -> Tensor:
+        """Rows [S, rank + rope] of a sequence whose block table is `blocks`, at positions [S]."""
+        size = self.latents.shape[1]
+        return self.latents[blocks[positions // size], positions % size].float()
+
+    def write(self, where: Location, rows: Tensor) -> None:
+        """Store rows [T, rank + rope] rounded to the cache's dtype."""
+        self.latents[where] = rows.to(self.latents.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +193,50 @@ def attention(
         scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), dim=-1)
     weights = scores.softmax(-1)[..., : len(keys)]
     return torch.einsum("grts,sgd->tgrd", weights, values.float()).flatten(1, 2)
+
+
+def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """out [T, H·O] = weight [H, O, I] @ x [T, H·I], head by head."""
+    heads = x.float().unflatten(1, (weight.shape[0], -1))
+    out.copy_(torch.einsum("thi,hoi->tho", heads, weight.float()).flatten(1))
+
+
+def latent_write(
+    op: LatentWrite, q: Tensor, kv: Tensor, norm: Tensor, *, rotation: Rotation, cache: LatentCache,
+    where: Location, q_nope: Tensor,
+) -> None:  # fmt: skip
+    """Rotate a part of q [T, H·(nope + rope)] and copy the other; cache kv [T, rank + rope], normed and rotated."""
+    rank = op.shape.rank
+    plain, rotated = split_queries(q, op.shape)
+    q_nope.copy_(plain.flatten(1))
+    rotated.copy_(rotate(rotated, rotation))
+    latent = normalise(kv[:, :rank], "rms", op.eps) * norm
+    key = rotate(kv[:, None, rank:], rotation)[:, 0]
+    cache.write(where, torch.cat((latent, key), dim=-1))
+
+
+def latent_attend(
+    op: LatentAttend, q_latent: Tensor, q: Tensor, *, positions: Tensor, cache: LatentCache, rows: Sequence[Row],
+    out: Tensor,
+) -> None:  # fmt: skip
+    """out [T, H·rank] = softmax(scores) latents over positions 0 … p of each token's sequence; see LatentAttend."""
+    rank = op.shape.rank
+    queries = torch.cat((q_latent.unflatten(1, (op.shape.heads, -1)), split_queries(q, op.shape)[1]), dim=-1)
+    for row in rows:
+        for start in range(row.start, row.stop, QUERY_TILE):
+            tokens = slice(start, min(start + QUERY_TILE, row.stop))
+            at = positions[tokens]
+            seen = torch.arange(int(at.max()) + 1, device=at.device)
+            cached = cache.at(row.blocks, seen)
+            scores = torch.einsum("thd,sd->hts", queries[tokens], cached) * op.scale
+            weights = scores.masked_fill(seen[None, :] > at[:, None], -torch.inf).softmax(-1)
+            out[tokens] = torch.einsum("hts,sd->thd", weights, cached[:, :rank]).flatten(1)
+
+
+def split_queries(q: Tensor, shape: LatentShape) -> tuple[Tensor, Tensor]:
+    """Views [T, H, nope] and [T, H, rope] of q [T, H·(nope + rope)]."""
+    plain, rotated = q.unflatten(1, (shape.heads, -1)).split((shape.nope, shape.rope), dim=-1)
+    return plain, rotated
 
 
 def gated_act(gate_up: Tensor, act: Activation, out: Tensor) -> None:

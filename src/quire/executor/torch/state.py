@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.base import Limits
-from quire.executor.torch.ops import LayerCache, Rotation
+from quire.executor.torch.ops import LatentCache, LayerCache, Rotation
 from quire.executor.torch.weights import TORCH_DTYPES
 from quire.program.memory import kv_block_bytes, kv_head_elems, max_rows, plan_arena
 from quire.program.ops import Program
@@ -19,10 +19,14 @@ from quire.spec.rope import cos_sin
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`buffers` are views [max rows, cols] into one arena; `caches` by layer, `rotations` by rope number."""
+    """`buffers` are views [max rows, cols] into one arena; `rotations` by rope number.
+
+    `caches` and `latents` are by layer number: a layer has one of the two.
+    """
 
     buffers: dict[str, Tensor]
-    caches: tuple[LayerCache, ...]
+    caches: dict[int, LayerCache]
+    latents: dict[int, LatentCache]
     rotations: tuple[Rotation, ...]
     bytes: dict[str, int]
 
@@ -32,9 +36,11 @@ class State:
         kv_bytes = limits.num_blocks * kv_block_bytes(program, limits.block_size)
         arena, buffers = _activations(program, limits, device)
         rotations = tuple(_rotation(rope, limits.max_len, device) for rope in program.ropes)
+        memory = torch.zeros(kv_bytes, dtype=torch.uint8, device=device)
         return cls(
             buffers=buffers,
-            caches=_caches(program, limits, torch.zeros(kv_bytes, dtype=torch.uint8, device=device)),
+            caches=_caches(program, limits, memory),
+            latents=_latents(program, limits, memory),
             rotations=rotations,
             bytes={
                 "kv": kv_bytes,
@@ -69,7 +75,7 @@ def _activations(program: Program, limits: Limits, device: torch.device) -> tupl
     return plan.total + outside, buffers
 
 
-def _caches(program: Program, limits: Limits, memory: Tensor) -> tuple[LayerCache, ...]:
+def _caches(program: Program, limits: Limits, memory: Tensor) -> dict[int, LayerCache]:
     """Keys and values of each layer.
 
     A block belongs to one cache group and holds that group's layers, so layers with the same place in
@@ -77,12 +83,26 @@ def _caches(program: Program, limits: Limits, memory: Tensor) -> tuple[LayerCach
     """
     pool = memory.view(program.layers_per_group, -1)
     dtype = torch.int8 if program.kv_dtype == "i8" else TORCH_DTYPES[program.kv_dtype]
-    caches = []
-    for layer in program.kv_layers:
+    caches = {}
+    for number, layer in enumerate(program.kv_layers):
+        if layer.latent:
+            continue
         width = kv_head_elems(layer.head_dim)  # whole vectors; the executor uses the first head_dim
         heads = (2, limits.num_blocks, limits.block_size, layer.kv_heads)
         piece, numbers = pool[layer.index_in_group], math.prod(heads) * width * dtype.itemsize
         keys, values = piece[:numbers].view(dtype).view(*heads, width)[..., : layer.head_dim]
         scales = piece[numbers:].view(torch.bfloat16).view(heads) if program.kv_dtype == "i8" else None
-        caches.append(LayerCache(keys, values, scales))
-    return tuple(caches)
+        caches[number] = LayerCache(keys, values, scales)
+    return caches
+
+
+def _latents(program: Program, limits: Limits, memory: Tensor) -> dict[int, LatentCache]:
+    """Latents of each layer that has them; they share memory as `_caches` says."""
+    pool, dtype = memory.view(program.layers_per_group, -1), TORCH_DTYPES[program.kv_dtype]
+    found = {}
+    for number, layer in enumerate(program.kv_layers):
+        if layer.latent:
+            shape = limits.num_blocks, limits.block_size, kv_head_elems(layer.head_dim)
+            rows = pool[layer.index_in_group].view(dtype).view(shape)
+            found[number] = LatentCache(rows[..., : layer.head_dim])
+    return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.families.cohere import cohere, cohere2
 from quire.spec.families.common import refuse_foreign_keys
+from quire.spec.families.deepseek import deepseek_v2, deepseek_v3
 from quire.spec.families.gemma import GEMMA_READS, gemma, gemma2, gemma3, gemma3_multimodal
 from quire.spec.families.glm import glm, glm4
 from quire.spec.families.granite import granite
@@ -64,6 +65,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("stablelm", ("StableLmForCausalLM",), stablelm, ("qk_layernorm", "use_parallel_residual")),
     Family("cohere", ("CohereForCausalLM",), cohere, ("logit_scale", "use_qk_norm")),
     Family("cohere2", ("Cohere2ForCausalLM",), cohere2, ("logit_scale",)),
+    Family("deepseek_v2", ("DeepseekV2ForCausalLM",), deepseek_v2),
+    Family("deepseek_v3", ("DeepseekV3ForCausalLM",), deepseek_v3),
 )
 
 

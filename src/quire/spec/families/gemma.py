@@ -61,7 +61,7 @@ def gemma2(config: ConfigReader) -> ModelSpec:
     cap = _cap(config, "attn_logit_softcapping", 50.0)
     spec = replace(_sandwich(spec), logits_cap=_cap(config, "final_logit_softcapping", 30.0))
     return replace(
-        spec, layers=tuple(replace(x, attention=replace(x.attention, softcap=cap)) for x in spec.layers)
+        spec, layers=tuple(replace(x, attention=replace(x.grouped, softcap=cap)) for x in spec.layers)
     )
 
 

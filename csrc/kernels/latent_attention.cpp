@@ -1,0 +1,456 @@
+// Latent attention (MLA) over the paged cache: every head's key is a token's one cached row, its value the row's first
+// `rank` numbers. Cuts, softmax and merging are those of attention.cpp; so is what a query row goes through.
+//
+//   query rows      (query i, head h) -> row i*heads + h: all heads of a query pass over a tile together
+//   cached tile     [d][16 keys]   latent d < rank, then the rotated key      bf16: [d/2][16 keys][2]
+//   scores          lanes are keys: the tile as it is stored
+//   values          lanes are d: the tile's latents turned over, once for all rows of a call, into the scratch
+//
+// Numbers come from memory once. Turning a tile over costs as much as about two query rows' work on it.
+
+#include "kernels.h"
+#include "kernels/micro.h"
+#include "kernels/softmax.h"
+#include "kernels/table.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+constexpr int kTilesPerGroup = kGroup / kTile;
+
+// Carved from the task's scratch; every array is 64-byte aligned.
+template <class T>
+struct Scratch {
+  typename T::elem* q;       // [row][d16]
+  typename T::elem* probs;   // [row][kGroup]
+  typename T::elem* values;  // [kGroup / step][v16][step] of the current group
+  float* scores;             // [row][kGroup]
+  float* acc;                // [row][v16] current partition
+  float* total;              // [row][v16] merged partitions
+  float* lane_sum;           // [row][16] current partition's sum of probabilities
+  SoftmaxRow* row;           // [row]
+
+  Scratch(void* base, int rows, int d16, int v16) {
+    char* p = static_cast<char*>(base);
+    auto take = [&p](size_t bytes) {
+      char* at = p;
+      p += (bytes + 63) / 64 * 64;
+      return at;
+    };
+    const size_t n = static_cast<size_t>(rows);
+    q = reinterpret_cast<typename T::elem*>(take(sizeof(*q) * n * d16));
+    probs = reinterpret_cast<typename T::elem*>(take(sizeof(*probs) * n * kGroup));
+    values = reinterpret_cast<typename T::elem*>(take(sizeof(*values) * kGroup * v16));
+    scores = reinterpret_cast<float*>(take(sizeof(float) * n * kGroup));
+    acc = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
+    total = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
+    lane_sum = reinterpret_cast<float*>(take(sizeof(float) * n * 16));
+    row = reinterpret_cast<SoftmaxRow*>(take(sizeof(SoftmaxRow) * n));
+  }
+};
+
+QUIRE_INLINE int round16(int n) { return (n + 15) / 16 * 16; }
+QUIRE_INLINE void to_elem(float* out, V16 v) { store(out, v); }
+QUIRE_INLINE void to_elem(uint16_t* out, V16 v) { store_bf16(out, v); }
+// Probabilities are zero or normal: exp gives nothing below e^-87.
+QUIRE_INLINE void put_probability(float* out, V16 v) { store(out, v); }
+QUIRE_INLINE void put_probability(uint16_t* out, V16 v) { store_bf16_normal(out, v); }
+
+// ---- tiles --------------------------------------------------------------------------------------------------------
+
+// Where the tiles of a group lie; the first `count` hold keys that some query of the call sees, the others repeat one.
+template <class T>
+struct Tiles {
+  const typename T::elem* at[kTilesPerGroup];
+  int count;
+};
+
+template <class T>
+Tiles<T> tiles_of(const AttendTask& t, int group, int hi) {
+  const KVLayout& kv = t.kv;
+  Tiles<T> found;
+  found.count = hi >= group + kGroup - 1 ? kTilesPerGroup : (hi - group) / kTile + 1;
+  for (int i = 0; i < kTilesPerGroup; ++i) {
+    const int position = group + kTile * (i < found.count ? i : 0);
+    const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
+    found.at[i] = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride +
+                  static_cast<size_t>(position % kv.block_size / kTile) * kv.tile_elems;
+  }
+  return found;
+}
+
+// Sixteen lines of sixteen words, turned over: word [k][i] goes to out[i * stride + k]; zero for i >= keep.
+#if QUIRE_AVX512
+QUIRE_INLINE void turn(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
+  const __mmask16 kept = keep >= 16 ? 0xffff : static_cast<__mmask16>((1u << keep) - 1u);
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(kept, in + 16 * i);
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  // a[4g + j] holds words 4g … 4g+3 of lines j, j+4, j+8, j+12 in its quarters
+  for (int j = 0; j < 4; ++j) {
+    b[j] = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
+    b[4 + j] = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+    b[8 + j] = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
+    b[12 + j] = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+  }
+  for (int j = 0; j < 4; ++j) {
+    _mm512_storeu_si512(out + stride * j, _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88));
+    _mm512_storeu_si512(out + stride * (8 + j), _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd));
+    _mm512_storeu_si512(out + stride * (4 + j), _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88));
+    _mm512_storeu_si512(out + stride * (12 + j), _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd));
+  }
+}
+#elif QUIRE_AVX2
+QUIRE_INLINE void turn8(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i kept = _mm256_cmpgt_epi32(_mm256_set1_epi32(keep), lane);
+  __m256i a[8], b[8];
+  for (int i = 0; i < 8; ++i)
+    a[i] = _mm256_and_si256(kept, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 16 * i)));
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm256_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm256_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + stride * i), _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + stride * (i + 4)),
+                        _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
+  }
+}
+QUIRE_INLINE void turn(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
+  for (int i = 0; i < 16; i += 8)
+    for (int k = 0; k < 16; k += 8) turn8(in + 16 * k + i, keep - i, out + stride * i + k, stride);
+}
+#else
+QUIRE_INLINE void turn(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
+  for (int i = 0; i < 16; ++i)
+    for (int k = 0; k < 16; ++k) out[stride * i + k] = i < keep ? in[16 * k + i] : 0;
+}
+#endif
+
+// Two lines of sixteen pairs, a and b -> thirty-two pairs (a[d], b[d]).
+QUIRE_INLINE void interleave(const uint16_t* a, const uint16_t* b, uint16_t* out) {
+#if QUIRE_AVX512
+  const __m512i step = _mm512_set1_epi32(0x00010001);
+  __m512i low = _mm512_setr_epi32(0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005, 0x260006, 0x270007,
+                                  0x280008, 0x290009, 0x2a000a, 0x2b000b, 0x2c000c, 0x2d000d, 0x2e000e, 0x2f000f);
+  const __m512i high = _mm512_add_epi16(low, _mm512_slli_epi32(step, 4));
+  const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+  _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, low, y));
+  _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(x, high, y));
+#else
+  for (int d = 0; d < 32; ++d) {
+    out[2 * d] = a[d];
+    out[2 * d + 1] = b[d];
+  }
+#endif
+}
+
+// The latents of a tile with lanes along d; those of keys beyond the first `keep` are zero, whatever lies there.
+QUIRE_INLINE void turn_tile(const float* tile, int keep, int v16, float* values) {
+  for (int d = 0; d < v16; d += 16)
+    turn(reinterpret_cast<const uint32_t*>(tile) + 16 * d, keep, reinterpret_cast<uint32_t*>(values) + d,
+         static_cast<size_t>(v16));
+}
+QUIRE_INLINE void turn_tile(const uint16_t* tile, int keep, int v16, uint16_t* values) {
+  alignas(64) uint32_t lines[16 * 16];
+  const uint16_t* pairs = reinterpret_cast<const uint16_t*>(lines);
+  int d = 0;
+  for (; d + 32 <= v16; d += 32) {
+    turn(reinterpret_cast<const uint32_t*>(tile) + 8 * d, keep, lines, 16);
+    for (int k = 0; k < kTile / 2; ++k)
+      interleave(pairs + 64 * k, pairs + 64 * k + 32, values + (static_cast<size_t>(k) * v16 + d) * 2);
+  }
+  for (; d < v16; ++d)
+    for (int key = 0; key < kTile; ++key)
+      values[(static_cast<size_t>(key / 2) * v16 + d) * 2 + key % 2] =
+          key < keep ? tile[d / 2 * 2 * kTile + key * 2 + d % 2] : 0;
+}
+
+// ---- products -----------------------------------------------------------------------------------------------------
+
+// Largest row blocks first.
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
+template <class F>
+QUIRE_INLINE void row_blocks(int rows, F f) {
+  int r = 0;
+  for (; r + kRows <= rows; r += kRows) f(Int<kRows>(), r);
+  if (kRows > 4 && r + 4 <= rows) {
+    f(Int<4>(), r);
+    r += 4;
+  }
+  for (; r + 2 <= rows; r += 2) f(Int<2>(), r);
+  if (r < rows) f(Int<1>(), r);
+}
+
+// scores[r … r+R][tile … tile+C] = q . row of the cache; fetches the tiles of the next group.
+template <class T, int R, int C>
+QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, int d16, const Tiles<T>& now, const Tiles<T>& next, int tile) {
+  constexpr size_t kVector = static_cast<size_t>(kTile) * T::step;
+  V16 acc[R * C];
+  for (int i = 0; i < R * C; ++i) acc[i] = zero();
+  const typename T::elem* q = s.q + static_cast<size_t>(r) * d16;
+  const typename T::elem* k[C];
+  const typename T::elem* fetch[C];
+  for (int c = 0; c < C; ++c) k[c] = now.at[tile + c], fetch[c] = next.at[tile + c];
+  size_t at = 0;
+  for (int step = 0; step < d16 / T::step; ++step) {
+    for (int c = 0; c < C; ++c) prefetch_l2(fetch[c] + at);
+#pragma GCC unroll 6
+    for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) acc[i * C + c] = T::mac(acc[i * C + c], q + static_cast<size_t>(i) * d16, k[c] + at);
+    }
+    q += T::step;
+    at += kVector;
+  }
+  for (int i = 0; i < R; ++i)
+    for (int c = 0; c < C; ++c) store(s.scores + (r + i) * kGroup + (tile + c) * kTile, acc[i * C + c]);
+}
+
+template <class T>
+void score_group(const Scratch<T>& s, int rows, int d16, const Tiles<T>& now, const Tiles<T>& next) {
+  row_blocks(rows, [&](auto size, int r) __attribute__((always_inline)) {
+    constexpr int R = decltype(size)::value, C = cols_for<R>();
+    const Tiles<T>& fetch = r == 0 ? next : now;
+    if (now.count == kTilesPerGroup) {
+      for (int tile = 0; tile < kTilesPerGroup; tile += C) score_rows<T, R, C>(s, r, d16, now, fetch, tile);
+    } else {
+      for (int tile = 0; tile < now.count; ++tile) score_rows<T, R, 1>(s, r, d16, now, fetch, tile);
+    }
+  });
+}
+
+// acc[r … r+R][c0 … c0+16*C] += probs . values over the first `tiles` tiles of a group.
+template <class T, int R, int C>
+QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, int v16, int tiles, int c0) {
+  V16 a[R * C];
+  float* acc = s.acc + static_cast<size_t>(r) * v16 + c0;
+  for (int i = 0; i < R; ++i)
+    for (int c = 0; c < C; ++c) a[i * C + c] = load(acc + static_cast<size_t>(i) * v16 + c * 16);
+  micro<T, R, C>(a, s.probs + r * kGroup, kGroup, s.values + static_cast<size_t>(c0) * T::step,
+                 static_cast<size_t>(v16) * T::step, 16 * T::step, tiles * kTile / T::step);
+  for (int i = 0; i < R; ++i)
+    for (int c = 0; c < C; ++c) store(acc + static_cast<size_t>(i) * v16 + c * 16, a[i * C + c]);
+}
+
+template <class T>
+void value_group(const Scratch<T>& s, int rows, int v16, int tiles) {
+  row_blocks(rows, [&](auto size, int r) __attribute__((always_inline)) {
+    constexpr int R = decltype(size)::value, C = cols_for<R>();
+    int c0 = 0;
+    for (; c0 + 16 * C <= v16; c0 += 16 * C) value_rows<T, R, C>(s, r, v16, tiles, c0);
+    for (; c0 < v16; c0 += 16) value_rows<T, R, 1>(s, r, v16, tiles, c0);
+  });
+}
+
+// Scores of one row and group -> probabilities; rescales the row's state when its maximum grows.
+template <class T>
+QUIRE_INLINE void softmax_row(const Scratch<T>& s, float scale, int r, int group, int v16) {
+  SoftmaxRow& row = s.row[r];
+  if (row.hi < group) {
+    std::memset(s.probs + r * kGroup, 0, sizeof(*s.probs) * kGroup);
+    return;
+  }
+  V16 x[kTilesPerGroup];
+  V16 top = set1(-INFINITY);
+  for (int c = 0; c < kTilesPerGroup; ++c) {
+    x[c] = mul(load(s.scores + r * kGroup + c * kTile), set1(scale));
+    const int seen = row.hi - group - c * kTile + 1;
+    if (seen < kTile) x[c] = first_n(seen, x[c], set1(-INFINITY));
+    top = vmax(top, x[c]);
+  }
+  grow_row(row, reduce_max(top), s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * v16, v16);
+  V16 sum = load(s.lane_sum + r * 16);
+  for (int c = 0; c < kTilesPerGroup; ++c) {
+    x[c] = exp(sub(x[c], set1(row.part_max)));
+    sum = add(sum, x[c]);
+    put_probability(s.probs + r * kGroup + c * kTile, x[c]);
+  }
+  store(s.lane_sum + r * 16, sum);
+}
+
+// ---- rows and partitions ------------------------------------------------------------------------------------------
+
+// A row that has seen no key yet.
+QUIRE_INLINE void start_row(SoftmaxRow& row, int position, float* total, int v16) {
+  row.lo = 0;
+  row.hi = position;
+  row.max = -INFINITY;
+  row.sum_total = 0.0f;
+  clear(total, v16);
+}
+
+// A query in the latent space and its rotated part, as one row in the format that the cache is multiplied with.
+template <class T>
+QUIRE_INLINE void put_query(const LatentTask& t, int token, int head, int d16, typename T::elem* out) {
+  alignas(64) float line[16];
+  const float* latent = t.attend.qkv + static_cast<size_t>(token) * t.attend.pitch + static_cast<size_t>(head) * t.rank;
+  const float* rotated = t.q_rope + static_cast<size_t>(token) * t.q_pitch + static_cast<size_t>(head) * t.q_head;
+  const int width = t.attend.kv.head_dim;
+  for (int c = 0; c < d16; c += 16) {
+    if (c + 16 <= t.rank) {
+      to_elem(out + c, load(latent + c));
+      continue;
+    }
+    for (int i = 0; i < 16; ++i)
+      line[i] = c + i < t.rank ? latent[c + i] : c + i < width ? rotated[c + i - t.rank] : 0.0f;
+    to_elem(out + c, load(line));
+  }
+}
+
+template <class T>
+void attend_rows(const LatentTask& task, int first, int count) {
+  const AttendTask& t = task.attend;
+  const int d16 = t.kv.d16, v16 = round16(task.rank), heads = t.heads_per_kv, rows = count * heads;
+  const Scratch<T> s(t.scratch, rows, d16, v16);
+  for (int r = 0; r < rows; ++r) {
+    const int token = first + r / heads;
+    start_row(s.row[r], t.positions[token], s.total + static_cast<size_t>(r) * v16, v16);
+    start_partition(s.row[r], s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * v16, v16);
+    put_query<T>(task, token, r % heads, d16, s.q + static_cast<size_t>(r) * d16);
+  }
+  const int from = t.partition_begin * kPartition, last = t.partition_end * kPartition - 1;
+  const int hi = s.row[rows - 1].hi < last ? s.row[rows - 1].hi : last;
+  Tiles<T> now = tiles_of<T>(t, from, hi);
+  for (int group = from; group <= hi; group += kGroup) {
+    const Tiles<T> next = group + kGroup <= hi ? tiles_of<T>(t, group + kGroup, hi) : now;
+    score_group<T>(s, rows, d16, now, next);
+    for (int r = 0; r < rows; ++r) softmax_row<T>(s, t.scale, r, group, v16);
+    for (int i = 0; i < now.count; ++i)
+      turn_tile(now.at[i], hi - group - i * kTile + 1, v16, s.values + static_cast<size_t>(i) * kTile * v16);
+    value_group<T>(s, rows, v16, now.count);
+    if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) {
+      const size_t partition = static_cast<size_t>(group / kPartition - t.partition_begin);
+      float* states = t.states ? t.states + partition * rows * state_floats(v16) : nullptr;
+      for (int r = 0; r < rows; ++r) {
+        const size_t at = static_cast<size_t>(r);
+        end_partition(s.row[r], s.lane_sum + at * 16, s.acc + at * v16, s.total + at * v16, v16,
+                      states ? states + at * state_floats(v16) : nullptr);
+      }
+    }
+    now = next;
+  }
+  if (t.states) return;
+  for (int r = 0; r < rows; ++r)
+    write_row(t, task.rank, first + r / heads, r % heads, s.total + static_cast<size_t>(r) * v16, s.row[r].sum_total);
+}
+
+template <class T>
+void attend_all(const LatentTask& task) {
+  const AttendTask& t = task.attend;
+  const int per_call = queries_per_call(t.heads_per_kv);
+  for (int i = t.token_begin; i < t.token_end; i += per_call) {
+    const int left = t.token_end - i;
+    attend_rows<T>(task, i, left < per_call ? left : per_call);
+  }
+}
+
+}  // namespace
+
+void latent_attend(const LatentTask& t) {
+  t.attend.kv.dtype == DType::f32 ? attend_all<F32>(t) : attend_all<BF16>(t);
+}
+
+void latent_merge(const LatentTask& task) {
+  const AttendTask& t = task.attend;
+  const int v16 = round16(task.rank), heads = t.heads_per_kv, rows = (t.token_end - t.token_begin) * heads;
+  float* total = static_cast<float*>(t.scratch);
+  for (int r = 0; r < rows; ++r) {
+    const int token = t.token_begin + r / heads;
+    SoftmaxRow row;
+    start_row(row, t.positions[token], total, v16);
+    for (int p = 0; p < t.partition_end - t.partition_begin; ++p) {
+      const float* state = t.states + (static_cast<size_t>(p) * rows + r) * state_floats(v16);
+      fold(row, total, state, state[v16], state[v16 + 1], v16);
+    }
+    write_row(t, task.rank, token, r % heads, total, row.sum_total);
+  }
+}
+
+// ---- what comes before --------------------------------------------------------------------------------------------
+
+namespace {
+
+// Pairs (2i, 2i + 1), or (i, i + half), turned by the angles of a position.
+void rotate(float* x, int dim, bool interleaved, const float* cos, const float* sin) {
+  const int half = dim / 2, step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
+  for (int i = 0; i < half; ++i) {
+    const float a = x[step * i], b = x[step * i + apart];
+    x[step * i] = a * cos[i] - b * sin[i];
+    x[step * i + apart] = b * cos[i] + a * sin[i];
+  }
+}
+
+void write_cache(const LatentWriteTask& t, int position, const float* row) {
+  const KVLayout& kv = t.kv;
+  const int in_block = position % kv.block_size, lane = in_block % kTile;
+  const size_t at = static_cast<size_t>(t.block_table[position / kv.block_size]) * kv.block_stride +
+                    static_cast<size_t>(in_block / kTile) * kv.tile_elems;
+  if (kv.dtype == DType::f32) {
+    float* tile = static_cast<float*>(t.cache) + at;
+    for (int d = 0; d < kv.d16; ++d) tile[d * kTile + lane] = d < kv.head_dim ? row[d] : 0.0f;
+    return;
+  }
+  uint16_t* tile = static_cast<uint16_t*>(t.cache) + at;
+  for (int c = 0; c < kv.d16; c += 16) {
+    uint16_t half[16];
+    store_bf16(half, load_n(row + c, kv.head_dim - c));
+    for (int i = 0; i < 16; i += 2) std::memcpy(tile + (c + i) * kTile + 2 * lane, half + i, 4);
+  }
+}
+
+}  // namespace
+
+void latent_write(const LatentWriteTask& t) {
+  const size_t half = static_cast<size_t>(t.rope / 2);
+  for (int i = t.token_begin; i < t.token_end; ++i) {
+    const int position = t.positions[i];
+    const float* cos = t.cos + static_cast<size_t>(position) * half;
+    const float* sin = t.sin + static_cast<size_t>(position) * half;
+    float* kv = t.kv_rows + static_cast<size_t>(i) * t.kv.head_dim;
+    norm({kv, nullptr, t.norm, nullptr, false, kv, DType::f32, t.eps, t.rank, 0, 1});
+    rotate(kv + t.rank, t.rope, t.interleaved, cos, sin);
+    write_cache(t, position, kv);
+    const int q_head = t.nope + t.rope;
+    for (int h = 0; h < t.heads; ++h) {
+      float* q = t.q + (static_cast<size_t>(i) * t.heads + h) * q_head;
+      rotate(q + t.nope, t.rope, t.interleaved, cos, sin);
+      const size_t to = (static_cast<size_t>(i) * t.heads + h) * t.nope;
+      for (int c = 0; c < t.nope; c += 16) {
+        const int n = t.nope - c;
+        const V16 v = load_n(q + c, n);
+        if (t.nope_dtype == DType::f32) {
+          float* out = static_cast<float*>(t.q_nope) + to + c;
+          n >= 16 ? store(out, v) : store_n(out, v, n);
+        } else {
+          uint16_t* out = static_cast<uint16_t*>(t.q_nope) + to + c;
+          n >= 16 ? store_bf16(out, v) : store_bf16_n(out, v, n);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

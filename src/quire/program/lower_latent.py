@@ -1,0 +1,98 @@
+"""Lowering of latent attention, absorbed: queries are taken into the latent space, sums of latents out of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.program.ops import (
+    HeadLinear,
+    LatentAttend,
+    LatentShape,
+    LatentWrite,
+    Norm,
+    Param,
+    Part,
+)
+from quire.spec import LatentAttention
+
+if TYPE_CHECKING:
+    from quire.program.lower import Lowering
+
+
+def latent_input(to: Lowering, index: int, att: LatentAttention) -> str:
+    """The buffer that the norm before a layer's mixer fills; float32 when its linears want other formats."""
+    wanted = {to.formats.of(f"layers.{index}.{name}").inputs for name in ("kv_a", _queries(att))}
+    return to.buffer("hidden", to.spec.dim, wanted.pop() if len(wanted) == 1 else "f32")
+
+
+def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) -> str:
+    """Append a layer's latent attention over `hidden`; returns the buffer of the branch."""
+    names, at, heads, form = to.spec.names, f"layers.{index}", att.heads, to.formats.weights
+    shape = LatentShape(heads, att.kv_rank, att.nope_dim, att.rope_dim)
+    q = _project_queries(to, index, att, hidden)
+    kv = to.buffer("kv", att.cached, "f32")
+    _linear(to, f"{at}.kv_a", hidden, kv, names.kv_a.format(i=index), bias=att.bias)
+    norm = to.vector(f"{at}.kv_a_norm", (Part(f"{names.kv_a_norm.format(i=index)}.weight", att.kv_rank),))
+    q_nope = to.buffer("q_nope", heads * att.nope_dim, form)
+    to.body.append(LatentWrite(q, kv, q_nope, shape, index, to.rope(att.rope), norm, att.norm.eps))
+
+    keys_up, values_up = _up(to, index, att)
+    q_latent = to.buffer("q_latent", heads * att.kv_rank, "f32")
+    latents = to.buffer("latents", heads * att.kv_rank, form)
+    values = to.buffer("values", heads * att.v_dim, "f32")
+    to.body.append(HeadLinear(q_nope, keys_up, q_latent))
+    to.body.append(LatentAttend(q_latent, q, latents, shape, index, att.scale))
+    to.body.append(HeadLinear(latents, values_up, values))
+    out = to.buffer("delta", to.spec.dim, "f32")
+    _linear(to, f"{at}.o", values, out, names.o.format(i=index), bias=att.bias, axes=("", "heads"))
+    return out
+
+
+def _queries(att: LatentAttention) -> str:
+    """The linear of queries that takes a layer's normed input."""
+    return "q_a" if att.q_rank else "q"
+
+
+def _project_queries(to: Lowering, index: int, att: LatentAttention, hidden: str) -> str:
+    """Queries of all heads, by way of a latent where the model has one; returns their buffer."""
+    names, at = to.spec.names, f"layers.{index}"
+    q = to.buffer("q", att.heads * att.q_dim, "f32")
+    if not att.q_rank:
+        _linear(to, f"{at}.q", hidden, q, names.q.format(i=index), axes=("heads", ""))
+        return q
+    latent = to.buffer("q_a", att.q_rank, "f32")
+    _linear(to, f"{at}.q_a", hidden, latent, names.q_a.format(i=index), bias=att.bias)
+    norm = to.vector(f"{at}.q_a_norm", (Part(f"{names.q_a_norm.format(i=index)}.weight", att.q_rank),))
+    normed = to.input("q_a_normed", att.q_rank, f"{at}.q_b")
+    to.body.append(Norm(latent, None, norm, att.norm.eps, normed))
+    _linear(to, f"{at}.q_b", normed, q, names.q_b.format(i=index), axes=("heads", ""))
+    return q
+
+
+def _linear(
+    to: Lowering, name: str, x: str, out: str, source: str, *, bias: bool = False,
+    axes: tuple[str, str] = ("", ""),
+) -> None:  # fmt: skip
+    """out = x @ weightᵀ from one tensor; `axes` of its rows and columns."""
+    to.linear(
+        name, to.rounded(x, name), out, (source,), (to.buffers[out].cols,), axes=axes[:1], bias=bias,
+        col_axis=axes[1],
+    )  # fmt: skip
+
+
+def _up(to: Lowering, index: int, att: LatentAttention) -> tuple[str, str]:
+    """kv_b by head: what takes queries into the latent space, and sums of latents out of it. Never quantized."""
+    at, each = f"layers.{index}", att.nope_dim + att.v_dim
+    tensor, stored = f"{to.spec.names.kv_b.format(i=index)}.weight", (att.heads * each, att.kv_rank)
+    keys = tuple(
+        Part(tensor, att.kv_rank, att.nope_dim, first=h * each, stored=stored, transposed=True)
+        for h in range(att.heads)
+    )
+    values = tuple(
+        Part(tensor, att.v_dim, att.kv_rank, "heads", first=h * each + att.nope_dim, stored=stored)
+        for h in range(att.heads)
+    )
+    for name, parts in (("keys_up", keys), ("values_up", values)):
+        form = to.formats.weights
+        to.params[f"{at}.{name}"] = Param(f"{at}.{name}", "linear", parts, form, experts=att.heads)
+    return f"{at}.keys_up", f"{at}.values_up"
