@@ -185,7 +185,7 @@ int Executor::tasks_of(const Op& op) const {
       const HeadSplit s = split_heads(op);
       return op.heads * s.panel_tasks * s.row_tasks;
     }
-    case Kind::latent_write: return rows;
+    case Kind::latent_write: return static_cast<int>(pieces_.size());
     case Kind::gated_act:
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     default: return ceil_div(rows, kSmallRows);

@@ -175,7 +175,7 @@ class Executor {
   };
   HeadSplit split_heads(const Op& op) const;
   void do_head_linear(const Op& op, int task);
-  void do_latent_write(const Op& op, int token);
+  void do_latent_write(const Op& op, int task);
   int row_count(bool head) const { return head ? logit_rows_ : tokens_; }
   template <class F>
   void parallel(int tasks, F f);  // f(task) for every task, on all threads

@@ -81,10 +81,10 @@ void Executor::do_head_linear(const Op& op, int task) {
   p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
 }
 
-void Executor::do_latent_write(const Op& op, int token) {
+void Executor::do_latent_write(const Op& op, int task) {
   const KVLayer& layer = kv_layers_[op.layer];
   const Rope& rope = ropes_[op.rope];
-  const int row = token_row_[token];
+  const TilePiece& piece = pieces_[task];
   LatentWriteTask t;
   t.q = f32(op.delta);
   t.kv_rows = f32(op.in);
@@ -101,11 +101,11 @@ void Executor::do_latent_write(const Op& op, int token) {
   t.sin = rope.sin.data();
   t.positions = step_.positions;
   t.block_table =
-      step_.block_tables[layer.group] + step_.slots[row] * static_cast<size_t>(limits_.blocks_per_row());
+      step_.block_tables[layer.group] + step_.slots[piece.row] * static_cast<size_t>(limits_.blocks_per_row());
   t.cache = kv_.data() + layer.offset;
   t.kv = kv_layout(layer);
-  t.token_begin = token;
-  t.token_end = token + 1;
+  t.token_begin = piece.begin;
+  t.token_end = piece.end;
   kernels_.latent_write(t);
 }
 
