@@ -99,11 +99,11 @@ def spec_of_file(
 
 
 def _with_whole_norms(layer: Layer) -> Layer:
-    qk_norm = layer.attention.qk_norm
+    qk_norm = layer.grouped.qk_norm
     if qk_norm is None:
         return layer
     qk_norm = replace(qk_norm, norm=replace(qk_norm.norm, plus=0.0))
-    return replace(layer, attention=replace(layer.attention, qk_norm=qk_norm))
+    return replace(layer, attention=replace(layer.grouped, qk_norm=qk_norm))
 
 
 def _config(keys: Keys, architecture: Architecture) -> Config:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.spec.families.common import MAX_LAYERS
 from quire.spec.gguf_keys import Config, Keys
@@ -39,7 +40,7 @@ class Architecture:
     epsilon: str = RMS_EPSILON
     partial: bool = False
     patterned: bool = False
-    names: dict[str, str] = field(default_factory=dict)
+    names: dict[str, Any] = field(default_factory=dict)
     translate: Callable[[Keys, Config], None] = _nothing_more
 
 

@@ -106,7 +106,7 @@ def _two_lists(rope: Rope) -> bool:
 
 
 def _gemma2(spec: ModelSpec) -> Metadata:
-    caps = spec.layers[0].attention.softcap, spec.logits_cap
+    caps = spec.layers[0].grouped.softcap, spec.logits_cap
     return {"attn_logit_softcapping": float(caps[0]), "final_logit_softcapping": float(caps[1])}
 
 
