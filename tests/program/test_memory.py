@@ -181,4 +181,6 @@ def test_bytes_of_weights_and_inputs_in_groups() -> None:
     assert param_bytes(Param("w", "linear", parts, "i8", Groups(16, "f32"))) == 128 * (7 * 16 + 7 * 4)
     grouped = Buffer("x", 100, "i8", group=32)
     assert row_pitch(grouped) == 128
-    assert buffer_bytes(grouped, 5, 1) == 5 * 128 + 192  # 5 rows of a scale, 4 sums and 4 counts of bits: 180 bytes
+    assert (
+        buffer_bytes(grouped, 5, 1) == 5 * 128 + 192
+    )  # 5 rows of a scale, 4 sums and 4 counts of bits: 180 bytes
