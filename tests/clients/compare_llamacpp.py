@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 NEAR = 0.05  # logits
+CONTEXT = 256  # longrope models choose their frequencies by it
 DEFAULT_PROMPT = "5,17,33,90,4,61,12,7,99,23"
 
 
@@ -30,7 +31,7 @@ def llama_cpp_tokens(path: Path, prompt: list[int], count: int) -> tuple[list[in
     if not model:
         raise SystemExit(f"{path}: llama.cpp does not load it")
     options = llama_cpp.llama_context_default_params()
-    options.n_ctx, options.n_threads, options.n_threads_batch = 256, 1, 1
+    options.n_ctx, options.n_threads, options.n_threads_batch = CONTEXT, 1, 1
     options.type_k = options.type_v = 0  # F32
     context = llama_cpp.llama_init_from_model(model, options)
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
@@ -51,42 +52,43 @@ def llama_cpp_tokens(path: Path, prompt: list[int], count: int) -> tuple[list[in
 
 def quire_tokens(path: Path, prompt: list[int], count: int) -> list[int]:
     """Greedy continuation by Quire, weights as floats."""
+    from quire.engine.build import open_model
     from quire.llm import LLM
     from quire.types import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    with LLM(path, progress=False, dtype="float32", quantization="none", threads=1) as llm:
+    options = {
+        "dtype": "float32",
+        "quantization": "none",
+        "threads": 1,
+        "max_model_len": min(CONTEXT, open_model(path).facts.longest),
+    }
+    with LLM(path, progress=False, **options) as llm:
         (output,) = llm.generate([prompt], params, progress=False)
     return list(output.outputs[0].token_ids)
 
 
+# llama.cpp leaves out Phi-3's windows and Qwen3's biases, and reads head norms of Command R from 64 layers on.
+NOT_COMPARED = {"phi3", "qwen3-biases-mha", "cohere-head-norms"}
+
+
 def tiny_files(folder: Path) -> list[Path]:
-    """A llama, a qwen2 and a qwen3 with random weights, in several types."""
+    """Every family with random weights in F32, and a llama in several types."""
     import torch
 
-    from helpers.checkpoints import VOCAB, save, tiny_model
-    from helpers.gguf_files import write_model
+    from helpers.checkpoints import VOCAB, save
+    from helpers.gguf_files import MODELS, made_model, write_model
     from quire.cli.main import main
 
     found = []
-    for name, arch in (
-        ("llama2", "llama"),
-        ("llama-linear", "llama"),
-        ("qwen2-tied", "qwen2"),
-        ("qwen3", "qwen3"),
-    ):
-        save(tiny_model(name), folder / name, torch.float32)
-        found.append(
-            write_model(
-                folder / name,
-                folder / f"{name}.gguf",
-                arch,
-                **{"tokenizer.ggml.model": "no_vocab", f"{arch}.vocab_size": VOCAB},
-            )
-        )
+    for name, (_, _, arch) in MODELS.items():
+        if name not in NOT_COMPARED:
+            save(made_model(name), folder / name, torch.float32)
+            keys = {"tokenizer.ggml.model": "no_vocab", f"{arch}.vocab_size": VOCAB}
+            found.append(write_model(folder / name, folder / f"{name}.gguf", arch, **keys))
     for dtype in ("float16", "bfloat16", "q8_0"):
-        out = folder / f"llama2-{dtype}.gguf"
-        main(["convert", str(folder / "llama2"), str(out), "--dtype", dtype, "--quiet"])
+        out = folder / f"llama-{dtype}.gguf"
+        main(["convert", str(folder / "llama"), str(out), "--dtype", dtype, "--quiet"])
         found.append(out)
     return found
 
