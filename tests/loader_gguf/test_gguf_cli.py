@@ -13,9 +13,11 @@ from tokenizers import pre_tokenizers
 from helpers.checkpoints import VOCAB, save, tiny_model
 from helpers.gguf_files import write_model
 from quire.cli.main import main
-from quire.loader import GGUFFiles
+from quire.llm import LLM
+from quire.loader import GGUFFiles, gguf
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.quant.ggml import READ_TYPES
+from quire.types import SamplingParams
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -44,6 +46,17 @@ def test_generate(path: Path, as_folder: bool, capsys: pytest.CaptureFixture[str
     output = json.loads(capsys.readouterr().out)
     assert output["usage"]["prompt_tokens"] == 8
     assert output["usage"]["completion_tokens"] == 4
+
+
+def test_a_header_is_parsed_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = gguf.parse_header
+    monkeypatch.setattr(
+        gguf, "parse_header", lambda data, where: (parsed.append(where), parse(data, where))[1]
+    )
+    with LLM(path, progress=False) as llm:
+        llm.generate(["Hi"], SamplingParams(max_tokens=1), progress=False)
+    assert parsed == [path.name]
 
 
 def test_inspect_names_formats(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

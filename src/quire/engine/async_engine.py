@@ -55,7 +55,7 @@ from quire.engine.stream import Live, LiveStream
 from quire.engine.supervisor import Hooks, Supervisor
 from quire.engine.suspects import KEEP_SECONDS, Suspects, digest_of
 from quire.engine.text_service import TextService, read_template
-from quire.loader import resolve_model
+from quire.loader import GGUFFiles, resolve_model
 from quire.text.chat import ChatAsk
 from quire.text.stop import StopStrings
 from quire.types import QuireError, Request, RequestError, SeqEvent
@@ -165,8 +165,10 @@ class AsyncEngine:
         loop = self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
         folder = await loop.run_in_executor(None, resolve_model, self._name)
+        files = await loop.run_in_executor(None, GGUFFiles, folder) if folder.is_file() else None
+        beside = 0 if self._in_process else _memory_beside(folder, files)
         self._supervisor = Supervisor(
-            Load(str(folder), self._config, 0 if self._in_process else _memory_beside(folder)),
+            Load(str(folder), self._config, beside),
             self.serving,
             self._new_host,
             Hooks(self._receive, self._lost, self._ready, lambda: bool(self._live), self._tick),
@@ -174,7 +176,7 @@ class AsyncEngine:
         loading = asyncio.create_task(self._supervisor.start(self._progress))
         try:
             # the tokenizer is read here while the engine reads the weights
-            opened = await loop.run_in_executor(None, self._open, folder)
+            opened = await loop.run_in_executor(None, self._open, folder, files)
             self._model, self._text = opened
             self._output = OutputProcessor(opened[0].tokenizer, self._stop_sample, time.monotonic)
             await loading
@@ -489,9 +491,9 @@ class AsyncEngine:
 
     # -- start-up -----------------------------------------------------------------------------------------
 
-    def _open(self, folder: Path) -> tuple[Model, TextService]:
+    def _open(self, folder: Path, files: GGUFFiles | None) -> tuple[Model, TextService]:
         template = read_template(self.serving.chat_template)
-        model = open_model(folder, startup=self._startup)
+        model = open_model(folder, startup=self._startup, files=files)
         return model, TextService(model.tokenizer, template)
 
     def _texts(self) -> TextService:
@@ -543,6 +545,6 @@ def _event(live: Live, index: int, tokens: list[int], note: Note | None) -> SeqE
     )
 
 
-def _memory_beside(folder: Path) -> int:
+def _memory_beside(folder: Path, files: GGUFFiles | None) -> int:
     """Bytes that this process will hold beside the engine's, under the same bound."""
-    return resident_bytes() + SERVER_ALLOWANCE + TOKENIZER_FACTOR * tokenizer_bytes(folder)
+    return resident_bytes() + SERVER_ALLOWANCE + TOKENIZER_FACTOR * tokenizer_bytes(folder, files)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from quire.executor.native import NativeExecutor
 from quire.loader import (
     Checkpoint,
     GGUFFiles,
-    GGUFSource,
+    GGUFOpened,
     LoadRules,
     QuantizedSource,
     Source,
@@ -38,7 +38,6 @@ from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
-from quire.spec.gguf import StoredTensor
 from quire.types import CheckpointError
 from quire.util.platform import available_memory, resident_bytes, usable_cores
 from quire.util.startup import Startup
@@ -59,13 +58,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 class Model:
     """A checkpoint's facts and tokenizer, before any weight is read.
 
-    `folder` is the checkpoint's folder, or its GGUF file, whose tensors `stored` finds by the names asked for.
+    `folder` is the checkpoint's folder, or its GGUF file, which `gguf` has opened.
     """
 
     folder: Path
     facts: ModelFacts
     tokenizer: Tokenizer | None
-    stored: Mapping[str, StoredTensor] | None = None
+    gguf: GGUFOpened | None = None
     tokenizer_later: bool = False  # there is one, and `build` reads it while the weights are checked
 
 
@@ -95,38 +94,51 @@ class Built:
 
 
 def open_model(
-    name: str | Path, *, tokenizer: bool = True, later: bool = False, startup: Startup | None = None
+    name: str | Path,
+    *,
+    tokenizer: bool = True,
+    later: bool = False,
+    startup: Startup | None = None,
+    files: GGUFFiles | None = None,
 ) -> Model:
     """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
 
-    `tokenizer` false leaves the tokenizer to another process, `later` a folder's to `build`.
+    `tokenizer` false leaves the tokenizer to another process, `later` a folder's to `build`. `files`: the model's
+    GGUF files when they are open already; the model keeps them open.
 
     Raises CheckpointError or UnsupportedModelError naming the file and key.
     """
     startup = startup or Startup()
-    with ExitStack() as opened:
-        stored = None
-        with startup.span("config"):
-            folder = resolve_model(name)
-            files = opened.enter_context(GGUFFiles(folder)) if folder.suffix == ".gguf" else None
-            if files is None:
-                facts = read_model(folder)
-            else:
-                model = files.model()
-                facts, stored = model.facts, model.tensors
-        found = None
-        if tokenizer and files is not None:
-            from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
+    with startup.span("config"):
+        folder = resolve_model(name)
+        if folder.suffix == ".gguf" and folder.is_file():
+            gguf = _open_gguf(files or GGUFFiles(folder))
+            facts = gguf.model.facts
+        else:
+            gguf, facts = None, read_model(folder)
+    found = None
+    if tokenizer and gguf is not None:
+        from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
 
-            with startup.span("tokenizer"):
-                found = gguf_tokenizer(files.metadata, folder.name)
-                if found is not None:
-                    check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
-        elif tokenizer and any((folder / name).exists() for name in _TOKENIZER_FILES):
-            if later:
-                return Model(folder, facts, None, stored, tokenizer_later=True)
-            found = _folder_tokenizer(folder, facts, startup)
-    return Model(folder, facts, found, stored)
+        with startup.span("tokenizer"):
+            found = gguf_tokenizer(gguf.files.metadata, folder.name)
+            if found is not None:
+                check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
+    elif tokenizer and any((folder / name).exists() for name in _TOKENIZER_FILES):
+        if later:
+            return Model(folder, facts, None, gguf, tokenizer_later=True)
+        found = _folder_tokenizer(folder, facts, startup)
+    if gguf is not None:
+        gguf.files.release_headers()
+    return Model(folder, facts, found, gguf)
+
+
+def _open_gguf(files: GGUFFiles) -> GGUFOpened:
+    try:
+        return GGUFOpened.at(files)
+    except BaseException:
+        files.close()
+        raise
 
 
 class _LaterTokenizer:
@@ -155,10 +167,9 @@ def _folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup) -> Toke
 
 @contextmanager
 def open_weights(model: Model) -> Iterator[Source]:
-    """The weights of a model by the names it asks for; closed on leaving."""
-    if model.stored is not None:
-        with GGUFFiles(model.folder) as files:
-            yield GGUFSource(files, model.stored)
+    """The weights of a model by the names it asks for; a folder's files are closed on leaving."""
+    if model.gguf is not None:
+        yield model.gguf.weights()
         return
     with Checkpoint(model.folder) as checkpoint:
         quantization = model.facts.quantization
@@ -177,17 +188,16 @@ def weight_origin(model: Model) -> Origin:
 
 def _weight_files(model: Model) -> list[Path]:
     """Every file that decides what the weights are."""
-    if model.stored is not None:
+    if model.gguf is not None:
         return shards(model.folder)
     files = list(checkpoint_files(model.folder))
     return files if model.facts.quantization is None else [*files, model.folder / "config.json"]
 
 
-def tokenizer_bytes(folder: Path) -> int:
-    """Size of what a checkpoint's tokenizer is read from, in bytes; 0 when it has none."""
-    if folder.suffix == ".gguf":
-        with GGUFFiles(folder) as files:
-            return files.header_bytes
+def tokenizer_bytes(folder: Path, files: GGUFFiles | None = None) -> int:
+    """Size of what a checkpoint's tokenizer is read from, in bytes; 0 when it has none. `files`: of a GGUF model."""
+    if files is not None:
+        return files.header_bytes
     tokenizer = folder / "tokenizer.json"
     return tokenizer.stat().st_size if tokenizer.exists() else 0
 
@@ -219,7 +229,7 @@ def _stored_formats(model: Model, program: Program, asked: EngineConfig) -> dict
 
     The head stays in floats when it is asked to (`quantize_head` none).
     """
-    if model.stored is None and model.facts.quantization is None:
+    if model.gguf is None and model.facts.quantization is None:
         return {}
     found: dict[str, WeightFormat] = {}
     with open_weights(model) as source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quire.engine.build import Model, open_model, open_weights
-from quire.loader import GGUFFiles, LoadRules, Source, TensorInfo
+from quire.loader import GGUFOpened, LoadRules, Source, TensorInfo
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.load import check_tensors
 from quire.loader.renamed import Renamed
@@ -27,7 +27,6 @@ from quire.quant.ggml import READ_TYPES
 from quire.quant.linear import F32
 from quire.spec.config_reader import ConfigReader
 from quire.spec.facts import facts_of
-from quire.spec.gguf import StoredTensor
 from quire.spec.gguf_architectures import ARCHITECTURES
 from quire.spec.gguf_keys import Config
 from quire.spec.gguf_out import (
@@ -132,11 +131,11 @@ def _asked(spec: ModelSpec) -> dict[str, Part]:
 
 
 def _to_folder(model: Model, source: Source, out: Path, dtype: str, counter: _Counter) -> list[str]:
-    if model.stored is None:
+    if model.gguf is None:
         config = json.loads((model.folder / "config.json").read_text())
         copies = {name: _Copy(source.info(name)) for name in source.names()}
     else:
-        config, copies = _from_gguf(model, model.stored, source)
+        config, copies = _from_gguf(model.gguf, source)
     targets = {
         name: TensorInfo(name, _target(copy.source, dtype), copy.shape) for name, copy in copies.items()
     }
@@ -154,15 +153,13 @@ def _to_folder(model: Model, source: Source, out: Path, dtype: str, counter: _Co
     ]
 
 
-def _from_gguf(
-    model: Model, stored: Mapping[str, StoredTensor], source: Source
-) -> tuple[Config, dict[str, _Copy]]:
+def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _Copy]]:
     """The config of a GGUF file, and the tensors of a checkpoint that it describes, taken from the file's."""
-    with GGUFFiles(model.folder) as files:
-        config, name = dict(files.model().config), str(files.metadata["general.architecture"])
+    model, name = opened.model, str(opened.files.metadata["general.architecture"])
+    config = dict(model.config)
     spec = facts_of(ConfigReader(config), None, "").spec
     there, asked = _asked(model.facts.spec), _asked(spec)
-    named = {found.name: ours for ours, found in stored.items()}
+    named = {found.name: ours for ours, found in model.tensors.items()}
     copies: dict[str, _Copy] = {}
     for written in written_tensors(name, spec, asked):
         ours = named[written.name]
@@ -174,7 +171,7 @@ def _from_gguf(
 
 def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
     """config.json and the tokenizer's files."""
-    if model.stored is None:
+    if model.gguf is None:
         for name in _COPIED:
             if (model.folder / name).exists():
                 shutil.copyfile(model.folder / name, out / name)
@@ -196,7 +193,7 @@ def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
 
 
 def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Counter) -> list[str]:
-    if model.stored is not None:
+    if model.gguf is not None:
         raise CheckpointError(f"{model.folder}: is a GGUF file already")
     config = json.loads((model.folder / "config.json").read_text())
     spec = model.facts.spec

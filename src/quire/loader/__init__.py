@@ -2,7 +2,7 @@
 
 from quire.loader.checkpoint import Checkpoint, checkpoint_files
 from quire.loader.fingerprint import fingerprint
-from quire.loader.gguf_source import GGUFFiles, GGUFSource
+from quire.loader.gguf_source import GGUFFiles, GGUFOpened, GGUFSource
 from quire.loader.hub import resolve_model
 from quire.loader.load import LoadRules, LoadSummary, load
 from quire.loader.packed import DamagedError, PackedWeights, packed_key
@@ -16,6 +16,7 @@ __all__ = [
     "Checkpoint",
     "DamagedError",
     "GGUFFiles",
+    "GGUFOpened",
     "GGUFSource",
     "LoadRules",
     "LoadSummary",

@@ -344,6 +344,10 @@ class GGUFFile:
         """Give back the memory that reads of the tensor made resident."""
         self._advise("MADV_DONTNEED", tensor.begin, tensor.end)
 
+    def release_header(self) -> None:
+        """Give back the memory that reading the metadata made resident."""
+        self._advise("MADV_DONTNEED", 0, self.header.nbytes)
+
     def close(self) -> None:
         """Unmap the file, or leave that to the last array that still looks into it."""
         with contextlib.suppress(BufferError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -71,6 +72,11 @@ class GGUFFiles:
     def header_bytes(self) -> int:
         """Length of what stands before the first file's tensors: metadata and vocabulary."""
         return self._files[0].header.nbytes
+
+    def release_headers(self) -> None:
+        """Give back the memory that reading the headers made resident."""
+        for file in self._files:
+            file.release_header()
 
     def model(self) -> GGUFModel:
         """Facts and tensor names; errors as `read_gguf_model`."""
@@ -139,6 +145,22 @@ class GGUFFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFOpened:
+    """A model's open files, parsed once, and what they say. The maps are closed when the last reference is gone."""
+
+    files: GGUFFiles
+    model: GGUFModel
+
+    @classmethod
+    def at(cls, files: GGUFFiles) -> GGUFOpened:
+        """Errors as `read_gguf_model`."""
+        return cls(files, files.model())
+
+    def weights(self) -> GGUFSource:
+        return GGUFSource(self.files, self.model.tensors)
 
 
 class GGUFSource:
