@@ -139,7 +139,6 @@ def test_too_many_shards(tmp_path: Path) -> None:
         ([], ["neither model.safetensors nor model.safetensors.index.json"]),
         (["pytorch_model.bin"], ["pytorch_model.bin", "pickle", "never read"]),
         (["pytorch_model-1.bin", "pytorch_model-2.bin", "x.pt"], ["and 2 more", "pickle"]),
-        (["model.gguf"], ["model.gguf", "GGUF"]),
         (["consolidated.safetensors", "a.bin"], ["consolidated.safetensors", "transformers format"]),
     ],
 )

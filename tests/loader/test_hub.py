@@ -86,6 +86,48 @@ def test_offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model("org/cached") == snapshot
 
 
+@pytest.fixture
+def cached_ggufs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository in the local cache with GGUF files; returns its snapshot."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--x-GGUF"
+    snapshot = repository / "snapshots" / ("b" * 40)
+    (snapshot / "BF16").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("b" * 40)
+    parts = [f"BF16/x-{n:05d}-of-00002.gguf" for n in (1, 2)]
+    for name in ("config.json", "x-Q4_K_M.gguf", "x-Q4_K_S.gguf", "x.Q8_0.gguf", "mmproj-Q8_0.gguf", *parts):
+        (snapshot / name).write_bytes(b"")
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    ("choice", "file"),
+    [
+        (":Q4_K_M", "x-Q4_K_M.gguf"), (":q4_k_s", "x-Q4_K_S.gguf"), (":Q8_0", "x.Q8_0.gguf"),
+        (":bf16", "BF16/x-00001-of-00002.gguf"), (":x-Q4_K_M.gguf", "x-Q4_K_M.gguf"),
+        ("/x-Q4_K_M.gguf", "x-Q4_K_M.gguf"), ("/BF16/x-00001-of-00002.gguf", "BF16/x-00001-of-00002.gguf"),
+    ],
+)  # fmt: skip
+def test_a_gguf_file_of_the_cache(cached_ggufs: Path, choice: str, file: str) -> None:
+    assert resolve_model(f"org/x-GGUF{choice}") == cached_ggufs / file
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("org/x-GGUF:Q5_K_M", "no file is 'Q5_K_M' in the hub's local cache; there: .*x-Q4_K_M.gguf"),
+        ("org/other:Q8_0", "org/other: GGUF files are taken from the hub's local cache only"),
+        ("org/x-GGUF:../../x.gguf", "not a hub name"),
+        ("org/x-GGUF", "3 GGUF models .x-Q4_K_M.gguf, x-Q4_K_S.gguf, x.Q8_0.gguf.: name the file"),
+    ],
+)
+def test_a_gguf_file_that_is_not_there(cached_ggufs: Path, name: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        resolve_model(name)
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="huggingface_hub is not installed"):

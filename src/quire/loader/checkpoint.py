@@ -154,9 +154,6 @@ def _nothing_to_load(folder: Path) -> str:
             f"{looked_for}, only {_some(pickles)}: pickle files can run code when they are opened and are "
             "never read; save the model again as safetensors (save_pretrained of a current transformers does)"
         )
-    gguf = [name for name in files if name.endswith(".gguf")]
-    if gguf:
-        return f"{looked_for}, only {_some(gguf)}: beside a config.json, name the GGUF file itself"
     return f"{looked_for} in it"
 
 

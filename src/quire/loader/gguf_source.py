@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ MAX_SHARDS = 1024
 MAX_VECTOR = 2**16
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _CONTROL = 3  # token type
+_SHOWN = 20
 
 
 class GGUFFiles:
@@ -249,11 +250,46 @@ def shards(path: Path) -> list[Path]:
 def single_gguf(folder: Path) -> Path | None:
     """The one GGUF model of a folder (the first of its parts), or None when there is none.
 
-    Raises CheckpointError when there are several.
+    Raises CheckpointError listing them when there are several.
     """
-    files = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
-    firsts = [path for path in files if not (match := _SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
+    files = sorted(path for path in folder.glob("*.gguf") if _is_model(path))
+    firsts = _firsts(files)
     if len(firsts) > 1:
-        names = ", ".join(path.name for path in firsts[:5])
-        raise CheckpointError(f"{folder}: {len(firsts)} GGUF models ({names}): name the file")
+        raise CheckpointError(
+            f"{folder}: {len(firsts)} GGUF models ({_listed(firsts, folder)}): name the file"
+        )
     return firsts[0] if firsts else (files[0] if files else None)
+
+
+def chosen_gguf(folder: Path, choice: str, repository: str) -> Path:
+    """The GGUF model of a repository's folder whose file is named `choice`, or whose name ends in that type.
+
+    The type may also be the name of the folder the file is in. Raises CheckpointError listing what there is.
+    """
+    firsts = _firsts(sorted(path for path in folder.rglob("*.gguf") if _is_model(path)))
+    if choice.endswith(".gguf"):
+        found = [path for path in firsts if choice in {path.name, path.relative_to(folder).as_posix()}]
+    else:
+        ends = re.compile(rf"(.*[-._])?{re.escape(choice)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
+        found = [path for path in firsts if ends.fullmatch(path.name)]
+        found = found or [path for path in firsts if path.parent.name.lower() == choice.lower()]
+    if len(found) != 1:
+        there = _listed(found or firsts, folder) or "none"
+        why = f"{len(found)} files are" if found else "no file is"
+        raise CheckpointError(f"{repository}: {why} {show(choice)} in the hub's local cache; there: {there}")
+    return found[0]
+
+
+def _is_model(path: Path) -> bool:
+    """Not the image encoder that lies beside some models."""
+    return not path.name.startswith("mmproj")
+
+
+def _firsts(files: Iterable[Path]) -> list[Path]:
+    return [path for path in files if not (match := _SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
+
+
+def _listed(files: Sequence[Path], folder: Path) -> str:
+    names = [path.relative_to(folder).as_posix() for path in files]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

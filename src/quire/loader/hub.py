@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.loader.gguf_source import single_gguf
+from quire.loader.checkpoint import INDEX, SINGLE
+from quire.loader.gguf_source import chosen_gguf, single_gguf
 from quire.loader.shipped import shipped_models
 from quire.types import CheckpointError
 
@@ -13,15 +14,18 @@ from quire.types import CheckpointError
 ALLOWED = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.tiktoken", "model*.safetensors"]
 IGNORED = ["*/*"]  # subfolders hold other formats (original/, onnx/)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+# organisation/name:Q4_K_M, organisation/name:file.gguf, organisation/name/file.gguf (also in a folder of its own)
+_CHOICE = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w./-]{1,200})|/([\w./-]{1,200}\.gguf))", re.ASCII)
 
 
 def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
     """The folder or .gguf file of a model: `model` itself, a shipped model's, or a snapshot of that hub repository.
 
-    An existing path always wins; a folder that has one GGUF model and no config.json stands for that file. Then
+    An existing path always wins; a folder that has one GGUF model and no safetensors stands for that file. Then
     come the names of `shipped_models`. Another name of the form "name" or "organisation/name" is looked up with
     huggingface_hub, which uses its cache, downloads what is missing (weights as safetensors only), and honours
-    HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. `revision` is a branch, tag or commit.
+    HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. A GGUF file of a repository is chosen by its name or its type,
+    "organisation/name:Q4_K_M", among those that are in the cache. `revision` is a branch, tag or commit.
 
     Raises CheckpointError when neither works, with both reasons.
     """
@@ -29,8 +33,7 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
         raise CheckpointError("no model was named")
     path = Path(model).expanduser()
     if path.is_dir():
-        gguf = None if (path / "config.json").exists() else single_gguf(path)
-        return gguf or path
+        return _of_folder(path)
     if path.exists():
         if path.suffix == ".gguf":
             return path
@@ -41,12 +44,23 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
     shipped = shipped_models()
     if name in shipped:
         return shipped[name]
+    choice = _CHOICE.fullmatch(name)
+    if choice is not None and ".." not in name and "--" not in choice[1]:
+        return chosen_gguf(_snapshot(choice[1], revision, cached=True), choice[2] or choice[3], choice[1])
     if not _REPOSITORY.fullmatch(name) or "--" in name or ".." in name:
         raise CheckpointError(f"{model}: no such folder, and not a hub name of the form organisation/name")
-    return _snapshot(name, revision)
+    return _of_folder(_snapshot(name, revision))
 
 
-def _snapshot(name: str, revision: str | None) -> Path:
+def _of_folder(folder: Path) -> Path:
+    """The folder, or its one GGUF model when it has no other weights."""
+    if (folder / SINGLE).exists() or (folder / INDEX).exists():
+        return folder
+    return single_gguf(folder) or folder
+
+
+def _snapshot(name: str, revision: str | None, *, cached: bool = False) -> Path:
+    """A repository's folder in the cache; with `cached` as it is there, all files of it."""
     # Imported here: a model in a local folder needs neither the package nor its start-up time.
     try:
         from huggingface_hub import snapshot_download
@@ -54,10 +68,17 @@ def _snapshot(name: str, revision: str | None) -> Path:
         raise CheckpointError(
             f"{name}: no such folder, and the package huggingface_hub is not installed"
         ) from None
+    options = (
+        {"local_files_only": True} if cached else {"allow_patterns": ALLOWED, "ignore_patterns": IGNORED}
+    )
     try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED)
+        folder = snapshot_download(name, revision=revision, **options)
     except Exception as error:  # the edge to the network: errors of three HTTP libraries, no common base
         reason = str(error).strip().splitlines()
         detail = reason[0][:300] if reason else type(error).__name__
+        if cached:
+            raise CheckpointError(
+                f"{name}: GGUF files are taken from the hub's local cache only: {detail}"
+            ) from error
         raise CheckpointError(f"{name}: no such folder, and the hub did not give it: {detail}") from error
     return Path(folder)
