@@ -117,6 +117,18 @@ TINY_MODELS = (
     TinyModel("deepseek3", "DeepseekV3Config", _MLA),
     TinyModel("deepseek3-yarn", "DeepseekV3Config", {**_MLA, **_MSCALE, "kv_lora_rank": 40, "v_head_dim": 12}),
     TinyModel("deepseek3-halves", "DeepseekV3Config", {**_MLA, "rope_interleave": False}),
+    TinyModel("mixtral", "MixtralConfig", {"num_local_experts": 5, "intermediate_size": 40}),
+    TinyModel("qwen2-moe-dense-layers", "Qwen2MoeConfig",
+              {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+               "shared_expert_intermediate_size": 56, "decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+    TinyModel("qwen3-moe", "Qwen3MoeConfig",
+              {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "head_dim": 24,
+               "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    TinyModel("gpt-oss", "GptOssConfig",
+              {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "num_hidden_layers": 4,
+               "sliding_window": 8, "intermediate_size": 48, "swiglu_limit": 1.5}
+              | _rope("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                      original_max_position_embeddings=32)),
 )  # fmt: skip
 
 
@@ -134,8 +146,13 @@ def save(model: TinyModel, folder: Path, dtype: torch.dtype = torch.float32) -> 
     reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(sum(map(ord, model.name)))
     with torch.no_grad():
-        for name, weight in reference.named_parameters():
-            weight.copy_(_random(name, weight.shape, generator, "Gemma" in model.config_class).to(dtype))
+        corrections = (b for b in reference.named_buffers() if b[0].endswith("e_score_correction_bias"))
+        for name, weight in (*reference.named_parameters(), *corrections):
+            kind = {
+                "centred": "Gemma" in model.config_class,
+                "transposed": model.config_class == "GptOssConfig",
+            }
+            weight.copy_(_random(name, weight.shape, generator, **kind).to(dtype))
     copy.deepcopy(reference).to(dtype).save_pretrained(folder)  # a cast rounds the rope tables as well
     return reference.eval()
 
@@ -158,17 +175,22 @@ def random_tokens(seed: int, length: int = LENGTH) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def _random(name: str, shape: torch.Size, generator: torch.Generator, centred: bool) -> torch.Tensor:
-    """`centred`: norm weights are stored as differences from one."""
+def _random(
+    name: str, shape: torch.Size, generator: torch.Generator, *, centred: bool, transposed: bool
+) -> torch.Tensor:
+    """`centred`: norm weights are stored as differences from one; `transposed`: stacked experts the other way."""
     noise = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return 0.3 * noise
+    if name.endswith("sinks"):
+        return 1.0 + 0.5 * noise
     if "norm" in name:
         return (0.0 if centred else 1.0) + 0.25 * noise
     if "embed_tokens" in name or "lm_head" in name:
         return 0.8 * noise / shape[1] ** 0.5
     queries_and_keys = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
-    sharpness = (
-        1.5 if any(part in name for part in queries_and_keys) else 1.0
-    )  # attention is far from uniform
-    return sharpness * noise / shape[1] ** 0.5
+    sharpness = 1.5 if any(part in name for part in queries_and_keys) else 1.0  # attention is far from uniform
+    if "mlp.gate.weight" in name or "mlp.router" in name:
+        sharpness = 3.0  # experts that are rarely as good as one another
+    inputs = shape[-1] if len(shape) == 2 or not transposed else shape[1]
+    return sharpness * noise / inputs**0.5

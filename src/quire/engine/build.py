@@ -232,7 +232,8 @@ def _stored_formats(model: Model, program: Program, asked: EngineConfig) -> dict
     if model.gguf is None and model.facts.quantization is None:
         return {}
     found: dict[str, WeightFormat] = {}
-    with open_weights(model) as source:
+    with open_weights(model) as opened:
+        source = LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None).view(opened)
         if not isinstance(source, CodesSource):
             return {}
         there = set(source.names())

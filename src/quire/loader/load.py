@@ -25,8 +25,9 @@ from quire.loader.source import (
     Source,
     TensorInfo,
 )
+from quire.loader.stacked import Stack, Unstacked, stacks_of
 from quire.program.ops import Param, Part
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, MoE
 from quire.types import CheckpointError
 
 BLOCK_BYTES = 32 * 2**20
@@ -45,20 +46,32 @@ class LoadRules:
     `ignored`: regular expressions of full names. `twins`: asked-for name -> another name of the same tensor
     (a tied embedding saved twice): the twin serves when the first is absent, and must be byte-equal when both
     are there. `zeros`: regular expressions of tensors that may be left aside when they hold nothing but zeros.
-    `prefixes`: see Renamed.
+    `prefixes`: see Renamed. `stacks`: see Unstacked.
     """
 
     ignored: tuple[str, ...] = ()
     twins: Mapping[str, str] = field(default_factory=dict)
     zeros: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()
+    stacks: tuple[Stack, ...] = ()
 
     @classmethod
     def of(cls, spec: ModelSpec, *, quantized: bool = False) -> LoadRules:
         """For a model; `quantized` checkpoints may have scales of the cache and empty biases as well."""
         twins = {spec.names.embed: spec.names.head} if spec.tied else {}
+        if spec.names.expert_stacks.router:
+            for i in (i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)):
+                asked, other = spec.names.router, spec.names.expert_stacks.router
+                twins[f"{asked.format(i=i)}.weight"] = f"{other.format(i=i)}.weight"
         ignored = (*spec.ignored, *_CACHE_SCALES) if quantized else spec.ignored
-        return cls(ignored, twins, (r".*\.bias",) if quantized else (), spec.prefixes)
+        zeros = (r".*\.bias",) if quantized else ()
+        return cls(ignored, twins, zeros, spec.prefixes, tuple(stacks_of(spec)))
+
+    def view(self, source: Source) -> Source:
+        """The source with its tensors under the names that a program asks for. Raises CheckpointError."""
+        if self.prefixes:
+            source = Renamed(source, self.prefixes)
+        return Unstacked(source, self.stacks) if self.stacks else source
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +154,7 @@ def check_tensors(params: Sequence[Param], source: Source, rules: LoadRules) -> 
 def _prepare(
     params: Sequence[Param], source: Source, rules: LoadRules
 ) -> tuple[Source, list[_Item], list[str]]:
-    if rules.prefixes:
-        source = Renamed(source, rules.prefixes)
+    source = rules.view(source)
     items = _match(params, source, rules)
     return source, items, _leftovers(items, source, rules)
 

@@ -99,6 +99,16 @@ class ConfigReader:
         items = ConfigReader({f"{key}[{i}]": item for i, item in enumerate(value)}, self.where)
         return tuple(items.number(name, low=low, high=high) for name in items.values)
 
+    def integers(self, key: str, *, low: int, high: int) -> tuple[int, ...]:
+        """A list of integers in [low, high] of any length; empty when the key is absent."""
+        if not self.has(key):
+            return ()
+        value = self.values[key]
+        if not isinstance(value, list):
+            raise self.error(key, f"{show(value)} is not a list of integers")
+        items = ConfigReader({f"{key}[{i}]": item for i, item in enumerate(value)}, self.where)
+        return tuple(items.integer(name, low=low, high=high) for name in items.values)
+
     def boolean(self, key: str, default: bool) -> bool:
         if not self.has(key):
             return default

@@ -15,12 +15,15 @@ from quire.spec.families.common import refuse_foreign_keys
 from quire.spec.families.deepseek import deepseek_v2, deepseek_v3
 from quire.spec.families.gemma import GEMMA_READS, gemma, gemma2, gemma3, gemma3_multimodal
 from quire.spec.families.glm import glm, glm4
+from quire.spec.families.gpt_oss import gpt_oss
 from quire.spec.families.granite import granite
 from quire.spec.families.llama import llama
 from quire.spec.families.mistral import mistral
+from quire.spec.families.mixtral import mixtral
 from quire.spec.families.olmo import olmo2, olmo3
 from quire.spec.families.phi import phi3
 from quire.spec.families.qwen import qwen2, qwen3
+from quire.spec.families.qwen_moe import qwen2_moe, qwen3_moe
 from quire.spec.families.smollm import smollm3
 from quire.spec.families.stablelm import stablelm
 from quire.spec.model import ModelSpec
@@ -67,6 +70,10 @@ FAMILIES: tuple[Family, ...] = (
     Family("cohere2", ("Cohere2ForCausalLM",), cohere2, ("logit_scale",)),
     Family("deepseek_v2", ("DeepseekV2ForCausalLM",), deepseek_v2),
     Family("deepseek_v3", ("DeepseekV3ForCausalLM",), deepseek_v3),
+    Family("mixtral", ("MixtralForCausalLM",), mixtral),
+    Family("qwen2_moe", ("Qwen2MoeForCausalLM",), qwen2_moe),
+    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), qwen3_moe),
+    Family("gpt_oss", ("GptOssForCausalLM",), gpt_oss),
 )
 
 

@@ -134,7 +134,9 @@ def decoder(
     norm = replace(defaults.norm, eps=config.number(defaults.eps_key, defaults.norm.eps, low=1e-12, high=0.1))
     if qk_norm is not None:
         qk_norm = replace(qk_norm, norm=replace(qk_norm.norm, eps=norm.eps))
-    mlp = MLP(config.integer("intermediate_size", high=MAX_WIDTH), _activation(config, defaults), biases.mlp)
+    mlp = MLP(
+        config.integer("intermediate_size", high=MAX_WIDTH), read_activation(config, defaults), biases.mlp
+    )
     kv_heads = _kv_heads(config, defaults, heads)
 
     def attention(window: int, rope: Rope | None) -> Attention:
@@ -227,7 +229,7 @@ def _kv_heads(config: ConfigReader, defaults: Defaults, heads: int) -> int:
     return kv_heads
 
 
-def _activation(config: ConfigReader, defaults: Defaults) -> Activation:
+def read_activation(config: ConfigReader, defaults: Defaults) -> Activation:
     name = config.string(defaults.act_key, defaults.act)
     if name not in _ACTIVATIONS:
         raise config.unsupported(defaults.act_key, f"implemented activations are {', '.join(_ACTIVATIONS)}")
