@@ -135,7 +135,7 @@ void bind_executor(nb::module_& m) {
   m.attr("PACK_LAYOUT") = quire::kPackLayout;
   m.def("supported_isas", &quire::supported_isas, "Instruction sets this CPU can run, best first.");
 
-  nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16).value("i8", DType::i8);
+  nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16).value("i8", DType::i8).value("i32", DType::i32);
 
   nb::class_<quire::Limits>(m, "Limits")
       .def(nb::init<>())
@@ -155,6 +155,9 @@ void bind_executor(nb::module_& m) {
   m.def("attention_parts", &attention_parts, "shape"_a, "threads"_a, "max_len"_a, "query_start"_a, "positions"_a,
         "How a step's attention is cut, longest part first: (row, token begin, token end, partition begin, partition "
         "end, split) with split -1 for a part that covers all its partitions; a shape ends with the window.");
+
+  m.def("experts_bytes", &quire::expert_plan_bytes, "experts"_a, "pairs"_a,
+        "Bytes of scratch that sorting pairs of tokens and experts needs.");
 
   using nogil = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Executor>(m, "Executor")
@@ -183,7 +186,7 @@ void bind_executor(nb::module_& m) {
         return e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
       }, "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
       .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a, "group"_a,
-           "max_rows"_a)
+           "max_rows"_a, "per"_a)
       .def("add_kv_layer", &Executor::add_kv_layer, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
       .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
       .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "bias"_a, "layer"_a, "eps"_a, "out"_a)
@@ -200,7 +203,18 @@ void bind_executor(nb::module_& m) {
       .def("op_latent_attend", &Executor::op_latent_attend, "q_latent"_a, "q"_a, "out"_a, "heads"_a, "layer"_a,
            "scale"_a)
       .def("op_quantize", &Executor::op_quantize, "x"_a, "out"_a)
-      .def("op_gated_act", &Executor::op_gated_act, "gate_up"_a, "out"_a, "act"_a)
+      .def("op_gated_act", &Executor::op_gated_act, "gate_up"_a, "out"_a, "act"_a, "alpha"_a, "limit"_a)
+      .def("set_experts", &Executor::set_experts, "param"_a, "experts"_a, "rows"_a)
+      .def("op_route", [](Executor& e, int logits, int correction, int ids, int weights, int places,
+                          const std::vector<int>& sizes, const std::vector<bool>& kinds, float scale) {
+        const quire::Router router{sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3),
+                                   kinds.at(0), kinds.at(1), kinds.at(2), scale};
+        e.op_route(logits, correction, ids, weights, places, router);
+      }, "logits"_a, "correction"_a, "ids"_a, "weights"_a, "places"_a, "sizes"_a, "kinds"_a, "scale"_a,
+         "sizes: experts, top_k, groups, top_groups; kinds: sigmoid, best two of a group, renormalise.")
+      .def("op_dispatch", &Executor::op_dispatch, "x"_a, "places"_a, "out"_a)
+      .def("op_experts", &Executor::op_experts, "x"_a, "weight"_a, "bias"_a, "out"_a)
+      .def("op_combine", &Executor::op_combine, "x"_a, "places"_a, "weights"_a, "shared"_a, "gate"_a, "out"_a)
       .def("op_gather", &Executor::op_gather, "x"_a, "delta"_a, "out"_a)
       .def("begin_head", &Executor::begin_head)
       .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a)

@@ -34,6 +34,7 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   activations_.allocate(arena_bytes);
   kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
   bind_attention();
+  bind_experts();
   counters_ = std::make_unique<Counter[]>(ops_.size());
   pieces_.reserve(limits.max_tokens);
 }
@@ -127,7 +128,10 @@ void Executor::plan_attention(int rows) {
 void Executor::run_ops(size_t begin, size_t end) {
   if (stop_after_ >= 0) end = std::min(end, static_cast<size_t>(stop_after_) + 1);
   if (begin >= end) return;
-  for (size_t i = begin; i < end; ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  for (size_t i = begin; i < end; ++i) {
+    counters_[i].next.store(0, std::memory_order_relaxed);
+    counters_[i].done.store(0, std::memory_order_relaxed);
+  }
   auto job = [&](int thread) { step(begin, end, thread); };
   on_all(pool_, job);
 }
@@ -168,9 +172,13 @@ LinearSplit split_linear(int rows, int n, int k, DType dtype, const GroupFormat&
 
 }  // namespace
 
-int Executor::tasks_of(const Op& op) const {
+int Executor::rows_of(const Op& op) const {
   const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
-  const int rows = row_count(head);
+  return row_count(head) * (op.out < 0 ? 1 : buffers_[op.out].per);
+}
+
+int Executor::tasks_of(const Op& op) const {
+  const int rows = rows_of(op);
   switch (op.kind) {
     case Kind::linear: {
       const Param& p = params_[op.weight];
@@ -188,13 +196,16 @@ int Executor::tasks_of(const Op& op) const {
     case Kind::latent_write: return static_cast<int>(pieces_.size());
     case Kind::gated_act:
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
+    case Kind::route:
+    case Kind::dispatch:
+    case Kind::experts:
+    case Kind::combine: return expert_tasks(op);
     default: return ceil_div(rows, kSmallRows);
   }
 }
 
 void Executor::do_task(const Op& op, int task, int thread) {
-  const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
-  const int rows = row_count(head);
+  const int rows = rows_of(op);
   const int begin = task * kSmallRows, end = std::min(rows, begin + kSmallRows);
   switch (op.kind) {
     case Kind::embed: {
@@ -239,7 +250,7 @@ void Executor::do_task(const Op& op, int task, int thread) {
       const Buffer& out = buffers_[op.out];
       const int chunks = ceil_div(out.cols, kActColumns), r = task / chunks, c = task % chunks * kActColumns;
       kernels_.gated_act({f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, r, r + 1, c,
-                          std::min(out.cols, c + kActColumns)});
+                          std::min(out.cols, c + kActColumns), op.alpha, op.limit});
       return;
     }
     case Kind::linear: return do_linear(op, task);
@@ -248,6 +259,10 @@ void Executor::do_task(const Op& op, int task, int thread) {
     case Kind::latent_attend: return do_attend(op, task, thread);
     case Kind::head_linear: return do_head_linear(op, task);
     case Kind::latent_write: return do_latent_write(op, task);
+    case Kind::route:
+    case Kind::dispatch:
+    case Kind::experts:
+    case Kind::combine: return do_expert_task(op, task);
   }
 }
 
@@ -279,9 +294,13 @@ void Executor::do_linear(const Op& op, int task) {
   t.n = p.rows;
   t.panel_begin = panel_task * s.panels_per_task;
   t.panel_end = std::min(s.panels, t.panel_begin + s.panels_per_task);
+  multiply(p, t);
+}
+
+void Executor::multiply(const Param& p, const LinearTask& t) {
   if (p.groups.bits)
     kernels_.linear_groups(t);
-  else if (int8)
+  else if (p.dtype == DType::i8)
     kernels_.linear_i8(t);
   else
     p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);

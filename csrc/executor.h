@@ -8,6 +8,7 @@
 
 #include "arena.h"
 #include "attention_plan.h"
+#include "expert_plan.h"
 #include "kernels.h"
 #include "pool.h"
 #include "profile.h"
@@ -55,7 +56,7 @@ class Executor {
   int add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved);
   // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns. With `group`
   // there are scales [max rows, groups], then int32 sums of the same shape; rows are padded to whole groups.
-  int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows);
+  int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows, int per);
   // A layer's cache: which group's block table, and where it starts inside a block (bytes).
   int add_kv_layer(int group, int kv_heads, int head_dim, size_t offset);
 
@@ -73,8 +74,15 @@ class Executor {
   void op_latent_write(int q, int kv, int q_nope, int heads, int layer, int rope, int norm, float eps);
   void op_latent_attend(int q_latent, int q, int out, int heads, int layer, float scale);
   void op_quantize(int x, int out);
-  void op_gated_act(int gate_up, int out, int act);
+  // `alpha` and `limit`: of a clamped swiglu.
+  void op_gated_act(int gate_up, int out, int act, float alpha, float limit);
   void op_gather(int x, int delta, int out);
+  // Experts; see program/ops.py. A weight's experts are padded to whole panels; `rows` is what one has without.
+  void set_experts(int param, int experts, int rows);
+  void op_route(int logits, int correction, int ids, int weights, int places, const Router& router);
+  void op_dispatch(int x, int places, int out);
+  void op_experts(int x, int weight, int bias, int out);
+  void op_combine(int x, int places, int weights, int shared, int gate, int out);
   void begin_head();
 
   void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes, DType kv_dtype);
@@ -93,7 +101,7 @@ class Executor {
   char* buffer(int index) const { return activations_.data() + buffers_[index].offset; }
   size_t weight_bytes() const { return weights_.bytes(); }
   size_t kv_bytes() const { return kv_.bytes(); }
-  size_t activation_bytes() const { return activations_.bytes() + scratch_.bytes(); }
+  size_t activation_bytes() const { return activations_.bytes() + scratch_.bytes() + expert_memory_.bytes(); }
   size_t table_bytes() const;
   const char* isa() const { return kernels_.isa; }
   int threads() const { return pool_.threads(); }
@@ -103,7 +111,7 @@ class Executor {
  private:
   enum class Kind {
     embed, norm, add, scale, linear, quantize, rope_write, attend, head_linear, latent_write, latent_attend, gated_act,
-    gather
+    gather, route, dispatch, experts, combine
   };
   struct Param {
     enum class Layout { panels, rows, vector } layout;
@@ -111,12 +119,13 @@ class Executor {
     DType dtype;
     size_t offset, bytes;
     GroupFormat groups;
+    int experts = 0, matrix_rows = 0;
   };
   struct Buffer {
     int cols;
     DType dtype;
     size_t offset, scale_offset;
-    int group, max_rows;
+    int group, max_rows, per;  // per: rows for each token
     int groups() const { return group ? (cols + group - 1) / group : 1; }
     size_t pitch() const { return dtype == DType::i8 ? align_up(cols, group ? group : 4) : cols; }
   };
@@ -136,12 +145,21 @@ class Executor {
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1;
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
+    float alpha = 0, limit = 0;
+    struct {
+      int weights = -1, places = -1;
+      Router router;
+    } moe;
   };
   struct TilePiece {
     int row, begin, end;  // tokens
   };
   struct alignas(64) Counter {
-    std::atomic<int> next{0};
+    std::atomic<int> next{0}, done{0};
+  };
+  struct ExpertSplit {
+    int panels, panels_per_task, panel_tasks;  // of one expert
+    size_t panel_bytes;
   };
 
   int add_param(Param::Layout layout, int rows, int cols, DType dtype);
@@ -156,6 +174,7 @@ class Executor {
   const float* vector(int index) const {
     return index < 0 ? nullptr : reinterpret_cast<const float*>(param(index));
   }
+  int32_t* i32(int index) const { return reinterpret_cast<int32_t*>(buffer(index)); }
   HeadNorm head_norm(int param, int heads, int head_dim) const;
   float* f32(int index) const { return reinterpret_cast<float*>(buffer(index)); }
   KVLayout kv_layout(const KVLayer& layer) const;
@@ -168,6 +187,16 @@ class Executor {
   void do_task(const Op& op, int task, int thread);
   void do_linear(const Op& op, int task);
   int rope_ranges(const Op& op) const;
+  void multiply(const Param& p, const LinearTask& t);  // by the kernel of the weight's format
+  void bind_experts();
+  ExpertSplit split_experts(const Param& p) const;
+  int expert_tasks(const Op& op) const;
+  void do_expert_task(const Op& op, int task);
+  void do_route(const Op& op, int task);
+  void do_dispatch(const Op& op, int task);
+  void do_experts(const Op& op, int task);
+  void do_combine(const Op& op, int task);
+  int rows_of(const Op& op) const;  // of what an op of rows writes
   void do_rope_write(const Op& op, int task);
   void do_attend(const Op& op, int task, int thread);
   struct HeadSplit {
@@ -189,7 +218,8 @@ class Executor {
   std::vector<Op> ops_;
   size_t head_begin_ = 0;
   size_t weight_total_ = 0;
-  Arena weights_, kv_, activations_, scratch_;
+  Arena weights_, kv_, activations_, scratch_, expert_memory_;
+  ExpertPlan expert_plan_;
   size_t block_bytes_ = 0;
   AttentionMemory attention_memory_{0, 0, 0};
   DType kv_dtype_ = DType::f32;

@@ -154,8 +154,9 @@ int32_t* Executor::group_numbers(int buffer) const {
   return reinterpret_cast<int32_t*>(row_scales(buffer)) + b.max_rows;
 }
 
-int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows) {
-  buffers_.push_back({cols, dtype, offset, scale_offset, group, max_rows});
+int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows,
+                         int per) {
+  buffers_.push_back({cols, dtype, offset, scale_offset, group, max_rows, per});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -215,9 +216,9 @@ void Executor::op_quantize(int x, int out) {
   op.in = x, op.out = out;
   ops_.push_back(op);
 }
-void Executor::op_gated_act(int gate_up, int out, int act) {
+void Executor::op_gated_act(int gate_up, int out, int act, float alpha, float limit) {
   Op op{Kind::gated_act};
-  op.in = gate_up, op.out = out, op.act = act;
+  op.in = gate_up, op.out = out, op.act = act, op.alpha = alpha, op.limit = limit;
   ops_.push_back(op);
 }
 void Executor::op_gather(int x, int delta, int out) {

@@ -11,8 +11,8 @@
 
 namespace quire {
 
-enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
-inline size_t dtype_bytes(DType t) { return t == DType::f32 ? 4 : t == DType::i8 ? 1 : 2; }
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i32 = 4 };
+inline size_t dtype_bytes(DType t) { return t == DType::f32 || t == DType::i32 ? 4 : t == DType::i8 ? 1 : 2; }
 
 // Columns (output features) of a packed panel.
 //
@@ -256,9 +256,40 @@ struct GatedActTask {
   const float* gate_up;  // [rows, 2*width]
   void* out;             // [rows, width]
   DType out_dtype;
-  int act;               // 0 silu, 1 gelu (erf), 2 gelu (tanh)
+  int act;               // 0 silu, 1 gelu (erf), 2 gelu (tanh), 3 clamped swiglu
   int width, row_begin, row_end;
   int col_begin, col_end;
+  float alpha, limit;    // clamped swiglu: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit, |up| <= limit
+};
+
+// How a router chooses; see Route in program/ops.py.
+struct Router {
+  int experts = 0, top_k = 0, groups = 1, top_groups = 1;
+  bool sigmoid = false, best_two = false, renormalise = false;
+  float scale = 1;
+};
+constexpr int kMaxExperts = 1024;
+constexpr int kMaxTopK = 64;
+
+struct RouteTask {
+  const float* logits;      // [rows, experts]
+  const float* correction;  // [experts] or null
+  int32_t* ids;             // [rows, top_k]
+  float* weights;           // [rows, top_k]
+  Router router;
+  int row_begin, row_end;
+};
+
+// out = sum over the token's experts, best first, of weight * row, then + (sigmoid of the gate) * shared.
+struct CombineTask {
+  const float* x;           // [pairs, cols]
+  const int32_t* places;    // [top_k] of this token: rows of x
+  const float* weights;     // [top_k]
+  int top_k;
+  const float* shared;      // [cols] or null
+  const float* gate;        // one logit, or null
+  float* out;               // [cols]
+  int cols, col_begin, col_end;
 };
 
 struct EmbedTask {
@@ -303,6 +334,8 @@ struct Kernels {
   void (*latent_attend)(const LatentTask&);
   void (*latent_merge)(const LatentTask&);
   void (*gated_act)(const GatedActTask&);
+  void (*route)(const RouteTask&);
+  void (*combine)(const CombineTask&);
   void (*embed)(const EmbedTask&);
   void (*embed_groups)(const EmbedTask&);
   void (*gather)(const GatherTask&);

@@ -99,14 +99,24 @@ void scale_rows(const ScaleTask& t) {
   }
 }
 
+// Both halves clamped, then (up + 1) * gate * sigmoid(alpha * gate).
+QUIRE_INLINE V16 clamped_swiglu(const GatedActTask& t, V16 gate, V16 up) {
+  const V16 limit = set1(t.limit), one = set1(1.0f);
+  gate = vmin(gate, limit);
+  up = vmax(vmin(up, limit), sub(zero(), limit));
+  const V16 swish = div(gate, add(one, exp(sub(zero(), mul(set1(t.alpha), gate)))));
+  return mul(add(up, one), swish);
+}
+
 void gated_act(const GatedActTask& t) {
   for (int r = t.row_begin; r < t.row_end; ++r) {
     const float* gate = t.gate_up + static_cast<size_t>(r) * 2 * t.width;
     const float* up = gate + t.width;
     for (int c = t.col_begin; c < t.col_end; c += 16) {
       const int n = t.col_end - c;
+      const V16 g = load_n(gate + c, n), u = load_n(up + c, n);
       put(t.out, t.out_dtype, static_cast<size_t>(r) * t.width + c,
-          mul(activate(t.act, load_n(gate + c, n)), load_n(up + c, n)), n);
+          t.act == 3 ? clamped_swiglu(t, g, u) : mul(activate(t.act, g), u), n);
     }
   }
 }

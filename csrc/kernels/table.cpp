@@ -28,6 +28,8 @@ const Kernels table = {
     latent_attend,
     latent_merge,
     gated_act,
+    route,
+    combine,
     embed,
     embed_groups,
     gather,

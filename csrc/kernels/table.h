@@ -33,6 +33,8 @@ void latent_write(const LatentWriteTask&);
 void latent_attend(const LatentTask&);
 void latent_merge(const LatentTask&);
 void gated_act(const GatedActTask&);
+void route(const RouteTask&);
+void combine(const CombineTask&);
 void gather(const GatherTask&);
 float read_sum(const void* src, size_t bytes);
 int64_t fma_loop(int64_t iterations, float* sink);

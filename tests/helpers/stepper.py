@@ -138,8 +138,9 @@ def compare_buffers(a: Executor, b: Executor, size: StepSize) -> list[BufferDiff
             executor.stop_after(index)
             executor.run(size.num_tokens, size.num_rows, size.num_logit_rows)
         for name in writes(op):
-            tokens = a.program.buffer(name).rows == "tokens"
-            left, right = (e.read(name, size.num_tokens if tokens else size.num_logit_rows) for e in (a, b))
+            buffer = a.program.buffer(name)
+            rows = size.num_tokens if buffer.rows == "tokens" else size.num_logit_rows
+            left, right = (e.read(name, rows * buffer.per) for e in (a, b))
             if isinstance(op, RopeWrite):  # keys and values go to the cache; what the buffer keeps is q
                 left, right = left[:, : op.shape.q_cols], right[:, : op.shape.q_cols]
             far = left - right

@@ -42,6 +42,11 @@ def test_native_equals_torch(
     torch_executor, native = TORCH.load(folder, formats), NATIVE.load(folder, formats)
     found = compare_buffers(torch_executor, native, mixed_step(torch_executor, native))
     assert len(found) == sum(len(writes(op)) for op in native.program.ops)
+    if (
+        formats is BF16
+    ):  # after a rounding a token may go to other experts: tests/native/test_experts.py goes on
+        end = next((d.op_index for d in found if d.op == "Route"), len(native.program.ops))
+        found = [d for d in found if d.op_index < end]
     assert first_difference(found, tolerance) is None
 
 

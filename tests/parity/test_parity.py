@@ -61,12 +61,13 @@ def test_half_precision_checkpoints_are_read_exactly(
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_bfloat16_is_nearer_than_transformers(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    """Against float32 with the same weights: what rounding costs, root mean square.
+    """Against float32 with the same weights: what rounding costs, root mean square, for half of the tokens.
 
-    Inputs of linears and the cache are rounded, the residual stream and the sums are not; transformers in
+    The other half may have gone to other experts, which costs more and happens to either. Inputs of linears and the cache are rounded, the residual stream and the sums are not; transformers in
     bfloat16 rounds everything. Measured: about half as far on every model.
     """
     stored = golden(model, torch.bfloat16)
     ours = differences(stored, backend, MIXED, BF16)
     theirs = np.concatenate([stored.bfloat16_logits(seed) - stored.logits(seed) for seed in range(3)])
-    assert 1e-4 < np.sqrt(np.square(ours).mean()) < 0.75 * np.sqrt(np.square(theirs).mean())
+    near, far = (np.median(np.sqrt(np.square(x).mean(axis=1))) for x in (ours, theirs))
+    assert 1e-4 < near < 0.75 * far

@@ -21,6 +21,7 @@ from quire.program.memory import (
     ArenaPlan,
     kv_block_bytes,
     kv_token_bytes,
+    max_rows,
     packed_matrix_rows,
     plan_arena,
     rope_table_bytes,
@@ -54,9 +55,11 @@ from quire.program.ops import (
 from quire.quant import GroupCodes, check_codes, quantize
 from quire.spec.model import Activation, ClampedSwiGLU
 from quire.spec.rope import cos_sin
-from quire.types import MemoryBudgetError, UnsupportedModelError
+from quire.types import MemoryBudgetError
 
-_DTYPES = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
+_DTYPES = {
+    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8, "i32": _native.DType.i32,
+}  # fmt: skip
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _GROUP_KINDS = ("none", "u8", "f16", "bf16", "f32", "f16*u8")  # by number: GroupKind in csrc/kernels.h
@@ -69,7 +72,7 @@ def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, i
     return {
         "weights": weight_bytes(program),
         "kv": limits.num_blocks * kv_block_bytes(program, limits.block_size),
-        "activations": arena.total + _scratch_bytes(program, threads, limits.max_len),
+        "activations": arena.total + _scratch_bytes(program, threads, limits),
         "tables": rope_table_bytes(program, limits.max_len),
     }
 
@@ -112,9 +115,13 @@ class NativeExecutor:
         if param.groups is not None:
             bits, form = 4 if param.dtype == "i4" else 8, param.groups
             scales, offsets = _GROUP_KINDS.index(form.scales), _GROUP_KINDS.index(form.offsets)
-            return int(self._core.add_groups(rows, param.cols, bits, form.size, scales, offsets))
-        add = self._core.add_weight if param.kind == "linear" else self._core.add_table
-        return int(add(rows, param.cols, _DTYPES[param.dtype]))
+            index = int(self._core.add_groups(rows, param.cols, bits, form.size, scales, offsets))
+        else:
+            add = self._core.add_weight if param.kind == "linear" else self._core.add_table
+            index = int(add(rows, param.cols, _DTYPES[param.dtype]))
+        if param.experts:
+            self._core.set_experts(index, param.experts, param.matrix_rows)
+        return index
 
     def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
         """Pack one checkpoint part; see Executor.put."""
@@ -185,7 +192,7 @@ class NativeExecutor:
             dtype = _DTYPES[buffer.dtype]
             rows = self._most_rows(buffer)
             self._buffers[buffer.name] = self._core.add_buffer(
-                buffer.cols, dtype, offset, scales, buffer.group, rows
+                buffer.cols, dtype, offset, scales, buffer.group, rows, buffer.per
             )
         for rope in program.ropes:
             cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
@@ -253,11 +260,34 @@ class NativeExecutor:
             case HeadLinear() | LatentWrite() | LatentAttend():
                 self._add_latent(op)
             case GatedAct():
-                core.op_gated_act(buffers[op.gate_up], buffers[op.out], _activation(op.act))
+                core.op_gated_act(buffers[op.gate_up], buffers[op.out], *_activation(op.act))
             case GatherRows():
                 core.op_gather(buffers[op.x], self._optional(op.delta), buffers[op.out])
             case Route() | Dispatch() | Experts() | Combine():
-                raise UnsupportedModelError("the native executor does not compute experts yet")
+                self._add_expert_op(op)
+
+    def _add_expert_op(self, op: Route | Dispatch | Experts | Combine) -> None:
+        core, buffers = self._core, self._buffers
+        match op:
+            case Route():
+                router = op.router
+                sizes = [router.experts, router.top_k, router.groups, router.top_groups]
+                kinds = [router.scores == "sigmoid", router.group_score == "top2", router.renormalise]
+                core.op_route(
+                    buffers[op.logits], self._vector(op.correction), buffers[op.ids], buffers[op.weights],
+                    buffers[op.places], sizes, kinds, router.scale,
+                )  # fmt: skip
+            case Dispatch():
+                core.op_dispatch(buffers[op.x], buffers[op.places], buffers[op.out])
+            case Experts():
+                core.op_experts(
+                    buffers[op.x], self._params[op.weight], self._vector(op.bias), buffers[op.out]
+                )
+            case Combine():
+                shared, gate = self._optional(op.shared), self._optional(op.gate)
+                core.op_combine(
+                    buffers[op.x], buffers[op.places], buffers[op.weights], shared, gate, buffers[op.out]
+                )
 
     def _add_latent(self, op: HeadLinear | LatentWrite | LatentAttend) -> None:
         core, buffers = self._core, self._buffers
@@ -323,6 +353,8 @@ class NativeExecutor:
         if buffer.dtype == "i8":
             return self._dequantized(buffer, rows)
         raw = self._bytes(name, 0, rows * buffer.cols * DTYPE_BYTES[buffer.dtype])
+        if buffer.dtype == "i32":
+            return raw.view(np.int32).reshape(rows, buffer.cols).astype(np.float32)
         if buffer.dtype == "f32":
             floats: F32 = raw.view(np.float32)
         else:
@@ -347,7 +379,7 @@ class NativeExecutor:
 
     def _most_rows(self, buffer: Buffer) -> int:
         assert self._limits is not None
-        return self._limits.max_tokens if buffer.rows == "tokens" else self._limits.max_logit_rows
+        return max_rows(buffer, self._limits.max_tokens, self._limits.max_logit_rows)
 
     def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
         address = self._core.buffer(self._buffers[name]) + offset
@@ -369,19 +401,23 @@ class NativeExecutor:
         del self._core
 
 
-def _activation(act: Activation) -> int:
-    if isinstance(act, ClampedSwiGLU):
-        raise UnsupportedModelError("the native executor does not compute this activation yet")
-    return _ACTS[act]
+def _activation(act: Activation) -> tuple[int, float, float]:
+    """A gate by its number in csrc/kernels.h, and its alpha and limit."""
+    return (3, act.alpha, act.limit) if isinstance(act, ClampedSwiGLU) else (_ACTS[act], 0.0, 0.0)
 
 
-def _scratch_bytes(program: Program, threads: int, max_len: int) -> int:
-    """What attention needs beside buffers and cache."""
+def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
+    """What attention and experts need beside buffers and cache."""
+    routers = [op.router for op in program.body if isinstance(op, Route)]
+    experts = 0
+    if routers:
+        pairs = limits.max_tokens * max(router.top_k for router in routers)
+        experts = _native.experts_bytes(max(router.experts for router in routers), pairs)
     heads = {op.shape for op in program.body if isinstance(op, Attend)}
     latent = {op.shape for op in program.body if isinstance(op, LatentAttend)}
     shapes = [(s.head_dim, s.heads, s.kv_heads, 0) for s in heads]
     shapes += [(s.cached, s.heads, 1, s.rank) for s in latent]
-    return _native.attention_bytes(shapes, threads, max_len)
+    return _native.attention_bytes(shapes, threads, limits.max_len) + experts
 
 
 def _packed_row(param: Param, row_offset: int, rows: int) -> int:
