@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.spec import Attention, ModelSpec
+from quire.spec import Attention, ModelSpec, MoE
 from quire.spec.config_reader import ConfigReader
-from quire.spec.describe import attention_text, kv_elements, mha_elements, rope_text
+from quire.spec.describe import attention_text, experts_text, kv_elements, mha_elements, rope_text
 from quire.spec.families import FAMILIES, read_spec
 
 EXAMPLES = Path(__file__).with_name("models_table.json")
@@ -38,7 +38,8 @@ then the share of what MHA would need.
   every family (the `su` and `yarn` of a Phi-3 config are longrope), in old (`rope_scaling`) and new
   (`rope_parameters`) keys, one for all layers or one per layer type where the family has that. `dynamic` and
   `longrope` start with the original context; a longer one is asked for with `--max-model-len` (decisions 0002, 0014).
-- **Block**: norms before (pre), after (post) or around (sandwich) each branch, and what else differs.
+- **Block**: norms before (pre), after (post) or around (sandwich) each branch, and what else differs. Experts are
+  read one tensor each or stacked, also as MXFP4; a step reads only the experts that its tokens go to (decision 0018).
 """
 
 
@@ -73,6 +74,7 @@ def _attention(spec: ModelSpec) -> str:
         (norm, f"{'layer' if norm and norm.norm.kind == 'layer' else 'RMS'} q/k norm"
                f"{' over all heads' if norm and norm.whole else ''}"),
         (att.softcap, f"soft cap {att.softcap:g}"),
+        (att.sinks, "sinks"),
         (att.qkv_bias, "q/k/v bias"),
     ):  # fmt: skip
         text += f"; {words}" if on else ""
@@ -90,6 +92,10 @@ def _block(spec: ModelSpec) -> str:
     text = f"{placement[layer.pre_norm, layer.post_norm]} {'LayerNorm' if spec.norm.kind == 'layer' else 'RMSNorm'}"
     text += ", parallel" if layer.parallel else ""
     text += f", {layer.mlp.act}"
+    experts = [x.mlp for x in spec.layers if isinstance(x.mlp, MoE)]
+    if experts:
+        text += f", {experts_text(experts[0])}"
+        text += f" in {len(experts)} of {len(spec.layers)} layers" if len(experts) < len(spec.layers) else ""
     for on, words in (
         (spec.names.qkv, "fused q/k/v"), (spec.names.gate_up, "fused gate/up"),
         (spec.embed_scale != 1, "embedding scale"), (spec.residual_scale != 1, "residual scale"),

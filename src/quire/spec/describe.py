@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.spec.model import Attention, LatentAttention, ModelSpec, Rope
+from quire.spec.model import Attention, LatentAttention, ModelSpec, MoE, Rope
 
 Mixer = Attention | LatentAttention
 
@@ -49,6 +49,18 @@ def mha_elements(spec: ModelSpec) -> int:
         att.heads * (att.q_dim + att.v_dim if isinstance(att, LatentAttention) else 2 * att.head_dim)
         for att in layers
     )
+
+
+def experts_text(moe: MoE) -> str:
+    """A mixture of experts in a few words, such as "8 of 128 experts of 768, softmax renormalised, shared 5632"."""
+    router, shared = moe.router, moe.shared
+    text = f"{router.top_k} of {router.experts} experts of {moe.width}, {router.scores}"
+    text += f" in {router.top_groups} of {router.groups} groups" if router.groups > 1 else ""
+    text += " corrected" if router.correction else ""
+    text += " renormalised" if router.renormalise else ""
+    text += f" x{router.scale:g}" if router.scale != 1.0 else ""
+    text += f", shared {shared.width}{' gated' if moe.shared_gate else ''}" if shared else ""
+    return text + (", biases" if moe.bias else "")
 
 
 def ranges(numbers: Sequence[int]) -> str:
