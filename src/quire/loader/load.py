@@ -59,9 +59,9 @@ class LoadRules:
     def of(cls, spec: ModelSpec, *, quantized: bool = False) -> LoadRules:
         """For a model; `quantized` checkpoints may have scales of the cache and empty biases as well."""
         twins = {spec.names.embed: spec.names.head} if spec.tied else {}
-        if spec.names.expert_stacks.router:
+        if spec.stacks.router:
             for i in (i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)):
-                asked, other = spec.names.router, spec.names.expert_stacks.router
+                asked, other = spec.names.router, spec.stacks.router
                 twins[f"{asked.format(i=i)}.weight"] = f"{other.format(i=i)}.weight"
         ignored = (*spec.ignored, *_CACHE_SCALES) if quantized else spec.ignored
         zeros = (r".*\.bias",) if quantized else ()

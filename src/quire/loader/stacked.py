@@ -40,7 +40,7 @@ class Stack:
 
 def stacks_of(spec: ModelSpec) -> Iterator[Stack]:
     """The tensors that may hold the experts of a model's layers."""
-    names, layout = spec.names, spec.names.expert_stacks
+    names, layout = spec.names, spec.stacks
     for i, layer in enumerate(spec.layers):
         moe = layer.mlp
         if not isinstance(moe, MoE):

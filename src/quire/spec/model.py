@@ -239,9 +239,8 @@ class WeightNames:
     tensor that holds the rows of q, k and v (of gate and up) in that order. A q or k norm with `{h}` in its name
     is one tensor for each head.
 
-    Experts have a tensor each, `{e}` being the expert's number, or are stacked in the tensors `expert_stacks` names:
-    see ExpertStacks. The names from `q_a` on are latent attention's; `q` is its query projection when queries have no
-    latent of their own.
+    Experts have a tensor each, `{e}` being the expert's number; see also ModelSpec.stacks. The names from `q_a` on are
+    latent attention's; `q` is its query projection when queries have no latent of their own.
     """
 
     embed: str = "model.embed_tokens.weight"
@@ -274,7 +273,6 @@ class WeightNames:
     expert_gate: str = "model.layers.{i}.mlp.experts.{e}.gate_proj"
     expert_up: str = "model.layers.{i}.mlp.experts.{e}.up_proj"
     expert_down: str = "model.layers.{i}.mlp.experts.{e}.down_proj"
-    expert_stacks: ExpertStacks = ExpertStacks()
     shared_gate: str = "model.layers.{i}.mlp.shared_expert.gate_proj"
     shared_up: str = "model.layers.{i}.mlp.shared_expert.up_proj"
     shared_down: str = "model.layers.{i}.mlp.shared_expert.down_proj"
@@ -305,6 +303,7 @@ class ModelSpec:
     logits_cap: float = 0.0
     dtype: DTypeName = "bfloat16"  # what the checkpoint stores
     names: WeightNames = field(default_factory=WeightNames)
+    stacks: ExpertStacks = field(default_factory=ExpertStacks)  # where a checkpoint has experts in one tensor
     # Tensors that released checkpoints carry and the computation does not need (regular expressions).
     ignored: tuple[str, ...] = ()
     # Beginnings of tensor names in a checkpoint, and what they are in `names`; the first that fits is taken.

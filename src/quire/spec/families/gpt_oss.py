@@ -22,9 +22,8 @@ _GPT_OSS = Defaults(
     max_positions=131_072, kv_heads=8, head_dim=64, window=128, norm=Norm(eps=1e-5),
     rope=RopeStyle(theta=150_000.0),
 )  # fmt: skip
-_NAMES = WeightNames(
-    router="model.layers.{i}.mlp.router", expert_stacks=ExpertStacks(transposed=True, interleaved=True)
-)
+_NAMES = WeightNames(router="model.layers.{i}.mlp.router")
+_STACKS = ExpertStacks(transposed=True, interleaved=True)
 _YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -53,4 +52,4 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
     moe = MoE(
         replace(router, bias=True), config.integer("intermediate_size", high=MAX_WIDTH), act, bias=True
     )  # fmt: skip
-    return replace(with_experts(replace(spec, layers=tuple(sinks)), moe), names=_NAMES)
+    return replace(with_experts(replace(spec, layers=tuple(sinks)), moe), names=_NAMES, stacks=_STACKS)

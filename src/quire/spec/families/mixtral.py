@@ -24,8 +24,8 @@ _EXPERT = "model.layers.{i}.block_sparse_moe.experts.{e}."
 _NAMES = WeightNames(
     router="model.layers.{i}.block_sparse_moe.gate",
     expert_gate=_EXPERT + "w1", expert_up=_EXPERT + "w3", expert_down=_EXPERT + "w2",
-    expert_stacks=ExpertStacks(router="model.layers.{i}.mlp.gate"),
 )  # fmt: skip
+_STACKS = ExpertStacks(router="model.layers.{i}.mlp.gate")
 
 
 def mixtral(config: ConfigReader) -> ModelSpec:
@@ -34,4 +34,5 @@ def mixtral(config: ConfigReader) -> ModelSpec:
     spec = decoder(config, _MIXTRAL, [window] * layer_count(config))
     router = softmax_router(config, read_experts(config, 8), 2, renormalise=True)
     width = config.integer("intermediate_size", high=MAX_WIDTH)
-    return replace(with_experts(spec, MoE(router, width, read_activation(config, _MIXTRAL))), names=_NAMES)
+    spec = with_experts(spec, MoE(router, width, read_activation(config, _MIXTRAL)))
+    return replace(spec, names=_NAMES, stacks=_STACKS)
