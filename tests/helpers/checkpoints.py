@@ -189,7 +189,9 @@ def _random(
     if "embed_tokens" in name or "lm_head" in name:
         return 0.8 * noise / shape[1] ** 0.5
     queries_and_keys = ("q_proj", "k_proj", "q_b_proj", "kv_a_proj")
-    sharpness = 1.5 if any(part in name for part in queries_and_keys) else 1.0  # attention is far from uniform
+    sharpness = (
+        1.5 if any(part in name for part in queries_and_keys) else 1.0
+    )  # attention is far from uniform
     if "mlp.gate.weight" in name or "mlp.router" in name:
         sharpness = 3.0  # experts that are rarely as good as one another
     inputs = shape[-1] if len(shape) == 2 or not transposed else shape[1]
