@@ -4,9 +4,10 @@
 
 The server (tests/helpers/fake_llm.py, in a process of its own) answers after a fixed time and then a token at fixed
 gaps. Both clients send the same number of requests, one after another, then several at once. guidellm's TPOT has the
-first token in it: (TTFT + (n - 1) · TPOT) / n of ours. Without --guidellm only Quire's client runs. Prints one table
-of medians: the server's own figures, each client's, and how far Quire's are off. A server that paces itself by timers
-is late by up to a millisecond at every token, so agreement between the clients says more than agreement with the plan.
+first token in it: (TTFT + (n - 1) · TPOT) / n of ours; its ITL is the mean gap of a request, which is our TPOT. Without
+--guidellm only Quire's client runs. Prints one table of medians: the server's own figures, each client's, and how far
+Quire's are off. A server that paces itself by timers is late by up to a millisecond at every token, so agreement
+between the clients says more than agreement with the plan.
 """
 
 from __future__ import annotations
@@ -114,8 +115,10 @@ def main() -> None:
                 off = 100 * (ours[figure] / planned - 1)
                 line = f"| {clients} | {figure} | {planned:.2f} | {ours[figure]:.2f} | {off:+.2f} % |"
                 if theirs is not None:
-                    # The same definition on both sides: theirs has the first token in it.
-                    same = (ours["ttft"] + (n - 1) * ours["tpot"]) / n if figure == "tpot" else ours[figure]
+                    # The same definition on both sides: see the top of this file.
+                    same = ours["tpot"] if figure == "itl" else ours[figure]
+                    if figure == "tpot":
+                        same = (ours["ttft"] + (n - 1) * ours["tpot"]) / n
                     line += f" {theirs[figure]:.2f} | {100 * (same / theirs[figure] - 1):+.2f} % |"
                 print(line, flush=True)
     finally:

@@ -163,15 +163,16 @@ def archive_root(folder: Path) -> Path:
 
 
 def _gguf(place: Place, model: Path, form: str) -> Path:
-    out = place.files("llama.cpp", model, form).with_suffix(".gguf")
+    out = place.files("llama.cpp", model, form + ".gguf")
     if out.exists():
         return out
+    part = out.with_name(f"part-{out.name}")  # what an interruption leaves is never taken for a whole file
     if form == "bf16":
         source = archive_root(_llama_cpp_source(place)) / "vendor" / "llama.cpp"
-        sh(str(place.python("llama.cpp")), str(HERE / "convert_gguf.py"), str(source), str(model), str(out))
-        return out
-    sh(str(_llama_cpp_bin(place) / "llama-quantize"), str(_gguf(place, model, "bf16")), str(out), form)
-    return out
+        sh(str(place.python("llama.cpp")), str(HERE / "convert_gguf.py"), str(source), str(model), str(part))
+    else:
+        sh(str(_llama_cpp_bin(place) / "llama-quantize"), str(_gguf(place, model, "bf16")), str(part), form)
+    return part.rename(out)
 
 
 def _compressed(place: Place, model: Path, form: str) -> Path:
