@@ -145,6 +145,21 @@ def test_a_trace_on_a_real_socket(live: Live, tmp_path: Path, capsys: pytest.Cap
     assert first[102:110] != second[102:]
 
 
+def test_a_trace_of_lengths_alone_takes_the_rate(
+    live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, save = tmp_path / "lengths.csv", tmp_path / "r.json"
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n20,3\n30,2\n")
+    words = [live.url, "--trace", str(trace), "--quiet", "--save", str(save)]
+    assert bench("serve", *words, "--rate", "20") == 0
+    assert "open loop, poisson, 20 requests/s" in capsys.readouterr().out
+    assert [record.output_tokens for record in records_of(results.load(save).tables["requests"])] == [3, 2]
+    assert bench("serve", *words) == 2
+    assert "rate: this trace has no times of its own" in capsys.readouterr().err
+    assert bench("serve", *words, "--rate", "20", "--arrival", "trace") == 2
+    assert "arrival: this workload has no times of its own" in capsys.readouterr().err
+
+
 def test_batching_and_interference_without_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +307,24 @@ def test_the_page_is_well_formed_complete_and_fetches_nothing() -> None:
     assert not re.search(r"https?://|<script|url\(|@import", text)
     assert "a &lt; b" in text
     assert "&lt;first&gt; &amp; only" in text
+
+
+def test_the_page_of_a_run_without_a_single_success() -> None:
+    failed = example()
+    for row in failed.tables["requests"]:
+        row |= {"error": "HTTP 500", "finished": None, "times": "", "counts": ""}
+    failed.metrics = {"failure_rate": results.Metric(1.0, "share"), "ttft_p50": results.Metric(None, "ms")}
+    failed.tables |= {
+        "latencies": [],
+        "misses": [{"objective": "ttft", "requests": 7}],
+        "loads": [],
+        "server": [],
+    }
+    text = page([failed])
+    well_formed(text)
+    assert "<b>100</b> %<span>failure rate" in text
+    assert "<td>7</td>" in text, "a whole number stays one"
+    assert "Requests over time" in text
 
 
 def well_formed(text: str) -> xml.dom.minidom.Document:

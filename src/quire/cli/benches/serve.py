@@ -83,7 +83,7 @@ async def _measure(args: argparse.Namespace) -> Result:
     from quire.bench.serve_result import serve_result
 
     work = workload(args, _requests(args))
-    chosen, slo = pace(args), objectives(args)
+    chosen, slo = pace(args, timed=work.times() is not None), objectives(args)
     chosen.times(work)  # refuse before anything is sent
     bench = ServerBench(server_options(args))
     recording = Recording("serve", public_words(args.words))
@@ -99,8 +99,9 @@ async def _measure(args: argparse.Namespace) -> Result:
     return serve_result(recording, bench, work, chosen, outcome, settings)
 
 
-def pace(args: argparse.Namespace) -> Pace:
-    """How the load is given. Raises ValueError naming the option."""
+def pace(args: argparse.Namespace, *, timed: bool) -> Pace:
+    """How the load is given. `timed`: the workload has arrival times of its own, whose pattern a rate then keeps
+    unless another is asked for. Raises ValueError naming the option."""
     from quire.bench.serve import Pace
 
     if args.rate is not None and args.concurrency is not None:
@@ -116,7 +117,9 @@ def pace(args: argparse.Namespace) -> Pace:
         "max_in_flight": args.max_in_flight,
         "seed": args.seed,
     }
-    own_times = args.arrival == "trace" or (args.trace is not None and args.arrival is None)
+    own_times = args.arrival == "trace" or (args.trace is not None and args.arrival is None and timed)
+    if args.trace is not None and not timed and args.rate is None and args.concurrency is None:
+        raise ValueError("rate: this trace has no times of its own; give one, or a --concurrency")
     if args.concurrency is not None or (args.rate is None and not own_times):
         return Pace(clients=args.concurrency or 1, **common)
     if own_times:
