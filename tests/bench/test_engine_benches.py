@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -11,6 +12,7 @@ from quire.bench import latency, profile, results, shapes, startup, throughput
 from quire.bench.checkpoint import write_checkpoint
 from quire.bench.engine_run import BenchEngine, Prompts, Step, judge
 from quire.bench.limits import LimitsProbe, Sample
+from quire.bench.report import page
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
 from quire.program.cost import Row, step_cost
@@ -162,6 +164,9 @@ def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.Captu
     result = results.load(saved)
     assert (result.kind, result.settings["model"]) == (bench, folder.name)
     assert str(folder) not in saved.read_text()
+    text = page([result])
+    ElementTree.fromstring(text[text.index("<html") :])
+    assert ("What each step held" in text) == (bench == "throughput")
 
 
 @pytest.mark.parametrize(

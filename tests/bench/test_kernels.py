@@ -14,6 +14,7 @@ from helpers.specs import BF16, decoder_spec
 from quire.bench import kernels, results, shapes
 from quire.bench.bounds import op_bound, peak_of, step_bound
 from quire.bench.kernel_programs import Bench, Unit, copies_for, units, with_copies
+from quire.bench.report import page
 from quire.cli.main import main
 from quire.engine.build import Model, open_model
 from quire.executor.base import Limits
@@ -180,6 +181,10 @@ def test_command(tmp_path: Path, model: Model, capsys: pytest.CaptureFixture[str
     assert root.tag.endswith("svg")
     marks = [e for e in root.iter() if e.tag.endswith(("circle", "polygon")) and len(e)]
     assert len(marks) == len(rows)
+    assert sum(e.tag.endswith("text") and "memory reads" in (e.text or "") for e in root.iter()) == 1
+    text = page([result])
+    inside = ET.fromstring(text[text.index("<html") :])
+    assert sum(e.tag.endswith(("circle", "polygon")) and len(e) for e in inside.iter()) == len(rows)
 
 
 @pytest.mark.parametrize(

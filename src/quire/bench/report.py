@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.bench.goodput import parse_slo
 from quire.bench.results import Result
+from quire.bench.roofline_plot import roofline
 from quire.bench.serve import records_of
 from quire.bench.serve_result import figure
 from quire.bench.svg import Bars, Lane, Plot, Series, histogram, timeline
@@ -18,6 +19,7 @@ from quire.bench.timeline import RequestRecord, request_metrics
 
 MOST_LANES = 160
 MOST_SAMPLES = 200_000
+MOST_STEPS = 1000
 _TITLES = {
     "ttft": "Time to first token", "tpot": "Time per output token", "itl": "Inter-token latency: every gap",
     "icl": "Inter-chunk latency: every gap", "e2el": "End-to-end latency", "stream_rate": "Speed of one stream",
@@ -59,16 +61,20 @@ def _section(result: Result) -> str:
         parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in result.notes)}</ul>')
     parts.append(_tiles(result))
     plots: list[str] = []
+    if result.kind == "kernels" and result.limits is not None:
+        parts.append(f"<figure>{roofline(result)}</figure>")
     if result.tables.get("loads"):
         plots += _load_plots(result)
     if result.tables.get("requests"):
         plots += _request_plots(result)
     if result.tables.get("server"):
         plots += _server_plots(result.tables["server"])
+    if result.tables.get("steps"):
+        plots += _step_plots(result.tables["steps"])
     if plots:
         parts += ['<div class="plots">', *plots, "</div>"]
     for name, rows in result.tables.items():
-        if name not in {"requests", "server"} and rows:
+        if name not in {"requests", "server", "steps"} and rows:
             parts += [f"<h3>{escape(name.replace('_', ' '))}</h3>", _table(rows)]
     parts += [_metrics_table(result), _definitions(result), _settings(result)]
     return f"<section>{''.join(parts)}</section>"
@@ -219,9 +225,35 @@ def _server_plots(rows: Sequence[dict[str, float]]) -> Iterator[str]:
         yield plot.svg()
 
 
+def _step_plots(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """An engine's steps, of the first iteration: what each held, and how long it took."""
+    rows = [row for row in rows if row["iteration"] == rows[0]["iteration"]][:MOST_STEPS]
+    edges = [*(row["begin"] for row in rows), rows[-1]["begin"] + rows[-1]["seconds"]]
+    cut = f" (the first {MOST_STEPS})" if len(rows) == MOST_STEPS else ""
+    stacks = [
+        Bars("decode tokens", [row["decode_tokens"] for row in rows], "c1"),
+        Bars("prefill tokens", [row["prefill_tokens"] for row in rows], "c2"),
+    ]
+    top = max(sum(stack.heights[i] for stack in stacks) for i in range(len(rows)))
+    ends = (edges[0], edges[-1])
+    plot = Plot(f"What each step held{cut}", "seconds", "tokens", ends, (0, max(1.0, top * 1.1)))
+    plot.bars(edges, stacks)
+    yield plot.svg()
+    times = [
+        Bars("forward", [1e3 * row["forward"] for row in rows], "c1"),
+        Bars("sampling", [1e3 * (row["seconds"] - row["forward"] - row["engine"]) for row in rows], "c3"),
+        Bars("engine: outside the native calls", [1e3 * row["engine"] for row in rows], "c2"),
+    ]
+    longest = 1e3 * max(row["seconds"] for row in rows)
+    plot = Plot(f"How long each step took{cut}", "seconds", "ms", ends, (0, longest * 1.1))
+    plot.bars(edges, times)
+    yield plot.svg()
+
+
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     names = [name for name in names if not name.endswith(("_low", "_high", "_with_failures"))]
+    names = [name for name in names if not any(isinstance(row.get(name), list | dict) for row in rows)]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr>{''.join(_cell(row, name) for name in names)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -229,12 +261,20 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _cell(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
-    text = figure(value) if isinstance(value, float) else _plain(value)
+    text = _short(value) if isinstance(value, float) else _plain(value)
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if f"{name}_low" in row:
         text += f" <small>[{figure(low)}, {figure(high)}]</small>"
         return f"<td>{text}</td>"
     return f"<td>{escape(text)}</td>"
+
+
+def _short(value: float) -> str:
+    """As `figure`, with billions and millions by their letter and small values not lost."""
+    for unit, letter in ((1e9, "G"), (1e6, "M")):
+        if unit <= abs(value) < 1e15:
+            return f"{figure(value / unit)} {letter}"
+    return f"{value:.3g}" if 0 < abs(value) < 0.1 else figure(value)
 
 
 def _plain(value: Any) -> str:
@@ -281,7 +321,7 @@ figure{margin:0;align-self:start;background:var(--card);border:1px solid var(--l
 figcaption{font-weight:600}.keys{color:var(--soft);font-size:12px;min-height:18px}.key{margin-right:14px;display:inline-block}
 .swatch{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
 svg{width:100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
-.mid{text-anchor:middle}.end{text-anchor:end}svg .note{fill:var(--fg)}
+.mid{text-anchor:middle}.end{text-anchor:end}svg .note{fill:var(--fg)}svg.plain text{fill:#222}
 svg .note,svg .label{paint-order:stroke;stroke:var(--card);stroke-width:3px}.grid{stroke:var(--line);stroke-width:1}
 .axis{stroke:var(--soft)}.line{fill:none;stroke-width:2}.rule{stroke:var(--soft);stroke-dasharray:3 3}
 .slo{stroke:var(--bad);stroke-width:1.5;stroke-dasharray:6 3}.zone{fill:var(--zone)}

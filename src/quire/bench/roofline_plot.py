@@ -48,7 +48,7 @@ def roofline(result: Result) -> str:
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(formats)}
     shapes = {name: _SHAPES[i % len(_SHAPES)] for i, name in enumerate(kinds)}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="plain" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         ' font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
         f'<text x="{_LEFT}" y="24" font-size="15">Ops and the limits of the machine: '
@@ -75,12 +75,12 @@ def _grid(axes: _Axes) -> list[str]:
     for power in range(axes.x0, axes.x1 + 1):
         x = axes.x(10.0**power)
         lines.append(f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>')
-        lines.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{10.0**power:g}</text>')
+        lines.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{10.0**power:,g}</text>')
     for power in range(axes.y0, axes.y1 + 1):
         y = axes.y(10.0**power)
         lines.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>')
         lines.append(
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0 ** (power - 9):g}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0 ** (power - 9):,g}</text>'
         )
     middle = (_LEFT + right) / 2
     lines.append(f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">FLOP per byte</text>')
@@ -97,7 +97,8 @@ def _roofs(axes: _Axes, limits: MachineLimits) -> list[str]:
     corner = f"{axes.x(top / bandwidth):.1f},{axes.y(top):.1f}"
     lines = [
         f'<polyline points="{start} {corner}" stroke="#222" stroke-width="1.5" fill="none">'
-        f"<title>memory reads {bandwidth / 1e9:.1f} GB/s</title></polyline>"
+        f"<title>memory reads {bandwidth / 1e9:.1f} GB/s</title></polyline>",
+        _slope_label(axes, left, bandwidth),
     ]
     for name, peak in limits.compute.items():
         y, x = axes.y(peak.median), axes.x(peak.median / bandwidth)
@@ -108,6 +109,17 @@ def _roofs(axes: _Axes, limits: MachineLimits) -> list[str]:
         )
         lines.append(f'<text x="{right - 4:.1f}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>')
     return lines
+
+
+def _slope_label(axes: _Axes, left: float, bandwidth: float) -> str:
+    """The bandwidth, written along the line that it draws."""
+    x, y = axes.x(left), axes.y(left * bandwidth)
+    x2, y2 = axes.x(10 * left), axes.y(10 * left * bandwidth)
+    angle = math.degrees(math.atan2(y2 - y, x2 - x))
+    return (
+        f'<text x="{x + 16:.1f}" y="{y - 6:.1f}" transform="rotate({angle:.1f} {x:.1f} {y:.1f})">'
+        f"memory reads {bandwidth / 1e9:.1f} GB/s</text>"
+    )
 
 
 def _point(axes: _Axes, point: dict[str, Any], colour: str, shape: str) -> str:
