@@ -11,7 +11,7 @@
 
 #include "kernels.h"
 #include "kernels/table.h"
-#include "simd/groups.h"
+#include "simd/group_dots.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -47,13 +47,27 @@ constexpr int kMaxGroups = kBlockK / 16;
 // What a tile's rows need of each group of a block, at fixed distances: offsets of loads are then constants.
 struct Numbers {
   alignas(64) int32_t less[kTileRows][kMaxGroups];   // minus a group's sum
-  alignas(64) int32_t start[kTileRows][kMaxGroups];  // and that times 2^middle
+  alignas(64) int32_t start[kTileRows][kMaxGroups];  // and that times 2^middle, or 0 with float offsets
   alignas(64) int32_t bits[kTileRows][kMaxGroups];
+};
+
+// A format's distances in bytes.
+struct Layout {
+  explicit Layout(const GroupFormat& f)
+      : scales(f.scales), offsets(f.offsets), size(f.size), scale(static_cast<int>(GroupFormat::kind_bytes(f.scales))),
+        offset(static_cast<int>(GroupFormat::kind_bytes(f.offsets))), codes(static_cast<int>(f.codes_at())),
+        group(static_cast<int>(f.codes_at() + f.code_bytes())), factors(static_cast<int>(f.super_bytes())) {}
+
+  GroupKind scales, offsets;
+  int size;             // features
+  int scale, offset;    // of one output
+  int codes;            // from the group's start
+  int group, factors;   // of a panel
 };
 
 // Groups [0, count) of one panel for some rows.
 struct Tile {
-  const GroupFormat* f;
+  Layout f;
   const int8_t* x;       // first row, at the first group's first feature
   size_t ldx;
   const Numbers* in;
@@ -80,15 +94,14 @@ QUIRE_INLINE V16 load_kind(const char* p, GroupKind kind) {
 }
 
 // Scales of sixteen outputs from column `col`; `group` is where the group begins, `factors` where its factors do.
-QUIRE_INLINE V16 scales(const GroupFormat& f, const char* group, const char* factors, int col) {
-  const V16 s = load_kind(group + col * GroupFormat::kind_bytes(f.scales), f.scales);
+QUIRE_INLINE V16 scales(const Layout& f, const char* group, const char* factors, int col) {
+  const V16 s = load_kind(group + col * f.scale, f.scales);
   return f.scales == GroupKind::f16_u8 ? mul(load_half(reinterpret_cast<const uint16_t*>(factors) + col), s) : s;
 }
 
 // Minus the offsets: what is added for each unit of minus a group's sum of inputs.
-QUIRE_INLINE V16 offsets(const GroupFormat& f, const char* group, const char* factors, int col, V16 scale) {
-  const char* at = group + kPanel * GroupFormat::kind_bytes(f.scales) + col * GroupFormat::kind_bytes(f.offsets);
-  const V16 raw = load_kind(at, f.offsets);
+QUIRE_INLINE V16 offsets(const Layout& f, const char* group, const char* factors, int col, V16 scale) {
+  const V16 raw = load_kind(group + kPanel * f.scale + col * f.offset, f.offsets);
   if (f.offsets == GroupKind::u8) return mul(scale, raw);
   if (f.offsets == GroupKind::f16_u8)
     return mul(load_half(reinterpret_cast<const uint16_t*>(factors) + kPanel + col), raw);
@@ -109,18 +122,30 @@ QUIRE_INLINE void dots(I16* acc, const I16* w, const int8_t* x, const int8_t* x3
 
 // One group's int32 sums, over its codes from column `col` on.
 template <Codes kCodes, int R, int C>
-QUIRE_INLINE void products(const GroupFormat& f, I16* acc, const char* group, int col, const int8_t* x,
-                           size_t ldx) {
-  const uint8_t* p = reinterpret_cast<const uint8_t*>(group) + f.codes_at() + col * 4;
-  I16 w[C], more[C];
+QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col, const int8_t* x,
+                           size_t ldx, const int32_t* start) {
+  const uint8_t* p = reinterpret_cast<const uint8_t*>(group) + f.codes + col * 4;
+  I16 more[C];
   if (kCodes == Codes::zeroed) {
-    const uint8_t* zeros = reinterpret_cast<const uint8_t*>(group) + kPanel * GroupFormat::kind_bytes(f.scales) + col;
+    const uint8_t* zeros = reinterpret_cast<const uint8_t*>(group) + kPanel * f.scale + col;
     for (int c = 0; c < C; ++c) more[c] = isub(iset(0x10101010), four_times(zeros + c * 16));
+  }
+#if QUIRE_AVX512
+  if constexpr (R >= 4) {
+    group_dots<R, kCodes == Codes::bytes, kCodes == Codes::zeroed>({p, x, ldx, start, f.size}, more, acc);
+    return;
+  }
+#endif
+  I16 w[C];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    const I16 first = iset1(start + r * kMaxGroups);
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[r * C + c] = first;
   }
   const int8_t* x3 = x + 3 * ldx;  // two row pointers and one distance reach six rows
   const int8_t* const end = x + f.size;
-#pragma GCC unroll 2
-  for (; x < end; x += 8, x3 += 8) {
+  do {
     if (kCodes == Codes::bytes) {
       for (int c = 0; c < C; ++c) w[c] = iload(p + c * 64);
       dots<false, R, C>(acc, w, x, x3, ldx);
@@ -138,7 +163,9 @@ QUIRE_INLINE void products(const GroupFormat& f, I16* acc, const char* group, in
       dots<true, R, C>(acc, w, x + 4, x3 + 4, ldx);
     }
     p += kPanel * 4;
-  }
+    x += 8;
+    x3 += 8;
+  } while (x < end);
 }
 
 template <int R, int C>
@@ -161,7 +188,7 @@ QUIRE_INLINE void store_sums(const Tile& t, const V16* sum, int col) {
 template <Codes kCodes, bool kOffset, int R>
 void tile_rows(const Tile& t) {
   constexpr int C = tile_cols(R);
-  const size_t stride = t.f->codes_at() + t.f->code_bytes(), factor_bytes = t.f->super_bytes();
+  const Layout f = t.f;
   const char* ahead = t.ahead;
   for (int col = 0; col < kPanel; col += C * 16) {
     V16 sum[R * C];
@@ -176,29 +203,23 @@ void tile_rows(const Tile& t) {
     for (int g = 0; g < t.count; ++g) {
       if (ahead < t.end)
         for (int i = 0; i < t.lines; ++i, ahead += 64) t.near ? prefetch(ahead) : prefetch_l2(ahead);
-      if (factor_bytes && g % GroupFormat::kSuper == 0) factors = group, group += factor_bytes;
+      if (f.factors && g % GroupFormat::kSuper == 0) factors = group, group += f.factors;
       I16 acc[R * C];
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
-        const I16 start = kOffset ? izero() : iset1(&t.in->start[r][g]);
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[r * C + c] = start;
-      }
-      products<kCodes, R, C>(*t.f, acc, group, col, x, t.ldx);
+      products<kCodes, R, C>(f, acc, group, col, x, t.ldx, &t.in->start[0][g]);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        const V16 scale = scales(*t.f, group, factors, col + c * 16);
+        const V16 scale = scales(f, group, factors, col + c * 16);
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r)
           sum[r * C + c] = fma(scale, to_float_shifted(acc[r * C + c], &t.in->bits[r][g]), sum[r * C + c]);
         if (!kOffset) continue;
-        const V16 offset = offsets(*t.f, group, factors, col + c * 16, scale);
+        const V16 offset = offsets(f, group, factors, col + c * 16, scale);
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r)
           sum[r * C + c] = fma(offset, to_float_shifted(iset1(&t.in->less[r][g]), &t.in->bits[r][g]), sum[r * C + c]);
       }
-      group += stride;
-      x += t.f->size;
+      group += f.group;
+      x += f.size;
     }
     store_sums<R, C>(t, sum, col);
   }
@@ -223,10 +244,11 @@ void tile(int rows, const Tile& t) {
 struct Form {
   void (*tile)(int rows, const Tile&);
   int middle;
+  bool offset;
 };
 template <Codes kCodes, bool kOffset>
 constexpr Form form() {
-  return {tile<kCodes, kOffset>, middle(kCodes)};
+  return {tile<kCodes, kOffset>, middle(kCodes), kOffset};
 }
 Form pick(const GroupFormat& f) {
   if (f.bits == 8) return f.offset() ? form<Codes::bytes, true>() : form<Codes::bytes, false>();
@@ -235,7 +257,7 @@ Form pick(const GroupFormat& f) {
 }
 
 // Rows [r0, r1) of the block's numbers.
-void gather(const LinearTask& task, int r0, int r1, int g0, int count, int middle, Numbers* in) {
+void gather(const LinearTask& task, int r0, int r1, int g0, int count, Form form, Numbers* in) {
   const size_t groups = static_cast<size_t>(task.groups.groups(task.k));
   for (int r = r0; r < r1; ++r) {
     const int32_t* less = task.x_groups + r * 2 * groups + g0;
@@ -243,22 +265,20 @@ void gather(const LinearTask& task, int r0, int r1, int g0, int count, int middl
     for (int g = 0; g < count; g += 16) {
       const I16 sums = iload_n(less + g, count - g);
       istore(&in->less[r - r0][g], sums);
-      istore(&in->start[r - r0][g], shift_left(sums, middle));
+      istore(&in->start[r - r0][g], form.offset ? izero() : shift_left(sums, form.middle));
       istore(&in->bits[r - r0][g], iload_n(bits + g, count - g));
     }
   }
 }
 
-// One panel: all rows over all groups, block by block. Rows are cut in tiles of nearly equal height: 8 rows are 4 + 4,
-// not 6 + 2.
+// One panel: all rows over all groups, block by block. The highest tiles do most for a load: 8 rows are 6 + 2.
 void panel(const LinearTask& task, int p, Numbers* in) {
   const GroupFormat& f = task.groups;
   const Form form = pick(f);
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
   const int groups = f.groups(task.k), tiles = (task.rows + kTileRows - 1) / kTileRows, block = kBlockK / f.size;
   const bool once = tiles == 1 && tile_cols(task.rows) * 16 == kPanel;
-  Tile t;
-  t.f = &f;
+  Tile t{Layout(f)};
   t.in = in;
   t.ldx = task.ldx;
   t.ldy = task.ldy;
@@ -272,9 +292,8 @@ void panel(const LinearTask& task, int p, Numbers* in) {
     t.first = g0 == 0;
     t.last = g0 + t.count == groups;
     for (int b = 0; b < tiles; ++b) {
-      const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
-      const int r1 = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles);
-      gather(task, r0, r1, g0, t.count, form.middle, in);
+      const int r0 = b * kTileRows, r1 = task.rows - r0 < kTileRows ? task.rows : r0 + kTileRows;
+      gather(task, r0, r1, g0, t.count, form, in);
       t.x = static_cast<const int8_t*>(task.x) + r0 * task.ldx + static_cast<size_t>(g0) * f.size;
       t.x_scale = task.x_scale + r0;
       t.y = task.y + r0 * task.ldy + p * kPanel;

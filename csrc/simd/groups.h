@@ -69,7 +69,7 @@ QUIRE_INLINE I16 high_nibbles(I16 a) {
 }
 QUIRE_INLINE I16 four_times(const uint8_t* p) {
   const __m512i each = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return {_mm512_mullo_epi32(each, _mm512_set1_epi32(0x01010101))};
+  return {_mm512_shuffle_epi8(each, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0))};
 }
 QUIRE_INLINE I16 iadd(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 QUIRE_INLINE I16 shift_left(I16 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
