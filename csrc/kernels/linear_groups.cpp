@@ -18,7 +18,7 @@ namespace QUIRE_ISA {
 
 namespace {
 
-constexpr int kBlockK = 1024;        // input features that all rows pass over together: their codes stay in the L1 cache
+constexpr int kBlockK = 512;         // input features that all rows pass over together: codes of two blocks fit the L1 cache
 constexpr size_t kPrefetch = 4096;   // a single pass over the weights: bytes ahead of the running load
 
 // Register tiles: at most kTileRows rows at a time, tile_cols(R) vectors of sixteen outputs. A tile holds int32 sums of
@@ -43,6 +43,9 @@ enum class Codes {
 constexpr int middle(Codes c) { return c == Codes::nibbles ? 3 : c == Codes::zeroed ? 4 : 7; }
 
 constexpr int kMaxGroups = kBlockK / 16;
+#if QUIRE_AVX512
+static_assert(kMaxGroups == kGroupPitch);
+#endif
 
 // What a tile's rows need of each group of a block, at fixed distances: offsets of loads are then constants.
 struct Numbers {
@@ -81,7 +84,6 @@ struct Tile {
   const char* ahead;     // to be fetched beside the work, `lines` cache lines a group until `end`
   const char* end;
   int lines;
-  bool near;             // into the L1 cache
 };
 
 QUIRE_INLINE V16 load_kind(const char* p, GroupKind kind) {
@@ -202,7 +204,7 @@ void tile_rows(const Tile& t) {
     const int8_t* x = t.x;
     for (int g = 0; g < t.count; ++g) {
       if (ahead < t.end)
-        for (int i = 0; i < t.lines; ++i, ahead += 64) t.near ? prefetch(ahead) : prefetch_l2(ahead);
+        for (int i = 0; i < t.lines; ++i, ahead += 64) prefetch(ahead);
       if (f.factors && g % GroupFormat::kSuper == 0) factors = group, group += f.factors;
       I16 acc[R * C];
       products<kCodes, R, C>(f, acc, group, col, x, t.ldx, &t.in->start[0][g]);
@@ -284,7 +286,6 @@ void panel(const LinearTask& task, int p, Numbers* in) {
   t.ldy = task.ldy;
   t.bias = task.bias ? task.bias + p * kPanel : nullptr;
   t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
-  t.near = once;
   for (int g0 = 0; g0 < groups; g0 += block) {
     const size_t bytes = f.block_bytes(block);
     t.w = w + f.block_bytes(g0);
@@ -302,10 +303,11 @@ void panel(const LinearTask& task, int p, Numbers* in) {
         t.end = t.w + bytes + kPrefetch;
         t.lines = static_cast<int>((bytes / 64 + block - 1) / block);
       } else {  // the next block, fetched once by all tiles together
-        const size_t share = (bytes / 64 + tiles - 1) / tiles * 64;
-        t.ahead = t.w + bytes + b * share;
-        t.end = t.ahead + share;
-        t.lines = tiles == 1 ? static_cast<int>((bytes / 64 + 2 * block - 1) / (2 * block)) : 4;
+        const size_t lines = bytes / 64, begin = lines * r0 / task.rows, end = lines * r1 / task.rows;
+        const int times = t.count * (kPanel / 16 / tile_cols(r1 - r0));
+        t.ahead = t.w + bytes + begin * 64;
+        t.end = t.w + bytes + end * 64;
+        t.lines = static_cast<int>((end - begin + times - 1) / times);
       }
       form.tile(r1 - r0, t);
     }

@@ -98,6 +98,47 @@ QUIRE_INLINE float scalar(const char* p, GroupKind kind, size_t i) {
   }
 }
 
+// Rows of a QuantizeTask in groups of kVectors · 16.
+template <int kVectors>
+void round_rows(const QuantizeTask& t) {
+  constexpr int kSize = kVectors * 16;
+  const int groups = (t.cols + kSize - 1) / kSize, whole = t.x_dtype == DType::f32 ? t.cols / 16 * 16 : 0;
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    const size_t row = static_cast<size_t>(r) * t.cols;
+    const float* floats = static_cast<const float*>(t.x) + row;
+    const auto at = [&](int c) { return c < whole ? load(floats + c) : source(t.x, t.x_dtype, row + c, t.cols - c); };
+    V16 top[4] = {zero(), zero(), zero(), zero()};  // four, as the next maximum waits for the last
+    int c = 0;
+    for (; c + 64 <= whole; c += 64)
+      for (int v = 0; v < 4; ++v) top[v] = vmax(top[v], magnitude(load(floats + c + v * 16)));
+    for (; c < t.cols; c += 16) top[0] = vmax(top[0], magnitude(at(c)));
+    const float widest = max_lanes(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
+    const float scale = widest < kTiny ? 0.0f : widest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    t.scale[r] = scale / (1 << kGroupBits);
+    int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch;
+    int32_t* less = t.groups + static_cast<size_t>(r) * groups * 2;
+    for (int g = 0; g < groups; ++g, out += kSize) {
+      V16 x[kVectors], most = zero(), sum = zero();
+      for (int v = 0; v < kVectors; ++v) {
+        const int from = g * kSize + v * 16;
+        x[v] = from < t.cols ? at(from) : zero();
+        most = vmax(most, magnitude(x[v]));
+      }
+      // how often the group can be doubled and stay within the row: exponents, less one if its mantissa is larger
+      const uint32_t doublings = (float_to_bits(widest) - float_to_bits(max_lanes(most))) >> 23;
+      const int up = doublings < kGroupBits ? static_cast<int>(doublings) : kGroupBits;
+      const V16 times = set1(inverse * static_cast<float>(1 << up));
+      for (int v = 0; v < kVectors; ++v) {
+        const V16 q = round_even(vmax(vmin(mul(x[v], times), set1(127.0f)), set1(-127.0f)));
+        sum = add(sum, q);
+        store_s8(out + v * 16, q);
+      }
+      less[g] = -static_cast<int32_t>(sum_lanes(sum));  // exact: below 2^24
+      less[groups + g] = kGroupBits - up;
+    }
+  }
+}
+
 }  // namespace
 
 void pack_groups(const PackTask& t) {
@@ -153,36 +194,11 @@ void pack_codes(const PackCodesTask& t) {
 }
 
 void quantize_groups(const QuantizeTask& t) {
-  const int groups = (t.cols + t.group - 1) / t.group, vectors = t.group / 16;
-  for (int r = t.row_begin; r < t.row_end; ++r) {
-    const size_t row = static_cast<size_t>(r) * t.cols;
-    V16 top = zero();
-    for (int c = 0; c < t.cols; c += 16) top = vmax(top, magnitude(source(t.x, t.x_dtype, row + c, t.cols - c)));
-    const float widest = max_lanes(top), scale = widest < kTiny ? 0.0f : widest / 127.0f;
-    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    t.scale[r] = scale / (1 << kGroupBits);
-    int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch;
-    int32_t* less = t.groups + static_cast<size_t>(r) * groups * 2;
-    for (int g = 0; g < groups; ++g) {
-      V16 x[kMaxVectors], most = zero(), sum = zero();
-      for (int v = 0; v < vectors; ++v) {
-        const int c = g * t.group + v * 16, left = t.cols - c;
-        x[v] = left > 0 ? source(t.x, t.x_dtype, row + c, left) : zero();
-        most = vmax(most, magnitude(x[v]));
-      }
-      // how often the group can be doubled and stay within the row: exponents, less one if its mantissa is larger
-      const uint32_t doublings = (float_to_bits(widest) - float_to_bits(max_lanes(most))) >> 23;
-      const int up = doublings < kGroupBits ? static_cast<int>(doublings) : kGroupBits;
-      const V16 times = set1(inverse * static_cast<float>(1 << up));
-      for (int v = 0; v < vectors; ++v) {
-        const V16 q = round_even(vmax(vmin(mul(x[v], times), set1(127.0f)), set1(-127.0f)));
-        sum = add(sum, q);
-        store_s8(out + v * 16, q);
-      }
-      out += t.group;
-      less[g] = -static_cast<int32_t>(sum_lanes(sum));  // exact: below 2^24
-      less[groups + g] = kGroupBits - up;
-    }
+  switch (t.group) {
+    case 16: return round_rows<1>(t);
+    case 32: return round_rows<2>(t);
+    case 64: return round_rows<4>(t);
+    default: return round_rows<8>(t);
   }
 }
 
