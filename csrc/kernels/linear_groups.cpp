@@ -18,7 +18,7 @@ namespace QUIRE_ISA {
 
 namespace {
 
-constexpr int kBlockK = 512;         // input features that all rows pass over together: codes of two blocks fit the L1 cache
+constexpr int kBlockK = 512;         // input features that all rows pass over together: two blocks fit the L1 cache
 constexpr size_t kPrefetch = 4096;   // a single pass over the weights: bytes ahead of the running load
 
 // Register tiles: at most kTileRows rows at a time, tile_cols(R) vectors of sixteen outputs. A tile holds int32 sums of

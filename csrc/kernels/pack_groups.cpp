@@ -46,7 +46,6 @@ QUIRE_INLINE void put_scale(GroupKind kind, char* to, int col, float x) {
   kind == GroupKind::f32 ? std::memcpy(to + col * 4, &x, 4) : std::memcpy(to + col * 2, &h, 2);
 }
 
-QUIRE_INLINE V16 magnitude(V16 a) { return vmax(a, sub(zero(), a)); }
 QUIRE_INLINE float lowest(V16 a) { return -max_lanes(sub(zero(), a)); }
 
 // One group rounded as quant.groups.quantize defines: its codes, and the scale.
@@ -76,7 +75,7 @@ QUIRE_INLINE float round_group(const GroupFormat& f, const V16* w, uint8_t* code
     best_scale = scale;
     for (int v = 0; v < vectors; ++v) kept[v] = add(q[v], set1(half));
   }
-  for (int v = 0; v < vectors; ++v) store_s8(reinterpret_cast<int8_t*>(codes) + v * 16, kept[v]);
+  for (int v = 0; v < vectors; ++v) store_s8(reinterpret_cast<int8_t*>(codes) + v * 16, to_int(kept[v]));
   return best_scale;
 }
 
@@ -98,43 +97,57 @@ QUIRE_INLINE float scalar(const char* p, GroupKind kind, size_t i) {
   }
 }
 
-// Rows of a QuantizeTask in groups of kVectors · 16.
+// Rows of a QuantizeTask in groups of kVectors · 16. Maxima of all groups come first, then their bits, then the bytes:
+// three short dependent chains a group instead of a long one.
 template <int kVectors>
 void round_rows(const QuantizeTask& t) {
   constexpr int kSize = kVectors * 16;
-  const int groups = (t.cols + kSize - 1) / kSize, whole = t.x_dtype == DType::f32 ? t.cols / 16 * 16 : 0;
+  const int groups = (t.cols + kSize - 1) / kSize, whole = t.x_dtype == DType::f32 ? t.cols / kSize : 0;
   for (int r = t.row_begin; r < t.row_end; ++r) {
     const size_t row = static_cast<size_t>(r) * t.cols;
-    const float* floats = static_cast<const float*>(t.x) + row;
-    const auto at = [&](int c) { return c < whole ? load(floats + c) : source(t.x, t.x_dtype, row + c, t.cols - c); };
-    V16 top[4] = {zero(), zero(), zero(), zero()};  // four, as the next maximum waits for the last
-    int c = 0;
-    for (; c + 64 <= whole; c += 64)
-      for (int v = 0; v < 4; ++v) top[v] = vmax(top[v], magnitude(load(floats + c + v * 16)));
-    for (; c < t.cols; c += 16) top[0] = vmax(top[0], magnitude(at(c)));
-    const float widest = max_lanes(vmax(vmax(top[0], top[1]), vmax(top[2], top[3])));
-    const float scale = widest < kTiny ? 0.0f : widest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    t.scale[r] = scale / (1 << kGroupBits);
-    int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch;
-    int32_t* less = t.groups + static_cast<size_t>(r) * groups * 2;
-    for (int g = 0; g < groups; ++g, out += kSize) {
-      V16 x[kVectors], most = zero(), sum = zero();
-      for (int v = 0; v < kVectors; ++v) {
-        const int from = g * kSize + v * 16;
-        x[v] = from < t.cols ? at(from) : zero();
-        most = vmax(most, magnitude(x[v]));
+    const auto vectors_of = [&](int g, V16* x) {
+      const int c = g * kSize;
+      if (g < whole) {
+        for (int v = 0; v < kVectors; ++v) x[v] = load(static_cast<const float*>(t.x) + row + c + v * 16);
+      } else {
+        for (int v = 0; v < kVectors; ++v) {
+          const int left = t.cols - c - v * 16;
+          x[v] = left > 0 ? source(t.x, t.x_dtype, row + c + v * 16, left) : zero();
+        }
       }
-      // how often the group can be doubled and stay within the row: exponents, less one if its mantissa is larger
-      const uint32_t doublings = (float_to_bits(widest) - float_to_bits(max_lanes(most))) >> 23;
-      const int up = doublings < kGroupBits ? static_cast<int>(doublings) : kGroupBits;
-      const V16 times = set1(inverse * static_cast<float>(1 << up));
+    };
+    int32_t* less = t.groups + static_cast<size_t>(r) * groups * 2;
+    int32_t* bits = less + groups;  // first of a group's maximum, as a positive float's order is its bits'
+    int32_t widest = 0;
+    for (int g = 0; g < groups; ++g) {
+      V16 x[kVectors];
+      vectors_of(g, x);
+      V16 most = magnitude(x[0]);
+      for (int v = 1; v < kVectors; ++v) most = vmax(most, magnitude(x[v]));
+      bits[g] = static_cast<int32_t>(float_to_bits(max_lanes(most)));
+      widest = bits[g] > widest ? bits[g] : widest;
+    }
+    const float top = bits_to_float(static_cast<uint32_t>(widest)), scale = top < kTiny ? 0.0f : top / 127.0f;
+    t.scale[r] = scale / (1 << kGroupBits);
+    // how often a group can be doubled and stay within the row: exponents, less one if its mantissa is larger
+    for (int g = 0; g < groups; ++g) {
+      const int doublings = (widest - bits[g]) >> 23;
+      bits[g] = doublings <= 0 ? kGroupBits : doublings < kGroupBits ? kGroupBits - doublings : 0;  // also for NaN
+    }
+    float times[kGroupBits + 1];
+    for (int b = 0; b <= kGroupBits; ++b)
+      times[b] = (scale > 0.0f ? 1.0f / scale : 0.0f) * static_cast<float>(1 << (kGroupBits - b));
+    int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch;
+    for (int g = 0; g < groups; ++g, out += kSize) {
+      V16 x[kVectors];
+      vectors_of(g, x);
+      I16 sum = izero();
       for (int v = 0; v < kVectors; ++v) {
-        const V16 q = round_even(vmax(vmin(mul(x[v], times), set1(127.0f)), set1(-127.0f)));
-        sum = add(sum, q);
+        const I16 q = to_int(mul(x[v], set1(times[bits[g]])));
+        sum = iadd(sum, q);
         store_s8(out + v * 16, q);
       }
-      less[g] = -static_cast<int32_t>(sum_lanes(sum));  // exact: below 2^24
-      less[groups + g] = kGroupBits - up;
+      less[g] = -static_cast<int32_t>(sum_lanes(to_float(sum)));  // exact: below 2^24
     }
   }
 }

@@ -52,8 +52,8 @@ QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
 
 // load_half: sixteen finite float16. load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
 // four bits of each byte. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8 for bytes below 32.
-// shift_left: int32 lanes. to_float_shifted: lanes times 2^n, below 2^31, rounded once. store_s8: integral floats in
-// [-128, 127].
+// shift_left: int32 lanes. to_float_shifted: lanes times 2^n, below 2^31, rounded once. to_int: to nearest, ties to
+// even. store_s8: numbers in [-128, 127].
 #if QUIRE_AVX512
 
 QUIRE_INLINE V16 load_half(const uint16_t* p) {
@@ -77,8 +77,10 @@ QUIRE_INLINE V16 to_float_shifted(I16 a, const int32_t* n) {
   return {_mm512_cvtepi32_ps(_mm512_sllv_epi32(a.v, _mm512_set1_epi32(*n)))};
 }
 QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
-QUIRE_INLINE void store_s8(int8_t* p, V16 a) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+QUIRE_INLINE I16 to_int(V16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+QUIRE_INLINE V16 magnitude(V16 a) { return {_mm512_abs_ps(a.v)}; }
+QUIRE_INLINE void store_s8(int8_t* p, I16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
 
 #elif QUIRE_AVX2
@@ -125,9 +127,11 @@ QUIRE_INLINE __m256i dot8_u5(__m256i acc, __m256i w, __m256i x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
 QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return {dot8_u5(acc.a, w.a, x.a), dot8_u5(acc.b, w.b, x.b)}; }
-QUIRE_INLINE void store_s8(int8_t* p, V16 x) {
+QUIRE_INLINE I16 to_int(V16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+QUIRE_INLINE V16 magnitude(V16 x) { return vmax(x, sub(zero(), x)); }
+QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
   int32_t t[16];
-  istore(t, {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)});
+  istore(t, x);
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
 }
 
@@ -164,9 +168,17 @@ QUIRE_INLINE V16 to_float_shifted(I16 x, const int32_t* n) {
   return mul(to_float(x), set1(static_cast<float>(1 << *n)));
 }
 QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
-QUIRE_INLINE void store_s8(int8_t* p, V16 x) {
+QUIRE_INLINE I16 to_int(V16 x) {
   float t[16];
-  store(t, x);
+  int32_t n[16];
+  store(t, round_even(x));
+  for (int i = 0; i < 16; ++i) n[i] = static_cast<int32_t>(t[i]);
+  return iload(n);
+}
+QUIRE_INLINE V16 magnitude(V16 x) { return vmax(x, sub(zero(), x)); }
+QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
+  int32_t t[16];
+  istore(t, x);
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
 }
 
