@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, QKNorm, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
+from quire.spec.model import ClampedSwiGLU
 
+EXPERTS = (
+    MoE(Router(5, 2), 24),
+    MoE(
+        Router(8, 3, "sigmoid", correction=True, groups=4, top_groups=2, group_score="top2"),
+        70,
+        shared=MLP(9),
+    ),
+    MoE(Router(4, 4, bias=True), 12, ClampedSwiGLU(), bias=True, shared=MLP(30, "gelu"), shared_gate=True),
+)
 BF16 = NumberFormats("bf16", "bf16")
 F32 = NumberFormats("f32", "f32")
 
@@ -28,6 +39,16 @@ def decoder_spec(
         for window in windows
     )
     return ModelSpec(vocab=vocab, dim=dim, layers=layers, norm=Norm(), max_positions=32768, tied=tied)
+
+
+def moe_spec(
+    router: Router, width: int = 40, *, dim: int = 48, dense: Sequence[int] = (), layers: int = 2, **more: Any
+) -> ModelSpec:
+    """A decoder with experts in all but the dense layers; `more` are fields of MoE."""
+    spec = decoder_spec(100, dim, 56, (4, 2, 16), [0] * layers)
+    moe = MoE(router, width, **more)
+    blocks = (x if i in dense else replace(x, mlp=moe) for i, x in enumerate(spec.layers))
+    return replace(spec, layers=tuple(blocks))
 
 
 def qwen3_0_6b() -> ModelSpec:
@@ -76,6 +97,7 @@ def rearranged(draw: st.DrawFn, spec: ModelSpec) -> ModelSpec:
         for x in spec.layers
     )  # fmt: skip
     scales = [draw(st.sampled_from([1.0, 0.5])) for _ in range(3)]
+    layers = (*layers[:-1], replace(layers[-1], mlp=draw(st.sampled_from([layers[-1].mlp, *EXPERTS]))))
     return replace(
         spec, norm=norm, layers=layers, embed_scale=scales[0], residual_scale=scales[1], logits_scale=scales[2],
         logits_cap=draw(st.sampled_from([0.0, 30.0])),

@@ -7,15 +7,26 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools.models_table import example_config
 
-from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0_6b
-from quire.program.cost import Cost, Machine, Row, step_cost, visible_keys, visible_pairs
+from helpers.specs import BF16, F32, decoder_spec, llama3_70b, moe_spec, programs, qwen3_0_6b
+from quire.program.cost import (
+    Cost,
+    Machine,
+    Row,
+    active_parameters,
+    step_cost,
+    touched_experts,
+    visible_keys,
+    visible_pairs,
+)  # fmt: skip
 from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import (
     Add,
     Attend,
     Embed,
+    Experts,
     GatedAct,
     GatherRows,
     Linear,
@@ -25,6 +36,9 @@ from quire.program.ops import (
     Scale,
 )
 from quire.spec import Norm as NormSpec
+from quire.spec import Router
+from quire.spec.config_reader import ConfigReader
+from quire.spec.families import read_spec
 
 ROWS = st.builds(Row, st.integers(1, 40), st.integers(0, 60))
 
@@ -175,3 +189,25 @@ def test_weights_in_groups_cost_their_codes_scales_and_offsets() -> None:
     linears = [(op, c) for op, c in zip(program.ops, cost.ops, strict=True) if isinstance(op, Linear)]
     assert linears[0][1].weight_bytes == 64 * (32 + 2 * 3)
     assert linears[0][1].activation_bytes == 3 * (64 + 4 + 2 * 8 + 64 * 4)
+
+
+def test_experts_cost_what_a_step_touches() -> None:
+    """One token reads top_k experts, many tokens the expected number of different ones, at most all."""
+    assert [touched_experts(128, 8, n) for n in (0, 1, 2, 10_000)] == [0, 8, 16, 128]
+    assert touched_experts(8, 2, 4) == round(8 * (1 - 0.75**4))
+    program = lower(moe_spec(Router(8, 2, bias=True), 40, bias=True, layers=1, dim=48), BF16)
+    index = next(i for i, op in enumerate(program.ops) if isinstance(op, Experts))
+    for tokens, touched in ((1, 2), (3, touched_experts(8, 2, 3))):
+        cost = step_cost(program, [Row(tokens, 0)], 1).ops[index]
+        assert cost.weight_bytes == touched * (80 * 48 * 2 + 80 * 4)
+        assert cost.flops == 2 * tokens * (2 * 80 * 48 + 80)
+        assert cost.activation_bytes == 2 * tokens * (48 * 2 + 80 * 4)
+
+
+def test_active_parameters_of_qwen3_30b_a3b() -> None:
+    """30.5 billion parameters, 3.3 of them for a token."""
+    config = {"model_type": "qwen3_moe", **example_config("qwen3_moe")}
+    program = lower(read_spec(ConfigReader(config))[0], BF16)
+    inactive = 48 * 3 * 120 * 768 * 2048
+    assert sum(p.rows * max(p.cols, 1) for p in program.params) == 30_532_122_624
+    assert active_parameters(program) == 30_532_122_624 - inactive == 3_353_032_704

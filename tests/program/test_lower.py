@@ -6,26 +6,31 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from helpers.specs import BF16, F32, decoder_spec, programs
+from helpers.specs import BF16, F32, decoder_spec, moe_spec, programs
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import (
     Add,
     Attend,
+    Combine,
+    Dispatch,
     Embed,
+    Experts,
     GatedAct,
     GatherRows,
     Linear,
     Norm,
     Op,
     Program,
+    Quantize,
     RopeWrite,
+    Route,
     Scale,
     param_names,
     reads,
     writes,
 )
-from quire.spec import MLP, ModelSpec, Rope
+from quire.spec import MLP, ModelSpec, Rope, Router
 
 
 def check_shapes(program: Program, op: Op) -> None:
@@ -69,6 +74,32 @@ def check_shapes(program: Program, op: Op) -> None:
             assert cols(op.gate_up) == 2 * cols(op.out)
         case GatherRows():
             assert cols(op.x) == cols(op.out)
+        case Route() | Dispatch() | Experts() | Combine():
+            check_experts(program, op)
+
+
+def check_experts(program: Program, op: Op) -> None:
+    found = {b.name: b for b in program.buffers}
+    match op:
+        case Route():
+            assert found[op.logits].cols == op.router.experts
+            assert {found[name].cols for name in writes(op)} == {op.router.top_k}
+            assert [found[name].dtype for name in writes(op)] == ["i32", "f32", "i32"]
+        case Dispatch():
+            x, out = found[op.x], found[op.out]
+            assert (x.cols, x.dtype, x.group) == (out.cols, out.dtype, out.group)
+            assert (x.per, out.per) == (1, found[op.places].cols)
+        case Experts():
+            weight = program.param(op.weight)
+            assert (found[op.x].cols, found[op.out].cols) == (weight.cols, weight.matrix_rows)
+            assert found[op.x].per == found[op.out].per == found[op.ids].cols
+            assert all(part.rows <= weight.matrix_rows for part in weight.parts)
+            bias = op.bias and program.param(op.bias)
+            assert not bias or (bias.rows, bias.experts) == (weight.rows, weight.experts)
+        case Combine():
+            assert found[op.x].cols == found[op.out].cols
+            assert found[op.x].per == found[op.places].cols == found[op.weights].cols
+            assert op.gate is None or found[op.gate].cols == 1
 
 
 @given(programs())
@@ -135,6 +166,20 @@ def test_number_formats_reach_weights_inputs_and_cache() -> None:
     assert program.kv_dtype == "bf16"
     rounded = {buffer.name for buffer in program.buffers if buffer.dtype == "bf16"}
     assert rounded == {op.x for op in program.ops if isinstance(op, Linear)}
+
+
+def test_experts_and_shared_expert_share_one_rounding_of_their_input() -> None:
+    """The router reads float32, whatever the weights; experts and shared expert the same bytes of it."""
+    spec = moe_spec(Router(4, 2), shared=MLP(24), shared_gate=True, layers=1)
+    program = lower(spec, NumberFormats("bf16", "bf16", I8))
+    inputs = [op.x for op in program.ops if isinstance(op, Quantize)]
+    assert inputs == ["hidden", "mixed", "hidden", "gated", "expert_gated"]
+    for name in ("layers.0.router", "layers.0.shared_gate"):
+        assert program.param(name).dtype == "f32"
+    assert program.param("layers.0.experts.down").format == I8
+    bf16 = lower(spec, BF16)
+    copies = [op for op in bf16.ops if isinstance(op, Norm) and op.weight is None]
+    assert [(op.x, op.out) for op in copies] == [("hidden_f32", "hidden")]
 
 
 def test_formats_by_parameter() -> None:

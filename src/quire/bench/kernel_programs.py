@@ -26,7 +26,7 @@ from quire.loader import RandomWeights, load
 from quire.loader.source import Array, TensorInfo
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.memory import param_bytes
-from quire.program.ops import KVLayer, Op, Param, Program, param_names, reads, writes
+from quire.program.ops import Experts, KVLayer, Op, Param, Program, param_names, reads, writes
 from quire.types import CacheGroup, MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size
@@ -102,7 +102,7 @@ def name_of(program: Program, op: Op) -> str:
 def _signature(program: Program, op: Op) -> tuple[Any, ...]:
     """Equal for ops that do the same work: kind, shapes and formats of what it touches, and its settings."""
     params = {p.name: (p.kind, p.rows, p.cols, p.dtype) for p in program.params}
-    buffers = {b.name: (b.cols, b.dtype, b.rows) for b in program.buffers}
+    buffers = {b.name: (b.cols, b.dtype, b.rows, b.per) for b in program.buffers}
     values = [getattr(op, f.name) for f in dataclasses.fields(op)]
     return (
         type(op),
@@ -118,10 +118,13 @@ def unit_cost(program: Program, unit: Unit, rows: Sequence[Row], logit_rows: int
 def copies_for(program: Program, unit: Unit, rows: Sequence[Row], spill: int) -> int:
     """How many copies of a unit hold at least `spill` bytes of weights and KV together."""
     cost = unit_cost(program, unit, rows, sum(row.query_len for row in rows))
-    names = {name for op in program.ops[unit.start : unit.stop] for name in param_names(op)}
-    held = (
-        sum(param_bytes(program.param(name)) for name in names) + cost.kv_read_bytes + cost.kv_written_bytes
-    )
+    ops = program.ops[unit.start : unit.stop]
+    touched = {name for op in ops if isinstance(op, Experts) for name in param_names(op)}
+    names = {name for op in ops for name in param_names(op)} - touched
+    held = sum(param_bytes(program.param(name)) for name in names)
+    if touched:  # the experts of a step, not all that there are
+        held = max(held, cost.weight_bytes)
+    held += cost.kv_read_bytes + cost.kv_written_bytes
     if held < NOTHING:
         return SMALL_OP_COPIES
     return max(1, min(MAX_COPIES, math.ceil(spill / held)))

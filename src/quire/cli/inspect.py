@@ -102,6 +102,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
             for p in program.params
         ],
         "parameters": sum(p.rows * max(p.cols, 1) for p in program.params),
+        "active": _active(program),
         "ops": [_op(op) for op in program.ops],
         "body_ops": len(program.body),
         "kv": _kv(program) | _kv_shares(model.facts.spec),
@@ -112,18 +113,27 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
     }  # fmt: skip
 
 
+def _active(program: Program) -> dict[str, int]:
+    """Of one token: the parameters that take part, experts that it goes to counted, and the weight bytes read."""
+    from quire.program.cost import Row, active_parameters, step_cost
+
+    read = step_cost(program, [Row(1, 0)], 1).total.weight_bytes
+    return {"parameters": active_parameters(program), "weight_bytes": read}
+
+
 def _stored(model: Model, program: Program) -> dict[str, Any]:
     """The formats that weights are stored in: tensors and bytes of each, and how many of them are turned into floats;
     without weights, why there are none.
     """
-    from quire.engine.build import open_weights
+    from quire.engine.build import open_weights, weight_origin
     from quire.loader.source import CodesSource
     from quire.types import QuireError
 
     computed = {part.tensor: param.format for param in program.params if param.groups for part in param.parts}
     formats: dict[str, dict[str, Any]] = {}
     try:
-        with open_weights(model) as source:
+        with open_weights(model) as opened:
+            source = weight_origin(model).rules.view(opened)
             for name in source.names():
                 info = source.info(name)
                 entry = formats.setdefault(
@@ -254,6 +264,13 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         f"  {report['parameters'] / 1e6:.1f} M parameters, vocabulary {spec['vocab']}, width {spec['dim']}, "
         f"context {spec['max_positions']}, {'tied' if spec['tied'] else 'untied'} embeddings, stored {spec['dtype']}",
     ]
+    active = report["active"]
+    if active["parameters"] < report["parameters"]:
+        share = active["parameters"] / report["parameters"]
+        lines.append(
+            f"  {active['parameters'] / 1e6:.1f} M active parameters a token ({share:.1%}), "
+            f"{format_size(active['weight_bytes'])} of weights read"
+        )
     lines += _layer_lines(spec)
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
@@ -307,7 +324,20 @@ def _layer_line(run: dict[str, Any]) -> str:
     mlp, attention = run["mlp"], _attention_text(run["attention"])
     order = {(True, False): "pre-norm", (True, True): "sandwich norms", (False, True): "post-norm"}
     block = order[run["pre_norm"], run["post_norm"]] + (", parallel" if run["parallel"] else "")
-    return f"{attention}; gated {mlp['act']} MLP of {mlp['width']}; {block}"
+    return f"{attention}; {_mlp_text(mlp)}; {block}"
+
+
+def _mlp_text(mlp: dict[str, Any]) -> str:
+    from quire.spec import MLP, MoE, Router
+    from quire.spec.describe import experts_text
+    from quire.spec.model import ClampedSwiGLU
+
+    act = mlp["act"] if isinstance(mlp["act"], str) else ClampedSwiGLU(**mlp["act"])
+    if "router" not in mlp:
+        return f"gated {act} MLP of {mlp['width']}"
+    shared = mlp["shared"] and MLP(**mlp["shared"])
+    moe = MoE(**mlp | {"router": Router(**mlp["router"]), "shared": shared, "act": act})
+    return f"gated {act} MLPs, {experts_text(moe)}"
 
 
 def _attention_text(att: dict[str, Any]) -> str:
@@ -354,19 +384,21 @@ def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     shapes = {p["name"]: p["shape"] for p in report["params"]}
     ops = report["ops"]
     body = report["body_ops"]
-    layers = len({op["layer"] for op in ops if op["op"] == "Attend"})
     before = next(i for i, op in enumerate(ops) if op["op"] == "Norm")  # embedding, and its multiplier
-    per_layer = (body - before) // layers
-    shown = range(len(ops)) if all_ops else [*range(before + per_layer), *range(body, len(ops))]
+    mixers = [i for i, op in enumerate(ops) if op["op"] in {"Attend", "LatentAttend"}]
+    layers = len(mixers)
+    first = mixers[1] - mixers[0] if layers > 1 else body - before  # ops of the first layer
+    same = "the same" if before + first * layers == body else "others, listed by --ops, or the same"
+    shown = range(len(ops)) if all_ops else [*range(before + first), *range(body, len(ops))]
     lines = []
     for i in shown:
         if i == body and not all_ops:
-            lines.append(f"  … the same {per_layer} ops for each of {layers} layers, then the head:")
+            lines.append(f"  … {same} {first} ops for each of {layers} layers, then the head:")
         op = ops[i]
         weight = op.get("weight") or op.get("table")
         shape = f" {weight} {shapes[weight]}" if weight else ""
-        source = op.get("x") or op.get("qkv") or op.get("gate_up") or ""
-        out = op.get("out") or op.get("qkv") or op.get("x")
+        source = op.get("x") or op.get("qkv") or op.get("gate_up") or op.get("logits") or ""
+        out = op.get("out") or op.get("qkv") or op.get("ids") or op.get("x")
         lines.append(f"  {i:>4}  {op['op']:<10} {source:>8} -> {out}{shape}")
     return lines
 

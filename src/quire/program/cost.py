@@ -35,6 +35,7 @@ from quire.program.ops import (
     RopeWrite,
     Route,
     Scale,
+    param_names,
 )
 
 NORM_FLOPS = {"rms": 4, "layer": 6}  # square, add to the sum, scale, weight; and the mean: sum, subtract
@@ -137,6 +138,17 @@ def touched_experts(experts: int, top_k: int, tokens: int) -> int:
     For more, the number expected when every token takes its own at random: experts · (1 - (1 - top_k/experts)^tokens).
     """
     return round(experts * (1 - (1 - top_k / experts) ** tokens))
+
+
+def active_parameters(program: Program) -> int:
+    """Parameters that take part in one token's step: of experts, those of the top_k that it goes to."""
+    params = {param.name: param for param in program.params}
+    shares = dict.fromkeys(params, (1, 1))
+    for op in program.body:
+        if isinstance(op, Experts):
+            for name in param_names(op):
+                shares[name] = program.buffer(op.out).per, params[name].experts
+    return sum(p.rows * max(p.cols, 1) * shares[p.name][0] // shares[p.name][1] for p in program.params)
 
 
 class _Counter:

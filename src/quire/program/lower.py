@@ -269,7 +269,8 @@ class Lowering:
         dtype = self.formats.of(weight).inputs
         if dtype == self.buffers[x].dtype:
             return x
-        out = self.buffer(x, self.buffers[x].cols, dtype)
+        name = x.removesuffix(f"_{self.buffers[x].dtype}")
+        out = self.buffer(name, self.buffers[x].cols, dtype)
         self.once(self.body, Norm(x, None, None, self.spec.norm.eps, out))
         return out
 

@@ -34,6 +34,10 @@ KINDS = (
     "attend",
     "gated_act",
     "gather_rows",
+    "route",
+    "dispatch",
+    "experts",
+    "combine",
     "layer",
     "sample",
 )
