@@ -89,11 +89,13 @@ def test_wrong_order_is_seen(tmp_path: Path) -> None:
 
 def test_other_shapes_are_refused(tmp_path: Path) -> None:
     tensors = stacked(experts(), ORDERS["transposed"])
-    with Checkpoint(written(tmp_path, tensors)) as checkpoint:
-        with pytest.raises(
+    with (
+        Checkpoint(written(tmp_path, tensors)) as checkpoint,
+        pytest.raises(
             CheckpointError, match=r"gate_up_proj: shape \[3, 64, 64\]|down_proj: shape \[3, 32, 64\]"
-        ):
-            LoadRules.of(SPEC).view(checkpoint)
+        ),
+    ):
+        LoadRules.of(SPEC).view(checkpoint)
 
 
 def test_an_expert_that_is_there_twice_is_refused(tmp_path: Path) -> None:
@@ -131,7 +133,8 @@ def test_mxfp4_stacks_in_turns(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(view.read(tensor), values[e])
                 assert view.info(tensor).stored == "MXFP4"
                 form, codes = view.packed(tensor), view.read_codes(tensor, 1, 5)
-                assert form is not None and form.groups is not None
+                assert form is not None
+                assert form.groups is not None
                 assert isinstance(codes, GroupCodes)
                 np.testing.assert_array_equal(dequantize(form.groups, 8, codes), values[e][1:5])
 

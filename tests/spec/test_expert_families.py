@@ -85,7 +85,8 @@ def test_dense_layers(model_type: str, changes: dict[str, Any], dense: list[int]
 
 def test_shared_expert_of_qwen2() -> None:
     moe = experts(spec_of("qwen2_moe", shared_expert_intermediate_size=48, moe_intermediate_size=24))[0]
-    assert moe is not None and moe.shared is not None
+    assert moe is not None
+    assert moe.shared is not None
     assert (moe.width, moe.shared.width, moe.shared_gate, moe.router.renormalise) == (24, 48, True, False)
     assert experts(spec_of("qwen3_moe", norm_topk_prob=True))[0].router.renormalise  # type: ignore[union-attr]
 
