@@ -101,9 +101,10 @@ def test_other_shapes_are_refused(tmp_path: Path) -> None:
 def test_an_expert_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     each = experts()
     name = f"{AT}.2.down_proj.weight"
-    with Checkpoint(written(tmp_path, stacked(each, ORDERS["plain"]) | {name: each[name]})) as checkpoint:
-        with pytest.raises(CheckpointError, match=r"experts\.2\.down_proj\.weight is there by itself and in"):
-            LoadRules.of(SPEC).view(checkpoint)
+    error = r"experts\.2\.down_proj\.weight is there by itself and in"
+    folder = written(tmp_path, stacked(each, ORDERS["plain"]) | {name: each[name]})
+    with Checkpoint(folder) as checkpoint, pytest.raises(CheckpointError, match=error):
+        LoadRules.of(SPEC).view(checkpoint)
 
 
 def mxfp4(random: np.random.Generator, rows: int, cols: int) -> dict[str, Array]:
