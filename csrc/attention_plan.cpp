@@ -11,8 +11,8 @@ namespace {
 
 // Bringing a key and its value from memory takes about as long as eight query rows' work on them.
 constexpr int kMemoryRows = 8;
-// A part is split when it is more than 1 / (kLong * threads) of a step's work, into half of that.
-constexpr int kLong = 2;
+// Parts are cut until there are about this many of equal size for each thread.
+constexpr int kPartsPerThread = 6;
 constexpr size_t kStatesPerThread = size_t{1} << 20;  // bytes
 
 int heads_per_kv(const AttendShape& s) { return s.heads / s.kv_heads; }
@@ -20,9 +20,11 @@ int d16(const AttendShape& s) { return static_cast<int>(align_up(s.rank ? s.rank
 size_t scratch_bytes(const AttendShape& s) {
   return s.rank ? latent_scratch_bytes(s.head_dim, s.rank, s.heads) : attend_scratch_bytes(s.head_dim, heads_per_kv(s));
 }
-size_t floats_of_rows(const AttendShape& s, int queries) {
-  return static_cast<size_t>(queries) * heads_per_kv(s) * state_floats(d16(s));
+// Heads of keys and values that a call takes with so many queries.
+int heads_per_call(const AttendShape& s, int queries) {
+  return std::clamp(kAttendRows / (queries * heads_per_kv(s)), 1, s.kv_heads);
 }
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 
@@ -31,7 +33,7 @@ size_t attention_states(const std::vector<AttendShape>& shapes, int threads, int
   size_t most = 0;
   for (const AttendShape& s : shapes) {
     const size_t partitions = (static_cast<size_t>(max_len) + kPartition - 1) / kPartition;
-    most = std::max(most, kLong * threads * partitions * floats_of_rows(s, queries_per_call(heads_per_kv(s))));
+    most = std::max(most, threads * partitions * std::max(kAttendRows, heads_per_kv(s)) * state_floats(d16(s)));
   }
   return std::min(most, kStatesPerThread * threads / sizeof(float));
 }
@@ -45,70 +47,97 @@ AttentionMemory attention_memory(const std::vector<AttendShape>& shapes, int thr
 }
 
 AttentionPlan::AttentionPlan(const AttendShape& shape, int threads, int max_tokens, size_t states)
-    : shape_(shape), threads_(threads), states_(states), counters_(new std::atomic<int>[kLong * threads]()) {
-  // A part holds at least one query, and splits make at most 2 * kLong parts a thread and one more for each.
-  parts_.reserve(static_cast<size_t>(max_tokens) + 3 * kLong * threads);
+    : shape_(shape), threads_(threads), states_(states),
+      counters_(new std::atomic<int>[2 * kPartsPerThread * threads]()) {
+  // With q queries a call takes at least half as many heads as it would with one, over q. Cuts at most double the
+  // pieces that they are to make.
+  const size_t of_query = ceil_div(shape.kv_heads, heads_per_call(shape, 1));
+  parts_.reserve(static_cast<size_t>(max_tokens) * 2 * of_query + 4 * kPartsPerThread * threads);
 }
 
 void AttentionPlan::plan(int rows, const int32_t* query_start, const int32_t* positions) {
   parts_.clear();
   for (int b = 0; b < rows; ++b) add_row(b, query_start[b], query_start[b + 1], positions);
-  if (states_) split_long();
+  if (threads_ > 1) split_long();
   std::sort(parts_.begin(), parts_.end(), [](const AttendPart& a, const AttendPart& b) {
+    if (a.head_begin != b.head_begin) return a.head_begin < b.head_begin;
     if (a.work != b.work) return a.work > b.work;
     return a.token_begin != b.token_begin ? a.token_begin < b.token_begin : a.partition_begin < b.partition_begin;
   });
 }
 
 void AttentionPlan::add_row(int row, int begin, int end, const int32_t* positions) {
-  const int per_call = queries_per_call(heads_per_kv(shape_));
-  const int count = (end - begin + per_call - 1) / per_call;
+  const int64_t queries = end - begin;
+  const int count = ceil_div(end - begin, queries_per_call(heads_per_kv(shape_)));
   for (int i = 0; i < count; ++i) {  // of even size
-    const int first = begin + static_cast<int>(static_cast<int64_t>(end - begin) * i / count);
-    const int stop = begin + static_cast<int>(static_cast<int64_t>(end - begin) * (i + 1) / count);
-    const int lo = shape_.window ? std::max(0, positions[first] - shape_.window + 1) : 0, hi = positions[stop - 1];
-    const int from = lo / kPartition, to = hi / kPartition + 1;
-    const int64_t rows = static_cast<int64_t>(stop - first) * heads_per_kv(shape_);
-    parts_.push_back({row, first, stop, from, to, from, to, -1, 1, 0, (hi - lo + 1) * (rows + kMemoryRows)});
+    AttendPart part{};
+    part.row = row;
+    part.token_begin = begin + static_cast<int>(queries * i / count);
+    part.token_end = begin + static_cast<int>(queries * (i + 1) / count);
+    const int hi = positions[part.token_end - 1];
+    const int lo = shape_.window ? std::max(0, positions[part.token_begin] - shape_.window + 1) : 0;
+    part.whole_begin = part.partition_begin = lo / kPartition;
+    part.whole_end = part.partition_end = hi / kPartition + 1;
+    part.counter = -1;
+    part.pieces = 1;
+    const int calls = ceil_div(shape_.kv_heads, heads_per_call(shape_, part.queries()));
+    for (int call = 0; call < calls; ++call) {
+      part.head_begin = shape_.kv_heads * call / calls;
+      part.head_end = shape_.kv_heads * (call + 1) / calls;
+      const int64_t query_rows = static_cast<int64_t>(part.queries()) * heads_per_kv(shape_);
+      part.work = (hi - lo + 1) * (query_rows + kMemoryRows) * part.heads();
+      parts_.push_back(part);
+    }
   }
 }
 
 void AttentionPlan::split_long() {
   int64_t total = 0;
-  for (const AttendPart& part : parts_) total += part.work * shape_.kv_heads;
-  const int64_t target = std::max<int64_t>(1, total / (2 * kLong * threads_));
-  size_t used = 0;
-  int counters = 0;
+  for (const AttendPart& part : parts_) total += part.work;
+  const int64_t target = std::max<int64_t>(1, total / (kPartsPerThread * threads_));
+  used_states_ = 0;
+  used_counters_ = 0;
   const size_t count = parts_.size();
   for (size_t i = 0; i < count; ++i) {
-    const AttendPart whole = parts_[i];
-    const int partitions = whole.partition_end - whole.partition_begin;
-    const int pieces = static_cast<int>(std::min<int64_t>(partitions, (whole.work + target - 1) / target));
-    const size_t states = head_states(whole) * shape_.kv_heads;
-    if (pieces < 2 || whole.work <= 2 * target || used + states > states_ ||
-        counters + shape_.kv_heads > kLong * threads_)
-      continue;
-    for (int p = 0; p < pieces; ++p) {
-      AttendPart piece = whole;
-      piece.partition_begin = whole.whole_begin + partitions * p / pieces;
-      piece.partition_end = whole.whole_begin + partitions * (p + 1) / pieces;
-      piece.first_counter = counters;
-      piece.pieces = pieces;
-      piece.states = used;
-      piece.work = whole.work * (piece.partition_end - piece.partition_begin) / partitions;
-      p == 0 ? void(parts_[i] = piece) : parts_.push_back(piece);
-    }
-    used += states;
-    counters += shape_.kv_heads;
+    const AttendPart& part = parts_[i];
+    if (part.work <= target) continue;
+    const int pieces = static_cast<int>((part.work + target - 1) / target);
+    // partitions first: heads of a block are neighbours in memory
+    int cuts = std::min(pieces, part.whole_end - part.whole_begin);
+    const size_t states = partition_states(part) * (part.whole_end - part.whole_begin);
+    if (used_states_ + states > states_ || used_counters_ + pieces > 2 * kPartsPerThread * threads_) cuts = 1;
+    split(i, cuts, std::min(ceil_div(pieces, cuts), part.heads()));
   }
 }
 
-size_t AttentionPlan::head_states(const AttendPart& part) const {
-  return (part.whole_end - part.whole_begin) * floats_of_rows(shape_, part.token_end - part.token_begin);
+void AttentionPlan::split(size_t index, int partition_pieces, int head_pieces) {
+  const AttendPart whole = parts_[index];
+  const int partitions = whole.whole_end - whole.whole_begin, pieces = partition_pieces * head_pieces;
+  for (int h = 0; h < head_pieces; ++h) {
+    AttendPart piece = whole;
+    piece.head_begin = whole.head_begin + whole.heads() * h / head_pieces;
+    piece.head_end = whole.head_begin + whole.heads() * (h + 1) / head_pieces;
+    if (partition_pieces > 1) {
+      piece.counter = used_counters_++;
+      piece.pieces = partition_pieces;
+      piece.states = used_states_;
+      used_states_ += partition_states(piece) * partitions;
+    }
+    for (int p = 0; p < partition_pieces; ++p) {
+      piece.partition_begin = whole.whole_begin + partitions * p / partition_pieces;
+      piece.partition_end = whole.whole_begin + partitions * (p + 1) / partition_pieces;
+      piece.work = whole.work / pieces;
+      h + p == 0 ? void(parts_[index] = piece) : parts_.push_back(piece);
+    }
+  }
 }
 
-bool AttentionPlan::last_of_split(const AttendPart& part, int kv_head) {
-  std::atomic<int>& done = counters_[part.first_counter + kv_head];
+size_t AttentionPlan::partition_states(const AttendPart& part) const {
+  return static_cast<size_t>(part.queries()) * heads_per_kv(shape_) * part.heads() * state_floats(d16(shape_));
+}
+
+bool AttentionPlan::last_of_split(const AttendPart& part) {
+  std::atomic<int>& done = counters_[part.counter];
   if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < part.pieces) return false;
   done.store(0, std::memory_order_relaxed);  // for the next op of this shape, which starts behind a barrier
   return true;

@@ -1,8 +1,10 @@
 // How the attention of one step is cut into tasks.
 //
-// A part is a few queries of one row and, when few parts would leave threads idle, a range of its partitions of the KV
-// axis. Where it is cut changes no bit: every partition has a softmax state of its own either way, and states are
-// folded in rising order, by the kernel when a part covers all its partitions and by the last finisher when not.
+// A part is a few queries of one row and as many heads of keys and values as one call of the kernel takes: what it
+// reads of a block is then one stretch of memory. When few parts would leave threads idle, a part is cut again into
+// ranges of its partitions of the KV axis, and into single heads. Where it is cut changes no bit: every partition has a
+// softmax state of its own either way, and states are folded in rising order, by the kernel when a part covers all its
+// partitions and by the last finisher when not.
 #pragma once
 
 #include <atomic>
@@ -18,15 +20,19 @@ struct AttendShape {
   int head_dim, heads, kv_heads, window, rank = 0;
 };
 
-// Work of one head of keys and values; tasks are parts times kv_heads.
+// One task: queries of one row against some heads of keys and values, over some partitions.
 struct AttendPart {
-  int row, token_begin, token_end;     // queries, all of one row
+  int row, token_begin, token_end;     // queries
+  int head_begin, head_end;            // of keys and values
   int partition_begin, partition_end;  // of the KV axis
   int whole_begin, whole_end;          // partitions that the queries see; more than the above when split
-  int first_counter;                   // of its split, one for each head; -1 when not split
+  int counter;                         // of its split; -1 when its partitions are not split
   int pieces;                          // parts of the split
-  size_t states;                       // floats before those of its first head and first partition
+  size_t states;                       // floats before those of its first partition
   int64_t work;
+
+  int heads() const { return head_end - head_begin; }
+  int queries() const { return token_end - token_begin; }
 };
 
 class AttentionPlan {
@@ -38,21 +44,24 @@ class AttentionPlan {
   void plan(int rows, const int32_t* query_start, const int32_t* positions);
 
   const AttendShape& shape() const { return shape_; }
-  // Longest first.
+  // By first head, so that parts which share keys and values are neighbours; then longest first.
   const std::vector<AttendPart>& parts() const { return parts_; }
-  // Floats of the states of one head of a split part.
-  size_t head_states(const AttendPart& part) const;
-  // Say that one head of a part is done; true for the last part of its split.
-  bool last_of_split(const AttendPart& part, int kv_head);
+  // Floats of the states of one partition of a part.
+  size_t partition_states(const AttendPart& part) const;
+  // Say that a part is done; true for the last part of its split.
+  bool last_of_split(const AttendPart& part);
 
  private:
   void add_row(int row, int begin, int end, const int32_t* positions);
   void split_long();
+  void split(size_t index, int partition_pieces, int head_pieces);
 
   AttendShape shape_;
   int threads_;
   size_t states_;
   std::vector<AttendPart> parts_;
+  size_t used_states_ = 0;
+  int used_counters_ = 0;
   std::unique_ptr<std::atomic<int>[]> counters_;
 };
 

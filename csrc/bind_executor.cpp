@@ -73,7 +73,8 @@ std::vector<std::vector<int>> attention_parts(const std::vector<int>& shape, int
   plan.plan(static_cast<int>(query_start.size()) - 1, query_start.data(), positions.data());
   std::vector<std::vector<int>> found;
   for (const quire::AttendPart& p : plan.parts())
-    found.push_back({p.row, p.token_begin, p.token_end, p.partition_begin, p.partition_end, p.first_counter});
+    found.push_back({p.row, p.token_begin, p.token_end, p.partition_begin, p.partition_end, p.counter, p.head_begin,
+                     p.head_end});
   return found;
 }
 

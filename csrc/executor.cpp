@@ -74,8 +74,7 @@ KVLayout Executor::kv_layout(const KVLayer& layer) const {
   kv.d16 = round16(layer.head_dim);
   kv.block_size = limits_.block_size;
   kv.tiles_per_block = limits_.block_size / kTile;
-  kv.tile_elems = static_cast<size_t>(kTile) * kv.d16;
-  kv.v_offset = kv.tile_elems * kv.tiles_per_block * kv.kv_heads;
+  kv.tile_stride = kv.scale_offset() + (kv_dtype_ == DType::i8 ? kScaleBytes : 0);
   kv.block_stride = block_bytes_ / dtype_bytes(kv_dtype_);
   return kv;
 }
@@ -187,8 +186,7 @@ int Executor::tasks_of(const Op& op) const {
     }
     case Kind::rope_write: return static_cast<int>(pieces_.size()) * rope_ranges(op);
     case Kind::attend:
-    case Kind::latent_attend:
-      return static_cast<int>(attention_[op.plan].parts().size()) * kv_layers_[op.layer].kv_heads;
+    case Kind::latent_attend: return static_cast<int>(attention_[op.plan].parts().size());
     case Kind::head_linear: {
       const HeadSplit s = split_heads(op);
       return op.heads * s.panel_tasks * s.row_tasks;
@@ -355,9 +353,7 @@ void Executor::do_rope_write(const Op& op, int task) {
 void Executor::do_attend(const Op& op, int task, int thread) {
   const KVLayer& layer = kv_layers_[op.layer];
   AttentionPlan& plan = attention_[op.plan];
-  const int parts = static_cast<int>(plan.parts().size());
-  // Parts of one head are neighbours in the task order: its keys and values are still in the cache.
-  const AttendPart& part = plan.parts()[task % parts];
+  const AttendPart& part = plan.parts()[task];
   const Buffer& out = buffers_[op.out];
   LatentTask latent{};
   AttendTask& t = latent.attend;
@@ -367,7 +363,8 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   t.out_dtype = out.dtype;
   t.out_pitch = static_cast<size_t>(out.cols);
   t.heads_per_kv = op.heads / layer.kv_heads;
-  t.kv_head = task / parts;
+  t.head_begin = part.head_begin;
+  t.head_end = part.head_end;
   t.scale = op.scale;
   t.softcap = op.softcap;
   t.sinks = vector(op.weight);
@@ -391,13 +388,12 @@ void Executor::do_attend(const Op& op, int task, int thread) {
     latent.q_rope = f32(op.delta) + latent.q_head - (layer.head_dim - latent.rank);
   }
   const auto attend = [&] { is_latent ? kernels_.latent_attend(latent) : kernels_.attend(t); };
-  if (part.first_counter < 0) return attend();
-  const size_t head = plan.head_states(part), states = head / (part.whole_end - part.whole_begin);
-  float* all = reinterpret_cast<float*>(scratch_.data() + attention_memory_.per_thread * pool_.threads()) +
-               part.states + head * t.kv_head;
-  t.states = all + states * (part.partition_begin - part.whole_begin);
+  if (part.counter < 0) return attend();
+  float* all =
+      reinterpret_cast<float*>(scratch_.data() + attention_memory_.per_thread * pool_.threads()) + part.states;
+  t.states = all + plan.partition_states(part) * (part.partition_begin - part.whole_begin);
   attend();
-  if (!plan.last_of_split(part, t.kv_head)) return;
+  if (!plan.last_of_split(part)) return;
   t.states = all;
   t.partition_begin = part.whole_begin;
   t.partition_end = part.whole_end;

@@ -158,21 +158,28 @@ struct HeadNorm {
   size_t step;
 };
 
-// A layer's cache inside one block: K tiles of all kv heads, then V tiles of all kv heads.
+// A layer's cache inside one block: for each kv head its tiles, and a tile is its keys, its values and their scales.
+// So what one head reads of a block lies together, and so do heads that one thread works on.
 //
-//   f32   K tile [d][16]        V tile [16][d16]
-//   bf16  K tile [d/2][16][2]   V tile [8][d16][2]     pairs of d, pairs of tokens
-//   i8    K tile [d/4][16][4]   V tile [4][d16][4]     fours of d, with 128 added; fours of tokens
+//   f32   K [d][16]        V [16][d16]
+//   bf16  K [d/2][16][2]   V [8][d16][2]     pairs of d, pairs of tokens
+//   i8    K [d/4][16][4]   V [4][d16][4]     fours of d, with 128 added; fours of tokens
+//         and the bf16 scales of the 16 keys, then of the 16 values
 //
-// d16 is head_dim rounded up to 16. Tile t of head h is at ((h * tiles_per_block) + t) * tile elements. Behind the V
-// tiles of an i8 layer: for each tile the bf16 scales of its 16 keys, then of its 16 values.
+// d16 is head_dim rounded up to 16, and K takes 16 * d16 elements.
 struct KVLayout {
   DType dtype;
   int kv_heads, head_dim, d16;
   int block_size, tiles_per_block;
-  size_t tile_elems;    // 16 * d16
-  size_t v_offset;      // elements from the layer's K to its V
+  size_t tile_stride;   // elements from one tile to the next
   size_t block_stride;  // elements from one block to the next
+
+  size_t v_offset() const { return static_cast<size_t>(kTile) * d16; }   // elements from a tile's K to its V
+  size_t scale_offset() const { return 2 * v_offset(); }                 // i8
+  // Elements from a layer's part of a block to the tile of a head that holds this position.
+  size_t tile_at(int head, int position) const {
+    return (static_cast<size_t>(head) * tiles_per_block + position % block_size / kTile) * tile_stride;
+  }
 };
 constexpr size_t kScaleBytes = 2 * kTile * sizeof(uint16_t);  // of an i8 tile's keys and values
 
@@ -193,6 +200,7 @@ struct RopeWriteTask {
   int head_begin, head_end;    // of keys and values, with the query heads that read them; all when whole_norm
 };
 
+// Some queries of one row against some heads of keys and values; at most kAttendRows query rows, or one query and head.
 struct AttendTask {
   const float* qkv;     // [tokens, pitch]; the rotated q of head h at h*head_dim
   size_t pitch;
@@ -200,8 +208,8 @@ struct AttendTask {
   DType out_dtype;
   size_t out_pitch;
   int heads_per_kv;
-  int kv_head;
-  float scale;
+  int head_begin, head_end;  // of keys and values
+  float scale;          // above zero
   float softcap;        // c > 0: scores become c * tanh(score / c)
   const float* sinks;   // [heads] logits that count in the denominator only, or null
   int window;
@@ -209,23 +217,27 @@ struct AttendTask {
   const int32_t* block_table;
   const void* cache;
   KVLayout kv;
-  int token_begin, token_end;  // queries of one row; at most queries_per_call() when states are given
+  int token_begin, token_end;  // queries of one row
   int partition_begin, partition_end;  // positions of the KV axis, in units of kPartition
   // Null: the partitions are all that the queries see, and `out` is written. Else each partition's state is left in
   // [partition - partition_begin][query row][state_floats(d16)] for attend_merge.
   float* states;
   void* scratch;               // attend_scratch_bytes(head_dim, heads_per_kv)
+
+  int queries() const { return token_end - token_begin; }
+  // Query rows: [kv head][query][head of its group].
+  int rows() const { return (head_end - head_begin) * queries() * heads_per_kv; }
 };
 
-// Queries that one call works on at a time.
+// Queries of one kv head that one call works on.
 constexpr int queries_per_call(int heads_per_kv) {
   return kAttendRows / heads_per_kv > 0 ? kAttendRows / heads_per_kv : 1;
 }
-// A query row's state after a partition: unscaled output [d16], maximum score, sum of exponentials.
+// A query row's state after a partition: unscaled output [d16], maximum score in units of log2(e), sum of exponentials.
 constexpr size_t state_floats(int d16) { return static_cast<size_t>(d16) + 16; }
 
 // Latent attention (LatentAttend in ops.py). The cache is one row a token, K tiles alone: kv_heads 1, head_dim rank +
-// rope, nothing at v_offset. `attend` has the queries in the latent space, head h at h*rank, and no window, cap or sink;
+// rope, tiles v_offset() apart. `attend` has the queries in the latent space, head h at h*rank, and no window, cap or sink;
 // states are state_floats(rank rounded up to 16) a query row.
 struct LatentTask {
   AttendTask attend;
@@ -353,9 +365,9 @@ struct Kernels {
 constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv) {
   const size_t d16 = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
   const size_t rows = heads_per_kv > kAttendRows ? static_cast<size_t>(heads_per_kv) : kAttendRows;
-  // q, current and total outputs, scores (two parts in i8), probabilities, lane sums, offsets of q, softmax states;
+  // q, current and total outputs, scores, probabilities, lane sums, offsets of q, softmax states; scales of a group;
   // each 64-byte aligned
-  return rows * (3 * d16 * 4 + 3 * kGroup * 4 + 16 * 4 + 2 * 4 + 32) + 8 * 64;
+  return rows * (3 * d16 * 4 + 2 * kGroup * 4 + 16 * 4 + 2 * 4 + 32) + 2 * kGroup * 4 + 9 * 64;
 }
 
 // And for latent_attend: q, current and total outputs, scores, probabilities, lane sums, softmax states; a group of

@@ -1,13 +1,13 @@
 // Causal attention over the paged cache, for decode and prefill alike.
 //
-//   query rows      (query i, head g of the kv group) -> row i*G + g, at most kAttendRows at a time
+//   query rows      (kv head h, query i, head g of its group) -> row (h*queries + i)*G + g
 //   keys            0 ........ 64 ........ 128 ...            groups of 64 share one rescale of the running softmax
 //   a group         [tile 16][tile 16][tile 16][tile 16]      a tile lies inside one block of the cache
 //   partitions      0 ........ 1024 ........ 2048             each starts a fresh softmax state; states are merged
-//                                                             in rising order (FlashDecoding's split, at fixed cuts)
+//                                                             in rising order
 //
-// The running softmax is that of FlashAttention (arXiv 2205.14135). Cuts are absolute positions, so what a query
-// row goes through depends on its own position and window only: not on the chunk, the batch or the threads.
+// Cuts are absolute positions, so what a query row goes through depends on its own position and window only: not on
+// the chunk, the batch or the threads. A group is worked on head by head, in the order in which a block holds them.
 //
 // An int8 cache is multiplied as it is, without widening. A query row is rounded to 16 bits and split into two rows of
 // bytes (256 * high + low); probabilities, times the scales of their values, likewise. Sums of products are exact in
@@ -25,24 +25,21 @@ namespace {
 
 constexpr int kTilesPerGroup = kGroup / kTile;
 constexpr float kQuerySteps = 127.0f * 256.0f;   // a high byte of 127 and any low byte
-constexpr float kProbabilitySteps = 65535.0f;
 constexpr float kTiny = 1e-30f;                  // a largest number below this counts as zero
+constexpr size_t kLine = 64;  // bytes; every format's multiply-accumulate reads one of keys or values
 
-struct Row : SoftmaxRow {
-  float q_scale;  // i8: what a step of the rounded query is worth
-  float p_scale;  // i8: and of the current group's probabilities
-};
-
-// What the loops below ask of a cache format: `parts` rows of a query and of its probabilities, how sums of scores
-// start, and one multiply-accumulate for each of the two products.
+// What the loops below ask of a cache format: `parts` rows of a query and of its probabilities, where the probabilities
+// of step k of a tile are, how sums of scores start, and one multiply-accumulate for each of the two products.
 struct FloatCache : F32 {
   static constexpr int parts = 1;
+  static constexpr int probability_at(int tile, int k) { return tile * kTile + k; }
   static inline __attribute__((always_inline)) V16 start(int32_t) { return zero(); }
   static inline __attribute__((always_inline)) V16 score(V16 acc, const float* q, const float* k) { return mac(acc, q, k); }
   static inline __attribute__((always_inline)) V16 value(V16 acc, const float* p, const float* v) { return mac(acc, p, v); }
 };
 struct HalfCache : BF16 {
   static constexpr int parts = 1;
+  static constexpr int probability_at(int tile, int k) { return tile * kTile + 2 * k; }
   static inline __attribute__((always_inline)) V16 start(int32_t) { return zero(); }
   static inline __attribute__((always_inline)) V16 score(V16 acc, const uint16_t* q, const uint16_t* k) {
     return mac(acc, q, k);
@@ -55,9 +52,8 @@ struct ByteCache {
   using elem = uint8_t;
   using sum = I16;
   static constexpr int step = 4, parts = 2;
-  static inline __attribute__((always_inline)) I16 start(int32_t offset) {
-    return iset1(&offset);
-  }
+  static constexpr int probability_at(int tile, int k) { return 16 * k + 4 * tile; }  // as store_two_bytes writes them
+  static inline __attribute__((always_inline)) I16 start(int32_t offset) { return iset1(&offset); }
   static inline __attribute__((always_inline)) I16 score(I16 acc, const elem* q, const elem* k) {
     return dot_u8s8(acc, iload(k), iset1(q));  // keys are the unsigned side
   }
@@ -71,14 +67,16 @@ template <class T>
 struct Scratch {
   typename T::elem* q;      // [part][d16]
   typename T::elem* probs;  // [part][kGroup]
-  char* scores;             // [part][kGroup] sums of four bytes
+  float* scores;            // [r][kGroup]
   int32_t* offset;          // [part] i8: where sums of scores start, which takes the 128 of the keys off again
   float* acc;               // [r][d16] current partition
   float* total;             // [r][d16] merged partitions
   float* lane_sum;          // [r][16] current partition's sum of probabilities
-  Row* row;                 // [r]
+  float* scales;            // [2][kGroup] i8: of the current group's keys, and of its values
+  SoftmaxRow* row;          // [r]
+  int d16;
 
-  Scratch(void* base, int rows, int d16) {
+  Scratch(void* base, int rows, int width) : d16(width) {
     char* p = static_cast<char*>(base);
     auto take = [&p](size_t bytes) {
       char* at = p;
@@ -88,40 +86,34 @@ struct Scratch {
     const size_t n = static_cast<size_t>(rows), part = n * T::parts;
     q = reinterpret_cast<typename T::elem*>(take(sizeof(*q) * part * d16));
     probs = reinterpret_cast<typename T::elem*>(take(sizeof(*probs) * part * kGroup));
-    scores = take(4 * part * kGroup);
+    scores = reinterpret_cast<float*>(take(sizeof(float) * n * kGroup));
     offset = reinterpret_cast<int32_t*>(take(sizeof(int32_t) * part));
     acc = reinterpret_cast<float*>(take(sizeof(float) * n * d16));
     total = reinterpret_cast<float*>(take(sizeof(float) * n * d16));
     lane_sum = reinterpret_cast<float*>(take(sizeof(float) * n * 16));
-    row = reinterpret_cast<Row*>(take(sizeof(Row) * n));
+    scales = reinterpret_cast<float*>(take(sizeof(float) * 2 * kGroup));
+    row = reinterpret_cast<SoftmaxRow*>(take(sizeof(SoftmaxRow) * n));
   }
+  float* acc_of(int r) const { return acc + static_cast<size_t>(r) * d16; }
+  float* total_of(int r) const { return total + static_cast<size_t>(r) * d16; }
 };
 
 QUIRE_INLINE void to_elem(float* out, V16 v) { store(out, v); }
 QUIRE_INLINE void to_elem(uint16_t* out, V16 v) { store_bf16(out, v); }
-// Probabilities are zero or normal: exp gives nothing below e^-87.
-QUIRE_INLINE void put_probability(float* out, V16 v) { store(out, v); }
-QUIRE_INLINE void put_probability(uint16_t* out, V16 v) { store_bf16_normal(out, v); }
-QUIRE_INLINE void put_sum(char* out, V16 v) { store(reinterpret_cast<float*>(out), v); }
-QUIRE_INLINE void put_sum(char* out, I16 v) { istore(out, v); }
-// Sums of the high and the low parts of sixteen products.
-QUIRE_INLINE V16 join(I16 high, I16 low) { return fma(to_float(high), set1(256.0f), to_float(low)); }
 QUIRE_INLINE V16 magnitude(V16 v) { return vmax(v, sub(zero(), v)); }
 
 // ---- tiles --------------------------------------------------------------------------------------------------------
 
-// Where the tiles of a group lie. Tiles begin … end-1 are seen by some query of the call; blocks of the others may
-// have been given back, and they point to a tile that is seen instead.
+// Where the tiles of a group and head lie. Tiles begin … end-1 are seen by some query of the call; blocks of the others
+// may have been given back, and they point to a tile that is seen instead.
 template <class T>
 struct Tiles {
   const typename T::elem* k[kTilesPerGroup];
-  const typename T::elem* v[kTilesPerGroup];
-  const uint16_t* scale[kTilesPerGroup];  // i8: of keys, and behind them of values
   int begin, end;
 };
 
 template <class T>
-Tiles<T> tiles_of(const AttendTask& t, int group, int lo, int hi) {
+QUIRE_INLINE Tiles<T> tiles_of(const AttendTask& t, int head, int group, int lo, int hi) {
   const KVLayout& kv = t.kv;
   Tiles<T> found;
   found.begin = lo <= group ? 0 : (lo - group) / kTile;
@@ -129,227 +121,210 @@ Tiles<T> tiles_of(const AttendTask& t, int group, int lo, int hi) {
   for (int i = 0; i < kTilesPerGroup; ++i) {
     const int position = group + kTile * (i < found.begin || i >= found.end ? found.begin : i);
     const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
-    const size_t tile = static_cast<size_t>(t.kv_head) * kv.tiles_per_block + position % kv.block_size / kTile;
-    const auto* base = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride;
-    found.k[i] = base + tile * kv.tile_elems;
-    found.v[i] = found.k[i] + kv.v_offset;
-    if (T::parts == 2)
-      found.scale[i] = reinterpret_cast<const uint16_t*>(base + 2 * kv.v_offset + tile * kScaleBytes);
+    found.k[i] = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride + kv.tile_at(head, position);
   }
   return found;
 }
 
-// Largest row blocks first.
 template <int N>
 struct Int {
   static constexpr int value = N;
 };
-template <class F>
+// Largest row blocks first; their sizes times the format's parts fill the register tile.
+template <class T, class F>
 QUIRE_INLINE void row_blocks(int rows, F f) {
+  constexpr int kMost = kRows / T::parts;
   int r = 0;
-  for (; r + kRows <= rows; r += kRows) f(Int<kRows>(), r);
-  if (kRows > 4 && r + 4 <= rows) {
+  for (; r + kMost <= rows; r += kMost) f(Int<kMost>(), r);
+  if (kMost > 4 && r + 4 <= rows) {
     f(Int<4>(), r);
     r += 4;
   }
-  for (; r + 2 <= rows; r += 2) f(Int<2>(), r);
-  if (r < rows) f(Int<1>(), r);
+  if (kMost > 2)
+    for (; r + 2 <= rows; r += 2) f(Int<2>(), r);
+  if (kMost > 1 && r < rows) f(Int<1>(), r);
+}
+// Vectors of values that R rows are multiplied with at a time: few rows take whole lines of them.
+template <int R>
+constexpr int value_cols() {
+#if QUIRE_AVX512
+  return R <= 2 ? 8 : 4;
+#else
+  return cols_for<R>();
+#endif
 }
 
 // ---- q·k ----------------------------------------------------------------------------------------------------------
 
-// scores[r … r+R][tile … tile+C] = q . k, over `steps` vectors of a tile; fetches the tiles of the next group.
-template <class T, int R, int C>
-QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, int d16, const Tiles<T>& now, const Tiles<T>& next, int tile,
-                             int steps) {
-  constexpr size_t kVector = static_cast<size_t>(kTile) * T::step;
-  typename T::sum acc[R * C];
-  for (int i = 0; i < R; ++i)
-    for (int c = 0; c < C; ++c) acc[i * C + c] = T::start(T::parts == 2 ? s.offset[r + i] : 0);
-  const typename T::elem* q = s.q + static_cast<size_t>(r) * d16;
-  const typename T::elem* k[C];
-  for (int c = 0; c < C; ++c) k[c] = now.k[tile + c];
-  size_t at = 0;
-  for (int ahead = 0, done = 0; ahead < C; ++ahead) {  // one tile of the next group after the other
-    const typename T::elem* fetch = next.k[tile + ahead];
-    for (const int stop = steps * (ahead + 1) / C; done < stop; ++done) {
-      for (int c = 0; c < C; ++c) prefetch_l2(fetch + c * kVector);
-      fetch += C * kVector;
+// scores[r … r+R][tile … tile+C] = q . k; fetches the same lines of the next tiles.
+template <class T, int R, int C, bool Fetch>
+QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Tiles<T>& now, const Tiles<T>& next, int tile, int steps) {
+  constexpr int P = R * T::parts;
+  constexpr size_t kVector = kLine / sizeof(typename T::elem);
+  typename T::sum acc[P * C];
+  for (int i = 0; i < P; ++i)
+    for (int c = 0; c < C; ++c) acc[i * C + c] = T::start(T::parts == 2 ? s.offset[r * T::parts + i] : 0);
+  const size_t pitch = static_cast<size_t>(s.d16);
+  const typename T::elem* q = s.q + static_cast<size_t>(r) * T::parts * pitch;
+  const typename T::elem *k[C], *fetch[C];
+  for (int c = 0; c < C; ++c) k[c] = now.k[tile + c], fetch[c] = next.k[tile + c];
+#pragma GCC unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const size_t at = static_cast<size_t>(step) * kVector;
+    if (Fetch)
+      for (int c = 0; c < C; ++c) prefetch_l2(fetch[c] + at);
 #pragma GCC unroll 6
-      for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < P; ++i) {
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[i * C + c] = T::score(acc[i * C + c], q + static_cast<size_t>(i) * d16, k[c] + at);
-      }
-      q += T::step;
-      at += kVector;
+      for (int c = 0; c < C; ++c) acc[i * C + c] = T::score(acc[i * C + c], q + static_cast<size_t>(i) * pitch, k[c] + at);
     }
+    q += T::step;
   }
   for (int i = 0; i < R; ++i)
-    for (int c = 0; c < C; ++c) put_sum(s.scores + 4 * ((r + i) * kGroup + (tile + c) * kTile), acc[i * C + c]);
+    for (int c = 0; c < C; ++c) {
+      float* out = s.scores + (r + i) * kGroup + (tile + c) * kTile;
+      if constexpr (T::parts == 1)
+        store(out, acc[i * C + c]);
+      else
+        store(out, to_float(join_bytes(acc[2 * i * C + c], acc[(2 * i + 1) * C + c])));
+    }
 }
 
-template <class T>
-void score_group(const Scratch<T>& s, int rows, const KVLayout& kv, const Tiles<T>& now, const Tiles<T>& next) {
-  const int steps = (kv.head_dim + T::step - 1) / T::step, d16 = kv.d16;
-  row_blocks(rows * T::parts, [&](auto size, int r) __attribute__((always_inline)) {
-    constexpr int R = decltype(size)::value, C = cols_for<R>();
-    const Tiles<T>& fetch = r == 0 ? next : now;
-    if (now.begin == 0 && now.end == kTilesPerGroup) {
-      for (int tile = 0; tile < kTilesPerGroup; tile += C) score_rows<T, R, C>(s, r, d16, now, fetch, tile, steps);
-    } else {
-      for (int tile = now.begin; tile < now.end; ++tile) score_rows<T, R, 1>(s, r, d16, now, fetch, tile, steps);
-    }
-  });
+template <class T, int R, bool Fetch>
+QUIRE_INLINE void score_block(const Scratch<T>& s, int r, int head_dim, const Tiles<T>& now, const Tiles<T>& next) {
+  constexpr int C = cols_for<R * T::parts>();
+  const int steps = (head_dim + T::step - 1) / T::step;
+  int tile = now.begin;
+  for (; tile + C <= now.end; tile += C) score_rows<T, R, C, Fetch>(s, r, now, next, tile, steps);
+  if (C > 2 && tile + 2 <= now.end) {
+    score_rows<T, R, 2, Fetch>(s, r, now, next, tile, steps);
+    tile += 2;
+  }
+  if (C > 1)
+    for (; tile < now.end; ++tile) score_rows<T, R, 1, Fetch>(s, r, now, next, tile, steps);
 }
 
 // ---- softmax ------------------------------------------------------------------------------------------------------
 
-// Sixteen scores of one row, as numbers.
-template <class T>
-QUIRE_INLINE V16 load_scores(const Scratch<T>& s, const Tiles<T>& tiles, int r, int tile, V16 scale) {
-  if constexpr (T::parts == 1) {
-    return mul(load(reinterpret_cast<const float*>(s.scores) + r * kGroup + tile * kTile), scale);
-  } else {
-    const char* at = s.scores + 4 * (2 * r * kGroup + tile * kTile);
-    return mul(mul(join(iload(at), iload(at + 4 * kGroup)), scale), load_bf16(tiles.scale[tile]));
-  }
+QUIRE_INLINE void put_probabilities(float* out, const V16* p) {
+  for (int c = 0; c < kTilesPerGroup; ++c) store(out + c * kTile, p[c]);
+}
+QUIRE_INLINE void put_probabilities(uint16_t* out, const V16* p) {
+  for (int c = 0; c < kTilesPerGroup; c += 2) store_bf16_normal(out + c * kTile, p[c], p[c + 1]);
 }
 
-// Probabilities of one row and group as an int8 cache takes them: times the scales of their values, in 16 bits.
-QUIRE_INLINE void put_scaled(const Scratch<ByteCache>& s, const Tiles<ByteCache>& tiles, int r, int first, const V16* p,
-                             bool whole) {
-  Row& row = s.row[r];
-  V16 x[kTilesPerGroup];
-  V16 top = zero(), sum = zero();
-  for (int c = 0; c < kTilesPerGroup; ++c) {
-    x[c] = mul(p[c], load_bf16(tiles.scale[c] + kTile));
-    if (!whole) {  // scales of tokens that were never written may be anything
-      const int at = first + c * kTile;
-      x[c] = first_n(row.hi - at + 1, x[c], zero());
-      x[c] = first_n(row.lo - at, zero(), x[c]);
-    }
-    top = vmax(top, x[c]);
-    sum = add(sum, x[c]);
-  }
-  const float largest = reduce_max(top);
-  row.p_scale = largest > kTiny ? largest / kProbabilitySteps : 0.0f;
-  if (mask_not_finite(sum)) row.p_scale = NAN;  // a value that was not finite
-  const V16 inverse = set1(largest > kTiny ? kProbabilitySteps / largest : 0.0f);
+// Probabilities of one row and group as an int8 cache takes them: times the scales of their values, in 16 bits of a
+// step that is a power of two.
+QUIRE_INLINE void put_scaled(const Scratch<ByteCache>& s, int r, int group, V16* p) {
+  SoftmaxRow& row = s.row[r];
+  for (int c = 0; c < kTilesPerGroup; ++c) p[c] = mul(p[c], load(s.scales + kGroup + c * kTile));
+  // scales of tokens that were never written may be anything
+  if (!row.sees_all(group)) mask_group(row, group, zero(), p);
+  const float largest = reduce_max(vmax(vmax(p[0], p[1]), vmax(p[2], p[3])));
+  const bool some = largest > kTiny;
+  // largest = m * 2^e with 1 <= m < 2 becomes m * 2^15
+  const uint32_t exponent = float_to_bits(largest) & 0x7f800000u;
+  row.p_scale = some ? bits_to_float(exponent - (15u << 23)) : 0.0f;
+  // a value that was not finite
+  if (mask_not_finite(add(add(p[0], p[1]), add(p[2], p[3])))) row.p_scale = NAN;
+  const V16 inverse = set1(some ? bits_to_float(((15u + 254u) << 23) - exponent) : 0.0f);
+  for (int c = 0; c < kTilesPerGroup; ++c) p[c] = mul(p[c], inverse);
   uint8_t* out = s.probs + 2 * r * kGroup;
-  for (int c = 0; c < kTilesPerGroup; ++c) {
-    const V16 whole_number = round_even(vmin(mul(x[c], inverse), set1(kProbabilitySteps)));
-    store_byte(out + c * kTile, whole_number, 8);
-    store_byte(out + kGroup + c * kTile, whole_number, 0);
+  store_two_bytes(out, out + kGroup, p);
+}
+
+template <class T>
+QUIRE_INLINE void softmax_row(const AttendTask& t, const Scratch<T>& s, int r, int group) {
+  SoftmaxRow& row = s.row[r];
+  typename T::elem* out = s.probs + r * T::parts * kGroup;
+  if (!row.sees(group)) {
+    std::memset(out, 0, sizeof(*out) * T::parts * kGroup);
+    row.p_scale = 0.0f;
+    return;
   }
-}
-
-template <class T>
-QUIRE_INLINE void put_nothing(const Scratch<T>& s, int r) {
-  std::memset(s.probs + r * T::parts * kGroup, 0, sizeof(*s.probs) * T::parts * kGroup);
-  s.row[r].p_scale = 0.0f;
-}
-
-// Scores of one row and group -> probabilities; rescales the row's state when its maximum grows.
-template <class T>
-QUIRE_INLINE void softmax_row(const AttendTask& t, const Scratch<T>& s, const Tiles<T>& tiles, int r, int group) {
-  Row& row = s.row[r];
-  if (row.hi < group || row.lo >= group + kGroup) return put_nothing(s, r);
-  const bool whole = row.lo <= group && row.hi >= group + kGroup - 1;
-  const V16 minus_inf = set1(-INFINITY), scale = set1(t.scale * row.q_scale);
   V16 x[kTilesPerGroup];
-  V16 top = minus_inf;
   for (int c = 0; c < kTilesPerGroup; ++c) {
-    V16 v = load_scores(s, tiles, r, c, scale);
-    if (t.softcap > 0.0f) v = mul(set1(t.softcap), tanh16(div(v, set1(t.softcap))));
-    if (!whole) {
-      const int first = group + c * kTile;
-      v = first_n(row.hi - first + 1, v, minus_inf);
-      v = first_n(row.lo - first, minus_inf, v);
-    }
-    x[c] = v;
-    top = vmax(top, v);
+    x[c] = load(s.scores + r * kGroup + c * kTile);
+    if (T::parts == 2) x[c] = mul(x[c], load(s.scales + c * kTile));
   }
-  grow_row(row, reduce_max(top), s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * t.kv.d16, t.kv.d16);
-  V16 sum = load(s.lane_sum + r * 16);
-  const V16 max = set1(row.part_max);
-  for (int c = 0; c < kTilesPerGroup; ++c) {
-    x[c] = exp(sub(x[c], max));
-    sum = add(sum, x[c]);
-  }
-  store(s.lane_sum + r * 16, sum);
-  if constexpr (T::parts == 1) {
-    for (int c = 0; c < kTilesPerGroup; ++c) put_probability(s.probs + r * kGroup + c * kTile, x[c]);
-  } else {
-    put_scaled(s, tiles, r, group, x, whole);
-  }
+  softmax_group(row, group, t.softcap, s.lane_sum + r * 16, s.acc_of(r), s.d16, x);
+  if constexpr (T::parts == 1)
+    put_probabilities(out, x);
+  else
+    put_scaled(s, r, group, x);
 }
 
 // ---- p·v ----------------------------------------------------------------------------------------------------------
 
-// acc[r … r+R][c0 … c0+16*C] += probs . v over the tiles of a group; fetches those of the next group.
-template <class T, int R, int C>
-QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, int d16, const Tiles<T>& now, const Tiles<T>& next, int c0) {
-  constexpr size_t kVector = static_cast<size_t>(kTile) * T::step;
-  typename T::sum a[R * C];
-  for (int i = 0; i < R; ++i)
+// acc[r … r+R][16*c0 … 16*(c0+C)] += probs . v over the tiles of a group; fetches the same lines of the next tiles.
+template <class T, int R, int C, bool Fetch>
+QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, const Tiles<T>& next, int c0) {
+  constexpr int P = R * T::parts;
+  constexpr size_t kVector = kLine / sizeof(typename T::elem);
+  const size_t pitch = static_cast<size_t>(s.d16) * T::step, first = static_cast<size_t>(kTile) * s.d16 + c0 * kVector;
+  typename T::sum a[P * C];
+  for (int i = 0; i < P; ++i)
     for (int c = 0; c < C; ++c) {
       if constexpr (T::parts == 1)
-        a[i * C + c] = load(s.acc + static_cast<size_t>(r + i) * d16 + c0 + c * 16);
+        a[i * C + c] = load(s.acc_of(r + i) + (c0 + c) * 16);
       else
         a[i * C + c] = izero();
     }
+  const typename T::elem* probs = s.probs + r * T::parts * kGroup;
   for (int tile = now.begin; tile < now.end; ++tile) {
-    const typename T::elem* p = s.probs + r * kGroup + tile * kTile;
-    const typename T::elem* v = now.v[tile] + static_cast<size_t>(c0) * T::step;
-    const typename T::elem* fetch = next.v[tile] + static_cast<size_t>(c0) * T::step;
+    const typename T::elem *v = now.k[tile] + first, *fetch = next.k[tile] + first;
 #pragma GCC unroll 1
     for (int k = 0; k < kTile / T::step; ++k) {
-      for (int c = 0; c < C; ++c) prefetch_l2(fetch + c * kVector);
+      const typename T::elem* p = probs + T::probability_at(tile, k);
+      if (Fetch)
+        for (int c = 0; c < C; ++c) prefetch_l2(fetch + c * kVector);
 #pragma GCC unroll 6
-      for (int i = 0; i < R; ++i) {
-#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) {
+#pragma GCC unroll 8
         for (int c = 0; c < C; ++c) a[i * C + c] = T::value(a[i * C + c], p + i * kGroup, v + c * kVector);
       }
-      p += T::step;
-      v += static_cast<size_t>(d16) * T::step;
-      fetch += static_cast<size_t>(d16) * T::step;
+      v += pitch;
+      fetch += pitch;
     }
   }
-  for (int i = 0; i < R; i += T::parts)
+  for (int i = 0; i < R; ++i)
     for (int c = 0; c < C; ++c) {
-      float* acc = s.acc + static_cast<size_t>(r + i) / T::parts * d16 + c0 + c * 16;
+      float* acc = s.acc_of(r + i) + (c0 + c) * 16;
       if constexpr (T::parts == 1)
         store(acc, a[i * C + c]);
       else
-        store(acc, fma(join(a[i * C + c], a[(i + 1) * C + c]), set1(s.row[(r + i) / 2].p_scale), load(acc)));
+        store(acc, fma(to_float(join_bytes(a[2 * i * C + c], a[(2 * i + 1) * C + c])), set1(s.row[r + i].p_scale),
+                       load(acc)));
     }
 }
 
-template <class T>
-void value_group(const Scratch<T>& s, int rows, int d16, const Tiles<T>& now, const Tiles<T>& next) {
-  row_blocks(rows * T::parts, [&](auto size, int r) __attribute__((always_inline)) {
-    constexpr int R = decltype(size)::value, C = cols_for<R>();
-    if constexpr (R % T::parts == 0) {
-      const Tiles<T>& fetch = r == 0 ? next : now;
-      int c0 = 0;
-      for (; c0 + 16 * C <= d16; c0 += 16 * C) value_rows<T, R, C>(s, r, d16, now, fetch, c0);
-      if (C == 4 && c0 + 32 <= d16) {
-        value_rows<T, R, 2>(s, r, d16, now, fetch, c0);
-        c0 += 32;
-      }
-      for (; c0 < d16; c0 += 16) value_rows<T, R, 1>(s, r, d16, now, fetch, c0);
-    }
-  });
+template <class T, int R, bool Fetch>
+QUIRE_INLINE void value_block(const Scratch<T>& s, int r, const Tiles<T>& now, const Tiles<T>& next) {
+  constexpr int C = value_cols<R * T::parts>();
+  const int vectors = s.d16 / 16;
+  int c = 0;
+  for (; c + C <= vectors; c += C) value_rows<T, R, C, Fetch>(s, r, now, next, c);
+  if (C > 4 && c + 4 <= vectors) {
+    value_rows<T, R, 4, Fetch>(s, r, now, next, c);
+    c += 4;
+  }
+  if (C > 2 && c + 2 <= vectors) {
+    value_rows<T, R, 2, Fetch>(s, r, now, next, c);
+    c += 2;
+  }
+  if (C > 1)
+    for (; c < vectors; ++c) value_rows<T, R, 1, Fetch>(s, r, now, next, c);
 }
 
 // ---- rows and partitions ------------------------------------------------------------------------------------------
 
 // A row of q in the format that the cache is multiplied with.
 template <class T>
-QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head_dim, int d16) {
+QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head_dim, float scale) {
+  const int d16 = s.d16;
+  s.row[r].factor = scale * kLog2e;
   if constexpr (T::parts == 1) {
     for (int c = 0; c < d16; c += 16) to_elem(s.q + static_cast<size_t>(r) * d16 + c, load_n(q + c, head_dim - c));
-    s.row[r].q_scale = 1.0f;
   } else {
     V16 top = zero(), sum = zero();
     for (int c = 0; c < d16; c += 16) {
@@ -359,7 +334,8 @@ QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head
     }
     const float largest = reduce_max(top);
     const bool some = largest > kTiny;
-    s.row[r].q_scale = mask_not_finite(sum) ? NAN : some ? largest / kQuerySteps : 0.0f;
+    if (some) s.row[r].factor *= largest / kQuerySteps;
+    if (mask_not_finite(sum)) s.row[r].factor = NAN;
     const V16 inverse = set1(some ? kQuerySteps / largest : 0.0f), limit = set1(kQuerySteps);
     uint8_t* high = s.q + static_cast<size_t>(2 * r) * d16;
     int32_t sums[2] = {0, 0};
@@ -377,60 +353,84 @@ QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head
   }
 }
 
+// A row's place: its query's token, and its head.
+struct Place {
+  int token, head;
+};
+QUIRE_INLINE Place place_of(const AttendTask& t, int r) {
+  const int g = r % t.heads_per_kv, i = r / t.heads_per_kv;
+  return {t.token_begin + i % t.queries(), (t.head_begin + i / t.queries()) * t.heads_per_kv + g};
+}
+
 // A row that has seen no key yet. A sink is a key that came first and has no value.
-QUIRE_INLINE void start_row(const AttendTask& t, Row& row, float* total, int token, int g) {
-  const int position = t.positions[token];
+QUIRE_INLINE void start_row(const AttendTask& t, SoftmaxRow& row, float* total, Place at) {
+  const int position = t.positions[at.token];
   row.lo = t.window && position >= t.window ? position - t.window + 1 : 0;
   row.hi = position;
-  row.max = t.sinks ? t.sinks[t.kv_head * t.heads_per_kv + g] : -INFINITY;
+  row.max = t.sinks ? t.sinks[at.head] * kLog2e : -INFINITY;
   row.sum_total = t.sinks ? 1.0f : 0.0f;
   clear(total, t.kv.d16);
 }
 
+// One group of keys and one head: `rows` rows from `first` on.
 template <class T>
-void attend_rows(const AttendTask& t, int first, int count) {
-  const int head_dim = t.kv.head_dim, d16 = t.kv.d16, heads = t.heads_per_kv, rows = count * heads;
-  const Scratch<T> s(t.scratch, rows, d16);
+QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int first, int rows, int group,
+                               const Tiles<T>& now, const Tiles<T>& next) {
+  if constexpr (T::parts == 2)
+    for (int c = now.begin; c < now.end; ++c) {
+      const uint16_t* scales = reinterpret_cast<const uint16_t*>(now.k[c] + t.kv.scale_offset());
+      prefetch_l2(next.k[c] + t.kv.scale_offset());
+      store(s.scales + c * kTile, load_bf16(scales));
+      store(s.scales + kGroup + c * kTile, load_bf16(scales + kTile));
+    }
+  const int head_dim = t.kv.head_dim;
+  row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
+    constexpr int R = decltype(size)::value;
+    if (r == 0) score_block<T, R, true>(s, first, head_dim, now, next);
+    else score_block<T, R, false>(s, first + r, head_dim, now, next);
+  });
+  for (int r = 0; r < rows; ++r) softmax_row<T>(t, s, first + r, group);
+  row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
+    constexpr int R = decltype(size)::value;
+    if (r == 0) value_block<T, R, true>(s, first, now, next);
+    else value_block<T, R, false>(s, first + r, now, next);
+  });
+}
+
+template <class T>
+void attend_rows(const AttendTask& t) {
+  const int rows = t.rows(), of_head = t.queries() * t.heads_per_kv;
+  const Scratch<T> s(t.scratch, rows, t.kv.d16);
   for (int r = 0; r < rows; ++r) {
-    const int token = first + r / heads, g = r % heads;
-    start_row(t, s.row[r], s.total + static_cast<size_t>(r) * d16, token, g);
-    start_partition(s.row[r], s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * d16, d16);
-    const size_t head = static_cast<size_t>(t.kv_head * heads + g);
-    put_query<T>(s, r, t.qkv + static_cast<size_t>(token) * t.pitch + head * head_dim, head_dim, d16);
+    const Place at = place_of(t, r);
+    start_row(t, s.row[r], s.total_of(r), at);
+    start_partition(s.row[r], s.lane_sum + r * 16, s.acc_of(r), s.d16);
+    const size_t column = static_cast<size_t>(at.head) * t.kv.head_dim;
+    put_query<T>(s, r, t.qkv + static_cast<size_t>(at.token) * t.pitch + column, t.kv.head_dim, t.scale);
   }
   // Keys that some query of this call sees, inside the task's partitions.
   const int from = t.partition_begin * kPartition, last = t.partition_end * kPartition - 1;
   const int lo = s.row[0].lo > from ? s.row[0].lo : from, hi = s.row[rows - 1].hi < last ? s.row[rows - 1].hi : last;
   int group = lo / kGroup * kGroup;
-  Tiles<T> now = tiles_of<T>(t, group, lo, hi);
+  Tiles<T> now = tiles_of<T>(t, t.head_begin, group, lo, hi);
   for (; group <= hi; group += kGroup) {
-    const Tiles<T> next = group + kGroup <= hi ? tiles_of<T>(t, group + kGroup, lo, hi) : now;
-    score_group<T>(s, rows, t.kv, now, next);
-    for (int r = 0; r < rows; ++r) softmax_row<T>(t, s, now, r, group);
-    value_group<T>(s, rows, d16, now, next);
+    for (int head = t.head_begin; head < t.head_end; ++head) {
+      const bool more = head + 1 < t.head_end, end = !more && group + kGroup > hi;
+      const Tiles<T> next = end ? now : tiles_of<T>(t, more ? head + 1 : t.head_begin, more ? group : group + kGroup, lo, hi);
+      attend_group<T>(t, s, (head - t.head_begin) * of_head, of_head, group, now, next);
+      now = next;
+    }
     if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) {
       const size_t partition = static_cast<size_t>(group / kPartition - t.partition_begin);
-      float* states = t.states ? t.states + partition * rows * state_floats(d16) : nullptr;
-      for (int r = 0; r < rows; ++r) {
-        const size_t at = static_cast<size_t>(r);
-        end_partition(s.row[r], s.lane_sum + at * 16, s.acc + at * d16, s.total + at * d16, d16,
-                      states ? states + at * state_floats(d16) : nullptr);
-      }
+      for (int r = 0; r < rows; ++r)
+        end_partition(s.row[r], s.lane_sum + r * 16, s.acc_of(r), s.total_of(r), s.d16,
+                      t.states ? t.states + (partition * rows + r) * state_floats(s.d16) : nullptr);
     }
-    now = next;
   }
   if (t.states) return;
-  for (int r = 0; r < rows; ++r)
-    write_row(t, head_dim, first + r / heads, t.kv_head * heads + r % heads, s.total + static_cast<size_t>(r) * d16,
-              s.row[r].sum_total);
-}
-
-template <class T>
-void attend_all(const AttendTask& t) {
-  const int per_call = queries_per_call(t.heads_per_kv);
-  for (int i = t.token_begin; i < t.token_end; i += per_call) {
-    const int left = t.token_end - i;
-    attend_rows<T>(t, i, left < per_call ? left : per_call);
+  for (int r = 0; r < rows; ++r) {
+    const Place at = place_of(t, r);
+    write_row(t, t.kv.head_dim, at.token, at.head, s.total_of(r), s.row[r].sum_total);
   }
 }
 
@@ -438,24 +438,24 @@ void attend_all(const AttendTask& t) {
 
 void attend(const AttendTask& t) {
   switch (t.kv.dtype) {
-    case DType::f32: return attend_all<FloatCache>(t);
-    case DType::i8: return attend_all<ByteCache>(t);
-    default: return attend_all<HalfCache>(t);
+    case DType::f32: return attend_rows<FloatCache>(t);
+    case DType::i8: return attend_rows<ByteCache>(t);
+    default: return attend_rows<HalfCache>(t);
   }
 }
 
 void attend_merge(const AttendTask& t) {
-  const int d16 = t.kv.d16, heads = t.heads_per_kv, rows = (t.token_end - t.token_begin) * heads;
+  const int d16 = t.kv.d16, rows = t.rows();
   float* total = static_cast<float*>(t.scratch);
   for (int r = 0; r < rows; ++r) {
-    const int token = t.token_begin + r / heads;
-    Row row;
-    start_row(t, row, total, token, r % heads);
+    const Place at = place_of(t, r);
+    SoftmaxRow row;
+    start_row(t, row, total, at);
     for (int p = 0; p < t.partition_end - t.partition_begin; ++p) {
       const float* state = t.states + (static_cast<size_t>(p) * rows + r) * state_floats(d16);
       fold(row, total, state, state[d16], state[d16 + 1], d16);
     }
-    write_row(t, t.kv.head_dim, token, t.kv_head * heads + r % heads, total, row.sum_total);
+    write_row(t, t.kv.head_dim, at.token, at.head, total, row.sum_total);
   }
 }
 

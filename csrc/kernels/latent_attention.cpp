@@ -54,9 +54,12 @@ struct Scratch {
 QUIRE_INLINE int round16(int n) { return (n + 15) / 16 * 16; }
 QUIRE_INLINE void to_elem(float* out, V16 v) { store(out, v); }
 QUIRE_INLINE void to_elem(uint16_t* out, V16 v) { store_bf16(out, v); }
-// Probabilities are zero or normal: exp gives nothing below e^-87.
-QUIRE_INLINE void put_probability(float* out, V16 v) { store(out, v); }
-QUIRE_INLINE void put_probability(uint16_t* out, V16 v) { store_bf16_normal(out, v); }
+QUIRE_INLINE void put_probabilities(float* out, const V16* p) {
+  for (int c = 0; c < kTilesPerGroup; ++c) store(out + c * kTile, p[c]);
+}
+QUIRE_INLINE void put_probabilities(uint16_t* out, const V16* p) {
+  for (int c = 0; c < kTilesPerGroup; c += 2) store_bf16_normal(out + c * kTile, p[c], p[c + 1]);
+}
 
 // ---- tiles --------------------------------------------------------------------------------------------------------
 
@@ -76,7 +79,7 @@ Tiles<T> tiles_of(const AttendTask& t, int group, int hi) {
     const int position = group + kTile * (i < found.count ? i : 0);
     const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
     found.at[i] = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride +
-                  static_cast<size_t>(position % kv.block_size / kTile) * kv.tile_elems;
+                  static_cast<size_t>(position % kv.block_size / kTile) * kv.v_offset();
   }
   return found;
 }
@@ -264,37 +267,26 @@ void value_group(const Scratch<T>& s, int rows, int v16, int tiles) {
   });
 }
 
-// Scores of one row and group -> probabilities; rescales the row's state when its maximum grows.
+// Scores of one row and group -> probabilities.
 template <class T>
-QUIRE_INLINE void softmax_row(const Scratch<T>& s, float scale, int r, int group, int v16) {
+QUIRE_INLINE void softmax_row(const Scratch<T>& s, int r, int group, int v16) {
   SoftmaxRow& row = s.row[r];
-  if (row.hi < group) {
+  if (!row.sees(group)) {
     std::memset(s.probs + r * kGroup, 0, sizeof(*s.probs) * kGroup);
     return;
   }
   V16 x[kTilesPerGroup];
-  V16 top = set1(-INFINITY);
-  for (int c = 0; c < kTilesPerGroup; ++c) {
-    x[c] = mul(load(s.scores + r * kGroup + c * kTile), set1(scale));
-    const int seen = row.hi - group - c * kTile + 1;
-    if (seen < kTile) x[c] = first_n(seen, x[c], set1(-INFINITY));
-    top = vmax(top, x[c]);
-  }
-  grow_row(row, reduce_max(top), s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * v16, v16);
-  V16 sum = load(s.lane_sum + r * 16);
-  for (int c = 0; c < kTilesPerGroup; ++c) {
-    x[c] = exp(sub(x[c], set1(row.part_max)));
-    sum = add(sum, x[c]);
-    put_probability(s.probs + r * kGroup + c * kTile, x[c]);
-  }
-  store(s.lane_sum + r * 16, sum);
+  for (int c = 0; c < kTilesPerGroup; ++c) x[c] = load(s.scores + r * kGroup + c * kTile);
+  softmax_group(row, group, 0.0f, s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * v16, v16, x);
+  put_probabilities(s.probs + r * kGroup, x);
 }
 
 // ---- rows and partitions ------------------------------------------------------------------------------------------
 
 // A row that has seen no key yet.
-QUIRE_INLINE void start_row(SoftmaxRow& row, int position, float* total, int v16) {
+QUIRE_INLINE void start_row(SoftmaxRow& row, int position, float scale, float* total, int v16) {
   row.lo = 0;
+  row.factor = scale * kLog2e;
   row.hi = position;
   row.max = -INFINITY;
   row.sum_total = 0.0f;
@@ -326,7 +318,7 @@ void attend_rows(const LatentTask& task, int first, int count) {
   const Scratch<T> s(t.scratch, rows, d16, v16);
   for (int r = 0; r < rows; ++r) {
     const int token = first + r / heads;
-    start_row(s.row[r], t.positions[token], s.total + static_cast<size_t>(r) * v16, v16);
+    start_row(s.row[r], t.positions[token], t.scale, s.total + static_cast<size_t>(r) * v16, v16);
     start_partition(s.row[r], s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * v16, v16);
     put_query<T>(task, token, r % heads, d16, s.q + static_cast<size_t>(r) * d16);
   }
@@ -336,7 +328,7 @@ void attend_rows(const LatentTask& task, int first, int count) {
   for (int group = from; group <= hi; group += kGroup) {
     const Tiles<T> next = group + kGroup <= hi ? tiles_of<T>(t, group + kGroup, hi) : now;
     score_group<T>(s, rows, d16, now, next);
-    for (int r = 0; r < rows; ++r) softmax_row<T>(s, t.scale, r, group, v16);
+    for (int r = 0; r < rows; ++r) softmax_row<T>(s, r, group, v16);
     for (int i = 0; i < now.count; ++i)
       turn_tile(now.at[i], hi - group - i * kTile + 1, v16, s.values + static_cast<size_t>(i) * kTile * v16);
     value_group<T>(s, rows, v16, now.count);
@@ -379,7 +371,7 @@ void latent_merge(const LatentTask& task) {
   for (int r = 0; r < rows; ++r) {
     const int token = t.token_begin + r / heads;
     SoftmaxRow row;
-    start_row(row, t.positions[token], total, v16);
+    start_row(row, t.positions[token], t.scale, total, v16);
     for (int p = 0; p < t.partition_end - t.partition_begin; ++p) {
       const float* state = t.states + (static_cast<size_t>(p) * rows + r) * state_floats(v16);
       fold(row, total, state, state[v16], state[v16 + 1], v16);
@@ -406,7 +398,7 @@ void write_cache(const LatentWriteTask& t, int position, const float* row) {
   const KVLayout& kv = t.kv;
   const int in_block = position % kv.block_size, lane = in_block % kTile;
   const size_t at = static_cast<size_t>(t.block_table[position / kv.block_size]) * kv.block_stride +
-                    static_cast<size_t>(in_block / kTile) * kv.tile_elems;
+                    static_cast<size_t>(in_block / kTile) * kv.v_offset();
   if (kv.dtype == DType::f32) {
     float* tile = static_cast<float*>(t.cache) + at;
     for (int d = 0; d < kv.d16; ++d) tile[d * kTile + lane] = d < kv.head_dim ? row[d] : 0.0f;

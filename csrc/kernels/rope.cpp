@@ -91,7 +91,7 @@ struct Tile {
   const RopeWriteTask& t;
   char* block;
   int number, lane, count;  // number: of the tile inside its block
-  size_t elems(int head) const { return (static_cast<size_t>(head) * t.kv.tiles_per_block + number) * t.kv.tile_elems; }
+  size_t elems(int head) const { return t.kv.tile_at(head, number * kTile); }
   // The step that starts a tile clears the values behind its last token: attention multiplies those of tokens not yet
   // written by a probability of zero, so they must be finite.
   bool clear() const { return lane == 0 && lane + count < kTile; }
@@ -113,7 +113,7 @@ QUIRE_INLINE void write_keys(const Tile& tile, const uint32_t* from, size_t pitc
 void write_f32(const Tile& tile, int head) {
   const KVLayout& kv = tile.t.kv;
   float* keys = reinterpret_cast<float*>(tile.block) + tile.elems(head);
-  float* values = keys + kv.v_offset + static_cast<size_t>(tile.lane) * kv.d16;
+  float* values = keys + kv.v_offset() + static_cast<size_t>(tile.lane) * kv.d16;
   write_keys(tile, reinterpret_cast<const uint32_t*>(tile.k(0, head)), tile.t.pitch, kv.head_dim,
              reinterpret_cast<uint32_t*>(keys));
   for (int i = 0; i < tile.count; ++i, values += kv.d16) {
@@ -134,7 +134,7 @@ void write_bf16(const Tile& tile, int head) {
   for (int i = 0; i < tile.count; ++i) round(i, tile.k(i, head));
   write_keys(tile, reinterpret_cast<const uint32_t*>(rows), d16 / 2, kv.d16 / 2, reinterpret_cast<uint32_t*>(keys));
   for (int i = 0; i < tile.count; ++i) round(i, tile.v(i, head));
-  uint16_t* values = keys + kv.v_offset;
+  uint16_t* values = keys + kv.v_offset();
   for (int i = 0; i < tile.count;) {
     const int lane = tile.lane + i;
     uint16_t* pairs = values + (lane >> 1) * 2 * d16;
@@ -158,10 +158,8 @@ void write_bf16(const Tile& tile, int head) {
 // Nothing needs clearing: bytes are always finite, and attention masks scales.
 void write_i8(const Tile& tile, int head) {
   const KVLayout& kv = tile.t.kv;
-  uint8_t* block = reinterpret_cast<uint8_t*>(tile.block);
-  uint8_t* keys = block + tile.elems(head);
-  uint16_t* scales = reinterpret_cast<uint16_t*>(
-      block + 2 * kv.v_offset + (static_cast<size_t>(head) * kv.tiles_per_block + tile.number) * kScaleBytes);
+  uint8_t* keys = reinterpret_cast<uint8_t*>(tile.block) + tile.elems(head);
+  uint16_t* scales = reinterpret_cast<uint16_t*>(keys + kv.scale_offset());
   alignas(64) uint8_t rows[kTile * kMaxHeadDim];
   float whole[kMaxHeadDim];
   const size_t d16 = static_cast<size_t>(kv.d16);
@@ -176,7 +174,7 @@ void write_i8(const Tile& tile, int head) {
   }
   for (int i = 0; i < tile.count;) {
     const int lane = tile.lane + i;
-    uint8_t* fours = keys + kv.v_offset + (lane >> 2) * 4 * d16;
+    uint8_t* fours = keys + kv.v_offset() + (lane >> 2) * 4 * d16;
     const uint8_t* a = rows + i * d16;
     if ((lane & 3) == 0 && i + 4 <= tile.count) {
       for (size_t d = 0; d < d16; ++d) {
@@ -194,12 +192,12 @@ void write_i8(const Tile& tile, int head) {
 // A few tokens touch a line for every few bytes of a key: all at once they wait for memory once.
 void fetch(const Tile& tile) {
   const KVLayout& kv = tile.t.kv;
-  const size_t bytes = dtype_bytes(kv.dtype), tile_bytes = kv.tile_elems * bytes;
+  const size_t bytes = dtype_bytes(kv.dtype), key_bytes = kv.v_offset() * bytes;
   const size_t row_bytes = static_cast<size_t>(kv.d16) * bytes * (4 / bytes);  // of interleaved values
   for (int h = tile.t.head_begin; h < tile.t.head_end; ++h) {
     const char* keys = tile.block + tile.elems(h) * bytes;
-    for (size_t i = 0; i < tile_bytes; i += 64) prefetch(keys + i);
-    const char* values = keys + kv.v_offset * bytes + tile.lane * bytes / 4 * row_bytes;
+    for (size_t i = 0; i < key_bytes; i += 64) prefetch(keys + i);
+    const char* values = keys + kv.v_offset() * bytes + tile.lane * bytes / 4 * row_bytes;
     for (size_t i = 0; i < row_bytes; i += 64) prefetch(values + i);
   }
 }

@@ -1,5 +1,10 @@
-// What attention kernels share: a query row's running softmax (FlashAttention, arXiv 2205.14135) with a state of its own
-// in each partition of the KV axis, and merging of states in rising order.
+// The running softmax of a query row over groups of keys (FlashAttention, arXiv 2205.14135) and its merging over
+// partitions of the KV axis (FlashDecoding's split, at fixed cuts).
+//
+// Scores are in units of log2(e), so that exponentials are powers of two. The maximum of a partition is only raised
+// when a score exceeds it by more than kSlack: probabilities then reach 2^kSlack instead of 1, which costs a float
+// nothing, and outputs are rescaled a few times in a context instead of a few times in every thousand keys. What a row
+// goes through depends on its own scores alone.
 #pragma once
 
 #include "kernels.h"
@@ -8,16 +13,34 @@
 namespace quire {
 namespace QUIRE_ISA {
 
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kSlack = 8.0f;
+constexpr int kGroupVectors = kGroup / 16;
+
 // One query row's place and softmax state. Beside it lie, of `d16` floats each, its unscaled output in the current
 // partition and in the merged ones, and sixteen lanes of the current partition's sum.
 struct SoftmaxRow {
   int lo, hi;            // keys it sees: lo <= key <= hi
   float max, sum_total;  // of merged partitions
-  float part_max;        // of the current partition
+  float part_max;        // of the current partition, up to kSlack
+  float factor;          // what its scores are multiplied by
+  float p_scale;         // i8: what a step of the current group's probabilities is worth
+
+  bool sees(int group) const { return hi >= group && lo < group + kGroup; }
+  bool sees_all(int group) const { return lo <= group && hi >= group + kGroup - 1; }
 };
 
 QUIRE_INLINE void clear(float* p, int n) {
   for (int c = 0; c < n; c += 16) store(p + c, zero());
+}
+
+// The group's vectors with `other` in place of keys that the row does not see.
+QUIRE_INLINE void mask_group(const SoftmaxRow& row, int group, V16 other, V16* x) {
+  for (int c = 0; c < kGroupVectors; ++c) {
+    const int first = group + c * 16;
+    x[c] = first_n(row.hi - first + 1, x[c], other);
+    x[c] = first_n(row.lo - first, other, x[c]);
+  }
 }
 
 // A partition begins: nothing has been seen in it.
@@ -27,21 +50,46 @@ QUIRE_INLINE void start_partition(SoftmaxRow& row, float* lane_sum, float* acc, 
   clear(acc, d16);
 }
 
-// Scores up to `seen` come: what was summed so far shrinks when they are larger than any before.
-QUIRE_INLINE void grow_row(SoftmaxRow& row, float seen, float* lane_sum, float* acc, int d16) {
-  if (!(seen > row.part_max)) return;
-  const V16 shrink = exp(sub(set1(row.part_max), set1(seen)));  // e^-inf = 0 at the first group
+// Make `seen` the partition's maximum.
+static __attribute__((noinline)) void raise_maximum(SoftmaxRow& row, float seen, float* lane_sum, float* acc, int d16) {
+  if (row.part_max > -INFINITY) {
+    const V16 shrink = exp2(set1(row.part_max - seen));
+    store(lane_sum, mul(load(lane_sum), shrink));
+    for (int c = 0; c < d16; c += 16) store(acc + c, mul(load(acc + c), shrink));
+  }
   row.part_max = seen;
-  store(lane_sum, mul(load(lane_sum), shrink));
-  for (int c = 0; c < d16; c += 16) store(acc + c, mul(load(acc + c), shrink));
+}
+
+// Scores of a group of keys -> probabilities, in place. `lane_sum` [16] is the partition's sum of probabilities, `acc`
+// [d16] its output so far.
+QUIRE_INLINE void softmax_group(SoftmaxRow& row, int group, float softcap, float* lane_sum, float* acc, int d16,
+                                V16* x) {
+  V16 factor = set1(row.factor);
+  if (softcap > 0.0f) {
+    const V16 cap = set1(softcap), inner = div(factor, set1(kLog2e * softcap));
+    for (int c = 0; c < kGroupVectors; ++c) x[c] = mul(cap, tanh16(mul(x[c], inner)));
+    factor = set1(kLog2e);
+  }
+  if (!row.sees_all(group)) mask_group(row, group, set1(-INFINITY), x);
+  const V16 top = mul(vmax(vmax(x[0], x[1]), vmax(x[2], x[3])), factor);
+  if (mask_gt(top, set1(row.part_max + kSlack))) raise_maximum(row, reduce_max(top), lane_sum, acc, d16);
+  const V16 minus = set1(-row.part_max);
+  for (int c = 0; c < kGroupVectors; ++c) x[c] = exp2(fma(x[c], factor, minus));
+  store(lane_sum, add(load(lane_sum), add(add(x[0], x[1]), add(x[2], x[3]))));
 }
 
 // Fold a partition's state into what came before it.
 QUIRE_INLINE void fold(SoftmaxRow& row, float* total, const float* acc, float part_max, float part_sum, int d16) {
-  if (!(part_max > -INFINITY)) return;
+  if (!(row.max > -INFINITY)) {  // nothing came before
+    row.max = part_max;
+    row.sum_total = part_sum;
+    for (int c = 0; c < d16; c += 16) store(total + c, load(acc + c));
+    return;
+  }
+  if (!(part_max > -INFINITY) && part_sum == 0.0f) return;
   const float max = part_max > row.max ? part_max : row.max;
   float scale[16];
-  store(scale, exp(first_n(1, set1(row.max - max), set1(part_max - max))));
+  store(scale, exp2(first_n(1, set1(row.max - max), set1(part_max - max))));
   const V16 old_scale = set1(scale[0]), new_scale = set1(scale[1]);
   row.sum_total = row.sum_total * scale[0] + part_sum * scale[1];
   row.max = max;

@@ -159,6 +159,24 @@ QUIRE_INLINE void store_byte(uint8_t* p, V16 a, int shift) {
 QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
 }
+// The same for two vectors, one behind the other.
+QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 a, V16 b) {
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v));
+}
+// r = x - floor(x), and p * 2^floor(x): 0 where x is -inf, NaN where it is NaN.
+QUIRE_INLINE V16 fraction(V16 x) { return {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+QUIRE_INLINE V16 scale_by_power(V16 p, V16 x) { return {_mm512_scalef_ps(p.v, x.v)}; }
+// (high << 8) + low
+QUIRE_INLINE I16 join_bytes(I16 high, I16 low) { return {_mm512_add_epi32(_mm512_slli_epi32(high.v, 8), low.v)}; }
+// Sixty-four floats in [0, 65535], rounded to integers, as their high and their low bytes. Integer 16*c + 4*l + j is
+// byte 16*l + 4*c + j of either.
+QUIRE_INLINE void store_two_bytes(uint8_t* high, uint8_t* low, const V16* x) {
+  const __m512i a = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0].v), _mm512_cvtps_epi32(x[1].v));
+  const __m512i b = _mm512_packus_epi32(_mm512_cvtps_epi32(x[2].v), _mm512_cvtps_epi32(x[3].v));
+  const __m512i mask = _mm512_set1_epi16(0xff);
+  _mm512_storeu_si512(high, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
+  _mm512_storeu_si512(low, _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask)));
+}
 QUIRE_INLINE __m256 upper_half(V16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
 QUIRE_INLINE __m256 lower_half(V16 a) { return _mm512_castps512_ps256(a.v); }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
@@ -318,6 +336,15 @@ QUIRE_INLINE void store_byte(uint8_t* p, V16 x, int shift) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(t[i] >> shift);
 }
 QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 x) { store_bf16(p, x); }
+QUIRE_INLINE V16 floor16(V16 x) { return {_mm256_floor_ps(x.a), _mm256_floor_ps(x.b)}; }
+// Lane i of e unless x[i] < y[i], else 0.
+QUIRE_INLINE V16 drop_lt(V16 e, V16 x, V16 y) {
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ), e.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ), e.b)};
+}
+QUIRE_INLINE __m256i join8(__m256i high, __m256i low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
+QUIRE_INLINE I16 join_bytes(I16 high, I16 low) { return {join8(high.a, low.a), join8(high.b, low.b)}; }
+QUIRE_INLINE I16 to_ints(V16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 QUIRE_INLINE __m256 upper_half(V16 x) { return x.b; }
 QUIRE_INLINE __m256 lower_half(V16 x) { return x.a; }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
@@ -469,6 +496,24 @@ QUIRE_INLINE void store_byte(uint8_t* p, V16 x, int shift) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<uint8_t>(static_cast<int>(t[i]) >> shift);
 }
 QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 x) { store_bf16(p, x); }
+QUIRE_INLINE V16 floor16(V16 x) {  // |x| < 2^22
+  const V16 n = round_even(x);
+#define QUIRE_DOWN(m, i) n.m - (F4)((n.m > x.m) & (I4)(F4{1.0f, 1.0f, 1.0f, 1.0f}))
+  return QUIRE_QUARTERS(QUIRE_DOWN);
+#undef QUIRE_DOWN
+}
+#define QUIRE_DROP(m, i) (F4)((I4)e.m & ~(x.m < y.m))
+QUIRE_INLINE V16 drop_lt(V16 e, V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_DROP); }
+#undef QUIRE_DROP
+#define QUIRE_JOIN(m, i) (I4)((U4)x.m << 8) + y.m
+QUIRE_INLINE I16 join_bytes(I16 x, I16 y) { return QUIRE_QUARTERS(QUIRE_JOIN); }
+#undef QUIRE_JOIN
+#define QUIRE_INT(m, i) __builtin_convertvector(x.m, I4)
+QUIRE_INLINE I16 to_ints(V16 v) {
+  const V16 x = round_even(v);
+  return QUIRE_QUARTERS(QUIRE_INT);
+}
+#undef QUIRE_INT
 #undef QUIRE_FLOAT
 #undef QUIRE_BYTES
 #define QUIRE_DOT(m, i) dot4(acc.m, x.m, y.m)
@@ -551,6 +596,46 @@ QUIRE_INLINE V16 exp(V16 x) {
   p = fma(p, r, set1(5.0000001201e-1f));
   p = add(fma(mul(r, r), p, r), set1(1.0f));
   return keep_ge(mul(p, pow2n(n)), x, low);
+}
+
+#if !QUIRE_AVX512
+QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 a, V16 b) {
+  store_bf16_normal(p, a);
+  store_bf16_normal(p + 16, b);
+}
+constexpr float kLeastExponent = -126.0f;
+QUIRE_INLINE V16 clamp_exponent(V16 x) { return vmin(set1(127.0f), vmax(set1(kLeastExponent), x)); }  // NaN stays
+QUIRE_INLINE V16 fraction(V16 x) {
+  const V16 c = clamp_exponent(x);
+  return sub(c, floor16(c));
+}
+QUIRE_INLINE V16 scale_by_power(V16 p, V16 x) {
+  return drop_lt(mul(p, pow2n(floor16(clamp_exponent(x)))), x, set1(kLeastExponent));
+}
+QUIRE_INLINE void store_two_bytes(uint8_t* high, uint8_t* low, const V16* x) {
+  for (int c = 0; c < 4; ++c) {
+    int32_t t[16];
+    istore(t, to_ints(vmin(x[c], set1(65535.0f))));
+    for (int i = 0; i < 16; ++i) {
+      const int at = 16 * (i / 4) + 4 * c + i % 4;
+      high[at] = static_cast<uint8_t>(t[i] >> 8);
+      low[at] = static_cast<uint8_t>(t[i]);
+    }
+  }
+}
+#endif
+
+// 2^x, relative error below 1.5e-7; exactly 1 at 0, 0 at -inf, NaN at NaN. For x up to 127.
+QUIRE_INLINE V16 exp2(V16 x) {
+  // minimax on [0, 1) with p(0) = 1
+  const V16 r = fraction(x);
+  V16 p = set1(1.8671302133e-3f);
+  p = fma(p, r, set1(9.0170300187e-3f));
+  p = fma(p, r, set1(5.5799913321e-2f));
+  p = fma(p, r, set1(2.4016445010e-1f));
+  p = fma(p, r, set1(6.9315131181e-1f));
+  p = fma(p, r, set1(1.0f));
+  return scale_by_power(p, x);
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1), absolute error below 2e-7

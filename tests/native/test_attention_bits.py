@@ -132,15 +132,18 @@ def test_every_visible_partition_is_worked_on_once(
     parts = _native.attention_parts(
         (64, group * kv_heads, kv_heads, window), threads, 41_000, starts, positions
     )
-    seen: dict[tuple[int, int], list[int]] = {}
-    for row, begin, end, first, last, split in parts:
+    seen: dict[tuple[int, int, int], list[int]] = {}
+    for row, begin, end, first, last, split, head, last_head in parts:
         assert starts[row] <= begin < end <= starts[row + 1]
         assert first < last
+        assert 0 <= head < last_head <= kv_heads
+        assert (last_head - head) * (end - begin) * group <= max(48, group)
         assert (split >= 0) <= (threads > 1)
         for token in range(begin, end):
-            seen.setdefault((row, token), []).extend(range(first, last))
-    assert len(seen) == len(positions)
-    for (_, token), found in seen.items():
+            for h in range(head, last_head):
+                seen.setdefault((row, token, h), []).extend(range(first, last))
+    assert len(seen) == len(positions) * kv_heads
+    for (_, token, _), found in seen.items():
         lowest = max(0, positions[token] - window + 1) if window else 0
         needed = range(lowest // 1024, positions[token] // 1024 + 1)
         assert len(found) == len(set(found))
@@ -148,18 +151,18 @@ def test_every_visible_partition_is_worked_on_once(
 
 
 def test_one_long_row_keeps_every_thread_busy() -> None:
-    """A decode at 32,768 with one head of keys: no part takes more than its thread's share, give or take a half."""
+    """A decode beside a short one: no part takes more than half of its thread's share, cut in partitions or heads."""
     for threads, kv_heads in ((2, 1), (3, 2), (8, 1), (8, 4)):
         shape = (128, 8 * kv_heads, kv_heads, 0)
-        parts = _native.attention_parts(shape, threads, 40_000, [0, 1, 2], [32_767, 99])
-        longest = max(last - first for _, _, _, first, last, _ in parts)
-        assert longest <= max(1, 32 * kv_heads / threads / 2)
-    (whole,) = _native.attention_parts((128, 8, 1, 0), 1, 40_000, [0, 1], [32_767])
-    assert whole == [0, 0, 1, 0, 32, -1]
+        for position in (32_767, 1_023):
+            parts = _native.attention_parts(shape, threads, 40_000, [0, 1, 2], [position, 9])
+            partitions = position // 1024 + 1
+            longest = max((part[4] - part[3]) * (part[7] - part[6]) for part in parts if part[0] == 0)
+            assert longest <= max(1, partitions * kv_heads / threads / 2)
+    (whole,) = _native.attention_parts((128, 16, 2, 0), 1, 40_000, [0, 1], [32_767])
+    assert whole == [0, 0, 1, 0, 32, -1, 0, 2]
 
 
 def test_a_window_skips_what_is_outside() -> None:
-    ((row, begin, end, first, last, _),) = _native.attention_parts(
-        (64, 8, 8, 512), 2, 40_000, [0, 1], [32_000]
-    )
-    assert (row, begin, end, first, last) == (0, 0, 1, 30, 32)
+    (part,) = _native.attention_parts((64, 8, 8, 512), 1, 40_000, [0, 1], [32_000])
+    assert part == [0, 0, 1, 30, 32, -1, 0, 8]
