@@ -3,12 +3,15 @@
 python benchmarks/streams.py                     the real engine in its own process, a model of random weights
 python benchmarks/streams.py --model FOLDER      the same with a checkpoint
 python benchmarks/streams.py --stand-in          no engine: HTTP, events, metrics alone
-python benchmarks/streams.py --bare              no Quire either: uvicorn with an application that sends a constant
+python benchmarks/streams.py --bare              the real engine, and an application that sends a constant for a token
+python benchmarks/streams.py --bare --stand-in   the same without an engine: uvicorn and sockets alone
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
-byte, so a request's own cost is in it; it is comparable between runs on a busy machine, other times are not.
-Detokenization is measured beside, on the same texts, and told apart. A stream's gap is the time between two reads of
-its events by the client; health is asked for every 20 ms from another process.
+byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between two
+steps, the engine's kernels among it, empties the caches, and the figure grows to twice of what it is when nothing does.
+So it is comparable between runs of one machine in one state; `--bare` in the same state is what sockets, uvicorn and
+waking up cost there. Detokenization is measured beside, on the same texts, and told apart. A stream's gap is the time
+between two reads of its events by the client. In the last round health is asked for every 20 ms from another process.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
+import itertools
 import json
 import multiprocessing
 import os
@@ -211,9 +215,10 @@ def share(values: list[float], part: float) -> float:
 
 
 def bare(engine: AsyncEngine, tokens: int) -> Any:
-    """An application that sends one constant event a delta: what uvicorn and the stand-in cost alone."""
+    """An application that sends one constant event a delta: what the engine's part, uvicorn and sockets cost alone."""
     event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 230 + b'"}}]}\n\n'
-    asked = GenerateAsk(request_id="", prompt_token_ids=[1], params=SamplingParams(max_tokens=tokens))
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=7)
+    numbers = itertools.count()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["method"] == "GET":  # health
@@ -222,7 +227,8 @@ def bare(engine: AsyncEngine, tokens: int) -> Any:
             return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        async for _ in engine.generate(asked):
+        ask = GenerateAsk(request_id=str(next(numbers)), prompt_token_ids=[1, 2, 3], params=params)
+        async for _ in engine.generate(ask):
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -306,21 +312,20 @@ def detokenizing(model: str, tokens: int) -> float:
     return best / tokens
 
 
-async def one_round(port: int, args: argparse.Namespace) -> str:
+async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str:
     """All streams once; what it cost."""
     spawn = multiprocessing.get_context("spawn")
     done, told, ending = spawn.Queue(), spawn.Queue(), spawn.Event()
-    clients = [
-        spawn.Process(target=read_streams, args=(port, args.streams, args.tokens, done)),
-        spawn.Process(target=ask_health, args=(port, ending, told)),
-    ]
+    clients = [spawn.Process(target=read_streams, args=(port, args.streams, args.tokens, done))]
+    if health:
+        clients.append(spawn.Process(target=ask_health, args=(port, ending, told)))
     for client in clients:
         client.start()
     started = resource.getrusage(resource.RUSAGE_SELF)  # starting them is not serving them
     chunks, gaps, ends = await asyncio.to_thread(done.get)
     after = resource.getrusage(resource.RUSAGE_SELF)
     ending.set()
-    health = await asyncio.to_thread(told.get)
+    asked = await asyncio.to_thread(told.get) if health else []
     for client in clients:
         await asyncio.to_thread(client.join)
     tokens = args.streams * args.tokens
@@ -329,8 +334,11 @@ async def one_round(port: int, args: argparse.Namespace) -> str:
     return (
         f"{tokens} tokens in {chunks} events: {cpu / tokens * 1e6:.1f} µs a token"
         f" ({system / tokens * 1e6:.1f} in the kernel); streams ended after {ends[0]:.2f} to {ends[-1]:.2f} s,"
-        f" gaps p50 {share(gaps, 0.5):.1f}, p99 {share(gaps, 0.99):.1f}, longest {share(gaps, 1):.1f} ms;"
-        f" health p50 {share(health, 0.5):.1f}, p99 {share(health, 0.99):.1f} ms of {len(health)}"
+        f" gaps p50 {share(gaps, 0.5):.1f}, p99 {share(gaps, 0.99):.1f}, longest {share(gaps, 1):.1f} ms"
+    ) + (
+        f"; health p50 {share(asked, 0.5):.1f}, p99 {share(asked, 0.99):.1f} ms of {len(asked)}"
+        if asked
+        else ""
     )
 
 
@@ -347,15 +355,17 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     sock: socket.socket = bind(config)
     await server.start(sock)
     await engine.start()
-    for number in range(args.rounds + 1):  # the first warms up
-        told = await one_round(sock.getsockname()[1], args)
+    for number in range(args.rounds + 2):  # the first warms up
+        told = await one_round(sock.getsockname()[1], args, health=number > args.rounds)
         if number:
             print(told, flush=True)
     await engine.stop(0.0)
     await server.stop()
+    if args.bare:
+        return
     if model:
         print(f"of it detokenization: {detokenizing(model, 20_000) * 1e6:.2f} µs a token")
-    elif not args.bare:
+    else:
         await alone(args.streams, args.tokens)
 
 
@@ -367,14 +377,14 @@ def main() -> None:
         "--model", help="checkpoint folder; default: random weights of the default model's shape"
     )
     parser.add_argument("--stand-in", action="store_true", help="no engine: deltas out of nothing")
-    parser.add_argument("--bare", action="store_true", help="uvicorn and the stand-in alone, for comparison")
+    parser.add_argument("--bare", action="store_true", help="no application: a constant for each token")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        model = "" if args.stand_in or args.bare else args.model or name
+        model = "" if args.stand_in else args.model or name
         if model == name:
             write_random_model(Path(name))
         what = args.model or ("random weights" if model else "stand-in engine")

@@ -437,12 +437,16 @@ class AsyncEngine:
             if live is None:
                 self._wasted += size
                 continue
-            delta = output.apply(_event(live, key & SAMPLE_MASK, new, notes.get(row)), now)
+            note = notes.get(row) if notes else None
+            if note is None:
+                delta = output.grow(live.following, key & SAMPLE_MASK, new, now)
+            else:
+                delta = output.apply(_event(live, key & SAMPLE_MASK, new, note), now)
             if delta is None:
                 self._wasted += size
                 continue
             live.push(delta, now)
-            if live.output.finished:
+            if delta.finish_reason is not None and live.output.finished:
                 if live.handle in self._watched:
                     self._suspects.clear(self._watched[live.handle])
                 self._forget(live)
@@ -527,10 +531,8 @@ def _blocked(deaths: int) -> RequestBlockedError:
     )
 
 
-def _event(live: Live, index: int, tokens: list[int], note: Note | None) -> SeqEvent:
+def _event(live: Live, index: int, tokens: list[int], note: Note) -> SeqEvent:
     """A row of a step as the event it was in the engine."""
-    if note is None:
-        return SeqEvent(live.request_id, index, tokens, None, None, None, None, live.cached_tokens)
     if note.cached_tokens is not None:
         live.cached_tokens = note.cached_tokens
     return SeqEvent(

@@ -32,12 +32,11 @@ class _Sample:
     output: CompletionOutput
     detokenizer: Detokenizer | None
     matcher: StopMatcher | None
-    new_text: str = ""
 
 
 @dataclass(slots=True)
-class _State:
-    """A request on its way."""
+class Following:
+    """A request on its way, and the RequestOutput that grows with it."""
 
     request: Request
     output: RequestOutput
@@ -61,10 +60,10 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None, stop: Stop, clock: Callable[[], float]) -> None:
         self._tokenizer, self._stop, self._clock = tokenizer, stop, clock
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, Following] = {}
 
-    def add(self, request: Request, prompt: str | None, stops: StopStrings | None) -> RequestOutput:
-        """Start following a request; the RequestOutput that grows with it."""
+    def add(self, request: Request, prompt: str | None, stops: StopStrings | None) -> Following:
+        """Start following a request."""
         params = request.params
         output = RequestOutput(
             request_id=request.request_id,
@@ -84,8 +83,8 @@ class OutputProcessor:
                 detokenizer.prime(request.prompt_token_ids[-PRIME_TOKENS:])
             matcher = stops.matcher(include=params.include_stop_str_in_output) if stops else None
             samples.append(_Sample(completion, detokenizer, matcher))
-        self._states[request.request_id] = _State(request, output, samples)
-        return output
+        state = self._states[request.request_id] = Following(request, output, samples)
+        return state
 
     def started(self, request_ids: list[str], at: float) -> None:
         """Note when requests were first scheduled; later times, after preemption, change nothing."""
@@ -112,31 +111,41 @@ class OutputProcessor:
         if state is None:
             return None
         sample = state.samples[event.sample_index]
-        output, timings = sample.output, state.output.timings
+        output = sample.output
         if output.finish_reason is not None:
             return None
         state.output.usage.cached_tokens = event.cached_tokens
         if event.prompt_logprobs:
             state.prompt_logprobs += event.prompt_logprobs
-        if event.new_token_ids:
-            timings.first_token = timings.first_token or now
-            output.token_ids += event.new_token_ids
-            state.output.usage.completion_tokens += len(event.new_token_ids)
         if output.logprobs is not None and event.logprobs:
             output.logprobs += event.logprobs
+        hidden = event.stop_token_id is not None and not state.request.params.include_stop_str_in_output
+        # the stop token is in token_ids, and not in the text
+        shown = event.new_token_ids[:-1] if hidden else event.new_token_ids
+        text, matched = self._extend(
+            state, sample, event.new_token_ids, shown, now, last=event.finish_reason is not None
+        )
         reason, stop_reason = event.finish_reason, event.stop_token_id
-        matched = self._extend(sample, state.request, event)
         if matched is not None:
-            self._stop(event.request_id, event.sample_index)
             reason, stop_reason = FinishReason.STOP, None
         if reason is not None:
-            output.finish_reason = reason
             output.stop_reason = matched if matched is not None else stop_reason
-            self._close(state, now)
-        text, sample.new_text = sample.new_text, ""
+            self._finish(state, sample, reason, now)
         return StreamDelta(
             event.sample_index, text, event.new_token_ids, event.logprobs, reason, output.stop_reason
         )
+
+    def grow(self, state: Following, index: int, token_ids: list[int], now: float) -> StreamDelta | None:
+        """As `apply`, of an event that brings tokens and nothing else: what nearly all are."""
+        sample = state.samples[index]
+        if sample.output.finish_reason is not None:
+            return None
+        text, matched = self._extend(state, sample, token_ids, token_ids, now)
+        if matched is None:
+            return StreamDelta(index, text, token_ids)
+        sample.output.stop_reason = matched
+        self._finish(state, sample, FinishReason.STOP, now)
+        return StreamDelta(index, text, token_ids, None, FinishReason.STOP, matched)
 
     def end(self, request_id: str, now: float) -> None:
         """Mark every sample of a request that has not ended as aborted, and forget it; harmless when unknown."""
@@ -148,27 +157,48 @@ class OutputProcessor:
                 sample.output.finish_reason = FinishReason.ABORT
         self._close(state, now)
 
-    def _extend(self, sample: _Sample, request: Request, event: SeqEvent) -> str | None:
-        """Add an event's text to its sample; the stop string that ends it, if one does."""
+    def _extend(
+        self,
+        state: Following,
+        sample: _Sample,
+        token_ids: list[int],
+        shown: list[int],
+        now: float,
+        *,
+        last: bool = False,
+    ) -> tuple[str, str | None]:
+        """Add tokens and the text of `shown` to a sample: the new text, and the stop string that ends it, if any."""
+        output = sample.output
+        if token_ids:
+            if not output.token_ids:
+                timings = state.output.timings
+                timings.first_token = timings.first_token or now
+            output.token_ids += token_ids
+            state.output.usage.completion_tokens += len(token_ids)
         if sample.detokenizer is None:
-            return None
-        tokens = event.new_token_ids
-        if event.stop_token_id is not None and not request.params.include_stop_str_in_output:
-            tokens = tokens[:-1]  # the stop token is in token_ids, and not in the text
-        text = sample.detokenizer.push(tokens)
-        if event.finish_reason is not None:
+            return "", None
+        text, matched = sample.detokenizer.push(shown), None
+        if last:
             text += sample.detokenizer.finish()
-        matched = None
         # below min_tokens text passes by the matcher: a stop string may not end the sample yet
-        if sample.matcher is not None and len(sample.output.token_ids) > request.params.min_tokens:
+        if sample.matcher is not None and len(output.token_ids) > state.request.params.min_tokens:
             text, matched = sample.matcher.push(text)
-            if matched is None and event.finish_reason is not None:
+            if matched is None and last:
                 text += sample.matcher.finish()
-        sample.output.text += text
-        sample.new_text += text
-        return matched
+        # held once, a string grows in place; held twice, it would be copied for every token
+        whole, output.text = output.text, ""
+        whole += text
+        output.text = whole
+        if matched is not None:
+            self._stop(state.request.request_id, output.index)
+        return text, matched
 
-    def _close(self, state: _State, now: float) -> None:
+    def _finish(self, state: Following, sample: _Sample, reason: FinishReason, now: float) -> None:
+        """End a sample."""
+        sample.output.finish_reason = reason
+        self._close(state, now)
+
+    def _close(self, state: Following, now: float) -> None:
         """Finish the request when its last sample has ended."""
         if any(sample.output.finish_reason is None for sample in state.samples):
             return

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from quire.engine.api import GenerateAsk, Sink, StreamDelta
-from quire.types import QuireError, RequestOutput
+from quire.engine.output import Following
+from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")
 
@@ -23,7 +24,9 @@ class Live:
         "ask",
         "cached_tokens",
         "error",
+        "following",
         "handle",
+        "idle",
         "output",
         "pending",
         "request_id",
@@ -34,15 +37,18 @@ class Live:
         "waiter",
     )
 
-    def __init__(self, handle: int, ask: GenerateAsk, output: RequestOutput) -> None:
+    def __init__(self, handle: int, ask: GenerateAsk, following: Following) -> None:
         self.handle = handle
         self.ask = ask
+        self.following = following
+        output = following.output
         self.request_id = output.request_id
         self.output = output
         self.pending: dict[int, StreamDelta] = {}
         self.unread = 0  # tokens
         self.unread_since = 0.0
         self.waiter: asyncio.Future[None] | None = None
+        self.idle = False  # a reader waits and has not been woken
         self.error: QuireError | None = None
         self.cached_tokens = 0
         self.sink: Sink | None = None
@@ -52,7 +58,7 @@ class Live:
         """Add what a step made."""
         if not self.pending:
             # an idle reader is not woken for what the sink takes: that would cost more than the rest of a token
-            if self.sink and self.waiter and not self.waiter.done() and self._offer(delta):
+            if self.idle and self.sink is not None and self._offer(self.sink, delta):
                 return
             self.unread_since = now
         self.unread += len(delta.token_ids)
@@ -63,9 +69,9 @@ class Live:
             _merge(waiting, delta)
         self.wake()
 
-    def _offer(self, delta: StreamDelta) -> bool:
+    def _offer(self, sink: Sink, delta: StreamDelta) -> bool:
         try:
-            return self.sink is not None and self.sink(delta)
+            return sink(delta)
         except Exception:  # the reader will meet it again; the step of all the others goes on
             logger.exception("writing a delta of %s failed", self.request_id)
             self.sink = None
@@ -81,8 +87,10 @@ class Live:
 
     def wake(self) -> None:
         """Let the reader look again."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        if self.idle and self.waiter is not None:
+            self.idle = False
+            if not self.waiter.done():  # it may have been cancelled in this moment
+                self.waiter.set_result(None)
 
 
 class LiveStream:
@@ -108,10 +116,11 @@ class LiveStream:
             if live.waiter is not None:
                 raise RuntimeError("a stream has one reader")
             live.waiter = self._loop.create_future()
+            live.idle = True
             try:
                 await live.waiter
             finally:
-                live.waiter = None
+                live.waiter, live.idle = None, False
         delta = live.pending.pop(next(iter(live.pending)))
         live.unread -= len(delta.token_ids)
         if live.pending:

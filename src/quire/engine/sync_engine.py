@@ -55,7 +55,7 @@ class SyncEngine:
             eos_token_ids=self.built.model.facts.generation.eos_token_ids,
         )
         self.core.add(request)
-        return self._output.add(request, prompt_text, stops)
+        return self._output.add(request, prompt_text, stops).output
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt with what the checkpoint adds around a text."""

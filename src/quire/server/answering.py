@@ -118,20 +118,30 @@ class EventStream:
         for the client, and the first and the failed, go through here.
         """
         exchange, (stream,) = self._exchange, run.streams
+        blocked, took = exchange.blocked, run.took
+        write: Callable[[bytes], None] | None = None
+        sent = 0
 
         def direct(delta: StreamDelta) -> bool:
-            if not exchange.writes_at_once() or delta.finish_reason is FinishReason.ERROR:
+            nonlocal write, sent
+            if write is None:
+                write = exchange.direct_writer()
+            if write is None or blocked() or delta.finish_reason is FinishReason.ERROR:
                 return False
-            run.took(delta.index, delta)
+            took(delta.index, delta)
             data = chunk_of(delta.index, delta)
             if data:
-                exchange.write_at_once(data)
+                sent += len(data)
+                write(data)
             return True
 
         stream.deliver_to(direct)
-        async for delta in stream:
-            run.took(delta.index, delta)
-            await self._send(chunk_of(delta.index, delta))
+        try:
+            async for delta in stream:
+                took(delta.index, delta)
+                await self._send(chunk_of(delta.index, delta))
+        finally:
+            exchange.bytes_out += sent
 
     def _send(self, data: bytes) -> Awaitable[None]:
         if not self._exchange.status:

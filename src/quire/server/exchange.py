@@ -175,20 +175,11 @@ class Exchange:
             return self._send({"type": "http.response.body", "body": data, "more_body": more})
         return self._write_kept(data, more=more)
 
-    def writes_at_once(self) -> bool:
-        """Whether a part of the body can be sent now by `write_at_once`: the response has started, is sent in chunks,
-        nothing keeps a copy, and the client reads.
+    def direct_writer(self) -> Callable[[bytes], None] | None:
+        """Sends a part of the body without waiting for anything, while not `blocked`; the caller adds to `bytes_out`.
+        None unless the response has started, is sent in chunks, and nothing keeps a copy of it.
         """
-        return (
-            self._write_chunk is not None and self.status != 0 and self.recorded is None and self._held is None
-            and not self.blocked()
-        )  # fmt: skip
-
-    def write_at_once(self, data: bytes) -> None:
-        """Send a part of the body without waiting for anything; only when `writes_at_once`."""
-        assert self._write_chunk is not None
-        self.bytes_out += len(data)
-        self._write_chunk(data)
+        return self._write_chunk if self.status and self.recorded is None and self._held is None else None
 
     async def _write_kept(self, data: bytes, *, more: bool) -> None:
         if self.recorded is not None:

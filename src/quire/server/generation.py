@@ -26,6 +26,10 @@ class Run:
     Use as a context: whatever ends it, streams that still run are cancelled and the request is counted.
     """
 
+    __slots__ = (
+        "_asks", "_context", "_exchange", "_last", "_observe_gap", "choices", "samples", "streams",
+    )  # fmt: skip
+
     def __init__(self, context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk]) -> None:
         self.samples = asks[0].params.n
         self.choices = self.samples * len(asks)

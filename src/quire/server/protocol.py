@@ -30,6 +30,23 @@ class Connections:
     limit: int
     header_seconds: float
     idle: dict[LimitedProtocol, None] = field(default_factory=dict)
+    unsent: list[LimitedProtocol] = field(default_factory=list)
+
+    def send_soon(self, connection: LimitedProtocol) -> None:
+        """Send a connection's chunks when the current callback is over, after those of the others before it.
+
+        A step of the engine brings a token to every stream. Making all events first and then sending all of them
+        costs a third to a half less than taking turns: neither half empties the caches of the other, and a reader on
+        this machine that is awake does not have to be woken for each event.
+        """
+        if not self.unsent:
+            connection.loop.call_soon(self._send)
+        self.unsent.append(connection)
+
+    def _send(self) -> None:
+        connections, self.unsent = self.unsent, []
+        for connection in connections:
+            connection.send_chunks()
 
     def make_room(self) -> bool:
         """Close the connection that has been idle for longest; false when there is none."""
@@ -46,8 +63,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Adds scope["quire.abort"], which drops the connection with what is still to be sent;
     scope["quire.blocked"], whether sending has to wait for the client, or would reach nobody; and
-    scope["quire.write"], which sends a chunk of a response that has started, without waiting for anything.
+    scope["quire.write"], which sends a chunk of a response that has started when the current callback is over. What a
+    task sends that is woken after such a chunk was given comes after it.
     """
+
+    # What every token touches lies together: caches are cold when a step's tokens come.
+    __slots__ = ("_chunks", "_paused", "_soon")
 
     def __init__(
         self,
@@ -65,6 +86,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal: ApiError | None = None
         self._pending: ApiError | None = None  # why the parser was stopped
         self._active: Any = None  # the cycle that is being answered; self.cycle may be a pipelined one
+        self._chunks = b""  # to be sent when the current callback is over
+        self._soon = table.send_soon
+        self._paused = False  # as self.flow.write_paused
 
     # ---- connection
 
@@ -110,11 +134,27 @@ class LimitedProtocol(HttpToolsProtocol):
         self.scope["quire.write"] = self._write_chunk  # type: ignore[typeddict-unknown-key]
 
     def _blocked(self) -> bool:
-        return self.flow.write_paused or self.transport.is_closing()
+        return self._paused or self.transport.is_closing()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._paused = False
 
     def _write_chunk(self, data: bytes) -> None:
-        """Send `data` as a chunk (RFC 9112, section 7.1)."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        """Send `data` as a chunk (RFC 9112, section 7.1) soon."""
+        if not self._chunks:
+            self._soon(self)
+        self._chunks += b"%x\r\n%b\r\n" % (len(data), data)
+
+    def send_chunks(self) -> None:
+        """Send what was given to `quire.write`; forget it when the client has gone."""
+        chunks, self._chunks = self._chunks, b""
+        if not self.transport.is_closing():
+            self.transport.write(chunks)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

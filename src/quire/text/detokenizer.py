@@ -8,11 +8,9 @@ the whole run into U+FFFD).
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
-
-_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 # Tokens of context kept by the windowed fallback. A character has at most 4 bytes, so 3 tokens can be open;
 # the rest is room for decoders that look at a neighbour.
@@ -45,23 +43,27 @@ class Detokenizer(Protocol):
 
 
 class ByteLevelDetokenizer:
-    """Byte table and an incremental UTF-8 decoder: O(bytes) a token, at most 3 bytes held."""
+    """Byte table and UTF-8: O(bytes) a token, at most 3 bytes held."""
 
-    __slots__ = ("_decode", "_table")
+    __slots__ = ("_held", "_table")
 
     def __init__(self, table: Mapping[int, bytes]) -> None:
         self._table = table
-        self._decode = _utf8_decoder("replace").decode
+        self._held = b""  # of an unfinished character
 
     def push(self, token_ids: Iterable[int]) -> str:
         table = self._table
-        return self._decode(b"".join([table[token_id] for token_id in token_ids]))
+        data = self._held + b"".join([table[token_id] for token_id in token_ids])
+        text, read = utf_8_decode(data, "replace", False)
+        self._held = data[read:]
+        return text
 
     def prime(self, token_ids: Iterable[int]) -> None:
         self.push(token_ids)
 
     def finish(self) -> str:
-        return self._decode(b"", True)
+        held, self._held = self._held, b""
+        return held.decode("utf-8", "replace")
 
 
 class PieceDetokenizer:
