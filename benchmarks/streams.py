@@ -48,7 +48,7 @@ from quire.engine.api import (
     StreamDelta,
 )
 from quire.engine.async_engine import AsyncEngine as RealEngine
-from quire.engine.build import open_model
+from quire.engine.opening import open_model
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics

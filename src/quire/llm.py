@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from quire.config.schema import EngineConfig
-from quire.engine.build import Built, build, open_model
+from quire.engine.build import Built, build
+from quire.engine.opening import open_model
 from quire.engine.output import TextDelta
 from quire.engine.sync_engine import SyncEngine
 from quire.loader import DEFAULT_MODEL

@@ -21,7 +21,8 @@ from quire.engine.api import (
     OverloadedError,
     StreamDelta,
 )
-from quire.engine.build import build, open_model
+from quire.engine.build import build
+from quire.engine.opening import open_model
 from quire.engine.sync_engine import SyncEngine
 from quire.text.chat import ChatAsk
 from quire.types import (

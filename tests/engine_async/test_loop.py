@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.config.schema import EngineConfig
-from quire.engine.build import Built, build, open_model
+from quire.engine.build import Built, build
 from quire.engine.channel import ChannelClosedError
 from quire.engine.loop import EngineLoop
 from quire.engine.messages import (
@@ -26,6 +26,7 @@ from quire.engine.messages import (
     pack_ids,
     unpack_handles,
 )
+from quire.engine.opening import open_model
 from quire.types import SamplingParams
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)

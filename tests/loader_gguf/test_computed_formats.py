@@ -13,7 +13,8 @@ from helpers.checkpoints import random_tokens, save, tiny_model
 from helpers.gguf_files import write_model
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
-from quire.engine.build import build, open_model
+from quire.engine.build import build
+from quire.engine.opening import open_model
 from quire.llm import LLM
 from quire.loader import GGUFFiles
 from quire.loader.gguf_writer import OutTensor, write_gguf

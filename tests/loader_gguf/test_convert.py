@@ -14,7 +14,7 @@ from helpers.checkpoints import load_reference, random_tokens, reference_logits,
 from helpers.gguf_files import made_model
 from helpers.tokenizers import write_byte_tokenizer
 from quire.cli.main import main
-from quire.engine.build import open_model
+from quire.engine.opening import open_model
 from quire.llm import LLM
 from quire.loader import Checkpoint, GGUFFiles, GGUFSource
 from quire.quant.convert import from_float32, to_q8_0

@@ -17,7 +17,7 @@ from quire.util.sizes import format_size
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig, ResolvedConfig
     from quire.engine.budget import MemoryPlan
-    from quire.engine.build import Model
+    from quire.engine.opening import Model
     from quire.program.cost import Machine, Row
     from quire.program.ops import Op, Program
     from quire.spec import ModelSpec
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.engine.build import open_model
+    from quire.engine.opening import open_model
 
     model, asked = open_model(named_model(args.model)), engine_config(args)
     report = describe(model, asked, args)

@@ -54,7 +54,7 @@ def named_model(model: str | None) -> str:
     """The model that was named, or the shipped one, saying so."""
     if model is not None:
         return model
-    from quire.loader import DEFAULT_MODEL
+    from quire.config.shipped import DEFAULT_MODEL
 
     print(
         f"quire: no model named, so {DEFAULT_MODEL} it is: small, ships with Quire, knows next to nothing",

@@ -11,7 +11,7 @@ from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
-    from quire.engine.build import Model
+    from quire.engine.opening import Model
 
 MAX_TEXT_BYTES = 4 * 2**20
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,7 +27,6 @@ from quire.engine.api import (
     RequestBlockedError,
     Stream,
 )
-from quire.engine.build import TOKENIZER_FACTOR, Model, open_model, tokenizer_bytes
 from quire.engine.host import host_factory
 from quire.engine.messages import (
     SAMPLE_BITS,
@@ -49,18 +48,21 @@ from quire.engine.messages import (
     unpack_ids,
     unpack_logprobs,
 )
+from quire.engine.opening import TOKENIZER_FACTOR, Model, find_model, gguf_files, open_model, tokenizer_bytes
 from quire.engine.output import OutputProcessor
 from quire.engine.spawn import Spawned
 from quire.engine.stream import Live, LiveStream
 from quire.engine.supervisor import Hooks, Supervisor
 from quire.engine.suspects import KEEP_SECONDS, Suspects, digest_of
 from quire.engine.text_service import TextService, read_template
-from quire.loader import GGUFFiles, resolve_model
 from quire.text.chat import ChatAsk
 from quire.text.stop import StopStrings
 from quire.types import QuireError, Request, RequestError, SeqEvent
 from quire.util.platform import resident_bytes
 from quire.util.startup import Startup
+
+if TYPE_CHECKING:
+    from quire.loader import GGUFFiles
 
 logger = logging.getLogger("quire.engine")
 
@@ -164,8 +166,8 @@ class AsyncEngine:
     async def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
-        folder = await loop.run_in_executor(None, resolve_model, self._name)
-        files = await loop.run_in_executor(None, GGUFFiles, folder) if folder.is_file() else None
+        folder = await loop.run_in_executor(None, find_model, self._name)
+        files = await loop.run_in_executor(None, gguf_files, folder)
         beside = 0 if self._in_process else _memory_beside(folder, files)
         self._supervisor = Supervisor(
             Load(str(folder), self._config, beside),

@@ -18,26 +18,22 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
+from quire.engine.opening import TOKENIZER_FACTOR, Model, folder_tokenizer, tokenizer_bytes
 from quire.engine.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
 from quire.loader import (
     Checkpoint,
-    GGUFFiles,
-    GGUFOpened,
     LoadRules,
     QuantizedSource,
     Source,
     checkpoint_files,
-    resolve_model,
 )
 from quire.loader.gguf_source import shards
 from quire.loader.source import CodesSource
 from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
-from quire.spec.consistency import check_tokenizer_size
-from quire.spec.facts import ModelFacts, read_model
 from quire.types import CheckpointError
 from quire.util.platform import available_memory, resident_bytes, usable_cores
 from quire.util.startup import Startup
@@ -46,26 +42,6 @@ from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
     from quire.loader.load import Progress
-    from quire.text.tokenizer import Tokenizer
-
-
-# What a tokenizer takes in memory for each byte of its file: measured at 8.
-TOKENIZER_FACTOR = 10
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A checkpoint's facts and tokenizer, before any weight is read.
-
-    `folder` is the checkpoint's folder, or its GGUF file, which `gguf` has opened.
-    """
-
-    folder: Path
-    facts: ModelFacts
-    tokenizer: Tokenizer | None
-    gguf: GGUFOpened | None = None
-    tokenizer_later: bool = False  # there is one, and `build` reads it while the weights are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,54 +69,6 @@ class Built:
         return [*found, *self.weights.notices]
 
 
-def open_model(
-    name: str | Path,
-    *,
-    tokenizer: bool = True,
-    later: bool = False,
-    startup: Startup | None = None,
-    files: GGUFFiles | None = None,
-) -> Model:
-    """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
-
-    `tokenizer` false leaves the tokenizer to another process, `later` a folder's to `build`. `files`: the model's
-    GGUF files when they are open already; the model keeps them open.
-
-    Raises CheckpointError or UnsupportedModelError naming the file and key.
-    """
-    startup = startup or Startup()
-    with startup.span("config"):
-        folder = resolve_model(name)
-        if folder.suffix == ".gguf" and folder.is_file():
-            gguf = _open_gguf(files or GGUFFiles(folder))
-            facts = gguf.model.facts
-        else:
-            gguf, facts = None, read_model(folder)
-    found = None
-    if tokenizer and gguf is not None:
-        from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
-
-        with startup.span("tokenizer"):
-            found = gguf_tokenizer(gguf.files.metadata, folder.name)
-            if found is not None:
-                check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
-    elif tokenizer and any((folder / name).exists() for name in _TOKENIZER_FILES):
-        if later:
-            return Model(folder, facts, None, gguf, tokenizer_later=True)
-        found = _folder_tokenizer(folder, facts, startup)
-    if gguf is not None:
-        gguf.files.release_headers()
-    return Model(folder, facts, found, gguf)
-
-
-def _open_gguf(files: GGUFFiles) -> GGUFOpened:
-    try:
-        return GGUFOpened.at(files)
-    except BaseException:
-        files.close()
-        raise
-
-
 class _LaterTokenizer:
     """A model whose tokenizer is read while its weights are checked."""
 
@@ -152,17 +80,8 @@ class _LaterTokenizer:
         """Read it, the first time, if there is one to come."""
         model = self.model
         if model.tokenizer_later:
-            found = _folder_tokenizer(model.folder, model.facts, self._startup)
+            found = folder_tokenizer(model.folder, model.facts, self._startup)
             self.model = replace(model, tokenizer=found, tokenizer_later=False)
-
-
-def _folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup) -> Tokenizer:
-    from quire.text.tokenizer import Tokenizer
-
-    with startup.span("tokenizer"):
-        found = Tokenizer.from_dir(folder)
-        check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
-    return found
 
 
 @contextmanager
@@ -192,14 +111,6 @@ def _weight_files(model: Model) -> list[Path]:
         return shards(model.folder)
     files = list(checkpoint_files(model.folder))
     return files if model.facts.quantization is None else [*files, model.folder / "config.json"]
-
-
-def tokenizer_bytes(folder: Path, files: GGUFFiles | None = None) -> int:
-    """Size of what a checkpoint's tokenizer is read from, in bytes; 0 when it has none. `files`: of a GGUF model."""
-    if files is not None:
-        return files.header_bytes
-    tokenizer = folder / "tokenizer.json"
-    return tokenizer.stat().st_size if tokenizer.exists() else 0
 
 
 def machine_facts() -> MachineFacts:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine.build import Model, open_model, open_weights
+from quire.engine.build import open_weights
+from quire.engine.opening import Model, open_model
 from quire.loader import GGUFOpened, LoadRules, Source, TensorInfo
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.load import check_tensors

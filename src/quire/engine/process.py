@@ -7,16 +7,22 @@ Interrupts and termination signals are the parent's business: it drains, then sa
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
 import sys
 import time
 
-from quire.engine.build import Built, build, open_model
+if __name__ == "__main__":  # what follows takes most of the start
+    gc.disable()  # nothing that is imported is garbage
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin beside the kernels' own
+
+from quire.engine.build import Built, build
 from quire.engine.channel import Channel, ChannelClosedError
 from quire.engine.loop import EngineLoop
 from quire.engine.messages import Fatal, Load, Progress, Ready, Stop
+from quire.engine.opening import open_model
 from quire.types import QuireError
 from quire.util.startup import Startup
 
@@ -88,6 +94,8 @@ def _follow(parent: int) -> None:
 
 def main() -> None:
     """Entry of the engine process."""
+    gc.freeze()  # modules are not looked through again
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     fd, parent = int(sys.argv[1]), int(sys.argv[2])

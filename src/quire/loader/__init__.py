@@ -1,5 +1,6 @@
 """Weights: from safetensors or GGUF files, the hub or a random stream, checked, to whoever packs them."""
 
+from quire.config.shipped import DEFAULT_MODEL, shipped_adapters, shipped_models
 from quire.loader.checkpoint import Checkpoint, checkpoint_files
 from quire.loader.fingerprint import fingerprint
 from quire.loader.gguf_source import GGUFFiles, GGUFOpened, GGUFSource
@@ -8,7 +9,6 @@ from quire.loader.load import LoadRules, LoadSummary, load
 from quire.loader.packed import DamagedError, PackedWeights, packed_key
 from quire.loader.quantized import QuantizedSource
 from quire.loader.random_weights import RandomWeights
-from quire.loader.shipped import DEFAULT_MODEL, shipped_adapters, shipped_models
 from quire.loader.source import Sink, Source, TensorInfo
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from quire.config.shipped import shipped_models
 from quire.loader.checkpoint import INDEX, SINGLE
 from quire.loader.gguf_source import chosen_gguf, single_gguf
-from quire.loader.shipped import shipped_models
 from quire.types import CheckpointError
 
 # What a text model needs. Weights of other frameworks and formats are never fetched.

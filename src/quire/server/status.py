@@ -34,7 +34,7 @@ async def version(_: ServerContext, exchange: Exchange) -> None:
 
 async def metrics(context: ServerContext, exchange: Exchange) -> None:
     """Prometheus exposition."""
-    await exchange.respond(200, context.metrics.render(), content_type=_METRICS_TYPE)
+    await exchange.respond(200, await context.metrics.render(), content_type=_METRICS_TYPE)
 
 
 async def models(context: ServerContext, exchange: Exchange) -> None:

@@ -100,7 +100,8 @@ class Lab:
             )  # fmt: skip
             self.machine = lambda: CostMachine(cost)
             return
-        from quire.engine.build import build, open_model
+        from quire.engine.build import build
+        from quire.engine.opening import open_model
 
         limits = {name: value for name, value in changes.items() if name != "enable_chunked_prefill"}
         asked = dataclasses.replace(engine_config(args), max_model_len=longest + 1, **limits)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.benches.common import add_result_options, count
 from quire.cli.options import add_engine_options
-from quire.loader.shipped import DEFAULT_MODEL
+from quire.config.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.benches.common import add_result_options, count, finish, shown
 from quire.cli.options import add_engine_options, engine_config
-from quire.loader.shipped import DEFAULT_MODEL
+from quire.config.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.bench.results import Metric

@@ -1,0 +1,172 @@
+"""What ServerMetrics has counted, written in Prometheus' text format."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from quire.engine.api import STEP_TOKEN_BOUNDS, EngineState, EngineStats
+from quire.server.histogram import Histogram
+from quire.server.metrics import FINE, ServerMetrics
+from quire.types import FinishReason
+
+CACHE_SECONDS = 0.25  # a storm of scrapes costs four renderings a second
+
+
+class Exposition(Collector):
+    """Every family as of now."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._rendered: tuple[float, bytes] = (-1.0, b"")
+
+    def render(self) -> bytes:
+        """The text, at most CACHE_SECONDS old."""
+        now = time.monotonic()
+        if self._rendered[0] < 0 or now - self._rendered[0] > CACHE_SECONDS:
+            self._rendered = (now, generate_latest(self._registry))
+        return self._rendered[1]
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # nothing is collected when registering: the engine may not have started
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family as of now."""
+        ready = self._metrics.engine.state not in {EngineState.STARTING, EngineState.FAILED}
+        labels = {"model_name": self._metrics.engine.card.name if ready else "", "engine": "0"}
+        stats = self._metrics.engine.stats
+        for named in self._metrics.histograms.values():
+            for name, bounds in (named.quire, named.vllm):
+                family = HistogramMetricFamily(name, named.text, labels=list(labels))
+                family.add_metric(
+                    list(labels.values()), named.histogram.buckets(bounds), named.histogram.total
+                )
+                yield family
+        yield from _engine_families(stats, labels)
+        yield _startup_family(self._metrics.engine.startup)
+        yield from self._token_families(labels)
+        yield from self._http_families()
+        yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the state that the engine is in",
+                      {"state": str(self._metrics.engine.state)}, 1)  # fmt: skip
+
+    def _token_families(self, labels: dict[str, str]) -> Iterator[Metric]:
+        for prefix in ("quire_", "vllm:"):
+            family = CounterMetricFamily(
+                f"{prefix}request_success",
+                "samples that have ended, by reason",
+                labels=[*labels, "finished_reason"],
+            )
+            for reason in FinishReason:
+                family.add_metric([*labels.values(), str(reason)], self._metrics.finished[str(reason)])
+            yield family
+            for kind in ("prompt", "generation"):
+                yield _family(CounterMetricFamily, f"{prefix}{kind}_tokens", f"{kind} tokens of ended requests",
+                              labels, self._metrics.tokens[kind])  # fmt: skip
+        yield _family(CounterMetricFamily, "quire_cached_prompt_tokens", "prompt tokens that the prefix cache saved",
+                      labels, self._metrics.tokens["cached"])  # fmt: skip
+
+    def _http_families(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "http_requests", "requests by route, method and status", labels=["handler", "method", "status"]
+        )
+        for key, count in self._metrics.http.items():
+            requests.add_metric(list(key), count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            "http_request_duration_seconds", "headers in to response out", labels=["handler", "method"]
+        )
+        for route, histogram in self._metrics.http_seconds.items():
+            seconds.add_metric(list(route), histogram.buckets(FINE), histogram.total)
+        yield seconds
+        for direction in ("request", "response"):
+            family = CounterMetricFamily(
+                f"http_{direction}_size_bytes", f"bytes of {direction} bodies", labels=["handler"]
+            )
+            for (handler, way), size in self._metrics.http_bytes.items():
+                if way == direction:
+                    family.add_metric([handler], size)
+            yield family
+
+
+# name under both prefixes, family, text, value
+_SHARED: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] = (
+    ("num_requests_running", GaugeMetricFamily, "sequences in the batch", lambda s: s.running),
+    ("num_requests_waiting", GaugeMetricFamily, "requests that wait for a free place", lambda s: s.waiting),
+    ("kv_cache_usage_perc", GaugeMetricFamily, "share of KV blocks in use, 0 to 1",
+     lambda s: s.blocks_used / s.blocks if s.blocks else 0.0),
+    ("prefix_cache_queries", CounterMetricFamily, "prompt tokens looked up", lambda s: s.prefix_queried_tokens),
+    ("prefix_cache_hits", CounterMetricFamily, "prompt tokens found", lambda s: s.prefix_hit_tokens),
+    ("num_preemptions", CounterMetricFamily, "sequences put back to the queue", lambda s: s.preemptions),
+)  # fmt: skip
+_OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] = (
+    ("quire_waiting_tokens", GaugeMetricFamily, "prompt tokens that wait", lambda s: s.waiting_tokens),
+    ("quire_kv_blocks", GaugeMetricFamily, "KV blocks there are", lambda s: s.blocks),
+    ("quire_kv_blocks_used", GaugeMetricFamily, "KV blocks held by sequences", lambda s: s.blocks_used),
+    ("quire_kv_blocks_cached", GaugeMetricFamily, "KV blocks that hold reusable prefixes", lambda s: s.blocks_cached),
+    ("quire_kv_waste_tokens", GaugeMetricFamily, "tokens allocated and not used", lambda s: s.kv_waste_tokens),
+    ("quire_steps", CounterMetricFamily, "engine steps", lambda s: s.steps),
+    ("quire_step_seconds", CounterMetricFamily, "time in steps", lambda s: s.step_seconds),
+    ("quire_step_prefill_tokens", CounterMetricFamily, "prompt tokens computed", lambda s: s.prefill_tokens),
+    ("quire_step_decode_tokens", CounterMetricFamily, "tokens decoded", lambda s: s.decode_tokens),
+    ("quire_wasted_tokens", CounterMetricFamily, "tokens computed for nobody", lambda s: s.wasted_tokens),
+    ("quire_engine_resident_bytes", GaugeMetricFamily, "memory of the engine process", lambda s: s.resident_bytes),
+)  # fmt: skip
+
+
+def _engine_families(stats: EngineStats, labels: dict[str, str]) -> Iterator[Metric]:
+    for name, kind, text, value in _SHARED:
+        yield _family(kind, f"quire_{name}", text, labels, value(stats))
+        yield _family(kind, f"vllm:{name}", text, labels, value(stats))
+    for name, kind, text, value in _OWN:
+        yield _family(kind, name, text, labels, value(stats))
+    buckets = _step_buckets(stats.step_tokens)
+    for prefix in ("quire_", "vllm:"):
+        steps = HistogramMetricFamily(
+            f"{prefix}iteration_tokens_total", "tokens of a step", labels=list(labels)
+        )
+        steps.add_metric(list(labels.values()), buckets, stats.prefill_tokens + stats.decode_tokens)
+        yield steps
+    config = labels | {"block_size": str(stats.block_size), "num_gpu_blocks": str(stats.blocks)}
+    yield _family(GaugeMetricFamily, "vllm:cache_config_info", "sizes of the KV cache", config, 1)
+    yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
+    yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
+
+
+def _startup_family(spans: list[dict[str, Any]]) -> Metric:
+    family = GaugeMetricFamily(
+        "quire_startup_seconds",
+        "when a part of the start-up began and ended, from the start of the server's process",
+        labels=["process", "phase", "edge"],
+    )
+    for span in spans:
+        for edge in ("begin", "end"):
+            family.add_metric([span["process"], span["phase"], edge], span[edge])
+    return family
+
+
+def _step_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Steps by their tokens, as cumulative buckets."""
+    histogram = Histogram(STEP_TOKEN_BOUNDS)
+    histogram.counts = list(counts) or histogram.counts
+    return histogram.buckets(STEP_TOKEN_BOUNDS)
+
+
+def _family(kind: type[Metric], name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+    family = kind(name, text, labels=list(labels))  # type: ignore[call-arg]
+    family.add_metric(list(labels.values()), value)  # type: ignore[attr-defined]
+    return family
+
+
+def _by_part(kind: type[Metric], name: str, label: str, parts: Iterable[tuple[str, float]]) -> Metric:
+    family = kind(name, f"by {label}", labels=[label])  # type: ignore[call-arg]
+    for part, value in parts:
+        family.add_metric([part], value)  # type: ignore[attr-defined]
+    return family
