@@ -30,7 +30,7 @@ def connect(
 ) -> list[tuple[LimitedProtocol, Wire]]:
     async def app(*_: Any) -> None: ...
 
-    config = Config(app, log_config=None)
+    config = Config(app, interface="asgi3", log_config=None)
     config.load()
     pairs = []
     for name in names:
