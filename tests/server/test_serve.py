@@ -228,7 +228,11 @@ def test_a_closed_log_does_not_matter(folder: Path) -> None:
 def test_the_http_process_starts_with_what_it_needs() -> None:
     """Weights, kernels and numpy belong to the engine's process, and what writes /metrics to the first scrape."""
     code = "import sys, quire.cli.serve, quire.engine.async_engine, quire.server.run; print(*sys.modules)"
-    found = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split())
+    found = set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
     assert "quire.engine.opening" in found
     heavy = {
         "numpy",
