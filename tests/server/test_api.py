@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.server import LiveServer, request_bytes, stream_text
+from helpers.server import LiveServer, request_bytes, serving, stream_text
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
@@ -61,6 +62,14 @@ def test_chat_stream_shape(server: LiveServer) -> None:
     without = server.chat(stream=True, **GREEDY).events
     assert all("usage" not in chunk for chunk in without[:-1])
     assert all(chunk["choices"] for chunk in without[:-1])
+
+
+def test_usage_can_end_every_stream(folder: Path) -> None:
+    with serving(folder, enable_force_include_usage=True) as forced:
+        for reply in (forced.chat(stream=True, max_tokens=3), forced.complete(stream=True, max_tokens=3)):
+            *chunks, usage, _ = reply.events
+            assert usage["usage"]["total_tokens"] == usage["usage"]["prompt_tokens"] + 3
+            assert all(chunk["usage"] is None for chunk in chunks)
 
 
 def test_several_samples_stream_interleaved(server: LiveServer) -> None:

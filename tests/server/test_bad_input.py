@@ -353,3 +353,47 @@ def test_unknown_fields_can_be_refused(folder: Path) -> None:
         strict.chat(max_tokens=1, unheard_of=1).error(400, "unknown_field", "unheard_of")
         assert strict.chat(max_tokens=1, user="me", top_k=3).status == 200
         strict.post("/tokenize", {"prompt": "a", "extra": 1}).error(400, "unknown_field", "extra")
+
+
+# Fields of OpenAI's two routes and vLLM's additions to them, whether supported or not.
+SHARED_FIELDS = """
+    model stream stream_options temperature top_p n stop seed presence_penalty frequency_penalty logit_bias
+    max_tokens user top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output
+    ignore_eos min_tokens skip_special_tokens truncate_prompt_tokens truncation_side prompt_logprobs
+    logprob_token_ids allowed_token_ids bad_words structured_outputs priority request_id session_id cache_salt
+    return_token_ids response_format logprobs return_tokens_as_token_ids kv_transfer_params use_beam_search
+    add_special_tokens echo deadline_ms max_queue_ms best_of thinking_token_budget
+"""
+CHAT_FIELDS = """
+    messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls metadata store
+    reasoning_effort verbosity service_tier prediction modalities prompt_cache_key prompt_cache_retention
+    prompt_cache_options safety_identifier add_generation_prompt continue_final_message documents chat_template
+    chat_template_kwargs include_reasoning function_call functions audio web_search_options
+"""
+
+
+def test_every_field_that_others_have_is_known(folder: Path) -> None:
+    """Row 29: acted on, ignored because it changes nothing, or refused by name; never taken for a slip."""
+    with serving(folder, unknown_fields="refuse") as strict:
+        routes = {
+            "/v1/chat/completions": [*SHARED_FIELDS.split(), *CHAT_FIELDS.split()],
+            "/v1/completions": [*SHARED_FIELDS.split(), "prompt", "suffix"],
+        }
+        for path, names in routes.items():
+            for name in names:
+                body = {"messages": MESSAGES} if "chat" in path else {"prompt": "Hi"}
+                reply = strict.post(path, {**body, "max_tokens": 1, name: {"made": "up"}})
+                assert reply.status in {200, 400}, (path, name)
+                if reply.status == 400:
+                    assert reply.json["error"]["code"] != "unknown_field", (path, name)
+
+
+def test_what_other_servers_call_otherwise_is_not_dropped(server: LiveServer) -> None:
+    for name, value in (
+        ("grammar", "root ::= x"),
+        ("n_predict", 3),
+        ("typical_p", 0.5),
+        ("repeat_penalty", 1.1),
+    ):
+        server.chat(max_tokens=1, **{name: value}).error(400, "unsupported_parameter", name)
+    assert server.chat(max_tokens=1, typical_p=1, repeat_penalty=1.0, cache_prompt=True).status == 200

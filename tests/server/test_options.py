@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.elsewhere import ALWAYS, CALLED, REFUSED, explain
 from quire.cli.options import Parser
 from quire.cli.serve import add_arguments, settings
 from quire.config.schema import EngineConfig
@@ -22,6 +23,19 @@ KNOWN = [
     "--enable-chunked-prefill", "--scheduling-policy", "--dtype", "--load-format", "--chat-template", "--seed",
     "--threads", "--shutdown-timeout", "--ssl-keyfile", "--ssl-certfile", "--config",
 ]  # fmt: skip
+# The other options of vLLM, SGLang, llama-server and TGI that people bring along: each is there, or explained.
+BROUGHT = """
+    quantization tokenizer revision trust-remote-code chat-template-content-format tool-call-parser
+    reasoning-parser enable-auto-tool-choice enable-lora lora-modules max-loras speculative-config
+    tensor-parallel-size pipeline-parallel-size data-parallel-size enable-expert-parallel kv-transfer-config
+    kv-events-config prefix-caching-hash-algo enable-per-request-metrics enable-prompt-tokens-details
+    enable-force-include-usage otlp-traces-endpoint allowed-media-domains mem-fraction-static
+    chunked-prefill-size schedule-policy max-running-requests max-queued-requests page-size
+    enable-deterministic-inference enable-cache-report enable-metrics watchdog-timeout model-path cache-type-k
+    cache-type-v metrics api-key-file lora jinja reasoning-budget models-dir slot-save-path spec-type ctx-size
+    parallel max-input-tokens max-total-tokens max-batch-prefill-tokens max-concurrent-requests speculate
+    model-id graceful-termination-timeout
+"""
 FIELDS = [f.name for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)]
 EVERY = [f"--{name.replace('_', '-')}" for name in FIELDS]
 
@@ -40,6 +54,22 @@ def test_options_of_vllm_are_there_and_explained(parser: Parser) -> None:
         assert actions[flag].help not in {None, "", argparse.SUPPRESS}, flag
     text = parser.format_help()
     assert [flag for flag in {*KNOWN, *EVERY} if flag not in text] == []
+
+
+def test_options_of_other_servers_are_there_or_explained(
+    parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {*KNOWN, *EVERY}
+    for name in BROUGHT.split():
+        if f"--{name}" in own:
+            continue
+        with pytest.raises(SystemExit):
+            parser.parse_args(["model", f"--{name}", "1"])
+        assert f"--{name} {explain(name)}" in capsys.readouterr().err
+        assert explain(name)
+    targets = {text for text in CALLED.values() if text.startswith("--")}
+    assert targets <= own
+    assert not own & {f"--{name}" for name in (*REFUSED, *ALWAYS, *CALLED)}
 
 
 def test_every_option_of_the_server_is_documented() -> None:

@@ -49,7 +49,7 @@ def spans(batch: Any) -> list[Any]:
 def test_spans_of_generations(folder: Path, collector: tuple[str, queue.Queue[Any]]) -> None:
     url, seen = collector
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "ignore_eos": True}
-    with serving(folder, otlp_endpoint=url, served_model_name=("tiny",)) as live:
+    with serving(folder, otlp_traces_endpoint=url, served_model_name=("tiny",)) as live:
         live.post("/v1/chat/completions", body, {"traceparent": f"00-{TRACE}-{SPAN}-01"})
         live.post("/v1/chat/completions", body, {"traceparent": f"00-{TRACE}-{SPAN}-00"})  # not sampled
         live.get("/health")
@@ -87,12 +87,12 @@ def test_headers_that_are_no_traceparent(header: str) -> None:
 
 
 def test_a_collector_that_is_not_there(folder: Path) -> None:
-    with serving(folder, otlp_endpoint="http://127.0.0.1:9") as live:
+    with serving(folder, otlp_traces_endpoint="http://127.0.0.1:9") as live:
         for _ in range(3):
             assert live.chat(max_tokens=1).status == 200
 
 
 def test_an_address_that_is_none() -> None:
     for wrong in ("file:///etc/passwd", "collector:4318", "http://"):
-        with pytest.raises(ValueError, match="otlp_endpoint"):
+        with pytest.raises(ValueError, match="otlp_traces_endpoint"):
             Tracer(wrong)

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.elsewhere import ALWAYS, CALLED, REFUSED, explain
 from quire.cli.options import add_config_options, add_model_argument, named_model, nearest, value_type
 from quire.config.schema import SIZES, EngineConfig
 from quire.config.serving import ServingConfig
@@ -21,18 +22,6 @@ from quire.util.strict_json import parse_json_object
 if TYPE_CHECKING:
     from quire.engine.spawn import Spawned
 
-# Options of other servers that would change what is served: named rather than unknown.
-_REFUSED = {
-    "trust-remote-code": "code in checkpoints is never run",
-    "tensor-parallel-size": "one process computes a model",
-    "pipeline-parallel-size": "one process computes a model",
-    "data-parallel-size": "start several servers behind a balancer",
-    "enable-lora": "adapters are not supported",
-    "speculative-config": "speculation is not supported",
-    "enable-auto-tool-choice": "tool calls are not parsed",
-    "tool-call-parser": "tool calls are not parsed",
-    "reasoning-parser": "reasoning is not separated from the answer",
-}
 _EXTRA = ("config", "gpu_memory_utilization", "model")
 # Options that say the same thing in two ways: one source may give only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
@@ -41,7 +30,7 @@ _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port
 class _Refuse(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
         flag = rest[-1]
-        parser.error(f"{flag} is not supported: {_REFUSED[flag.removeprefix('--')]}")
+        parser.error(f"{flag} {explain(flag.removeprefix('--'))}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory-utilization", type=float, default=argparse.SUPPRESS, metavar="F",
         help="--memory as a share of what is available",
     )  # fmt: skip
-    for name in _REFUSED:
+    for name in (*REFUSED, *ALWAYS, *CALLED):
         parser.add_argument(
             f"--{name}", nargs="?", action=_Refuse, default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
@@ -112,7 +101,8 @@ def read_config(path: Path) -> dict[str, Any]:
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in known and name not in _EXTRA[1:]:
-            raise ValueError(f"config: {path}: unknown option {key!r}{nearest(name, [*known, *_EXTRA[1:]])}")
+            why = explain(name.replace("_", "-")) or f"is unknown{nearest(name, [*known, *_EXTRA[1:]])}"
+            raise ValueError(f"config: {path}: {key!r} {why}")
         if name in found:
             raise ValueError(f"config: {path}: {key!r} is given twice")
         found[name] = _checked(key, value, known.get(name), path)

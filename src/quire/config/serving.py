@@ -56,6 +56,9 @@ class ServingConfig:
     unknown_fields: str = option(
         "ignore", "what to do with request fields nobody knows", choices=("ignore", "refuse")
     )
+    enable_force_include_usage: bool = option(
+        False, "end every stream with usage, as if stream_options.include_usage had been sent"
+    )
     max_num_queued_reqs: int = option(1024, "requests that may wait for a free place", metavar="N")
     max_num_queued_tokens: int = option(2**20, "prompt tokens that may wait for a free place", metavar="N")
     max_body_bytes: int = option(16 * 2**20, "largest request body in bytes", metavar="N")
@@ -86,7 +89,7 @@ class ServingConfig:
         "info", "least severe lines logged", choices=("debug", "info", "warning", "error")
     )
     access_log: bool = option(False, "log a line for every request")
-    otlp_endpoint: str | None = option(
+    otlp_traces_endpoint: str | None = option(
         None, "send one OpenTelemetry span a request to this collector (default: off)", metavar="URL"
     )
 

@@ -74,6 +74,12 @@ def check_streaming(body: GenerationRequest) -> None:
         raise bad_request("stream_options", "stream_options: only allowed when stream is true")
 
 
+def wants_usage(context: ServerContext, body: GenerationRequest) -> bool:
+    """Whether a stream ends with usage."""
+    asked = body.stream_options is not None and body.stream_options.include_usage
+    return asked or context.config.enable_force_include_usage
+
+
 async def run_whole(context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk]) -> Run:
     """Generate to the end; a client that hangs up meanwhile ends it."""
     async with exchange.watch():
@@ -89,7 +95,7 @@ class EventStream:
         self, context: ServerContext, exchange: Exchange, body: GenerationRequest, chunks: Chunks
     ) -> None:
         self._context, self._exchange, self._chunks = context, exchange, chunks
-        self._usage = body.stream_options is not None and body.stream_options.include_usage
+        self._usage = wants_usage(context, body)
         self._timings = wants_timings(exchange, body)
 
     async def write(self, asks: Sequence[GenerateAsk], chunk_of: ChunkOf) -> None:

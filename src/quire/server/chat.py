@@ -17,6 +17,7 @@ from quire.server.answering import (
     read_body,
     run_whole,
     wants_timings,
+    wants_usage,
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
@@ -72,8 +73,7 @@ async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
 
         await exchange.respond(200, await off_loop(run.answer_size(), encode))
         return
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    chunks = Chunks(envelope, params.n, chat=True, usage=include_usage)
+    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body))
     opened: set[int] = set()
     ids = bool(body.return_token_ids)
 

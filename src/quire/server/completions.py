@@ -19,6 +19,7 @@ from quire.server.answering import (
     read_body,
     run_whole,
     wants_timings,
+    wants_usage,
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
@@ -74,8 +75,7 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
         await exchange.respond(200, await off_loop(run.answer_size(), encode))
         return
     count = params.n * len(prompts)
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    chunks = Chunks(envelope, count, chat=False, usage=include_usage)
+    chunks = Chunks(envelope, count, chat=False, usage=wants_usage(context, body))
     writers = [CompletionLogprobsWriter(texts) for _ in range(count)]
     echoes = {i: prompts[i // params.n].text for i in range(count)} if body.echo else {}
     ids = bool(body.return_token_ids)

@@ -20,11 +20,12 @@ from quire.server.requests import (
 IGNORED = frozenset((
     "user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "parallel_tool_calls",
     "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "session_id", "include_reasoning",
-    "truncation_side", "spaces_between_special_tokens", "logprobs_mode", "cache_prompt",
+    "truncation_side", "spaces_between_special_tokens", "logprobs_mode", "cache_prompt", "id_slot", "n_cache_reuse",
+    "timings_per_token", "return_progress", "sse_ping_interval",
 ))  # fmt: skip
 
 # Fields that would change the result: name -> values that ask for what happens anyway (null always does).
-_COMMON: Mapping[str, tuple[Any, ...]] = {
+_COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "early_stopping": (False,),
     "guided_choice": (),
@@ -45,6 +46,29 @@ _COMMON: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
+# llama-server's and TGI's, on the same routes.
+_COMMON |= {
+    "adapter_id": (),
+    "do_sample": (True,),
+    "dry_multiplier": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "lora": ([],),
+    "max_new_tokens": (),
+    "min_keep": (0,),
+    "mirostat": (0,),
+    "n_keep": (0,),
+    "n_predict": (),
+    "n_probs": (0,),
+    "repeat_penalty": (1, 1.0),
+    "samplers": (),
+    "t_max_predict_ms": (0,),
+    "top_n_sigma": (-1, -1.0),
+    "typical_p": (1, 1.0),
+    "watermark": (False,),
+    "xtc_probability": (0, 0.0),
+}
 _CHAT: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
@@ -63,6 +87,9 @@ _COMPLETION: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "top_logprobs": (
 _WHY = {
     "chat_template": "templates are part of the model and are never taken from a request",
     "prompt_embeds": "prompts are text or token ids",
+    "max_new_tokens": "it is max_tokens here",
+    "n_predict": "it is max_tokens here",
+    "repeat_penalty": "it is repetition_penalty here",
 }
 
 

@@ -108,7 +108,7 @@ class HttpServer:
     """uvicorn serving an App on one socket. It answers from the start: 503 until the engine is ready."""
 
     def __init__(self, engine: AsyncEngine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
-        tracer = None if config.otlp_endpoint is None else Tracer(config.otlp_endpoint)
+        tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint)
         self.context = ServerContext(engine, config, ServerMetrics(engine), tracer=tracer)
         connections = Connections(config.max_connections, config.header_timeout)
         factory = functools.partial(LimitedProtocol, connections)

@@ -59,7 +59,7 @@ class Tracer:
         """`endpoint` is a collector's address; without a path the standard one is used. Raises ValueError."""
         parts = urlsplit(endpoint)
         if parts.scheme not in {"http", "https"} or not parts.netloc:
-            raise ValueError(f"otlp_endpoint: {endpoint!r} is not an http or https address")
+            raise ValueError(f"otlp_traces_endpoint: {endpoint!r} is not an http or https address")
         self._url = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
         self._spans: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING_SPANS)
         self._complained = -_QUIET_SECONDS

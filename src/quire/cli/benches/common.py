@@ -20,6 +20,18 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save", "--output-json", type=Path, metavar="FILE", help="write the result file")
 
 
+def add_report_option(parser: argparse.ArgumentParser, text: str = "write a report with plots") -> None:
+    parser.add_argument("--html", type=Path, metavar="FILE", help=text)
+
+
+def write_page(args: argparse.Namespace, *results: Result) -> None:
+    """Write results as a page with plots, where one was asked for."""
+    if args.html is not None:
+        from quire.bench.report import write_report
+
+        write_report(results, args.html)
+
+
 def finish(args: argparse.Namespace, result: Result, text: Sequence[str]) -> None:
     """Save and print a result; `text` is what a person reads, before the machine's limits."""
     from quire.bench import limits, results

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.cli.benches.common import add_report_option, write_page
+
 if TYPE_CHECKING:
     from quire.bench.compare import Change
 
@@ -20,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="figures without a better direction too")
     parser.add_argument("--force", action="store_true", help="compare different work all the same")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write both results as one report with plots"
-    )
+    add_report_option(parser, "write both results as one report with plots")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,10 +33,7 @@ def run(args: argparse.Namespace) -> int:
     changes = compare(first, second, force=args.force)
     if not args.all:
         changes = [change for change in changes if first.metrics[change.name].better != "neither"]
-    if args.html is not None:
-        from quire.bench.report import write_report
-
-        write_report([first, second], args.html)
+    write_page(args, first, second)
     if args.json:
         import dataclasses
 

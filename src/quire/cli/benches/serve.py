@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.benches.common import add_result_options, count, finish
+from quire.cli.benches.common import count, finish, write_page
 from quire.cli.benches.serving import (
-    add_goodput_options,
+    add_measuring_options,
     add_server_options,
-    add_workload_options,
     objectives,
     public_words,
     seconds,
@@ -33,11 +31,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser)
     add_pace_options(parser)
-    add_workload_options(parser)
-    add_goodput_options(parser)
-    add_result_options(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_measuring_options(parser)
 
 
 def add_pace_options(parser: argparse.ArgumentParser) -> None:
@@ -69,10 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench import serve_result
 
     result = uvloop.run(_measure(args))
-    if args.html is not None:
-        from quire.bench.report import write_report
-
-        write_report([result], args.html)
+    write_page(args, result)
     finish(args, result, serve_result.lines(result))
     return 1 if result.metrics["failure_rate"].value == 1.0 else 0
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.benches.common import count
+from quire.cli.benches.common import add_report_option, add_result_options, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,6 +76,15 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--extra-body", type=json_object, default={}, metavar="JSON", help="more fields of the body"
     )
+
+
+def add_measuring_options(parser: argparse.ArgumentParser) -> None:
+    """What is asked, what counts as good, and where the result goes: at the end of a command's options."""
+    add_workload_options(parser)
+    add_goodput_options(parser)
+    add_result_options(parser)
+    add_report_option(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:

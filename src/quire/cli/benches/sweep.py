@@ -10,15 +10,13 @@ import argparse
 import dataclasses
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.benches.common import add_result_options, count, finish
+from quire.cli.benches.common import count, finish, write_page
 from quire.cli.benches.serve import Progress
 from quire.cli.benches.serving import (
-    add_goodput_options,
+    add_measuring_options,
     add_server_options,
-    add_workload_options,
     objectives,
     public_words,
     seconds,
@@ -65,21 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--warmup", type=int, default=4, metavar="N", help="requests before the first load (default: 4)"
     )
-    add_workload_options(parser)
-    add_goodput_options(parser)
-    add_result_options(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with plots")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_measuring_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     import uvloop
 
     result = uvloop.run(_sweep(args))
-    if args.html is not None:
-        from quire.bench.report import write_report
-
-        write_report([result], args.html)
+    write_page(args, result)
     finish(args, result, lines(result))
     return 0
 
