@@ -18,7 +18,10 @@ namespace QUIRE_ISA {
 
 namespace {
 
-constexpr int kBlockK = 512;         // input features that all rows pass over together: two blocks fit the L1 cache
+// Input features that all rows pass over together. Of few rows the next block is fetched meanwhile, and both stay in the
+// L1 cache; of many rows fewer passes over their sums count for more.
+constexpr int kBlockK = 1024, kFewBlockK = 512;
+constexpr int kFewTiles = 4;
 constexpr size_t kPrefetch = 4096;   // a single pass over the weights: bytes ahead of the running load
 
 // Register tiles: at most kTileRows rows at a time, tile_cols(R) vectors of sixteen outputs. A tile holds int32 sums of
@@ -70,7 +73,9 @@ struct Layout {
 
 // Groups [0, count) of one panel for some rows.
 struct Tile {
-  Layout f;
+  explicit Tile(const GroupFormat& format) : f(format) {}
+
+  const Layout f;
   const int8_t* x;       // first row, at the first group's first feature
   size_t ldx;
   const Numbers* in;
@@ -80,6 +85,7 @@ struct Tile {
   size_t ldy;
   const float* bias;     // of the panel, or null
   int count, width;
+  int next;              // rows of the tile after this, whose part of y is fetched meanwhile
   bool first, last;
   const char* ahead;     // to be fetched beside the work, `lines` cache lines a group until `end`
   const char* end;
@@ -199,6 +205,8 @@ void tile_rows(const Tile& t) {
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c)
         sum[r * C + c] = t.first ? zero() : load_n(t.y + r * t.ldy + col + c * 16, t.width - col - c * 16);
+    for (int r = R; r < R + t.next; ++r)
+      for (int c = 0; c < C; ++c) prefetch(t.y + r * t.ldy + col + c * 16);
     const char* group = t.w;
     const char* factors = group;
     const int8_t* x = t.x;
@@ -278,9 +286,10 @@ void panel(const LinearTask& task, int p, Numbers* in) {
   const GroupFormat& f = task.groups;
   const Form form = pick(f);
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
-  const int groups = f.groups(task.k), tiles = (task.rows + kTileRows - 1) / kTileRows, block = kBlockK / f.size;
+  const int groups = f.groups(task.k), tiles = (task.rows + kTileRows - 1) / kTileRows;
+  const int block = (tiles > kFewTiles ? kBlockK : kFewBlockK) / f.size;
   const bool once = tiles == 1 && tile_cols(task.rows) * 16 == kPanel;
-  Tile t{Layout(f)};
+  Tile t(f);
   t.in = in;
   t.ldx = task.ldx;
   t.ldy = task.ldy;
@@ -297,6 +306,7 @@ void panel(const LinearTask& task, int p, Numbers* in) {
       gather(task, r0, r1, g0, t.count, form, in);
       t.x = static_cast<const int8_t*>(task.x) + r0 * task.ldx + static_cast<size_t>(g0) * f.size;
       t.x_scale = task.x_scale + r0;
+      t.next = task.rows - r1 < kTileRows ? task.rows - r1 : kTileRows;
       t.y = task.y + r0 * task.ldy + p * kPanel;
       if (once) {  // the stream a fixed distance ahead
         t.ahead = t.w + kPrefetch;

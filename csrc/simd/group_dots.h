@@ -18,11 +18,11 @@ struct GroupDots {
   const int32_t* start;  // what each row's sums begin with, kGroupPitch numbers from row to row
   int size;              // features, a multiple of eight
 };
-constexpr int kGroupPitch = 32;
+constexpr int kGroupPitch = 64;
 
 // zmm26, zmm27: codes of both vectors; zmm29: four features of a row.
 #define QUIRE_FIRST(row)                                     \
-  "vpbroadcastd " #row "*128(%[start]), %[a" #row "0]\n\t"   \
+  "vpbroadcastd " #row "*256(%[start]), %[a" #row "0]\n\t"   \
   "vmovdqa64 %[a" #row "0], %[a" #row "1]\n\t"
 #define QUIRE_ROW(row, at)                          \
   "vpbroadcastd " at ", %%zmm29\n\t"                \
