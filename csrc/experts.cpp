@@ -126,9 +126,9 @@ Executor::ExpertSplit Executor::split_experts(const Param& p) const {
                             dtype_bytes(p.dtype);
   s.panels = ceil_div(p.matrix_rows, kPanel);
   const int most = static_cast<int>(std::max<size_t>(1, kTaskBytes / s.panel_bytes));
-  // long streams of weights, but still four tasks a thread to even out
-  const int even = std::max(1, s.panels * expert_plan_.experts() / (4 * pool_.threads()));
-  s.panels_per_task = std::min({s.panels, std::max(most, p.groups.bits ? even : 1)});
+  // long streams of weights, but still eight tasks a thread to even out
+  const int even = s.panels * expert_plan_.experts() / (8 * pool_.threads());
+  s.panels_per_task = std::min(s.panels, std::max(most, even));
   s.panel_tasks = ceil_div(s.panels, s.panels_per_task);
   return s;
 }
