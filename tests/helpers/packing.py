@@ -107,3 +107,27 @@ def nf4(
     arrays["weight.quant_state.bitsandbytes__nf4"] = np.frombuffer(json.dumps(state).encode(), np.uint8)
     values = [levels[code] * absmax[i // block] for i, code in enumerate(codes)]
     return arrays, np.array(values, np.float32).reshape(rows, cols)
+
+
+def hqq(rng: np.random.Generator, rows: int, cols: int, *, bits: int, group: int,
+        axis: int = 1) -> tuple[dict[str, np.ndarray], np.ndarray]:  # fmt: skip
+    """Random HQQ arrays: codes as [groups, group] or [group, groups], equal parts of the first axis in a word."""
+    count = rows * cols // group
+    shape = (count, group) if axis == 1 else (group, count)
+    codes = rng.integers(0, 1 << bits, shape)
+    each = (count, 1) if axis == 1 else (1, count)
+    scales = (rng.random(each) * 0.02 + 0.005).astype(np.float16)
+    zeros = (rng.random(each) * (1 << bits)).astype(np.float16)
+    per = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}[bits]
+    step = -(-shape[0] // per)
+    words = np.zeros((step, shape[1]), np.int64)
+    for i in range(shape[0]):
+        words[i % step] |= codes[i] << bits * (per - 1 - i // step)
+    weight = (codes.astype(np.float32) - zeros.astype(np.float32)) * scales.astype(np.float32)
+    arrays = {
+        "W_q": words.astype(np.int32 if bits == 3 else np.uint8), "scale": scales, "zero": zeros,
+        "shape": np.array([rows, cols], np.int64), "nbits": np.array(bits, np.int32),
+        "axis": np.array(axis, np.int32), "group_size": np.array(group, np.int32),
+        "packing": np.frombuffer(b"4bit_u8", np.uint8).copy(), "quant_scale": np.array(0, np.uint8),
+    }  # fmt: skip
+    return arrays, weight.reshape(rows, cols)

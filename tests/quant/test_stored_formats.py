@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import packing
-from quire.quant import bitsandbytes, compressed, gptq
+from quire.quant import bitsandbytes, compressed, gptq, hqq
 from quire.quant.groups import dequantize
 from quire.quant.linear import PackedLinear, QuantizedLinear, Stored, unpack_bits
 from quire.types import CheckpointError
@@ -150,6 +150,53 @@ def test_bitsandbytes_eight_bits() -> None:
     }
     weight = arrays["weight"].astype(np.float32) * arrays["SCB"][:, None] * np.float32(1 / 127)
     check(bitsandbytes.eight_bit(infos(arrays), "m"), arrays, weight)
+
+
+def settings(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: arrays[name] for name in hqq.SETTINGS if name in arrays}
+
+
+@pytest.mark.parametrize("bits", hqq.HQQ_BITS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_hqq(bits: int, axis: int) -> None:
+    arrays, weight = packing.hqq(np.random.default_rng(bits), ROWS, COLS, bits=bits, group=32, axis=axis)
+    linear = hqq.hqq(infos(arrays), settings(arrays), "m")
+    np.testing.assert_array_equal(linear.dequantize(arrays, 0, ROWS), weight)
+    np.testing.assert_array_equal(linear.dequantize(arrays, 5, 30), weight[5:30])
+    assert (linear.packed is not None) == (axis == 1)
+    if linear.packed is not None and linear.packed.groups is not None:
+        found = dequantize(linear.packed.groups, 8 if bits == 8 else 4, linear.codes(arrays, 5, 30))
+        np.testing.assert_allclose(found, weight[5:30], rtol=0, atol=2e-6 * np.abs(weight).max())
+
+
+def test_hqq_words_viewed_as_floats() -> None:
+    arrays, weight = packing.hqq(np.random.default_rng(0), ROWS, COLS, bits=4, group=64)
+    viewed = arrays | {"W_q": arrays["W_q"].view(np.float16)}
+    linear = hqq.hqq(infos(viewed), settings(viewed), "m")
+    np.testing.assert_array_equal(linear.dequantize(viewed, 0, ROWS), weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scale", None, "m: scale is missing"),
+        ("W_q", np.zeros((3, 4), np.uint8), "m: W_q: 12 bytes, but 4 bits"),
+        ("zero", np.zeros((5, 1), np.float16), "m: zero: shape"),
+        ("scale", np.zeros((1, 96), np.float16), "m: scale: shape .* axis 1"),
+        ("nbits", np.array(5, np.int32), "nbits 5"),
+        ("axis", np.array(2, np.int32), "axis 2"),
+        ("nbits", np.array(4.0, np.float32), "nbits: is missing, or not of integers"),
+        ("shape", np.array([2**40, 2], np.int64), "m: shape, nbits, axis"),
+        ("quant_scale", np.array(1, np.uint8), "scales that are quantized are not read"),
+    ],
+)
+def test_hqq_arrays_that_do_not_fit_are_named(name: str, value: np.ndarray | None, message: str) -> None:
+    arrays, _ = packing.hqq(np.random.default_rng(1), ROWS, COLS, bits=4, group=32)
+    changed = {key: array for key, array in arrays.items() if key != name or value is not None}
+    if value is not None:
+        changed[name] = value
+    with pytest.raises(CheckpointError, match=message):
+        hqq.hqq(infos(changed), settings(changed), "m")
 
 
 def broken(arrays: dict[str, np.ndarray], name: str, value: np.ndarray | None) -> dict[str, Stored]:

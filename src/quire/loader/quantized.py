@@ -7,13 +7,14 @@ float32, dequantized block by block as it is read; everything else passes throug
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from quire.loader.source import Array, Source, TensorInfo
 from quire.program.formats import WeightFormat
-from quire.quant import bitsandbytes, compressed, gptq, mxfp4
+from quire.quant import bitsandbytes, compressed, gptq, hqq, mxfp4
 from quire.quant.groups import GroupCodes
 from quire.quant.linear import PackedLinear, QuantizedLinear, Stored
 from quire.spec.config_reader import show
@@ -21,6 +22,7 @@ from quire.spec.quantization import Quantization
 from quire.types import CheckpointError
 
 Infos = Mapping[str, Stored]
+_MAX_SETTING = 8  # numbers in a tensor that is a setting
 
 
 class QuantizedSource:
@@ -157,6 +159,16 @@ def _bitsandbytes(source: QuantizedSource, prefix: str, infos: Infos) -> Quantiz
     return bitsandbytes.four_bit(infos, source.array(prefix, name).tobytes(), prefix)
 
 
+def _hqq(source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear:
+    settings = {}
+    for part in hqq.SETTINGS:
+        if part in infos:
+            if math.prod(infos[part].shape) > _MAX_SETTING:
+                raise CheckpointError(f"{prefix}: {part}: shape {list(infos[part].shape)} is not a setting's")
+            settings[part] = source.array(prefix, part)
+    return hqq.hqq(infos, settings, prefix)
+
+
 def _is_scaled(infos: Infos) -> bool:
     return "weight_packed" in infos or (
         "weight" in infos and infos["weight"].dtype in {"I8", "F8_E4M3"} and len(infos) > 1
@@ -173,6 +185,7 @@ _READERS = {
         lambda infos: "weight.absmax" in infos or "SCB" in infos,
         _bitsandbytes,
     ),
+    "hqq": _Reader(hqq.HQQ_PARTS, lambda infos: "W_q" in infos, _hqq),
     "mxfp4": _Reader(
         mxfp4.MXFP4_PARTS,
         lambda infos: "blocks" in infos,

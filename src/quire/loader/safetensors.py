@@ -125,8 +125,11 @@ class SafetensorsFile:
         return self._entries[name].info
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows [start, stop) of a tensor with at least one axis; see Source."""
+        """Rows [start, stop) of a tensor, all of one without axes; see Source."""
         entry = self._entries[name]
+        if not entry.info.shape:
+            data = np.frombuffer(self._map, np.uint8, entry.end - entry.begin, self._start + entry.begin)
+            return data.view(NUMPY_TYPES[entry.info.dtype]).reshape(())
         start, stop = entry.info.rows(start, stop)
         shape = (stop - start, *entry.info.shape[1:])
         info = TensorInfo(name, entry.info.dtype, shape)

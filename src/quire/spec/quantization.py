@@ -13,7 +13,7 @@ from typing import Literal
 from quire.spec.config_reader import ConfigReader, show
 from quire.types import UnsupportedModelError
 
-Layout = Literal["gptq", "awq", "compressed", "fp8", "bitsandbytes", "mxfp4"]
+Layout = Literal["gptq", "awq", "compressed", "fp8", "bitsandbytes", "mxfp4", "hqq"]
 _MAX_BLOCK = 2**16
 
 
@@ -153,6 +153,11 @@ def _mxfp4(_quant: ConfigReader) -> Quantization:
     return Quantization("MXFP4", "mxfp4")
 
 
+def _hqq(_quant: ConfigReader) -> Quantization:
+    """Every tensor says its own bits and groups; `quant_config` and `skip_modules` only repeat it."""
+    return Quantization("HQQ", "hqq")
+
+
 def _pair(reader: ConfigReader, key: str) -> tuple[int, int]:
     sizes = reader.values.get(key)
     if not isinstance(sizes, list) or len(sizes) != 2:
@@ -174,5 +179,6 @@ METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
     ),
     "fp8": (_fp8, "E4M3 with weight_scale, or weight_scale_inv in blocks (DeepSeek-V3)"),
     "bitsandbytes": (_bitsandbytes, "nf4 and fp4 with or without double quantization, LLM.int8"),
+    "hqq": (_hqq, "1, 2, 3, 4, 8 bits along either axis, with scales that are not quantized themselves"),
     "mxfp4": (_mxfp4, "stacked experts as gpt-oss stores them (`_blocks`, `_scales`)"),
 }
