@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from helpers.backends import NATIVE, TORCH
-from helpers.checkpoints import LENGTH, TINY_MODELS, TinyModel, random_tokens
+from helpers.checkpoints import LENGTH, TINY_MODELS, TinyModel, random_tokens, tiny_model
 from helpers.golden import MakeGolden
 from helpers.specs import BF16, F32, decoder_spec
 from helpers.stepper import Stepper, StepSize, compare_buffers, first_difference
 from quire.executor.base import Executor, Limits
+from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
-from quire.program.formats import NumberFormats
+from quire.loader import Checkpoint, LoadRules, load
+from quire.program.formats import I8, NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import writes
+from quire.spec.facts import read_model
+
+INT8 = NumberFormats("f32", "f32", linears=I8, head=I8)
 
 LIMITS = Limits(max_tokens=64, max_rows=4, max_logit_rows=4, max_len=LENGTH, num_blocks=40)
 
@@ -96,3 +105,44 @@ def test_a_wrong_key_norm_shows_in_attention() -> None:
 def test_equal_executors_do_not_differ() -> None:
     a, b = filled(4), filled(4)
     assert max(d.max_abs for d in compare_buffers(a, b, mixed_step(a, b))) == 0.0
+
+
+def int8_tolerance(folder: Path) -> float:
+    """How far two executors may be apart, relative and root mean square, when linears are int8.
+
+    Sums that differ in the last bits can fall to either side of a rounding, so at worst every input of a linear is
+    rounded independently in both: a uniform error of one step, max|x| / 127, has the variance step² / 12 in each. Rows
+    of this width reach about three times their root mean square. Errors of one linear after another add up as squares,
+    and norms, soft caps and attention are allowed to double them.
+    """
+    linears = sum(
+        p.format.quantized for p in lower(read_model(folder).spec, INT8).params if p.kind == "linear"
+    )
+    return 2 * math.sqrt(linears * 2 / 12) * 3 / 127
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma2", "olmo2", "glm4", "granite", "stablelm-parallel-head-norms", "cohere2"]
+)
+def test_native_equals_torch_in_int8(name: str, golden: MakeGolden) -> None:
+    """Sandwich norms, post-norms, branches side by side and multipliers before linears of whole numbers."""
+    folder = golden(tiny_model(name)).folder
+    torch_executor, native = TORCH.load(folder, INT8), NATIVE.load(folder, INT8)
+    found = compare_buffers(torch_executor, native, mixed_step(torch_executor, native))
+    assert first_difference(found, int8_tolerance(folder)) is None
+    assert found[1].relative < 1e-6  # before anything was rounded they are equal
+
+
+def test_a_wrong_scale_is_more_than_int8_rounds(golden: MakeGolden) -> None:
+    """Negative control: a branch scaled by 0.9 is no rounding."""
+    folder = golden(tiny_model("granite")).folder
+    spec = read_model(folder).spec
+    right, wrong = (
+        NativeExecutor(lower(s, INT8), threads=2)
+        for s in (spec, replace(spec, residual_scale=0.9 * spec.residual_scale))
+    )
+    for executor in (right, wrong):
+        with Checkpoint(folder) as source:
+            load(executor.program.params, source, executor, rules=LoadRules.of(spec))
+    found = compare_buffers(right, wrong, mixed_step(right, wrong))
+    assert first_difference(found, int8_tolerance(folder)) is not None

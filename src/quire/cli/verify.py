@@ -28,7 +28,7 @@ _PROBE = "The quick brown fox — 42 naïve façades, 你好, 🦊\n\ttab"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="checkpoint folder, or a hub name such as organisation/name")
+    parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--digests",
@@ -185,9 +185,9 @@ def _weights(report: Report, path: Path, model: Model | None, advance: Advance |
 
 
 def _scan(report: Report, source: Source, advance: Advance) -> None:
-    from quire.loader.scan import scan_tensor
+    from quire.loader.scan import scan_source
 
-    found = [finding for name in source.names() for finding in scan_tensor(source, name, advance)]
+    found = scan_source(source, advance)
     for finding in found:
         status = "failed" if finding.fatal else "warning"
         report.add("weights", status, f"{finding.tensor}: {finding.message}")

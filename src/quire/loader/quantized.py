@@ -55,6 +55,10 @@ class QuantizedSource:
     def quantization(self) -> Quantization:
         return self._quantization
 
+    def stored_parts(self) -> tuple[Source, list[str]]:
+        """The arrays that quantized weights are stored in: their source, and their names there."""
+        return self._source, [name for parts in self._parts.values() for name in parts.values()]
+
     def _modules(self, reader: _Reader) -> dict[str, dict[str, str]]:
         """Module name -> its arrays by what follows the name."""
         found: dict[str, dict[str, str]] = {}

@@ -16,6 +16,7 @@ import numpy as np
 
 from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
 from quire.loader.load import row_blocks
+from quire.loader.quantized import QuantizedSource
 from quire.loader.source import Array, Source
 
 PAGE = 4096  # bytes: holes of a file are whole pages
@@ -34,6 +35,7 @@ class Finding:
     tensor: str
     message: str
     fatal: bool
+    hole: bool = False
 
 
 def file_digests(path: Path, advance: Advance | None = None) -> dict[str, str]:
@@ -62,6 +64,15 @@ def promised_digest(path: Path) -> tuple[str, str] | None:
     return ("git", blob.name) if re.fullmatch(r"[0-9a-f]{40}", blob.name) else None
 
 
+def scan_source(source: Source, advance: Advance | None = None) -> list[Finding]:
+    """What is wrong with the tensors of a source; of quantized ones as numbers and, for holes, as they are stored."""
+    found = [finding for name in source.names() for finding in scan_tensor(source, name, advance)]
+    if isinstance(source, QuantizedSource):
+        stored, names = source.stored_parts()
+        found += [f for name in names for f in scan_tensor(stored, name) if f.hole]
+    return found
+
+
 def scan_tensor(source: Source, name: str, advance: Advance | None = None) -> list[Finding]:
     """What is wrong with one tensor: its first NaN or infinity, and its longest hole of zeros."""
     info = source.info(name)
@@ -86,7 +97,7 @@ def scan_tensor(source: Source, name: str, advance: Advance | None = None) -> li
         findings.append(Finding(name, "every byte is zero", False))
     elif zeros.longest >= ZERO_RUN:
         message = f"{zeros.longest} zero bytes in a row from byte {zeros.at}: a hole in the file?"
-        findings.append(Finding(name, message, False))
+        findings.append(Finding(name, message, False, hole=True))
     return findings
 
 
