@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from tokenizers import pre_tokenizers
 
 from helpers.checkpoints import VOCAB, save, tiny_model
 from helpers.gguf_files import write_model
+from helpers.quantized_folders import FORMATS, quantized_folder
 from quire.cli.main import main
 from quire.llm import LLM
 from quire.loader import GGUFFiles, gguf
 from quire.loader.gguf_writer import OutTensor, write_gguf
+from quire.loader.safetensors import SafetensorsFile
 from quire.quant.ggml import READ_TYPES
 from quire.types import SamplingParams
 
@@ -68,6 +71,38 @@ def test_inspect_names_formats(path: Path, capsys: pytest.CaptureFixture[str]) -
     assert report["vocabulary_of_tokenizer"] == VOCAB
     assert main(["inspect", str(path), "--no-measure"]) == 0
     assert "F32" in capsys.readouterr().out
+
+
+def test_inspect_reads_headers_only(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No number of any weight is read, of GGUF and of plain and quantized safetensors."""
+    plain = tmp_path / "plain"
+    save(tiny_model("llama2"), plain, torch.float32)
+    folders = [quantized_folder(plain, tmp_path / kind, kind)[0] for kind in FORMATS]
+    read: list[str] = []
+    settings = (
+        ".weight_shape",
+        ".quant_state.bitsandbytes__nf4",
+        ".shape",
+        ".nbits",
+        ".axis",
+        ".quant_scale",
+    )
+    small = SafetensorsFile.read
+
+    def watched(file: SafetensorsFile, name: str, *rows: Any) -> Any:
+        if not name.endswith(settings):  # what they say belongs to the header
+            read.append(name)
+        return small(file, name, *rows)
+
+    monkeypatch.setattr(SafetensorsFile, "read", watched)
+    monkeypatch.setattr(GGUFFiles, "read", lambda _files, name, *_: read.append(name))
+    monkeypatch.setattr(GGUFFiles, "read_codes", lambda _files, name, *_: read.append(name))
+    for model in (path, plain, *folders):
+        assert main(["inspect", str(model), "--no-measure"]) == 0
+        assert read == []
+    capsys.readouterr()
 
 
 def quantized(path: Path, out: Path, kind: str) -> Path:

@@ -184,6 +184,36 @@ def test_malformed_metadata_is_named(changes: dict[str, Any], message: str) -> N
         gguf_tokenizer({**metadata, **changes}, "x.gguf")
 
 
+class Long:
+    """An array that says it is longer than the limit; nobody may ask for what is in it."""
+
+    def __len__(self) -> int:
+        return 2**31
+
+    def strings(self) -> list[str]:
+        raise AssertionError("made before its length was looked at")
+
+    numbers = strings
+
+
+@pytest.mark.parametrize("key", ["tokens", "merges", "token_type"])
+def test_arrays_over_the_limit_are_not_made(key: str) -> None:
+    _, metadata = byte_level("llama-bpe", WORDS["llama-bpe"])
+    with pytest.raises(CheckpointError, match=f"{key}: 2147483648 entries are over the limit"):
+        gguf_tokenizer({**metadata, f"tokenizer.ggml.{key}": Long()}, "x.gguf")
+
+
+def test_long_pieces_are_refused_before_they_are_cut() -> None:
+    _, metadata = sentence_piece()
+    tokens = [*metadata["tokenizer.ggml.tokens"].strings(), *("ab" * 4000 + str(n) for n in range(8))]
+    changes = {
+        "tokenizer.ggml.tokens": Listed(tokens), "tokenizer.ggml.scores": Listed([0.0] * len(tokens)),
+        "tokenizer.ggml.token_type": Listed([1] * len(tokens)),
+    }  # fmt: skip
+    with pytest.raises(CheckpointError, match="tokens: its pieces are too long"):
+        gguf_tokenizer({**metadata, **changes}, "x.gguf")
+
+
 def test_malformed_scores_are_named() -> None:
     _, metadata = sentence_piece()
     for scores, message in (([1.0], "1 scores for"), ([float("nan")] * 480, "NaN")):

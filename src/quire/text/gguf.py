@@ -25,6 +25,7 @@ from quire.types import CheckpointError, UnsupportedModelError
 MAX_TOKENS = 2**22
 MAX_MERGES = 2**23
 MAX_TOKEN_CHARS = 2**14
+MAX_PIECE_WORK = 2**28  # characters looked at to find all merges; 2^24 for the largest vocabularies
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _NO_ID = 2**32 - 1
@@ -184,6 +185,10 @@ def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[token
         raise UnsupportedModelError(f"{metadata.where}: tokenizer.ggml.precompiled_charsmap is not supported")
     vocab = {token: number for number, token in enumerate(vocabulary.tokens)}
     unknown = next(iter(vocabulary.of(_UNKNOWN)), None)
+    if sum(len(piece) ** 2 for piece in vocabulary.of(_NORMAL)) > MAX_PIECE_WORK:
+        raise metadata.error(
+            "tokenizer.ggml.tokens", "its pieces are too long to be merged in a sensible time"
+        )
     merges = _piece_merges(vocabulary, scores)
     fallback = bool(vocabulary.of(_BYTE))
     backend = tokenizers.Tokenizer(
