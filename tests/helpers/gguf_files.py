@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from helpers.checkpoints import TinyModel, tiny_model
-from quire.loader import Checkpoint
+from quire.loader import Checkpoint, LoadRules
 from quire.loader.gguf_writer import OutTensor, encode, write_gguf
 from quire.quant.ggml import TYPE_IDS
+from quire.spec.facts import read_model
 
 STEMS = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -26,9 +28,16 @@ STEMS = {
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
     "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps", "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps", "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps", "block_sparse_moe.experts.w2": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn": "attn_sinks",
 }  # fmt: skip
 # Where a norm after attention has the name that others give the norm before the feed-forward.
-_NORM_AFTER = {"gemma2", "gemma3", "olmo2"}
+_NORM_AFTER = {"gemma2", "gemma3", "olmo2", "gpt-oss"}
 PERMUTED, WHOLE_NORMS = {"llama", "granite", "smollm3"}, {"gemma", "gemma2", "gemma3"}
 
 
@@ -57,6 +66,11 @@ MODELS: dict[str, tuple[str, dict[str, object], str]] = {
     "cohere": ("cohere", {}, "command-r"),
     "cohere-head-norms": ("cohere-head-norms", {}, "command-r"),
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "layer_types": None}, "cohere2"),
+    "mixtral": ("mixtral", {}, "llama"),
+    "qwen2-moe": ("qwen2-moe-dense-layers", {"decoder_sparse_step": 1, "mlp_only_layers": []}, "qwen2moe"),
+    "qwen3-moe": ("qwen3-moe", {"mlp_only_layers": []}, "qwen3moe"),
+    "qwen3-moe-dense-layer": ("qwen3-moe", {}, "qwen3moe"),
+    "gpt-oss": ("gpt-oss", {"swiglu_limit": 7.0}, "gpt-oss"),
 }  # fmt: skip
 
 
@@ -111,6 +125,8 @@ def gguf_name(name: str, arch: str) -> str:
     stem, _, suffix = name.rpartition(".")
     if stem in STEMS:
         return f"{STEMS[stem]}.{suffix}"
+    if suffix == "sinks":
+        suffix = "weight"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
     if part == "post_attention_layernorm" and arch in _NORM_AFTER:
         return f"blk.{layer}.post_attention_norm.{suffix}"
@@ -145,7 +161,7 @@ def metadata_of(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         found["rope.scaling.factor"] = rope["factor"]
     if rope.get("rope_type") == "yarn":
         found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-    found |= _more(config, rope, arch)
+    found |= _more(config, rope, arch) | _experts(config, arch)
     return {f"{arch}.{key}": value for key, value in found.items()} | {
         "general.architecture": arch, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
     }  # fmt: skip
@@ -154,7 +170,7 @@ def metadata_of(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
 def _more(config: Mapping[str, Any], rope: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """The keys of some architectures."""
     found: dict[str, Any] = {}
-    if arch in {"gemma2", "gemma3", "olmo2", "cohere2", "phi3"} and "sliding_window" in config:
+    if arch in {"gemma2", "gemma3", "olmo2", "cohere2", "phi3", "gpt-oss"} and "sliding_window" in config:
         found["attention.sliding_window"] = config["sliding_window"] or 0
         if arch == "olmo2":
             kinds = config["layer_types"]
@@ -176,16 +192,36 @@ def _more(config: Mapping[str, Any], rope: Mapping[str, Any], arch: str) -> dict
     return found
 
 
+def _experts(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    count = config.get("num_experts", config.get("num_local_experts"))
+    if not count:
+        return {}
+    found = {"expert_count": count, "expert_used_count": config["num_experts_per_tok"]}
+    for name, key in (
+        ("moe_intermediate_size", "expert_feed_forward_length"),
+        ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+    ):
+        if name in config:
+            found[key] = config[name]
+    if arch == "gpt-oss":
+        found["expert_feed_forward_length"] = config["intermediate_size"]
+    return found
+
+
 def write_model(folder: Path, out: Path, arch: str, **more: Any) -> Path:
     """The float32 checkpoint of `folder` as a GGUF file in F32, with further metadata."""
     config = json.loads((folder / "config.json").read_text())
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors: dict[str, np.ndarray] = {}
     with Checkpoint(folder) as checkpoint:
-        found = {name: np.array(checkpoint.read(name)) for name in checkpoint.names()}
+        source = LoadRules.of(read_model(folder).spec).view(checkpoint)  # experts by themselves
+        found = {name: np.array(source.read(name)) for name in source.names()}
     for name, weight in _stacked(found).items():
         target = gguf_name(name, arch)
         part = target.split(".")[-2]
+        if part == "ffn_gate_inp_shexp":
+            tensors[target] = weight[0]
+            continue
         plus = np.float32(arch in WHOLE_NORMS and "norm" in part)
         permuted = arch in PERMUTED and part in heads
         tensors[target] = permute(weight, heads[part]) if permuted else weight + plus
@@ -198,16 +234,16 @@ def write_model(folder: Path, out: Path, arch: str, **more: Any) -> Path:
 
 
 def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Norms of single heads, `….norms.3.weight`, as one matrix."""
+    """Norms of single heads, `….norms.3.weight`, and experts, `….experts.3.w1.weight`, as one tensor."""
     found: dict[str, np.ndarray] = {}
+    together: dict[str, dict[int, np.ndarray]] = {}
     for name, array in tensors.items():
-        stem, _, number = name.removesuffix(".weight").rpartition(".norms.")
-        if not stem:
+        match = re.fullmatch(r"(.+)(?:\.norms|(\.experts))\.(\d+)(\..+)", name)
+        if match is None:
             found[name] = array
-        elif number == "0":
-            heads = sum(other.startswith(f"{stem}.norms.") for other in tensors)
-            found[f"{stem}.weight"] = np.stack([tensors[f"{stem}.norms.{h}.weight"] for h in range(heads)])
-    return found
+        else:
+            together.setdefault(match[1] + (match[2] or "") + match[4], {})[int(match[3])] = array
+    return found | {name: np.stack([each[n] for n in range(len(each))]) for name, each in together.items()}
 
 
 def write_arrays(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Path:

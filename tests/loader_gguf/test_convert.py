@@ -55,7 +55,8 @@ def test_there_and_back(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma3", "phi3-longrope", "olmo3", "granite", "stablelm-head-norms", "cohere2"]
+    "name",
+    ["gemma3", "phi3-longrope", "olmo3", "granite", "stablelm-head-norms", "cohere2", "mixtral", "qwen2-moe"],
 )
 def test_there_and_back_of_families(tmp_path: Path, name: str) -> None:
     """Norms with the one added, each head's norm, fused tensors, two ropes, multipliers: the same numbers return."""

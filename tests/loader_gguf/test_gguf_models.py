@@ -81,11 +81,11 @@ def check_same_spec(found: ModelSpec, expected: ModelSpec) -> None:
                 np.testing.assert_array_equal(inverse_frequencies(a, length), inverse_frequencies(b, length))
             assert np.float32(a.attention_factor) == np.float32(b.attention_factor)
             assert (a.dim, a.interleaved) == (b.dim, b.interleaved)
-        attention = dataclasses.replace(ours.attention, rope=b)
+        attention = dataclasses.replace(ours.grouped, rope=b)
         assert dataclasses.replace(ours, attention=attention) == theirs
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3-longrope", "granite", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "phi3-longrope", "granite", "gemma3", "qwen2-moe", "gpt-oss"])
 def test_the_same_tokens(made, name: str) -> None:
     """And so the same bits, here seen from outside."""
     folder, path = made(name)

@@ -17,7 +17,6 @@ from quire.engine.opening import Model, open_model
 from quire.loader import GGUFOpened, LoadRules, Source, TensorInfo
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.load import check_tensors
-from quire.loader.renamed import Renamed
 from quire.loader.safetensors_writer import write_safetensors
 from quire.loader.source import Array
 from quire.program.formats import NumberFormats
@@ -160,13 +159,15 @@ def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _C
     config = dict(model.config)
     spec = facts_of(ConfigReader(config), None, "").spec
     there, asked = _asked(model.facts.spec), _asked(spec)
-    named = {found.name: ours for ours, found in model.tensors.items()}
+    named = {(found.name, found.entry): ours for ours, found in model.tensors.items()}
     copies: dict[str, _Copy] = {}
     for written in written_tensors(name, spec, asked):
-        ours = named[written.name]
-        for row, tensor in enumerate(written.sources):
+        for number, tensor in enumerate(written.sources):
+            ours = named.get((written.name, number), "")  # an expert, else a head's row
+            row = number if not ours and len(written.sources) > 1 else None
+            ours = ours or named[written.name, None]
             plus = there[ours].plus - asked[tensor].plus
-            copies[tensor] = _Copy(source.info(ours), row if len(written.sources) > 1 else None, plus)
+            copies[tensor] = _Copy(source.info(ours), row, plus)
     return config, copies
 
 
@@ -202,8 +203,7 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     metadata = gguf_metadata(name, spec)
     rules = LoadRules.of(spec, quantized=model.facts.quantization is not None)
     check_tensors(lower(spec, NumberFormats()).params, source, rules)
-    if rules.prefixes:
-        source = Renamed(source, rules.prefixes)
+    source = rules.view(source)
     written = written_tensors(name, spec, asked := _asked(spec))
     there, plus = set(source.names()), ARCHITECTURES[name].whole_norms
     copies = {
@@ -234,7 +234,7 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
 
 def _out(written: Written, copy: _Copy, dtype: str) -> OutTensor:
     """Norms stay float32, as every reader expects; rows that are not whole blocks stay float16."""
-    count, shape = len(written.sources), copy.shape
+    count, shape = len(written.sources), copy.shape[1:] if written.row else copy.shape
     kind = "F32" if len(shape) == 1 else _target(copy.source, dtype)
     if dtype == "q8_0" and len(shape) > 1:
         kind = "Q8_0" if shape[-1] % READ_TYPES["Q8_0"].values == 0 else "F16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,28 +94,35 @@ class GGUFFiles:
             )
         )
 
-    def read(self, name: str, start: int, stop: int) -> Array:
-        """Rows [start, stop) along the first axis, in the numpy type of `TensorInfo.dtype`."""
-        tensor, file = self.tensors[name], self._where[name]
-        inner = int(
-            np.prod(tensor.shape[1:-1], dtype=np.int64)
-        )  # rows of bytes to one entry of the first axis
-        if len(tensor.shape) == 1:
-            data = file.rows(tensor, 0, 1)
-        else:
-            data = file.rows(tensor, start * inner, stop * inner)
+    def read(self, name: str, start: int, stop: int, entry: int | None = None) -> Array:
+        """Rows [start, stop) along the first axis, in the numpy type of `TensorInfo.dtype`.
+
+        With `entry`, along the second axis of that entry of the first.
+        """
+        tensor = self.tensors[name]
         kind = READ_TYPES[tensor.kind.name]
+        shape = tensor.shape if entry is None else tensor.shape[1:]
+        data = self._rows(name, start, stop, entry)
         values: Array = (
             dequantize(data, kind) if kind.unpack else data.reshape(-1).view(NUMPY_TYPES[kind.name])
         )
-        if len(tensor.shape) == 1:
+        if len(shape) == 1:
             return values.reshape(-1)[start:stop]
-        return values.reshape(stop - start, *tensor.shape[1:])
+        return values.reshape(stop - start, *shape[1:])
 
-    def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
-        """Rows [start, stop) of a quantized matrix as codes in the format PACKED[type]."""
-        tensor = self.tensors[name]
-        return group_codes(self._where[name].rows(tensor, start, stop), tensor.kind)
+    def read_codes(self, name: str, start: int, stop: int, entry: int | None = None) -> GroupCodes:
+        """Rows [start, stop) of a quantized matrix, or of that one of a stack, as codes in the format PACKED[type]."""
+        return group_codes(self._rows(name, start, stop, entry), self.tensors[name].kind)
+
+    def _rows(self, name: str, start: int, stop: int, entry: int | None) -> npt.NDArray[np.uint8]:
+        """Bytes of rows [start, stop) of a tensor, or of an entry of it; a vector's whole."""
+        tensor, file = self.tensors[name], self._where[name]
+        shape = tensor.shape if entry is None else tensor.shape[1:]
+        inner = math.prod(shape[1:-1])  # rows of bytes to one entry of the first axis
+        first = 0 if entry is None else entry * math.prod(shape[:-1])
+        if len(shape) == 1:
+            return file.rows(tensor, first, first + 1)
+        return file.rows(tensor, first + start * inner, first + stop * inner)
 
     def release(self, name: str) -> None:
         self._where[name].release(self.tensors[name])
@@ -177,34 +185,45 @@ class GGUFSource:
         return self._stored.keys()
 
     def info(self, name: str) -> TensorInfo:
-        tensor = self._files.tensors[self._stored[name].name]
+        stored = self._stored[name]
+        tensor = self._files.tensors[stored.name]
         kind = READ_TYPES.get(tensor.kind.name)
         if kind is None:
             raise UnsupportedModelError(
                 f"{self._files.path.name}: tensor {tensor.name}: type {tensor.kind.name} is not read; types that "
                 f"are: {', '.join(READ_TYPES)}"
             )
-        if kind.unpack:
-            return TensorInfo(name, "F32", tensor.shape, kind.name, tensor.end - tensor.begin)
-        return TensorInfo(name, kind.name, tensor.shape)
+        shape, size = tensor.shape, tensor.end - tensor.begin
+        if stored.entry is not None:
+            shape, size = shape[1:], size // shape[0]
+        if stored.row:
+            shape = (1, *shape)
+        return (
+            TensorInfo(name, "F32", shape, kind.name, size)
+            if kind.unpack
+            else TensorInfo(name, kind.name, shape)
+        )
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         stored = self._stored[name]
-        start, stop = self.info(name).rows(start, stop)
+        info = self.info(name)
+        start, stop = info.rows(start, stop)
+        if stored.row:
+            return self._files.read(stored.name, 0, info.shape[1])[None][start:stop]
         first, last, order = self._order(stored, start, stop)
-        values = self._files.read(stored.name, first, last)
+        values = self._files.read(stored.name, first, last, stored.entry)
         return values if order is None else values[order]
 
     def packed(self, name: str) -> WeightFormat | None:
         """The format in groups that has the very numbers of a quantized matrix; None for anything else."""
-        tensor = self._files.tensors[self._stored[name].name]
-        return PACKED.get(tensor.kind.name) if len(tensor.shape) == 2 else None
+        kind = self._files.tensors[self._stored[name].name].kind
+        return PACKED.get(kind.name) if len(self.info(name).shape) == 2 else None
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
         """Rows [start, stop) in the format `packed(name)`."""
         stored = self._stored[name]
         first, last, order = self._order(stored, start, stop)
-        given = self._files.read_codes(stored.name, first, last)
+        given = self._files.read_codes(stored.name, first, last, stored.entry)
         if order is None:
             return given
         offsets = None if given.offsets is None else given.offsets[order]

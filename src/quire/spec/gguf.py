@@ -14,7 +14,17 @@ from dataclasses import dataclass, fields, replace
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.facts import ModelFacts, facts_of
 from quire.spec.families.common import MAX_DIM, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
-from quire.spec.gguf_architectures import ARCHITECTURES, LAYER_EPSILON, RMS_EPSILON, STEMS, Architecture
+from quire.spec.families.experts import MAX_EXPERTS
+from quire.spec.gguf_architectures import (
+    ARCHITECTURES,
+    BARE,
+    LAYER_EPSILON,
+    RMS_EPSILON,
+    ROWS,
+    SINGLE_EXPERTS,
+    STEMS,
+    Architecture,
+)
 from quire.spec.gguf_keys import Config, GGUFSummary, Keys
 from quire.spec.gguf_rope import FACTOR_TENSORS, rope_config
 from quire.spec.model import Layer, ModelSpec, WeightNames
@@ -25,11 +35,14 @@ from quire.types import CheckpointError, UnsupportedModelError
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor by its name in the file. `heads` > 0: its rows were permuted head by head, from (half, pair) to
-    (pair, half), for a rotation of neighbouring dimensions, and are to be put back.
+    (pair, half), for a rotation of neighbouring dimensions, and are to be put back. `entry`: it is that entry of the
+    first axis, one expert of a stack. `row`: a vector that is asked for as a matrix of one row.
     """
 
     name: str
     heads: int = 0
+    entry: int | None = None
+    row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,7 @@ class GGUFModel:
 
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
+_EXPERT = re.compile(r"(ffn_gate|ffn_up|ffn_down)\.(\d{1,4})")
 _FORMATS = {"F32": "float32", "F16": "float16"}
 # Keys that change the computation: present and not read by the translation, the file is refused.
 _TELLING = re.compile(
@@ -182,23 +196,61 @@ def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) 
     """Every tensor of the file under the name that the model asks for; unknown ones under their own, so that
     loading refuses them by name.
     """
-    asked = {STEMS[field]: name for field, name in asked_names(spec.names).items()}
+    names = asked_names(spec.names)
+    fields_of = {stem: field for field, stem in STEMS.items() if field in names}
+    fields_of |= {stem: field for field, stem in architecture.stems.items()}
     found: dict[str, StoredTensor] = {}
-    for name in summary.shapes:
+    for name, shape in summary.shapes.items():
         if name in FACTOR_TENSORS:
             continue
         stem, _, suffix = name.rpartition(".")
-        heads, target = 0, asked.get(stem)
-        if match := _BLOCK.fullmatch(stem):
-            layer, part = int(match[1]), match[2]
-            target = asked.get(f"blk.{{i}}.{part}")
-            if target is not None and layer < len(spec.layers):
-                target = target.format(i=layer)
-                if architecture.permuted and part in {"attn_q", "attn_k"}:
-                    attention = spec.layers[layer].grouped
-                    heads = attention.heads if part == "attn_q" else attention.kv_heads
-        found[f"{target}.{suffix}" if target else name] = StoredTensor(name, heads)
+        match = _BLOCK.fullmatch(stem)
+        if match is None:
+            target = names.get(fields_of.get(stem, ""))
+            found[f"{target}.{suffix}" if target else name] = StoredTensor(name)
+            continue
+        layer, part = int(match[1]), match[2]
+        if layer >= len(spec.layers):
+            found[name] = StoredTensor(name)
+            continue
+        place = _Place(spec, architecture, layer, fields_of.get(f"blk.{{i}}.{part}", ""), part)
+        found |= place.tensors(name, suffix, shape, names) or {name: StoredTensor(name)}
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a block's tensor belongs: its layer, and the field of WeightNames, "" when there is none."""
+
+    spec: ModelSpec
+    architecture: Architecture
+    layer: int
+    field: str
+    part: str
+
+    def tensors(
+        self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
+    ) -> dict[str, StoredTensor]:
+        """The tensors that the model asks for, by their names there; none of an unknown one."""
+        single = _EXPERT.fullmatch(self.part)
+        if single is not None:
+            target = names[SINGLE_EXPERTS[single[1]]].format(i=self.layer, e=int(single[2]))
+            return {f"{target}.{suffix}": StoredTensor(name)}
+        if self.field not in names:
+            return {}
+        target = names[self.field]
+        if "{e}" in target:
+            targets = [target.format(i=self.layer, e=e) for e in range(min(shape[0], MAX_EXPERTS))]
+            return {f"{one}.{suffix}": StoredTensor(name, entry=e) for e, one in enumerate(targets)}
+        target = target.format(i=self.layer)
+        asked = target if self.field in BARE else f"{target}.{suffix}"
+        return {asked: StoredTensor(name, self._heads(), row=self.field in ROWS and len(shape) == 1)}
+
+    def _heads(self) -> int:
+        if not self.architecture.permuted or self.field not in {"q", "k"}:
+            return 0
+        attention = self.spec.layers[self.layer].grouped
+        return attention.heads if self.field == "q" else attention.kv_heads
 
 
 def asked_names(names: WeightNames) -> dict[str, str]:

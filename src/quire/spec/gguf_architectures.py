@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.spec.families.common import MAX_LAYERS
+from quire.spec.families.common import MAX_LAYERS, MAX_WIDTH
+from quire.spec.families.experts import MAX_EXPERTS, MAX_TOP_K
 from quire.spec.gguf_keys import Config, Keys
 from quire.spec.rope_config import MAX_POSITIONS
 
@@ -29,8 +30,8 @@ class Architecture:
     neighbouring dimensions. `whole_norms`: norm weights are stored with the one added that the checkpoint leaves out.
     `epsilon`: the key of the norms' epsilon. `partial`: the family rotates a part of each head by default.
     `patterned`: a key says which layers have a window. `names`: fields of WeightNames whose tensors lie in the file in
-    another way than in a checkpoint. `translate` adds what the keys common to all do not say; it may change the
-    model_type.
+    another way than in a checkpoint, `stems` where a file names them otherwise than STEMS does. `translate` adds what
+    the keys common to all do not say; it may change the model_type.
     """
 
     model_type: str
@@ -41,6 +42,7 @@ class Architecture:
     partial: bool = False
     patterned: bool = False
     names: dict[str, Any] = field(default_factory=dict)
+    stems: dict[str, str] = field(default_factory=dict)
     translate: Callable[[Keys, Config], None] = _nothing_more
 
 
@@ -51,8 +53,75 @@ def _plain_biases(keys: Keys, config: Config) -> None:
 
 def _dense(keys: Keys, config: Config) -> None:
     _plain_biases(keys, config)
-    if keys.integer_or("expert_count", 0, 2**16):
+    if keys.integer_or("expert_count", 0, MAX_EXPERTS):
         raise keys.unsupported("expert_count", "mixtures of experts of this architecture are not implemented")
+
+
+def _llama(keys: Keys, config: Config) -> None:
+    """With experts it is Mixtral, whose weights of experts are divided by their sum."""
+    if not keys.integer_or("expert_count", 0, MAX_EXPERTS):
+        _dense(keys, config)
+        return
+    config["model_type"] = "mixtral"
+    _experts(keys, config)
+    width = config.pop("moe_intermediate_size")
+    if keys.has("expert_feed_forward_length"):
+        config["intermediate_size"] = width
+
+
+def _experts(keys: Keys, config: Config) -> None:
+    """Counts and width of experts; without a key for it, their width is a share of the whole."""
+    used = keys.integer("expert_used_count", MAX_TOP_K)
+    whole = config["intermediate_size"]
+    assert isinstance(whole, int)
+    config |= {
+        "num_experts": keys.integer("expert_count", MAX_EXPERTS),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": keys.integer_or("expert_feed_forward_length", 0, MAX_WIDTH) or whole // used,
+    }
+    for key, plain in (
+        ("expert_weights_scale", 1.0),
+        ("expert_gating_func", 1.0),
+        ("expert_group_count", 1.0),
+    ):
+        if keys.number(key, plain) != plain:
+            raise keys.unsupported(key, "the router of this architecture is a plain softmax over all experts")
+    keys.has("expert_group_used_count")
+
+
+def _dense_layers(keys: Keys, config: Config) -> None:
+    count = config["num_hidden_layers"]
+    assert isinstance(count, int)
+    found = [i for i in range(count) if not keys.has_tensor(f"blk.{i}.ffn_gate_inp.weight")]
+    config |= {"mlp_only_layers": found, "decoder_sparse_step": 1}
+
+
+def _qwen2_moe(keys: Keys, config: Config) -> None:
+    _experts(keys, config)
+    _dense_layers(keys, config)
+    shared = keys.integer_or("expert_shared_feed_forward_length", 0, MAX_WIDTH)
+    config["shared_expert_intermediate_size"] = shared or config["intermediate_size"]
+    config["qkv_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    config["norm_topk_prob"] = keys.boolean("expert_weights_norm", False)
+
+
+def _qwen3_moe(keys: Keys, config: Config) -> None:
+    _plain_biases(keys, config)
+    _experts(keys, config)
+    _dense_layers(keys, config)
+    config["norm_topk_prob"] = keys.boolean("expert_weights_norm", True)
+
+
+def _gpt_oss(keys: Keys, config: Config) -> None:
+    """Its YaRN does not round its range of dimensions to whole ones, which no key says."""
+    _experts(keys, config)
+    config["intermediate_size"] = config.pop("moe_intermediate_size")
+    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    keys.boolean("expert_weights_norm", True)
+    _sliding(keys, config, window=128, pattern=2)
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling["rope_type"] == "yarn":
+        scaling["truncate"] = False
 
 
 def _gemma(_keys: Keys, config: Config) -> None:
@@ -171,11 +240,16 @@ def _cohere2(keys: Keys, config: Config) -> None:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
-        model_type="llama", also=("mistral", "ministral"), permuted=True, translate=_dense
+        model_type="llama", also=("mistral", "ministral", "mixtral"), permuted=True, translate=_llama
     ),
     "mistral3": Architecture(model_type="llama", permuted=True, translate=_dense),
     "qwen2": Architecture(model_type="qwen2"),
     "qwen3": Architecture(model_type="qwen3", translate=_plain_biases),
+    "qwen2moe": Architecture(model_type="qwen2_moe", translate=_qwen2_moe),
+    "qwen3moe": Architecture(model_type="qwen3_moe", translate=_qwen3_moe),
+    "gpt-oss": Architecture(
+        model_type="gpt_oss", patterned=True, translate=_gpt_oss, stems={"mlp_norm": "blk.{i}.post_attention_norm"}
+    ),
     "gemma": Architecture(model_type="gemma", whole_norms=True, translate=_gemma),
     "gemma2": Architecture(model_type="gemma2", whole_norms=True, patterned=True, translate=_gemma2),
     "gemma3": Architecture(model_type="gemma3_text", whole_norms=True, patterned=True, translate=_gemma3),
@@ -215,4 +289,20 @@ STEMS = {
     "up": "blk.{i}.ffn_up",
     "gate_up": "blk.{i}.ffn_up",
     "down": "blk.{i}.ffn_down",
+    "sinks": "blk.{i}.attn_sinks",
+    "router": "blk.{i}.ffn_gate_inp",
+    "correction": "blk.{i}.exp_probs_b",
+    "expert_gate": "blk.{i}.ffn_gate_exps",
+    "expert_up": "blk.{i}.ffn_up_exps",
+    "expert_down": "blk.{i}.ffn_down_exps",
+    "shared_gate": "blk.{i}.ffn_gate_shexp",
+    "shared_up": "blk.{i}.ffn_up_shexp",
+    "shared_down": "blk.{i}.ffn_down_shexp",
+    "shared_scale": "blk.{i}.ffn_gate_inp_shexp",
 }
+# Files of before April 2024 have a tensor for each expert: blk.3.ffn_gate.7
+SINGLE_EXPERTS = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
+# Vectors of a file that are matrices of one row in a checkpoint.
+ROWS = {"shared_scale"}
+# Names that have no suffix in a checkpoint, and what it is in a file.
+BARE = {"sinks": "weight", "correction": "bias"}

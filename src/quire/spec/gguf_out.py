@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.spec.gguf import asked_names, read_gguf_model, spec_of_file
-from quire.spec.gguf_architectures import ARCHITECTURES, STEMS
+from quire.spec.gguf_architectures import ARCHITECTURES, BARE, ROWS, STEMS
 from quire.spec.gguf_keys import GGUFSummary
 from quire.spec.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from quire.spec.model import Layer, ModelSpec, Rope
+from quire.spec.model import MLP, Layer, ModelSpec, MoE, Rope
 from quire.spec.rope import inverse_frequencies
 from quire.types import UnsupportedModelError
 
@@ -40,12 +40,13 @@ def architecture_of(model_type: str) -> str:
 
 def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
     """The keys of a model."""
-    attention, mlp = spec.layers[0].grouped, spec.layers[0].mlp
+    attention = spec.layers[0].grouped
+    widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, MLP)]
     keys: Metadata = {
         "block_count": len(spec.layers),
         "context_length": spec.longest or spec.max_positions,
         "embedding_length": spec.dim,
-        "feed_forward_length": mlp.width,
+        "feed_forward_length": widths[0] if widths else spec.layers[0].mlp.width,
         "attention.head_count": attention.heads,
         "attention.head_count_kv": attention.kv_heads,
         "attention.key_length": attention.head_dim,
@@ -53,12 +54,24 @@ def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
         ARCHITECTURES[name].epsilon: float(spec.norm.eps),
         "vocab_size": spec.vocab,
     }
-    keys |= _windows(name, spec) | _rope(spec) | _MORE.get(name, _nothing)(spec)
+    keys |= _experts(name, spec) | _windows(name, spec) | _rope(spec) | _MORE.get(name, _nothing)(spec)
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in keys.items()}
 
 
 def _nothing(_spec: ModelSpec) -> Metadata:
     return {}
+
+
+def _experts(name: str, spec: ModelSpec) -> Metadata:
+    moe = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)), None)
+    if moe is None:
+        return {}
+    found: Metadata = {"expert_count": moe.router.experts, "expert_used_count": moe.router.top_k}
+    if name != "llama":
+        found |= {"expert_feed_forward_length": moe.width, "expert_weights_norm": moe.router.renormalise}
+    if moe.shared is not None:
+        found["expert_shared_feed_forward_length"] = moe.shared.width
+    return found
 
 
 def _windows(name: str, spec: ModelSpec) -> Metadata:
@@ -160,14 +173,15 @@ def rope_factors(spec: ModelSpec) -> dict[str, F32]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A tensor of a GGUF file, and the checkpoint's: one, or several that are its rows, such as each head's norm.
+    """A tensor of a GGUF file, and the checkpoint's: one, or several that it stacks: norms of heads, experts.
 
-    `heads` > 0: rows are permuted as StoredTensor says.
+    `heads` > 0: rows are permuted as StoredTensor says. `row`: the checkpoint's matrix of one row is a vector here.
     """
 
     name: str
     sources: tuple[str, ...]
     heads: int = 0
+    row: bool = False
 
 
 def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[Written]:
@@ -175,10 +189,12 @@ def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[
 
     Raises UnsupportedModelError naming a tensor that has no name in GGUF.
     """
-    stems = _stems(spec)
+    stems = _stems(spec, STEMS | ARCHITECTURES[name].stems)
     found: dict[str, Written] = {}
     for tensor in tensors:
         stem, _, suffix = tensor.rpartition(".")
+        if tensor in stems:
+            stem, suffix = tensor, BARE[stems[tensor][0]]
         if stem not in stems:
             raise UnsupportedModelError(f"tensor {tensor} has no name in GGUF")
         kind, target, layer = stems[stem]
@@ -188,34 +204,43 @@ def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[
             heads = attention.heads if kind == "q" else attention.kv_heads
         target = f"{target}.{suffix}"
         before = found.get(target)
-        found[target] = Written(target, (*before.sources, tensor) if before else (tensor,), heads)
+        sources = (*before.sources, tensor) if before else (tensor,)
+        found[target] = Written(target, sources, heads, kind in ROWS)
     return list(found.values())
 
 
-def _stems(spec: ModelSpec) -> dict[str, tuple[str, str, int]]:
+def _stems(spec: ModelSpec, names: Mapping[str, str]) -> dict[str, tuple[str, str, int]]:
     """Name in a checkpoint, without ".weight" -> field of WeightNames, name in a file, layer."""
     found: dict[str, tuple[str, str, int]] = {}
     for field, name in asked_names(spec.names).items():
         for index, layer in enumerate(spec.layers):
             if not _has(layer, field):
                 continue
-            heads = layer.attention.heads if "{h}" in name else 1
-            for head in range(heads):
-                found[name.format(i=index, h=head)] = (field, STEMS[field].format(i=index), index)
+            moe = layer.mlp
+            count = layer.attention.heads if "{h}" in name else 1
+            count = moe.router.experts if "{e}" in name and isinstance(moe, MoE) else count
+            for number in range(count):
+                stem = name.format(i=index, h=number, e=number)
+                found[stem] = (field, names[field].format(i=index), index)
     return found
 
 
 def _has(layer: Layer, field: str) -> bool:
     """Norms of different places have the same name in some families."""
-    match field:
-        case "attn_norm":
-            return layer.pre_norm
-        case "mlp_norm":
-            return layer.pre_norm and not layer.parallel
-        case "attn_post_norm" | "mlp_post_norm":
-            return layer.post_norm
-        case _:
-            return True
+    moe = layer.mlp if isinstance(layer.mlp, MoE) else None
+    there = {
+        "attn_norm": layer.pre_norm,
+        "mlp_norm": layer.pre_norm and not layer.parallel,
+        "attn_post_norm": layer.post_norm,
+        "mlp_post_norm": layer.post_norm,
+        **dict.fromkeys(("gate", "up", "down", "gate_up"), moe is None),
+        **dict.fromkeys(("router", "correction", "expert_gate", "expert_up", "expert_down"), moe is not None),
+        **dict.fromkeys(
+            ("shared_gate", "shared_up", "shared_down", "shared_scale"),
+            moe is not None and moe.shared is not None,
+        ),
+    }
+    return there.get(field, True)
 
 
 def check_round_trip(
