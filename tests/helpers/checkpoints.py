@@ -37,17 +37,17 @@ class TinyModel:
         return self.name
 
 
-def _rope(kind: str, theta: float = 10_000.0, **more: Any) -> dict[str, Any]:
+def rope_of(kind: str, theta: float = 10_000.0, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
 
 
-_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+_LLAMA3 = rope_of("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                 original_max_position_embeddings=32)  # fmt: skip
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
 _MLA = {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 8, "v_head_dim": 20, "first_k_dense_replace": 2}  # fmt: skip
-_MSCALE = {"max_position_embeddings": 128} | _rope(
+_MSCALE = {"max_position_embeddings": 128} | rope_of(
     "yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9)  # fmt: skip
 
 TINY_MODELS = (
@@ -56,21 +56,21 @@ TINY_MODELS = (
               {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1,
                "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}),
     TinyModel("llama-wide-heads-gelu", "LlamaConfig", {"head_dim": 24, "hidden_act": "gelu"}
-              | _rope("default", 500_000.0)),
+              | rope_of("default", 500_000.0)),
     TinyModel("llama3.1", "LlamaConfig", _LLAMA3),
-    TinyModel("llama-linear", "LlamaConfig", _rope("linear", factor=4.0)),
-    TinyModel("llama-dynamic", "LlamaConfig", {"max_position_embeddings": 32} | _rope("dynamic", factor=2.0)),
+    TinyModel("llama-linear", "LlamaConfig", rope_of("linear", factor=4.0)),
+    TinyModel("llama-dynamic", "LlamaConfig", {"max_position_embeddings": 32} | rope_of("dynamic", factor=2.0)),
     TinyModel("llama-yarn", "LlamaConfig", {"max_position_embeddings": 128}
-              | _rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+              | rope_of("yarn", factor=4.0, original_max_position_embeddings=32)),
     TinyModel("qwen2-yarn-fractional", "Qwen2Config", {"max_position_embeddings": 128}
-              | _rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=0.5,
+              | rope_of("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=0.5,
                       truncate=False, attention_factor=1.2)),
     TinyModel("mistral-window", "MistralConfig", {"sliding_window": 8, "head_dim": 32}),
     TinyModel("qwen2-tied", "Qwen2Config", {"tie_word_embeddings": True}),
     TinyModel("qwen2-mixed-windows", "Qwen2Config",
               {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 8,
                "max_window_layers": 0, "layer_types": _MIXED}),
-    TinyModel("qwen3", "Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True} | _rope("default", 1e6)),
+    TinyModel("qwen3", "Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True} | rope_of("default", 1e6)),
     TinyModel("qwen3-biases-mha", "Qwen3Config",
               {"head_dim": 16, "num_key_value_heads": 4, "attention_bias": True}),
     TinyModel("gemma-mqa", "GemmaConfig",
@@ -86,11 +86,11 @@ TINY_MODELS = (
     TinyModel("phi3-window", "Phi3Config", {"sliding_window": 8}),
     TinyModel("phi4-partial-longrope", "Phi3Config",
               {"original_max_position_embeddings": 64}
-              | _rope("longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.2, 1.3, 1.6, 2.0, 3.0],
+              | rope_of("longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.2, 1.3, 1.6, 2.0, 3.0],
                       long_factor=[1.5, 2.0, 4.0, 8.0, 9.0, 10.0])),
     TinyModel("phi3-long", "Phi3Config",
               {"original_max_position_embeddings": 16, "max_position_embeddings": LENGTH}
-              | _rope("longrope", short_factor=[1.0] * 8, long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0])),
+              | rope_of("longrope", short_factor=[1.0] * 8, long_factor=[1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0])),
     TinyModel("olmo2", "Olmo2Config", {}),
     TinyModel("olmo3", "Olmo3Config",
               {"num_hidden_layers": 4, "layer_types": _MIXED, "sliding_window": 8,
@@ -105,7 +105,7 @@ TINY_MODELS = (
                "logits_scaling": 1.3, "tie_word_embeddings": True, "mlp_bias": True}),
     TinyModel("stablelm", "StableLmConfig", {"use_qkv_bias": True}),
     TinyModel("stablelm-parallel-head-norms", "StableLmConfig",
-              {"use_parallel_residual": True, "qk_layernorm": True} | _rope("default", partial_rotary_factor=0.5)),
+              {"use_parallel_residual": True, "qk_layernorm": True} | rope_of("default", partial_rotary_factor=0.5)),
     TinyModel("cohere", "CohereConfig", {"logit_scale": 0.8, "tie_word_embeddings": True}),
     TinyModel("cohere-head-norms", "CohereConfig",
               {"use_qk_norm": True, "attention_bias": True, "logit_scale": 1.25, "tie_word_embeddings": True}),
@@ -127,7 +127,7 @@ TINY_MODELS = (
     TinyModel("gpt-oss", "GptOssConfig",
               {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "num_hidden_layers": 4,
                "sliding_window": 8, "intermediate_size": 48, "swiglu_limit": 1.5}
-              | _rope("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+              | rope_of("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                       original_max_position_embeddings=32)),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.checkpoints import TinyModel, tiny_model
+from helpers.checkpoints import TinyModel, rope_of, tiny_model
 from quire.loader import Checkpoint, LoadRules
 from quire.loader.gguf_writer import OutTensor, encode, write_gguf
 from quire.quant.ggml import TYPE_IDS
@@ -35,12 +35,21 @@ STEMS = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "self_attn": "attn_sinks",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
 # Where a norm after attention has the name that others give the norm before the feed-forward.
 _NORM_AFTER = {"gemma2", "gemma3", "olmo2", "gpt-oss"}
 PERMUTED, WHOLE_NORMS = {"llama", "granite", "smollm3"}, {"gemma", "gemma2", "gemma3"}
 
 
+_DEEPSEEK = {
+    "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "n_shared_experts": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
 # Tiny model, what differs from it, architecture.
 MODELS: dict[str, tuple[str, dict[str, object], str]] = {
     "llama": ("llama2", {}, "llama"),
@@ -66,6 +75,9 @@ MODELS: dict[str, tuple[str, dict[str, object], str]] = {
     "cohere": ("cohere", {}, "command-r"),
     "cohere-head-norms": ("cohere-head-norms", {}, "command-r"),
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "layer_types": None}, "cohere2"),
+    "deepseek2": ("deepseek2-lite-yarn", _DEEPSEEK | rope_of("yarn", factor=4.0, mscale=0.9, mscale_all_dim=0.9,
+                                                           original_max_position_embeddings=32), "deepseek2"),
+    "deepseek3": ("deepseek3", _DEEPSEEK | {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}, "deepseek2"),
     "mixtral": ("mixtral", {}, "llama"),
     "qwen2-moe": ("qwen2-moe-dense-layers", {"decoder_sparse_step": 1, "mlp_only_layers": []}, "qwen2moe"),
     "qwen3-moe": ("qwen3-moe", {"mlp_only_layers": []}, "qwen3moe"),
@@ -127,6 +139,9 @@ def gguf_name(name: str, arch: str) -> str:
         return f"{STEMS[stem]}.{suffix}"
     if suffix == "sinks":
         suffix = "weight"
+    if suffix == "e_score_correction_bias":
+        layer = stem.split(".")[2]
+        return f"blk.{layer}.exp_probs_b.bias"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
     if part == "post_attention_layernorm" and arch in _NORM_AFTER:
         return f"blk.{layer}.post_attention_norm.{suffix}"
@@ -161,7 +176,7 @@ def metadata_of(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         found["rope.scaling.factor"] = rope["factor"]
     if rope.get("rope_type") == "yarn":
         found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-    found |= _more(config, rope, arch) | _experts(config, arch)
+    found |= _more(config, rope, arch) | _experts(config, arch) | _latent(config)
     return {f"{arch}.{key}": value for key, value in found.items()} | {
         "general.architecture": arch, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
     }  # fmt: skip
@@ -192,6 +207,30 @@ def _more(config: Mapping[str, Any], rope: Mapping[str, Any], arch: str) -> dict
     return found
 
 
+def _latent(config: Mapping[str, Any]) -> dict[str, Any]:
+    if "kv_lora_rank" not in config:
+        return {}
+    rank, rope, rotated = config["kv_lora_rank"], config["rope_parameters"], config["qk_rope_head_dim"]
+    found = {
+        "attention.head_count_kv": 1, "attention.kv_lora_rank": rank, "attention.key_length": rank + rotated,
+        "attention.value_length": rank, "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"], "rope.dimension_count": rotated,
+        "expert_count": config["n_routed_experts"], "expert_used_count": config["num_experts_per_tok"],
+        "expert_shared_count": config["n_shared_experts"], "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_weights_norm": bool(config.get("norm_topk_prob")),
+        "expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1,
+    }  # fmt: skip
+    if config.get("n_group"):
+        found |= {"expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"]}
+    if config["q_lora_rank"]:
+        found["attention.q_lora_rank"] = config["q_lora_rank"]
+    if "mscale_all_dim" in rope:
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    return found
+
+
 def _experts(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     count = config.get("num_experts", config.get("num_local_experts"))
     if not count:
@@ -219,6 +258,12 @@ def write_model(folder: Path, out: Path, arch: str, **more: Any) -> Path:
     for name, weight in _stacked(found).items():
         target = gguf_name(name, arch)
         part = target.split(".")[-2]
+        if part == "attn_kv_b":
+            heads_up = weight.reshape(config["num_attention_heads"], -1, weight.shape[1])
+            keys, values = np.split(heads_up, [config["qk_nope_head_dim"]], axis=1)
+            tensors[target.replace("kv_b", "k_b")] = np.ascontiguousarray(keys.swapaxes(1, 2))
+            tensors[target.replace("kv_b", "v_b")] = np.ascontiguousarray(values)
+            continue
         if part == "ffn_gate_inp_shexp":
             tensors[target] = weight[0]
             continue

@@ -166,7 +166,7 @@ def test_types_that_are_not_read_are_named(
         ({"llama.attention.head_count": "four"}, "head_count: 'four' is not an integer"),
         ({"llama.attention.value_length": 8}, "value_length = 8 is not supported"),
         ({"llama.logit_scale": 0.5}, "llama.logit_scale = 0.5 is not supported"),
-        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count: is missing"),
         ({"llama.rope.scaling.type": "su"}, "rope.scaling.type = 'su' is not supported"),
         ({"llama.vocab_size": 5}, "llama.vocab_size: token_embd.weight has 128 rows"),
         ({"llama.attention.sliding_window": 32}, "sliding_window = 32 is not supported"),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from quire.loader.gguf import GGUFArray, GGUFFile, GGUFTensor, Value
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.program.formats import WeightFormat
+from quire.quant.convert import to_float32
 from quire.quant.ggml import PACKED, READ_TYPES, dequantize, group_codes
 from quire.quant.groups import GroupCodes
 from quire.spec.config_reader import show
@@ -198,6 +199,8 @@ class GGUFSource:
             shape, size = shape[1:], size // shape[0]
         if stored.row:
             shape = (1, *shape)
+        if stored.values:
+            return self._latent_info(name, tensor, stored)
         return (
             TensorInfo(name, "F32", shape, kind.name, size)
             if kind.unpack
@@ -210,6 +213,8 @@ class GGUFSource:
         start, stop = info.rows(start, stop)
         if stored.row:
             return self._files.read(stored.name, 0, info.shape[1])[None][start:stop]
+        if stored.values:
+            return self._latent(stored, info, start, stop)
         first, last, order = self._order(stored, start, stop)
         values = self._files.read(stored.name, first, last, stored.entry)
         return values if order is None else values[order]
@@ -217,6 +222,8 @@ class GGUFSource:
     def packed(self, name: str) -> WeightFormat | None:
         """The format in groups that has the very numbers of a quantized matrix; None for anything else."""
         kind = self._files.tensors[self._stored[name].name].kind
+        if self._stored[name].values:
+            return None  # its keys are stored the other way round
         return PACKED.get(kind.name) if len(self.info(name).shape) == 2 else None
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
@@ -229,6 +236,40 @@ class GGUFSource:
         offsets = None if given.offsets is None else given.offsets[order]
         factors = None if given.factors is None else given.factors[order]
         return GroupCodes(given.codes[order], given.scales[order], offsets, factors)
+
+    def _latent_info(self, name: str, keys: GGUFTensor, stored: StoredTensor) -> TensorInfo:
+        """[heads · (keys + values), latent] of keys [heads, latent, keys] and values [heads, values, latent]."""
+        values = self._files.tensors.get(stored.values)
+        if values is None or len(keys.shape) != 3 or len(values.shape) != 3:
+            raise CheckpointError(
+                f"{self._files.path.name}: {stored.name}, {stored.values}: no two stacks of heads"
+            )
+        (heads, rank, size), found = keys.shape, values.shape
+        if (found[0], found[2]) != (heads, rank) or values.kind.name not in READ_TYPES:
+            raise CheckpointError(
+                f"{self._files.path.name}: {stored.values}: {values.kind.name} {list(found)} beside {list(keys.shape)}"
+            )
+        plain = keys.kind is values.kind and not keys.kind.unpack
+        kinds = "/".join(dict.fromkeys((keys.kind.name, values.kind.name)))
+        size_of_both = keys.end - keys.begin + values.end - values.begin
+        return TensorInfo(
+            name, keys.kind.name if plain else "F32", (heads * (size + found[1]), rank),
+            "" if plain else kinds, 0 if plain else size_of_both,
+        )  # fmt: skip
+
+    def _latent(self, stored: StoredTensor, info: TensorInfo, start: int, stop: int) -> Array:
+        keys, values = (self._files.tensors[name] for name in (stored.name, stored.values))
+        _, rank, size = keys.shape
+        each = size + values.shape[1]
+        found: list[Array] = []
+        for head in range(start // each, -(-stop // each)):
+            down = self._files.read(stored.name, 0, rank, head)
+            up = self._files.read(stored.values, 0, values.shape[1], head)
+            if info.stored:
+                down, up = to_float32(down, _dtype(keys)), to_float32(up, _dtype(values))
+            found += [down.T, up]
+        first = start // each * each
+        return np.concatenate(found)[start - first : stop - first]
 
     def _order(
         self, stored: StoredTensor, start: int, stop: int
@@ -248,7 +289,15 @@ class GGUFSource:
         return first, last, head * dim + 2 * pair + half - first
 
     def release(self, name: str) -> None:
-        self._files.release(self._stored[name].name)
+        stored = self._stored[name]
+        for tensor in (stored.name, stored.values):
+            if tensor:
+                self._files.release(tensor)
+
+
+def _dtype(tensor: GGUFTensor) -> str:
+    """The format in which a tensor's numbers are read."""
+    return "F32" if tensor.kind.unpack else tensor.kind.name
 
 
 def shards(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from quire.spec.gguf_architectures import (
 )
 from quire.spec.gguf_keys import Config, GGUFSummary, Keys
 from quire.spec.gguf_rope import FACTOR_TENSORS, rope_config
-from quire.spec.model import Layer, ModelSpec, WeightNames
+from quire.spec.model import Attention, Layer, ModelSpec, WeightNames
 from quire.spec.rope_config import MAX_POSITIONS
 from quire.types import CheckpointError, UnsupportedModelError
 
@@ -36,13 +36,15 @@ from quire.types import CheckpointError, UnsupportedModelError
 class StoredTensor:
     """A tensor by its name in the file. `heads` > 0: its rows were permuted head by head, from (half, pair) to
     (pair, half), for a rotation of neighbouring dimensions, and are to be put back. `entry`: it is that entry of the
-    first axis, one expert of a stack. `row`: a vector that is asked for as a matrix of one row.
+    first axis, one expert of a stack. `row`: a vector that is asked for as a matrix of one row. `values`: the tensor
+    holds each head's key projection turned round [heads, latent, keys], and that one the rows of its values.
     """
 
     name: str
     heads: int = 0
     entry: int | None = None
     row: bool = False
+    values: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +115,11 @@ def spec_of_file(
 
 
 def _with_whole_norms(layer: Layer) -> Layer:
-    qk_norm = layer.grouped.qk_norm
-    if qk_norm is None:
+    attention = layer.attention
+    if not isinstance(attention, Attention) or attention.qk_norm is None:
         return layer
-    qk_norm = replace(qk_norm, norm=replace(qk_norm.norm, plus=0.0))
-    return replace(layer, attention=replace(layer.grouped, qk_norm=qk_norm))
+    qk_norm = replace(attention.qk_norm, norm=replace(attention.qk_norm.norm, plus=0.0))
+    return replace(layer, attention=replace(attention, qk_norm=qk_norm))
 
 
 def _config(keys: Keys, architecture: Architecture) -> Config:
@@ -126,9 +128,7 @@ def _config(keys: Keys, architecture: Architecture) -> Config:
         raise CheckpointError(f"{keys.summary.where}: no matrix token_embd.weight")
     heads = keys.integer("attention.head_count", MAX_HEADS)
     dim = keys.integer("embedding_length", MAX_DIM)
-    head_dim = keys.integer_or("attention.key_length", dim // heads, MAX_HEAD_DIM)
-    if keys.integer_or("attention.value_length", head_dim, MAX_HEAD_DIM) != head_dim:
-        raise keys.unsupported("attention.value_length", f"keys have {head_dim} dimensions, values must too")
+    head_dim = _head_dim(keys, architecture, dim // heads)
     vocab = shapes["token_embd.weight"][0]
     if keys.integer_or("vocab_size", vocab, MAX_VOCAB) != vocab:
         raise keys.error("vocab_size", f"token_embd.weight has {vocab} rows")
@@ -158,6 +158,18 @@ def _config(keys: Keys, architecture: Architecture) -> Config:
     config["eos_token_id"] = _end_tokens(keys, config["eos_token_id"])
     architecture.translate(keys, config)
     return config
+
+
+def _head_dim(keys: Keys, architecture: Architecture, default: int) -> int:
+    """Of latent attention the rotated part of a head."""
+    if architecture.latent:
+        for key in ("attention.key_length", "attention.value_length"):
+            keys.has(key)  # of what is cached
+        return keys.integer("rope.dimension_count", MAX_HEAD_DIM)
+    head_dim = keys.integer_or("attention.key_length", default, MAX_HEAD_DIM)
+    if keys.integer_or("attention.value_length", head_dim, MAX_HEAD_DIM) != head_dim:
+        raise keys.unsupported("attention.value_length", f"keys have {head_dim} dimensions, values must too")
+    return head_dim
 
 
 def _stored_format(summary: GGUFSummary) -> str:
@@ -215,6 +227,7 @@ def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) 
             continue
         place = _Place(spec, architecture, layer, fields_of.get(f"blk.{{i}}.{part}", ""), part)
         found |= place.tensors(name, suffix, shape, names) or {name: StoredTensor(name)}
+    found.pop("", None)
     return found
 
 
@@ -236,6 +249,11 @@ class _Place:
         if single is not None:
             target = names[SINGLE_EXPERTS[single[1]]].format(i=self.layer, e=int(single[2]))
             return {f"{target}.{suffix}": StoredTensor(name)}
+        if self.part == "attn_k_b":
+            other = f"blk.{self.layer}.attn_v_b.weight"
+            return {f"{names['kv_b']}.weight".format(i=self.layer): StoredTensor(name, values=other)}
+        if self.part == "attn_v_b":
+            return {"": StoredTensor(name)}  # comes with the keys
         if self.field not in names:
             return {}
         target = names[self.field]

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.spec.families.common import MAX_LAYERS, MAX_WIDTH
+from quire.spec.families.common import MAX_DIM, MAX_LAYERS, MAX_WIDTH
 from quire.spec.families.experts import MAX_EXPERTS, MAX_TOP_K
 from quire.spec.gguf_keys import Config, Keys
 from quire.spec.rope_config import MAX_POSITIONS
 
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
+_SIGMOID, _V3_EXPERTS = 2, 256
 RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
@@ -29,7 +30,8 @@ class Architecture:
     `also`: other model types that are written as it. `permuted`: the rows of q and k are permuted for a rotation of
     neighbouring dimensions. `whole_norms`: norm weights are stored with the one added that the checkpoint leaves out.
     `epsilon`: the key of the norms' epsilon. `partial`: the family rotates a part of each head by default.
-    `patterned`: a key says which layers have a window. `names`: fields of WeightNames whose tensors lie in the file in
+    `patterned`: a key says which layers have a window. `latent`: latent attention, whose heads' sizes have keys of
+    their own. `names`: fields of WeightNames whose tensors lie in the file in
     another way than in a checkpoint, `stems` where a file names them otherwise than STEMS does. `translate` adds what
     the keys common to all do not say; it may change the model_type.
     """
@@ -41,6 +43,7 @@ class Architecture:
     epsilon: str = RMS_EPSILON
     partial: bool = False
     patterned: bool = False
+    latent: bool = False
     names: dict[str, Any] = field(default_factory=dict)
     stems: dict[str, str] = field(default_factory=dict)
     translate: Callable[[Keys, Config], None] = _nothing_more
@@ -209,6 +212,48 @@ def _smollm3(keys: Keys, config: Config) -> None:
     config["use_sliding_window"] = False
 
 
+def _deepseek2(keys: Keys, config: Config) -> None:
+    """Version 3 has sigmoid scores; files of before the group keys leave out that its 256 experts are in 8 groups."""
+    rope_dim = config.pop("head_dim")
+    assert isinstance(rope_dim, int)
+    single = keys.has(
+        "attention.key_length_mla"
+    )  # else a file of before absorption: heads have their own lengths
+    key_length, value_length = (f"attention.{what}_length{'_mla' * single}" for what in ("key", "value"))
+    sigmoid = keys.integer_or("expert_gating_func", 1, 2**8) == _SIGMOID
+    used, count = keys.integer("expert_used_count", MAX_TOP_K), keys.integer("expert_count", MAX_EXPERTS)
+    usual = (8, 4) if sigmoid and count == _V3_EXPERTS else (1, 1)
+    groups, top_groups = (
+        keys.integer_or(key, default, MAX_EXPERTS)
+        for key, default in zip(("expert_group_count", "expert_group_used_count"), usual, strict=True)
+    )
+    config |= {
+        "num_key_value_heads": config["num_attention_heads"],
+        "q_lora_rank": keys.integer_or("attention.q_lora_rank", 0, MAX_DIM) or None,
+        "kv_lora_rank": keys.integer("attention.kv_lora_rank", MAX_DIM),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": keys.integer(key_length, MAX_DIM, low=rope_dim + 1) - rope_dim,
+        "v_head_dim": keys.integer(value_length, MAX_DIM),
+        "attention_bias": keys.has_tensor("blk.0.attn_kv_a_mqa.bias"),
+        "n_routed_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length", MAX_WIDTH),
+        "n_shared_experts": keys.integer_or("expert_shared_count", 0, MAX_EXPERTS),
+        "first_k_dense_replace": keys.integer_or("leading_dense_block_count", 0, MAX_LAYERS),
+        "routed_scaling_factor": keys.number("expert_weights_scale") or 1.0,
+        "norm_topk_prob": keys.boolean("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": top_groups,
+    }
+    if sigmoid:
+        config["model_type"] = "deepseek_v3"
+    else:
+        config["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and "mscale_all_dim" in scaling:  # this architecture's key is a tenth of it
+        scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * scaling["mscale_all_dim"], 6)
+
+
 def _glm(keys: Keys, config: Config) -> None:
     config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias") or keys.has_tensor("blk.0.attn_qkv.bias")
 
@@ -259,6 +304,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(model_type="smollm3", permuted=True, translate=_smollm3),
     "chatglm": Architecture(model_type="glm", partial=True, translate=_glm),
     "glm4": Architecture(model_type="glm4", partial=True, translate=_glm),
+    "deepseek2": Architecture(model_type="deepseek_v2", latent=True, translate=_deepseek2),
     "stablelm": Architecture(
         model_type="stablelm", epsilon=LAYER_EPSILON, partial=True, translate=_stablelm,
         names={
@@ -290,6 +336,12 @@ STEMS = {
     "gate_up": "blk.{i}.ffn_up",
     "down": "blk.{i}.ffn_down",
     "sinks": "blk.{i}.attn_sinks",
+    "q_a": "blk.{i}.attn_q_a",
+    "q_a_norm": "blk.{i}.attn_q_a_norm",
+    "q_b": "blk.{i}.attn_q_b",
+    "kv_a": "blk.{i}.attn_kv_a_mqa",
+    "kv_a_norm": "blk.{i}.attn_kv_a_norm",
+    "kv_b": "blk.{i}.attn_kv_b",
     "router": "blk.{i}.ffn_gate_inp",
     "correction": "blk.{i}.exp_probs_b",
     "expert_gate": "blk.{i}.ffn_gate_exps",
