@@ -42,7 +42,8 @@ DEFINITIONS = {
     "prefill": "1,024 tokens in, one out, one request: 1,024 / its time, tokens/s",
     "cN": "N requests of 128 tokens in, 128 out at once: output tokens / time of the whole run, tokens/s",
     "first": "from the start of the engine's process to the first token of a prompt of 128, files in the page cache",
-    "memory": "most resident MiB of the engine's process in any of the workloads, mapped files included",
+    "memory": "most resident MiB of the engine's process, mapped files included",
+    "by limits": "the same ratio of shares of the bound, each of the limits measured around its own runs",
     "bound": "what the machine's limits measured around Quire's runs allow: each step takes the longer of moving its "
     "weights (in Quire's format), keys and values and computing; for cN one step of all prompts, then 127 of N rows",
 }
@@ -204,17 +205,13 @@ def measure(unit: Unit, place: Place, models: MODELS, args: argparse.Namespace) 
 
 def write(recording: Recording, place: Place, model: Path, args: argparse.Namespace) -> None:
     """The result and its table."""
-    rows = runs.read(args.runs)
+    rows = summary.with_bounds(model, runs.read(args.runs))
     result = recording.result(
         limits=summary.limits(rows, args.threads),
         settings={"shape": args.shape, "threads": args.threads, "random_weights": True},
         metrics=summary.metrics(rows),
         definitions=DEFINITIONS,
-        tables={
-            "runs": rows,
-            "engines": summary.versions(place, rows),
-            "bounds": summary.bounds(model, rows),
-        },
+        tables={"runs": rows, "engines": summary.versions(place, rows)},
         notes=runs.failures(rows),
     )
     results.save(result, args.out)

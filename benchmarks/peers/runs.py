@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 OURS = "quire"
-LOWER_IS_BETTER = frozenset({"first", "memory"})
+MEMORY = "memory of "  # before a workload: the peak memory of the process that did it
+
+
+def lower_is_better(work: str) -> bool:
+    """Whether a figure of a workload counts seconds or bytes."""
+    return work == "first" or work.startswith(MEMORY)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def failures(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def rows_of(unit: Unit, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of one measured process (see burst.py): one for each workload, and its peak memory."""
+    """Rows of one measured process (see burst.py): one for each workload, and its peak memory in those that decode."""
     base = {"round": unit.round, "engine": unit.engine, "format": unit.format, "its_format": unit.its_format}
     around = {name: found[name] for name in ("bandwidth", "compute", "others", "stolen") if name in found}
     rows = []
@@ -70,35 +75,36 @@ def rows_of(unit: Unit, found: dict[str, Any]) -> list[dict[str, Any]]:
         else:
             error = (line or {}).get("error") or found.get("error") or "nothing was reported"
             rows.append({**base, "work": work, "error": error})
-    if "memory" in found and any("value" in row for row in rows):
-        rows.append({**base, "work": "memory", "value": found["memory"], "of": list(unit.works)})
+    done = [row["work"] for row in rows if "value" in row and row["work"] not in {"first", "prefill"}]
+    if "memory" in found:
+        rows += [{**base, "work": MEMORY + work, "value": found["memory"]} for work in done]
     return rows
 
 
 Medians = dict[tuple[str, str, str, str], list[float]]
 
 
-def samples(rows: Iterable[dict[str, Any]]) -> Medians:
-    """(engine, format, its format, work) -> one figure a round. Memory is the most of a round's processes."""
-    by_round: dict[tuple[tuple[str, str, str, str], int], list[float]] = {}
+def samples(rows: Iterable[dict[str, Any]], field: str = "value") -> Medians:
+    """(engine, format, its format, work) -> one figure a round, the latest."""
+    by_round: dict[tuple[tuple[str, str, str, str], int], float] = {}
     for row in rows:
-        if "value" in row:
+        if field in row and "value" in row:
             key = (row["engine"], row["format"], row["its_format"], row["work"])
-            by_round.setdefault((key, row["round"]), []).append(row["value"])
+            by_round[key, row["round"]] = row[field]
     found: Medians = {}
-    for (key, _), values in by_round.items():
-        found.setdefault(key, []).append(max(values) if key[3] == "memory" else values[-1])
+    for (key, _), value in by_round.items():
+        found.setdefault(key, []).append(value)
     return found
 
 
 def better(work: str, value: float, than: float) -> bool:
     """Whether a figure of a workload is better than another."""
-    return value < than if work in LOWER_IS_BETTER else value > than
+    return value < than if lower_is_better(work) else value > than
 
 
 def gain(work: str, value: float, than: float) -> float:
     """How many times better: above 1 where `value` is."""
-    return than / value if work in LOWER_IS_BETTER else value / than
+    return than / value if lower_is_better(work) else value / than
 
 
 def contends(rows: Iterable[dict[str, Any]], unit: Unit, part: float) -> bool:

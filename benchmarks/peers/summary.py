@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from benchmarks.peers import runs, workloads
 from benchmarks.peers.engines import ENGINES, Place
 
 from quire import _native
-from quire.bench.bounds import step_bound
+from quire.bench.bounds import peak_of
 from quire.bench.results import MachineLimits, Metric, metric, spread
 from quire.config.schema import EngineConfig
 from quire.engine.build import choose, machine_facts
@@ -20,14 +22,18 @@ from quire.program.cost import Row, step_cost
 from quire.program.ops import Program
 
 ROOT = Path(__file__).parents[2]
-UNITS = {"memory": "MiB", "first": "s"}
+
+
+def unit(work: str) -> str:
+    """Of a workload's figure."""
+    return "MiB" if work.startswith(runs.MEMORY) else "s" if work == "first" else "tokens/s"
 
 
 def metrics(rows: Sequence[dict[str, Any]]) -> dict[str, Metric]:
     """Every engine, format and workload, with its rounds."""
     return {
         f"{engine} {own} {work}": metric(
-            values, UNITS.get(work, "tokens/s"), "lower" if work in runs.LOWER_IS_BETTER else "higher"
+            values, unit(work), "lower" if runs.lower_is_better(work) else "higher"
         )
         for (engine, _, own, work), values in runs.samples(rows).items()
     }
@@ -62,37 +68,65 @@ def _commit() -> str:
     return done.stdout.strip() if not done.returncode else ""
 
 
-def bounds(model: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each of Quire's formats and workloads: the most that the limits around its runs allow, median of them."""
-    found: dict[tuple[str, str], list[float]] = {}
-    programs: dict[str, Program] = {}
+def with_bounds(model: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows; those in tokens per second with "bound", the most that the limits measured around them allow.
+
+    Weights count in Quire's format of as many bits whatever the engine, so that engines stay comparable.
+    """
+    found = []
+    needed: dict[tuple[str, str], Needed] = {}
     for row in rows:
-        if row["engine"] != runs.OURS or "bandwidth" not in row or row["work"] in runs.LOWER_IS_BETTER:
+        if "bandwidth" not in row or runs.lower_is_better(row["work"]):
+            found.append(row)
             continue
-        form = row["its_format"]
-        if form not in programs:
-            asked = EngineConfig(quantization={"bf16": "none"}.get(form, form), max_model_len=2048)
-            programs[form] = choose(open_model(model, tokenizer=False), asked, machine_facts())[1]
-        most = bound(programs[form], row["work"], row["bandwidth"], row["compute"])
-        found.setdefault((row["work"], row["format"]), []).append(most)
-    return [
-        {"work": work, "format": form, "value": spread(values).median}
-        for (work, form), values in found.items()
-    ]
+        key = (row["format"], row["work"])
+        if key not in needed:
+            needed[key] = needs(_program(model, row["format"]), row["work"])
+        found.append({**row, "bound": bound(needed[key], row["bandwidth"], row["compute"])})
+    return found
 
 
-def bound(program: Program, work: str, bandwidth: float, compute: dict[str, float]) -> float:
-    """Tokens per second of a workload at the machine's limits (see DEFINITIONS)."""
+@functools.cache
+def _program(model: Path, form: str) -> Program:
+    asked = EngineConfig(quantization={"bf16": "none"}.get(form, form), max_model_len=2048)
+    return choose(open_model(model, tokenizer=False), asked, machine_facts())[1]
 
-    def seconds(lengths: Sequence[Row]) -> float:
-        cost = step_cost(program, lengths, len(lengths))
-        return max(step_bound(program, cost, bandwidth, compute))
+
+@dataclass(frozen=True)
+class Needed:
+    """What a workload takes: output tokens (of a prefill: the prompt's), and for each step operations by number
+    format and bytes of weights, keys and values."""
+
+    tokens: int
+    steps: list[tuple[dict[str, int], int]]
+
+
+def needs(program: Program, work: str) -> Needed:
+    """Of a workload that is counted in tokens per second (see DEFINITIONS)."""
+
+    def step(rows: Sequence[Row]) -> tuple[dict[str, int], int]:
+        cost = step_cost(program, rows, len(rows))
+        operations: dict[str, int] = {}
+        for op, one in zip(program.ops, cost.ops, strict=True):
+            peak = peak_of(program, op)
+            operations[peak] = operations.get(peak, 0) + one.flops
+        total = cost.total
+        return operations, total.weight_bytes + total.kv_read_bytes + total.kv_written_bytes
 
     if work == "prefill":
-        return workloads.LONG / seconds([Row(workloads.LONG, 0)])
+        return Needed(workloads.LONG, [step([Row(workloads.LONG, 0)])])
     count = 1 if work == "decode" else workloads.requests_of(work)
-    steps = range(workloads.PROMPT, workloads.PROMPT + workloads.OUTPUT - 1)
-    decoding = sum(seconds([Row(1, context)] * count) for context in steps)
+    contexts = range(workloads.PROMPT, workloads.PROMPT + workloads.OUTPUT - 1)
+    decoding = [step([Row(1, context)] * count) for context in contexts]
     if work == "decode":
-        return len(steps) / decoding
-    return count * workloads.OUTPUT / (seconds([Row(workloads.PROMPT, 0)] * count) + decoding)
+        return Needed(len(contexts), decoding)
+    return Needed(count * workloads.OUTPUT, [step([Row(workloads.PROMPT, 0)] * count), *decoding])
+
+
+def bound(needed: Needed, bandwidth: float, compute: Mapping[str, float]) -> float:
+    """Tokens per second where every step takes the longer of computing and moving its bytes."""
+    seconds = sum(
+        max(sum(count / compute[peak] for peak, count in operations.items()), moved / bandwidth)
+        for operations, moved in needed.steps
+    )
+    return needed.tokens / seconds

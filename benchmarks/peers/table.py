@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.peers.runs import OURS, better, gain, samples
+from benchmarks.peers.runs import MEMORY, OURS, better, gain, lower_is_better, samples
+from benchmarks.peers.summary import unit
 
 from quire.bench import limits as limit_lines
 from quire.bench.results import Result, Spread, spread
 
-UNITS = {"first": "s", "memory": "MiB"}
-Found = Mapping[tuple[str, str, str, str], Spread]
+Key = tuple[str, str, str, str]  # engine, format, its format, work
+Found = Mapping[Key, Spread]
 
 
 def markdown(result: Result) -> str:
@@ -30,18 +31,23 @@ def markdown(result: Result) -> str:
         "",
         "| work | weights | "
         + " | ".join(engines)
-        + " | best peer | Quire to best peer | bound | Quire of bound |",
-        "|---" * (len(engines) + 6) + "|",
+        + " | best peer | Quire to best peer | by limits | bound | Quire of bound |",
+        "|---" * (len(engines) + 7) + "|",
     ]
-    bounds = {(row["work"], row["format"]): row["value"] for row in result.tables.get("bounds", [])}
+    bounds = {key: spread(values).median for key, values in samples(rows, "bound").items()}
+    shares = {key: spread(values).median for key, values in samples(_shares(rows), "share").items()}
     for work, form in sorted(dict.fromkeys((key[3], key[1]) for key in found), key=_place):
         cells = [_cell(found, engine, form, work) for engine in engines]
-        peer, ratio = compare(found, form, work)
-        ours, most = _best(found, OURS, form, work), bounds.get((work, form))
-        bound = "-" if most is None else f"{most:.1f}"
-        share = "-" if most is None or ours is None else f"{found[ours].median / most:.0%}"
-        name = f"{work}, {UNITS[work]}" if work in UNITS else work
-        lines.append(f"| {name} | {form} | {' | '.join(cells)} | {peer} | {ratio} | {bound} | {share} |")
+        best, ours = best_peer(found, form, work), _best(found, OURS, form, work)
+        ratio = by_limits = bound = share = "-"
+        if best is not None and ours is not None:
+            ratio = f"{gain(work, found[ours].median, found[best].median):.2f}"
+            by_limits = f"{shares[ours] / shares[best]:.2f}" if {ours, best} <= shares.keys() else "-"
+        if ours in bounds:
+            bound, share = f"{bounds[ours]:.1f}", f"{shares[ours]:.0%}"
+        name = f"{work}, {unit(work)}" if lower_is_better(work) else work
+        found_cells = [*cells, _name(best), ratio, by_limits, bound, share]
+        lines.append(f"| {name} | {form} | {' | '.join(found_cells)} |")
     lines += ["", "| engine | version | its names of the formats |", "|---|---|---|"]
     for entry in result.tables["engines"]:
         names = dict.fromkeys(f"{form}: {own}" for engine, form, own, _ in found if engine == entry["engine"])
@@ -56,30 +62,38 @@ def markdown(result: Result) -> str:
 
 def _place(row: tuple[str, str]) -> int:
     """Where a work's rows stand in the table; rows of one place stay in the order of the runs."""
-    work = row[0]
-    known = {"decode": 0, "prefill": 1, "first": 1_000_001, "memory": 1_000_002}
-    return known[work] if work in known else 1 + int(work[1:])
+    memory = row[0].startswith(MEMORY)
+    work = row[0].removeprefix(MEMORY)
+    known = {"decode": 0, "prefill": 1, "first": 1_000_000}
+    return 1_000_001 * memory + (known[work] if work in known else 1 + int(work[1:]))
 
 
-def compare(found: Found, form: str, work: str) -> tuple[str, str]:
-    """The best other engine, and how many times better Quire is; "-" where one of the two is missing."""
-    peers = [_best(found, engine, form, work) for engine in dict.fromkeys(key[0] for key in found)]
-    best = None
-    for key in peers:
-        if key is None or key[0] == OURS:
+def best_peer(found: Found, form: str, work: str) -> Key | None:
+    """The best that is not Quire."""
+    best: Key | None = None
+    for engine in dict.fromkeys(key[0] for key in found):
+        key = _best(found, engine, form, work)
+        if key is None or engine == OURS:
             continue
         if best is None or better(work, found[key].median, found[best].median):
             best = key
-    if best is None:
-        return "-", "-"
-    name = best[0] if best[2] == form else f"{best[0]} {best[2]}"
-    ours = _best(found, OURS, form, work)
-    return name, "-" if ours is None else f"{gain(work, found[ours].median, found[best].median):.2f}"
+    return best
 
 
-def _best(found: Found, engine: str, form: str, work: str) -> tuple[str, str, str, str] | None:
+def _name(key: Key | None) -> str:
+    if key is None:
+        return "-"
+    return key[0] if key[2] == key[1] else f"{key[0]} {key[2]}"
+
+
+def _shares(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with what part of their own bound they reached."""
+    return [{**row, "share": row["value"] / row["bound"]} for row in rows if "bound" in row]
+
+
+def _best(found: Found, engine: str, form: str, work: str) -> Key | None:
     """The engine's own format of as many bits that does best."""
-    best = None
+    best: Key | None = None
     for key in found:
         if (key[0], key[1], key[3]) == (engine, form, work) and (
             best is None or better(work, found[key].median, found[best].median)

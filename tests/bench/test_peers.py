@@ -18,7 +18,7 @@ from benchmarks.peers import burst, runs, summary, workloads
 from benchmarks.peers.__main__ import arguments, units
 from benchmarks.peers.engines import ENGINES, PeerError, sh
 from benchmarks.peers.runs import Unit
-from benchmarks.peers.table import compare, markdown
+from benchmarks.peers.table import best_peer, markdown
 
 from quire.bench.recording import Recording
 from quire.bench.results import MachineLimits, metric, spread
@@ -45,19 +45,21 @@ def found(rows: list[dict[str, Any]]) -> dict[Any, Any]:
 def test_ratio_is_to_the_best_of_the_others() -> None:
     rows = [row("quire", 30.0), row("quire", 10.0, number=1), row("quire", 20.0, number=2)]
     rows += [row("a", 5.0), row("b", 6.0, own="x"), row("b", 8.0, own="y")]
-    assert compare(found(rows), "bf16", "decode") == ("b y", "2.50")
-    assert compare(found(rows), "int8", "decode") == ("-", "-")
-    assert compare(found([row("a", 5.0)]), "bf16", "decode") == ("a", "-")
+    assert best_peer(found(rows), "bf16", "decode") == ("b", "bf16", "y", "decode")
+    assert best_peer(found(rows), "int8", "decode") is None
+    assert runs.gain("decode", 20.0, 8.0) == 2.5
 
 
 def test_seconds_are_better_when_fewer() -> None:
     rows = [row("quire", 2.0, "first"), row("a", 5.0, "first"), row("b", 3.0, "first")]
-    assert compare(found(rows), "bf16", "first") == ("b", "1.50")
+    assert best_peer(found(rows), "bf16", "first") == ("b", "bf16", "bf16", "first")
+    assert runs.gain("first", 2.0, 3.0) == 1.5
 
 
 def test_table() -> None:
-    rows = [row("quire", 20.0), row("a", 8.0), row("a", 3.0, "c8", "int8"), row("a", 900.0, "memory")]
-    rows += [row("a", 4.0, "c8", "int8", own="other"), row("a", 950.0, "memory")]
+    rows = [{**row("quire", 20.0), "bound": 25.0}, {**row("a", 8.0), "bound": 20.0}]
+    rows += [row("a", 3.0, "c8", "int8"), row("a", 900.0, "memory of c8")]
+    rows += [row("a", 4.0, "c8", "int8", own="other"), row("a", 950.0, "memory of c8")]
     result = Recording("peers", ["python", "-m", "benchmarks.peers"]).result(
         settings={"shape": "tiny"},
         limits=MachineLimits("avx2", 2, spread([3e10]), {"f32": spread([1e11])}),
@@ -65,14 +67,15 @@ def test_table() -> None:
         tables={
             "runs": rows,
             "engines": [{"engine": "quire", "version": "1"}, {"engine": "a", "version": "2"}],
-            "bounds": [{"work": "decode", "format": "bf16", "value": 25.0}],
         },
         notes=["b: left out: no wheel"],
     )
     text = markdown(result)
-    assert "| decode | bf16 | 20.0 (1) | 8.0 (1) | a | 2.50 | 25.0 | 80% |" in text
-    assert "| c8 | int8 | - | int8 3.0 (1); other 4.0 (1) | a other | - | - | - |" in text
-    assert "| memory, MiB | bf16 | - | 950 (1) | a | - | - | - |" in text, "the most of a round's processes"
+    assert "| decode | bf16 | 20.0 (1) | 8.0 (1) | a | 2.50 | 2.00 | 25.0 | 80% |" in text
+    assert "| c8 | int8 | - | int8 3.0 (1); other 4.0 (1) | a other | - | - | - | - |" in text
+    assert "| memory of c8, MiB | bf16 | - | 950 (1) | a | - | - | - | - |" in text, (
+        "the most of a round's processes"
+    )
     assert "b: left out: no wheel" in text
     assert "30.0 GB/s" in text
     starts = ("| work", "|---", "| decode", "| c8", "| memory")
@@ -90,6 +93,7 @@ def test_a_comparison_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert runs.failures(runs.read(file)) == ["a Q8_0 c8: ended with 1: no memory"]
     runs.append(file, runs.rows_of(unit, {"lines": [{"work": w, "value": 6.0} for w in unit.works]}))
     rows = runs.read(file)
+    assert [row["work"] for row in rows if "memory" in row["work"]] == ["memory of decode"]
     assert runs.done(rows, unit)
     assert runs.failures(rows) == []
     assert runs.samples(rows)["a", "int8", "Q8_0", "decode"] == [6.0], "one figure a round, the latest"
@@ -153,13 +157,25 @@ def test_bound_of_a_workload_is_its_steps() -> None:
     """Memory alone: a decode step reads the weights and the keys and values so far, c8 the weights once for all."""
     program: Program = lower(read_model(DEFAULT).spec, NumberFormats())
     compute = {"f32": 1e30, "bf16": 1e30, "i8": 1e30}
-    one, eight = (summary.bound(program, work, 1e9, compute) for work in ("decode", "c8"))
+    one, eight = (summary.bound(summary.needs(program, work), 1e9, compute) for work in ("decode", "c8"))
     weights = summary.step_cost(program, [summary.Row(1, 0)], 1).total.weight_bytes
     assert 0.5 * 1e9 / weights < one < 1e9 / weights
     assert one < eight < 8 * one
-    slow = dict.fromkeys(compute, 1000000000.0)
+    slow = dict.fromkeys(compute, 1e9)
     flops = summary.step_cost(program, [summary.Row(1024, 0)], 1).total.flops
-    assert summary.bound(program, "prefill", 1e30, slow) == pytest.approx(1024 * 1e9 / flops)
+    assert summary.bound(summary.needs(program, "prefill"), 1e30, slow) == pytest.approx(1024 * 1e9 / flops)
+
+
+def test_each_row_is_bound_by_its_own_limits() -> None:
+    fast = {"bandwidth": 2e9, "compute": dict.fromkeys(("f32", "bf16", "i8"), 1e30)}
+    rows = [
+        {**row("quire", 1.0), **fast},
+        {**row("a", 1.0), **fast, "bandwidth": 1e9},
+        row("a", 9.0, "memory"),
+    ]
+    ours, theirs, memory = summary.with_bounds(DEFAULT, rows)
+    assert ours["bound"] == pytest.approx(2 * theirs["bound"])
+    assert "bound" not in memory
 
 
 class Steady:
