@@ -118,13 +118,14 @@ def metric(samples: Sequence[float], unit: str, better: Better = "neither") -> M
 
 def plain_command(words: Sequence[str]) -> list[str]:
     """A command line to publish: of absolute paths only the last part stays."""
-    return [_plain_word(word) for word in words]
+    return [plain_word(word) for word in words]
 
 
-def _plain_word(word: str) -> str:
+def plain_word(word: str) -> str:
+    """A word to publish: an absolute path, as some servers name their model, loses its folders."""
     option, equals, value = word.partition("=")
     if equals and option.startswith("-"):
-        return f"{option}={_plain_word(value)}"
+        return f"{option}={plain_word(value)}"
     return Path(word).name or word if os.path.isabs(word) else word
 
 

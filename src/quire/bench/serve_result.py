@@ -9,7 +9,7 @@ from typing import Any
 from quire.bench.arrivals import variation
 from quire.bench.metrics import DEFINITIONS, Summary
 from quire.bench.recording import Recording
-from quire.bench.results import Metric, Result
+from quire.bench.results import Metric, Result, plain_word
 from quire.bench.serve import Outcome, Pace, ServerBench, request_rows
 from quire.bench.workloads import Workload
 
@@ -56,7 +56,7 @@ def serve_result(
             "url": bench.options.target.url,
             "backend": bench.backend,
             "api": bench.options.api,
-            "model": bench.model,
+            "model": plain_word(bench.model),
             "workload": workload.text,
             "workload_digest": workload.digest(),
             "workload_facts": workload.facts,

@@ -154,11 +154,12 @@ def _words_of(note: str) -> str:
 
 
 def _result(recording: Any, bench: ServerBench, slo: SLO, knee: Knee, probe: _Probe) -> Result:
-    from quire.bench.results import Metric
+    from quire.bench.results import Metric, plain_word
 
     found: Result = recording.result(
         settings={
-            "url": bench.options.target.url, "backend": bench.backend, "api": bench.options.api, "model": bench.model,
+            "url": bench.options.target.url, "backend": bench.backend, "api": bench.options.api,
+            "model": plain_word(bench.model),
             "workload": probe.text, "goodput": str(slo), "slo": dataclasses.asdict(slo), "arrival": probe.args.arrival,
             "duration": probe.args.duration,
         },
