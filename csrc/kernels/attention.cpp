@@ -26,6 +26,7 @@ namespace {
 constexpr int kTilesPerGroup = kGroup / kTile;
 constexpr float kQuerySteps = 127.0f * 256.0f;   // a high byte of 127 and any low byte
 constexpr float kTiny = 1e-30f;                  // a largest number below this counts as zero
+constexpr size_t kNarrowBytes = 2048;            // of a tile's keys
 constexpr size_t kLine = 64;  // bytes; every format's multiply-accumulate reads one of keys or values
 
 // What the loops below ask of a cache format: `parts` rows of a query and of its probabilities, where the probabilities
@@ -126,6 +127,22 @@ QUIRE_INLINE Tiles<T> tiles_of(const AttendTask& t, int head, int group, int lo,
   return found;
 }
 
+// What is fetched beside the products: while scores are made the same tiles' values, and then the next tiles' keys; of
+// narrow heads the next tiles' keys and values, or there would be too little under way.
+template <class T>
+struct Ahead {
+  const Tiles<T>&now, &next;
+
+  static size_t values(int d16) { return static_cast<size_t>(kTile) * d16; }
+  static bool narrow(int d16) { return values(d16) * sizeof(typename T::elem) < kNarrowBytes; }
+  const typename T::elem* of_scores(int d16, int tile) const {
+    return narrow(d16) ? next.k[tile] : now.k[tile] + values(d16);
+  }
+  const typename T::elem* of_values(int d16, int tile) const {
+    return next.k[tile] + (narrow(d16) ? values(d16) : 0);
+  }
+};
+
 template <int N>
 struct Int {
   static constexpr int value = N;
@@ -156,9 +173,9 @@ constexpr int value_cols() {
 
 // ---- q·k ----------------------------------------------------------------------------------------------------------
 
-// scores[r … r+R][tile … tile+C] = q . k; fetches the same lines of the next tiles.
+// scores[r … r+R][tile … tile+C] = q . k; fetches as many lines of what comes next.
 template <class T, int R, int C, bool Fetch>
-QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Tiles<T>& now, const Tiles<T>& next, int tile, int steps) {
+QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Tiles<T>& now, const Ahead<T>& ahead, int tile, int steps) {
   constexpr int P = R * T::parts;
   constexpr size_t kVector = kLine / sizeof(typename T::elem);
   typename T::sum acc[P * C];
@@ -167,12 +184,12 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Tiles<T>& now, co
   const size_t pitch = static_cast<size_t>(s.d16);
   const typename T::elem* q = s.q + static_cast<size_t>(r) * T::parts * pitch;
   const typename T::elem *k[C], *fetch[C];
-  for (int c = 0; c < C; ++c) k[c] = now.k[tile + c], fetch[c] = next.k[tile + c];
+  for (int c = 0; c < C; ++c) k[c] = now.k[tile + c], fetch[c] = ahead.of_scores(s.d16, tile + c);
 #pragma GCC unroll 1
   for (int step = 0; step < steps; ++step) {
     const size_t at = static_cast<size_t>(step) * kVector;
     if (Fetch)
-      for (int c = 0; c < C; ++c) prefetch_l2(fetch[c] + at);
+      for (int c = 0; c < C; ++c) prefetch(fetch[c] + at);
 #pragma GCC unroll 6
     for (int i = 0; i < P; ++i) {
 #pragma GCC unroll 4
@@ -191,17 +208,17 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Tiles<T>& now, co
 }
 
 template <class T, int R, bool Fetch>
-QUIRE_INLINE void score_block(const Scratch<T>& s, int r, int head_dim, const Tiles<T>& now, const Tiles<T>& next) {
+QUIRE_INLINE void score_block(const Scratch<T>& s, int r, int head_dim, const Tiles<T>& now, const Ahead<T>& ahead) {
   constexpr int C = cols_for<R * T::parts>();
   const int steps = (head_dim + T::step - 1) / T::step;
   int tile = now.begin;
-  for (; tile + C <= now.end; tile += C) score_rows<T, R, C, Fetch>(s, r, now, next, tile, steps);
+  for (; tile + C <= now.end; tile += C) score_rows<T, R, C, Fetch>(s, r, now, ahead, tile, steps);
   if (C > 2 && tile + 2 <= now.end) {
-    score_rows<T, R, 2, Fetch>(s, r, now, next, tile, steps);
+    score_rows<T, R, 2, Fetch>(s, r, now, ahead, tile, steps);
     tile += 2;
   }
   if (C > 1)
-    for (; tile < now.end; ++tile) score_rows<T, R, 1, Fetch>(s, r, now, next, tile, steps);
+    for (; tile < now.end; ++tile) score_rows<T, R, 1, Fetch>(s, r, now, ahead, tile, steps);
 }
 
 // ---- softmax ------------------------------------------------------------------------------------------------------
@@ -256,9 +273,9 @@ QUIRE_INLINE void softmax_row(const AttendTask& t, const Scratch<T>& s, int r, i
 
 // ---- p·v ----------------------------------------------------------------------------------------------------------
 
-// acc[r … r+R][16*c0 … 16*(c0+C)] += probs . v over the tiles of a group; fetches the same lines of the next tiles.
+// acc[r … r+R][16*c0 … 16*(c0+C)] += probs . v over the tiles of a group; fetches as many lines of what comes next.
 template <class T, int R, int C, bool Fetch>
-QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, const Tiles<T>& next, int c0) {
+QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, const Ahead<T>& ahead, int c0) {
   constexpr int P = R * T::parts;
   constexpr size_t kVector = kLine / sizeof(typename T::elem);
   const size_t pitch = static_cast<size_t>(s.d16) * T::step, first = static_cast<size_t>(kTile) * s.d16 + c0 * kVector;
@@ -272,12 +289,12 @@ QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, co
     }
   const typename T::elem* probs = s.probs + r * T::parts * kGroup;
   for (int tile = now.begin; tile < now.end; ++tile) {
-    const typename T::elem *v = now.k[tile] + first, *fetch = next.k[tile] + first;
+    const typename T::elem *v = now.k[tile] + first, *fetch = ahead.of_values(s.d16, tile) + c0 * kVector;
 #pragma GCC unroll 1
     for (int k = 0; k < kTile / T::step; ++k) {
       const typename T::elem* p = probs + T::probability_at(tile, k);
       if (Fetch)
-        for (int c = 0; c < C; ++c) prefetch_l2(fetch + c * kVector);
+        for (int c = 0; c < C; ++c) prefetch(fetch + c * kVector);
 #pragma GCC unroll 6
       for (int i = 0; i < P; ++i) {
 #pragma GCC unroll 8
@@ -299,21 +316,21 @@ QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, co
 }
 
 template <class T, int R, bool Fetch>
-QUIRE_INLINE void value_block(const Scratch<T>& s, int r, const Tiles<T>& now, const Tiles<T>& next) {
+QUIRE_INLINE void value_block(const Scratch<T>& s, int r, const Tiles<T>& now, const Ahead<T>& ahead) {
   constexpr int C = value_cols<R * T::parts>();
   const int vectors = s.d16 / 16;
   int c = 0;
-  for (; c + C <= vectors; c += C) value_rows<T, R, C, Fetch>(s, r, now, next, c);
+  for (; c + C <= vectors; c += C) value_rows<T, R, C, Fetch>(s, r, now, ahead, c);
   if (C > 4 && c + 4 <= vectors) {
-    value_rows<T, R, 4, Fetch>(s, r, now, next, c);
+    value_rows<T, R, 4, Fetch>(s, r, now, ahead, c);
     c += 4;
   }
   if (C > 2 && c + 2 <= vectors) {
-    value_rows<T, R, 2, Fetch>(s, r, now, next, c);
+    value_rows<T, R, 2, Fetch>(s, r, now, ahead, c);
     c += 2;
   }
   if (C > 1)
-    for (; c < vectors; ++c) value_rows<T, R, 1, Fetch>(s, r, now, next, c);
+    for (; c < vectors; ++c) value_rows<T, R, 1, Fetch>(s, r, now, ahead, c);
 }
 
 // ---- rows and partitions ------------------------------------------------------------------------------------------
@@ -379,21 +396,22 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
   if constexpr (T::parts == 2)
     for (int c = now.begin; c < now.end; ++c) {
       const uint16_t* scales = reinterpret_cast<const uint16_t*>(now.k[c] + t.kv.scale_offset());
-      prefetch_l2(next.k[c] + t.kv.scale_offset());
+      prefetch(next.k[c] + t.kv.scale_offset());
       store(s.scales + c * kTile, load_bf16(scales));
       store(s.scales + kGroup + c * kTile, load_bf16(scales + kTile));
     }
   const int head_dim = t.kv.head_dim;
+  const Ahead<T> ahead{now, next};
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
-    if (r == 0) score_block<T, R, true>(s, first, head_dim, now, next);
-    else score_block<T, R, false>(s, first + r, head_dim, now, next);
+    if (r == 0) score_block<T, R, true>(s, first, head_dim, now, ahead);
+    else score_block<T, R, false>(s, first + r, head_dim, now, ahead);
   });
   for (int r = 0; r < rows; ++r) softmax_row<T>(t, s, first + r, group);
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
-    if (r == 0) value_block<T, R, true>(s, first, now, next);
-    else value_block<T, R, false>(s, first + r, now, next);
+    if (r == 0) value_block<T, R, true>(s, first, now, ahead);
+    else value_block<T, R, false>(s, first + r, now, ahead);
   });
 }
 
