@@ -47,7 +47,7 @@ def check(report: Any, route: str) -> None:
     requests = run["requests"]
     done, failed = requests["successful"], requests["errored"]
     print(f"{route}: {len(done)} successful, {len(failed)} failed, {len(requests['incomplete'])} incomplete")
-    assert not failed
+    assert not failed, failed[0]
     assert len(done) >= REQUESTS
     for request in done:
         assert request["output_metrics"]["text_tokens"] == OUTPUT, request
