@@ -162,10 +162,13 @@ LinearSplit split_linear(int rows, int n, int k, DType dtype, const GroupFormat&
   const size_t panel_bytes =
       groups.bits ? groups.panel_bytes(k) : static_cast<size_t>(k) * kPanel * dtype_bytes(dtype);
   s.panels_per_task = static_cast<int>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, panel_bytes)));
-  // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out
-  if (groups.bits && rows <= kStreamRows) s.panels_per_task = std::max(s.panels_per_task, s.panels / (4 * threads));
-  s.panel_tasks = ceil_div(s.panels, s.panels_per_task);
   s.row_tasks = ceil_div(rows, kRowChunk);
+  // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out; many rows read
+  // the same inputs for every panel: some panels while the L2 cache holds them
+  if (groups.bits)
+    s.panels_per_task = std::max(s.panels_per_task, rows <= kStreamRows ? s.panels / (4 * threads)
+                                                    : std::min(8, s.panels * s.row_tasks / (16 * threads)));
+  s.panel_tasks = ceil_div(s.panels, s.panels_per_task);
   return s;
 }
 

@@ -328,6 +328,8 @@ void panel(const LinearTask& task, int p, Numbers* in) {
 
 void linear_groups(const LinearTask& task) {
   Numbers in;
+  const char* w = static_cast<const char*>(task.w) + task.panel_begin * task.groups.panel_bytes(task.k);
+  for (size_t i = 0; i < kPrefetch; i += 64) prefetch(w + i);
   for (int p = task.panel_begin; p < task.panel_end; ++p) panel(task, p, &in);
 }
 
