@@ -25,7 +25,17 @@ def llm(checkpoint: Folder) -> LLM:
 
 @pytest.mark.parametrize(
     "name",
-    ["llama2", "llama3.1", "llama-yarn", "mistral-window", "qwen2-tied", "qwen2-mixed-windows", "qwen3"],
+    [
+        "llama2",
+        "llama3.1",
+        "llama-yarn",
+        "mistral-window",
+        "qwen2-tied",
+        "qwen2-mixed-windows",
+        "qwen3",
+        "mixtral",
+        "gpt-oss",
+    ],
 )
 @pytest.mark.parametrize("executor", ["native", "torch"])
 def test_greedy_text_equals_transformers(checkpoint: Folder, name: str, executor: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,6 +267,20 @@ def test_memory_is_what_was_planned(formats: str) -> None:
     held = executor.memory()
     assert 0 <= held["activations"] - planned["activations"] < 3 * 4096  # three arenas of whole pages
     assert 0 <= held["weights"] - planned["weights"] < 4096
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_packed_weights_are_mapped_as_they_were_written(formats: str, tmp_path: Path) -> None:
+    program = lower(spec_of(2), FORMATS[formats])
+    packed, stepper = bound(program, 2, "")
+    mapped = NativeExecutor(program, threads=2)
+    with open(tmp_path / "weights", "w+b") as file:
+        sums = packed.save_weights(file.fileno(), 0, packed.weight_chunks)
+        assert mapped.map_weights(file.fileno(), sums)
+    again = Stepper(program, LIMITS)
+    mapped.bind(LIMITS, again.arrays)
+    a, b = sequence(stepper, 0), sequence(again, 0)
+    np.testing.assert_array_equal(again.step(mapped, {b: 20})[b], stepper.step(packed, {a: 20})[a])
 
 
 def test_rows_of_two_experts_in_one_part_are_refused() -> None:

@@ -132,8 +132,9 @@ def _stored(model: Model, program: Program) -> dict[str, Any]:
     computed = {part.tensor: param.format for param in program.params if param.groups for part in param.parts}
     formats: dict[str, dict[str, Any]] = {}
     try:
-        with open_weights(model) as opened:
-            source = weight_origin(model).rules.view(opened)
+        rules = weight_origin(model).rules
+        firsts = {stack.name: stack.experts[0][0] for stack in rules.stacks}
+        with open_weights(model) as source:
             for name in source.names():
                 info = source.info(name)
                 entry = formats.setdefault(
@@ -141,7 +142,7 @@ def _stored(model: Model, program: Program) -> dict[str, Any]:
                 )
                 if info.stored:
                     packed = source.packed(name) if isinstance(source, CodesSource) else None
-                    entry["dequantized"] += packed is None or computed.get(name) != packed
+                    entry["dequantized"] += packed is None or computed.get(firsts.get(name, name)) != packed
                 entry["tensors"] += 1
                 entry["bytes"] += info.stored_bytes or info.nbytes
     except QuireError as error:
