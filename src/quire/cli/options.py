@@ -63,9 +63,15 @@ def named_model(model: str | None) -> str:
     return DEFAULT_MODEL
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, seed: bool = True) -> None:
-    """An option for every field of EngineConfig; `seed` false where the sampling options offer it."""
-    add_config_options(parser, EngineConfig, "engine", skip=() if seed else ("seed",))
+def add_engine_options(
+    parser: argparse.ArgumentParser, *, seed: bool = True, prefix_caching: bool = True
+) -> None:
+    """An option for every field of EngineConfig; `seed` false where the sampling options offer it.
+
+    `prefix_caching` is the default of --enable-prefix-caching.
+    """
+    skip = () if seed else ("seed",)
+    add_config_options(parser, EngineConfig, "engine", skip=skip, enable_prefix_caching=prefix_caching)
 
 
 def add_config_options(
@@ -75,8 +81,12 @@ def add_config_options(
     *,
     skip: Sequence[str] = (),
     explicit_only: bool = False,
+    **defaults: bool,
 ) -> None:
-    """An option for every field of a config dataclass; `explicit_only` leaves out what was not given."""
+    """An option for every field of a config dataclass; `explicit_only` leaves out what was not given.
+
+    `defaults` are of switches, in place of the schema's.
+    """
     group = parser.add_argument_group(title)
     for field in dataclasses.fields(schema):
         if field.name in skip:
@@ -84,8 +94,14 @@ def add_config_options(
         flag, meta = "--" + field.name.replace("_", "-"), field.metadata
         default = argparse.SUPPRESS if explicit_only else field.default
         if isinstance(field.default, bool):
-            text = f"{meta['help']} (default: {'on' if field.default else 'off'})"
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+            on = defaults.get(field.name, field.default)
+            text = f"{meta['help']} (default: {'on' if on else 'off'})"
+            group.add_argument(
+                flag,
+                action=argparse.BooleanOptionalAction,
+                default=default if explicit_only else on,
+                help=text,
+            )
             continue
         unset = field.default is None or field.default == ()
         value: Any = field.default

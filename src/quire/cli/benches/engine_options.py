@@ -34,7 +34,8 @@ def add_workload_options(parser: argparse.ArgumentParser, *, iterations: int, wa
     )
     parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
     add_result_options(parser)
-    add_engine_options(parser)
+    # Prompts share nothing, so that caching them would only move every iteration to memory never touched before.
+    add_engine_options(parser, prefix_caching=False)
 
 
 def natural(text: str) -> int:
