@@ -12,8 +12,8 @@ from quire.executor.base import Executor, Limits
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.program.lower import NumberFormats, lower
-from quire.program.ops import Attend, Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
+from quire.program.ops import Attend, LatentAttend, Program
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, Rope
 
 VOCAB = 128
 
@@ -51,13 +51,39 @@ class Shape:
         return f"{self.heads}x{self.kv_heads}x{self.head_dim}{extras}"
 
 
+@dataclass(frozen=True)
+class Latent:
+    """One layer of latent attention: a latent of `rank` and a rotated key of `rope` numbers a token."""
+
+    heads: int
+    rank: int
+    rope: int
+    nope: int = 16
+    v: int = 12
+    q_rank: int = 0
+    interleaved: bool = True
+    sharpness: float = 2.0
+
+    def program(self, formats: NumberFormats) -> Program:
+        attention = LatentAttention(
+            self.heads, self.q_rank, self.rank, self.nope, self.rope, self.v,
+            Rope(1e4, self.rope, interleaved=self.interleaved), self.sharpness * (self.nope + self.rope) ** -0.5,
+        )  # fmt: skip
+        layer = Layer(attention, MLP(16))
+        return lower(ModelSpec(VOCAB, 48, (layer,), Norm(), 1 << 16, tied=True), formats)
+
+    def __str__(self) -> str:
+        return f"{self.heads}x{self.rank}+{self.rope}"
+
+
 def fill(program: Program, executors: Sequence[Executor], seed: int = 0) -> None:
     """The same random parameters in every executor; norm weights near one."""
     random = np.random.default_rng(seed)
     for param in program.params:
         offset = 0
         for part in param.parts:
-            data = random.standard_normal(part.shape).astype(np.float32)
+            shape = (part.rows, part.cols) if part.cols else part.rows
+            data = random.standard_normal(shape).astype(np.float32)
             data = data * np.float32(0.3) + 1 if param.name.endswith("norm") else data * np.float32(0.3)
             for executor in executors:
                 executor.put(param, offset, data, "F32")
@@ -88,7 +114,7 @@ def pair(program: Program, limits: Limits, isa: str, threads: int = 2) -> tuple[
 
 def attend_index(program: Program) -> int:
     """Number of the first attention op."""
-    return next(i for i, op in enumerate(program.ops) if isinstance(op, Attend))
+    return next(i for i, op in enumerate(program.ops) if isinstance(op, Attend | LatentAttend))
 
 
 def random_tokens(seed: int, count: int) -> list[int]:

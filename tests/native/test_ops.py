@@ -19,7 +19,7 @@ from quire.executor.torch import TorchExecutor
 from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Linear, Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, QKNorm, Rope
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, QKNorm, Rope
 
 ISAS = _native.supported_isas()
 FORMATS = {
@@ -58,6 +58,8 @@ def shape(name: str) -> ModelSpec:
 def other_blocks(name: str) -> ModelSpec:
     """Blocks of other orders: norms, branches, multipliers and rotations that `shape` has not."""
     layer, rope = Norm("layer", 1e-5, bias=True), Rope(10_000.0, 22, interleaved=True)
+    if name.startswith("latent"):
+        return latent_blocks(256 if name == "latent" else 0)
     heads = {"heads": 6, "kv_heads": 3, "head_dim": 40, "scale": 0.15}
     attention = {
         "parallel": Attention(rope=rope, qk_norm=QKNorm(Norm("layer"), shared=False), **heads),  # type: ignore[arg-type]
@@ -74,8 +76,17 @@ def other_blocks(name: str) -> ModelSpec:
     )  # fmt: skip
 
 
+def latent_blocks(q_rank: int) -> ModelSpec:
+    """Latent attention: more heads than rows of a call, widths that are no whole vectors; few heads, two panels."""
+    sizes = (60, q_rank, 40, 10, 6, 12) if q_rank else (3, 0, 80, 34, 16, 70)
+    rope = Rope(10_000.0, sizes[4], interleaved=q_rank > 0)
+    attention = LatentAttention(*sizes, rope, 0.3, Norm(eps=1e-6), bias=q_rank > 0)
+    block = Layer(attention, MLP(50))
+    return ModelSpec(VOCAB, 96, (block, block), Norm(), max_positions=4096)
+
+
 SHAPES = ["gqa", "odd", "wide", "mqa"]
-BLOCKS = ["parallel", "sandwich", "post"]
+BLOCKS = ["parallel", "sandwich", "post", "latent", "latent-lite"]
 
 
 def random_part(program: Program, name: str, rows: int, cols: int, seed: int) -> F32:
