@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.program.cost import Cost, StepCost
-from quire.program.ops import Attend, Op, Program, param_names
+from quire.program.ops import Attend, LatentAttend, Op, Program, param_names
 
 By = Literal["memory", "compute", "cache"]
 
@@ -37,7 +37,7 @@ def peak_of(program: Program, op: Op) -> str:
     A linear multiplies in the format of its input, attention in that of the KV cache. Everything else is float32
     arithmetic.
     """
-    if isinstance(op, Attend):
+    if isinstance(op, Attend | LatentAttend):
         return str(program.kv_dtype)
     x = getattr(op, "x", None)
     if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):

@@ -166,11 +166,13 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
 
 
 def _for_other_layers(before: Sequence[Op], op: Op, layers: int) -> list[Op]:
-    """What fills the caches of layers 1 … as `op` fills that of layer 0: its input is made anew each time, as it
-    rotates queries in place."""
-    needed = set(reads(op))
-    maker = next(made for made in reversed(before[:-1]) if needed & set(writes(made)))
-    return [step for k in range(1, layers) for step in (maker, _renamed(op, {}, k))]
+    """What fills the caches of layers 1 … as `op` fills that of layer 0: its inputs are made anew each time, as it
+    rotates in place."""
+    makers = [
+        next(made for made in reversed(before[:-1]) if name in writes(made))
+        for name in dict.fromkeys(reads(op))
+    ]
+    return [step for k in range(1, layers) for step in (*makers, _renamed(op, {}, k))]
 
 
 def _renamed(op: Op, names: dict[str, str], layer: int | None) -> Op:

@@ -35,6 +35,7 @@ from quire.engine.opening import Model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row
 from quire.program.ops import Program
+from quire.spec import LatentAttention
 
 Step = tuple[Row, ...]  # the sequences of a step
 
@@ -44,7 +45,8 @@ DECODE_BATCHES = (1, 8, 32)
 DECODE_TOKENS = 1 << 16  # the most keys of one decode case, all sequences together
 PREFILL_CASES = ((128, 0), (512, 0), (512, 1536), (512, 7680))
 BLOCK_SIZE = 16
-CACHED = ("attend", "rope_write")  # ops that the format of the KV cache matters to
+ATTENTION = ("attend", "latent_attend")
+CACHED = (*ATTENTION, "rope_write", "latent_write")  # ops that the format of the KV cache matters to
 SPILL = 4  # copies of a unit take this many times the largest cache
 
 
@@ -112,7 +114,8 @@ def cases(model: Model, asked: Asked) -> Iterator[Case]:
             if case.unit.kind not in CACHED:
                 yield case
         yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)  # type: ignore[arg-type]
-    for kv in chosen(asked.kv_formats, kvs, "kv_formats", ("f32",)):
+    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
+    for kv in chosen(asked.kv_formats, kvs, "kv_formats", ("f32", "int8") if latent else ("f32",)):
         config = EngineConfig(dtype=formats[names[0]]["dtype"], kv_cache_dtype=kvs[kv])
         for case in _layer_cases(model, config, names[0], asked):
             if case.unit.kind in CACHED:
@@ -130,7 +133,7 @@ def _layer_cases(model: Model, config: EngineConfig, name: str, asked: Asked) ->
             if unit.kind == "embed" or unit.start >= body or not _wanted(unit, asked):
                 continue
             named = replace(unit, name=unit.name + suffix)
-            if unit.kind == "attend":
+            if unit.kind in ATTENTION:
                 longest = model.facts.spec.max_positions
                 for step in attention_steps(asked.contexts, max(asked.rows), longest):
                     yield Case(name, program.kv_dtype, program, named, (step,))

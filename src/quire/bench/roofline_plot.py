@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from quire.bench.kernels import CACHED
 from quire.bench.results import MachineLimits, Result
 
 _WIDTH, _HEIGHT = 960, 560
@@ -64,9 +65,7 @@ def roofline(result: Result) -> str:
 
 def _series(point: dict[str, Any]) -> str:
     shape = f"{point['shape']} " if point.get("shape") else ""
-    return (
-        f"{shape}{point['kv']} KV" if point["op"] in {"attend", "rope_write"} else f"{shape}{point['format']}"
-    )
+    return f"{shape}{point['kv']} KV" if point["op"] in CACHED else f"{shape}{point['format']}"
 
 
 def _grid(axes: _Axes) -> list[str]:

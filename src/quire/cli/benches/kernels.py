@@ -32,6 +32,9 @@ KINDS = (
     "quantize",
     "rope_write",
     "attend",
+    "head_linear",
+    "latent_write",
+    "latent_attend",
     "gated_act",
     "gather_rows",
     "route",
@@ -161,11 +164,12 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[str, Model]]:
 
 def _metrics(rows: list[dict[str, Any]]) -> dict[str, Metric]:
     """What two runs are compared by: the time of every op."""
+    from quire.bench.kernels import ATTENTION
     from quire.bench.results import metric
 
     found = {}
     for row in rows:
-        step = f"{row['rows']} rows" if row["op"] != "attend" else (
+        step = f"{row['rows']} rows" if row["op"] not in ATTENTION else (
             f"{row['sequences']} x {row['rows'] // row['sequences']} of {row['context']}"
         )  # fmt: skip
         name = f"{row['shape']} {row['format']} {row['kv']} {row['op']} {row['name']} {step}"
@@ -174,13 +178,15 @@ def _metrics(rows: list[dict[str, Any]]) -> dict[str, Metric]:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
+    from quire.bench.kernels import CACHED
+
     lines: list[str] = []
     group: tuple[str, ...] = ()
     for row in rows:
         shown = (row["shape"], row["format"], row["kv"], row["op"], row["name"])
         if shown != group:
             group = shown
-            kv = f", {row['kv']} KV" if row["op"] in {"attend", "rope_write", "layer"} else ""
+            kv = f", {row['kv']} KV" if row["op"] in {*CACHED, "layer"} else ""
             op = row["name"] if row["name"].startswith(row["op"]) else f"{row['op']} {row['name']}"
             lines += ["", f"{row['shape']} {row['format']}{kv}: {op}"]
             lines.append(
@@ -196,6 +202,8 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _step(row: dict[str, Any]) -> str:
-    if row["op"] != "attend":
+    from quire.bench.kernels import ATTENTION
+
+    if row["op"] not in ATTENTION:
         return str(row["rows"])
     return f"{row['sequences']}x{row['rows'] // row['sequences']} of {row['context']}"
