@@ -370,12 +370,12 @@ constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv) {
   return rows * (3 * d16 * 4 + 2 * kGroup * 4 + 16 * 4 + 2 * 4 + 32) + 2 * kGroup * 4 + 9 * 64;
 }
 
-// And for latent_attend: q, current and total outputs, scores, probabilities, lane sums, softmax states; a group of
-// values.
+// And for latent_attend: q, current and total outputs, scores, probabilities, lane sums, softmax states; 64 columns of
+// a group's values.
 constexpr size_t latent_scratch_bytes(int width, int rank, int heads) {
   const size_t d16 = (static_cast<size_t>(width) + 15) / 16 * 16, v16 = (static_cast<size_t>(rank) + 15) / 16 * 16;
   const size_t rows = heads > kAttendRows ? static_cast<size_t>(heads) : kAttendRows;
-  return rows * (d16 * 4 + 2 * v16 * 4 + 2 * kGroup * 4 + 16 * 4 + 32) + kGroup * v16 * 4 + 8 * 64;
+  return rows * (d16 * 4 + 2 * v16 * 4 + 2 * kGroup * 4 + 16 * 4 + 32) + kGroup * 64 * 4 + 8 * 64;
 }
 
 }  // namespace quire

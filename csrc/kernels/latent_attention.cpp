@@ -3,15 +3,16 @@
 //
 //   query rows      (query i, head h) -> row i*heads + h: all heads of a query pass over a tile together
 //   cached tile     [d][16 keys]   latent d < rank, then the rotated key      bf16: [d/2][16 keys][2]
-//   scores          lanes are keys: the tile as it is stored
-//   values          lanes are d: the tile's latents turned over, once for all rows of a call, into the scratch
+//   scores          lanes are keys: the tile as it is stored, a range of d at a time for all rows
+//   values          lanes are d: a group's latents turned over, a range of d at a time for all rows
 //
-// Numbers come from memory once. Turning a tile over costs as much as about two query rows' work on it.
+// Numbers come from memory once, and from the L2 cache twice, however many rows there are.
 
 #include "kernels.h"
 #include "kernels/micro.h"
 #include "kernels/softmax.h"
 #include "kernels/table.h"
+#include "simd/transpose.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -19,13 +20,15 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int kTilesPerGroup = kGroup / kTile;
+constexpr int kScoreSteps = 72;   // of a range of scores: 18 KB of the four tiles
+constexpr int kValueCols = 64;    // of a range of values
 
 // Carved from the task's scratch; every array is 64-byte aligned.
 template <class T>
 struct Scratch {
   typename T::elem* q;       // [row][d16]
   typename T::elem* probs;   // [row][kGroup]
-  typename T::elem* values;  // [kGroup / step][v16][step] of the current group
+  typename T::elem* values;  // [kGroup / step][kValueCols][step]: a range of the current group's latents
   float* scores;             // [row][kGroup]
   float* acc;                // [row][v16] current partition
   float* total;              // [row][v16] merged partitions
@@ -42,7 +45,7 @@ struct Scratch {
     const size_t n = static_cast<size_t>(rows);
     q = reinterpret_cast<typename T::elem*>(take(sizeof(*q) * n * d16));
     probs = reinterpret_cast<typename T::elem*>(take(sizeof(*probs) * n * kGroup));
-    values = reinterpret_cast<typename T::elem*>(take(sizeof(*values) * kGroup * v16));
+    values = reinterpret_cast<typename T::elem*>(take(sizeof(*values) * kGroup * kValueCols));
     scores = reinterpret_cast<float*>(take(sizeof(float) * n * kGroup));
     acc = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
     total = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
@@ -84,9 +87,12 @@ Tiles<T> tiles_of(const AttendTask& t, int group, int hi) {
   return found;
 }
 
-// Sixteen lines of sixteen words, turned over: word [k][i] goes to out[i * stride + k]; zero for i >= keep.
+// Sixteen lines of sixteen words, turned over: word i of line k becomes word k of line i; zero for i >= keep.
 #if QUIRE_AVX512
-QUIRE_INLINE void turn(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
+struct Lines {
+  __m512i line[16];
+};
+QUIRE_INLINE Lines turn(const uint32_t* in, int keep) {
   const __mmask16 kept = keep >= 16 ? 0xffff : static_cast<__mmask16>((1u << keep) - 1u);
   __m512i a[16], b[16];
   for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(kept, in + 16 * i);
@@ -100,91 +106,74 @@ QUIRE_INLINE void turn(const uint32_t* in, int keep, uint32_t* out, size_t strid
     a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
     a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
   }
-  // a[4g + j] holds words 4g … 4g+3 of lines j, j+4, j+8, j+12 in its quarters
+  // quarter q of a[4g + j] holds words 4g … 4g+3 of line 4q + j
   for (int j = 0; j < 4; ++j) {
     b[j] = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
     b[4 + j] = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
     b[8 + j] = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
     b[12 + j] = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
   }
+  Lines out;
   for (int j = 0; j < 4; ++j) {
-    _mm512_storeu_si512(out + stride * j, _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88));
-    _mm512_storeu_si512(out + stride * (8 + j), _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd));
-    _mm512_storeu_si512(out + stride * (4 + j), _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88));
-    _mm512_storeu_si512(out + stride * (12 + j), _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd));
+    out.line[j] = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88);
+    out.line[4 + j] = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
+    out.line[8 + j] = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
+    out.line[12 + j] = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
   }
+  return out;
 }
-#elif QUIRE_AVX2
-QUIRE_INLINE void turn8(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
-  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  const __m256i kept = _mm256_cmpgt_epi32(_mm256_set1_epi32(keep), lane);
-  __m256i a[8], b[8];
-  for (int i = 0; i < 8; ++i)
-    a[i] = _mm256_and_si256(kept, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 16 * i)));
-  for (int i = 0; i < 8; i += 2) {
-    b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm256_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm256_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + stride * i), _mm256_permute2x128_si256(a[i], a[i + 4], 0x20));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + stride * (i + 4)),
-                        _mm256_permute2x128_si256(a[i], a[i + 4], 0x31));
-  }
-}
-QUIRE_INLINE void turn(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
-  for (int i = 0; i < 16; i += 8)
-    for (int k = 0; k < 16; k += 8) turn8(in + 16 * k + i, keep - i, out + stride * i + k, stride);
+QUIRE_INLINE void put_line(const Lines& lines, int i, uint32_t* out) { _mm512_storeu_si512(out, lines.line[i]); }
+// Lines i and i + 1 as thirty-two pairs of their halves.
+QUIRE_INLINE void put_pairs(const Lines& lines, int i, uint16_t* out) {
+  const __m512i low = _mm512_setr_epi32(0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005, 0x260006, 0x270007,
+                                        0x280008, 0x290009, 0x2a000a, 0x2b000b, 0x2c000c, 0x2d000d, 0x2e000e, 0x2f000f);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
+  _mm512_storeu_si512(out, _mm512_permutex2var_epi16(lines.line[i], low, lines.line[i + 1]));
+  _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(lines.line[i], high, lines.line[i + 1]));
 }
 #else
-QUIRE_INLINE void turn(const uint32_t* in, int keep, uint32_t* out, size_t stride) {
-  for (int i = 0; i < 16; ++i)
-    for (int k = 0; k < 16; ++k) out[stride * i + k] = i < keep ? in[16 * k + i] : 0;
+struct Lines {
+  alignas(64) uint32_t line[16][16];
+};
+QUIRE_INLINE Lines turn(const uint32_t* in, int keep) {
+  Lines out;
+  for (int i = 0; i < 16; i += 4)
+    for (int k = 0; k < 16; k += 4) transpose4(in + 16 * k + i, 16, out.line[i] + k, 16);
+  for (int i = keep < 0 ? 0 : keep; i < 16; ++i) std::memset(out.line[i], 0, sizeof(out.line[i]));
+  return out;
 }
-#endif
-
-// Two lines of sixteen pairs, a and b -> thirty-two pairs (a[d], b[d]).
-QUIRE_INLINE void interleave(const uint16_t* a, const uint16_t* b, uint16_t* out) {
-#if QUIRE_AVX512
-  const __m512i step = _mm512_set1_epi32(0x00010001);
-  __m512i low = _mm512_setr_epi32(0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005, 0x260006, 0x270007,
-                                  0x280008, 0x290009, 0x2a000a, 0x2b000b, 0x2c000c, 0x2d000d, 0x2e000e, 0x2f000f);
-  const __m512i high = _mm512_add_epi16(low, _mm512_slli_epi32(step, 4));
-  const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
-  _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, low, y));
-  _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(x, high, y));
-#else
+QUIRE_INLINE void put_line(const Lines& lines, int i, uint32_t* out) { std::memcpy(out, lines.line[i], 64); }
+QUIRE_INLINE void put_pairs(const Lines& lines, int i, uint16_t* out) {
+  uint16_t a[32], b[32];
+  std::memcpy(a, lines.line[i], 64);
+  std::memcpy(b, lines.line[i + 1], 64);
   for (int d = 0; d < 32; ++d) {
     out[2 * d] = a[d];
     out[2 * d + 1] = b[d];
   }
+}
 #endif
-}
 
-// The latents of a tile with lanes along d; those of keys beyond the first `keep` are zero, whatever lies there.
-QUIRE_INLINE void turn_tile(const float* tile, int keep, int v16, float* values) {
-  for (int d = 0; d < v16; d += 16)
-    turn(reinterpret_cast<const uint32_t*>(tile) + 16 * d, keep, reinterpret_cast<uint32_t*>(values) + d,
-         static_cast<size_t>(v16));
-}
-QUIRE_INLINE void turn_tile(const uint16_t* tile, int keep, int v16, uint16_t* values) {
-  alignas(64) uint32_t lines[16 * 16];
-  const uint16_t* pairs = reinterpret_cast<const uint16_t*>(lines);
-  int d = 0;
-  for (; d + 32 <= v16; d += 32) {
-    turn(reinterpret_cast<const uint32_t*>(tile) + 8 * d, keep, lines, 16);
-    for (int k = 0; k < kTile / 2; ++k)
-      interleave(pairs + 64 * k, pairs + 64 * k + 32, values + (static_cast<size_t>(k) * v16 + d) * 2);
+// Latents c0 … c0 + cols of a tile with lanes along d; those of keys beyond the first `keep` are zero, whatever lies
+// there.
+QUIRE_INLINE void turn_tile(const float* tile, int keep, int c0, int cols, float* values) {
+  for (int d = 0; d < cols; d += 16) {
+    const Lines lines = turn(reinterpret_cast<const uint32_t*>(tile) + 16 * (c0 + d), keep);
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile; ++i) put_line(lines, i, reinterpret_cast<uint32_t*>(values + i * kValueCols + d));
   }
-  for (; d < v16; ++d)
+}
+QUIRE_INLINE void turn_tile(const uint16_t* tile, int keep, int c0, int cols, uint16_t* values) {
+  int d = 0;
+  for (; d + 32 <= cols; d += 32) {
+    const Lines lines = turn(reinterpret_cast<const uint32_t*>(tile) + 8 * (c0 + d), keep);
+#pragma GCC unroll 8
+    for (int i = 0; i < kTile; i += 2) put_pairs(lines, i, values + (i / 2 * kValueCols + d) * 2);
+  }
+  for (; d < cols; ++d)
     for (int key = 0; key < kTile; ++key)
-      values[(static_cast<size_t>(key / 2) * v16 + d) * 2 + key % 2] =
-          key < keep ? tile[d / 2 * 2 * kTile + key * 2 + d % 2] : 0;
+      values[(key / 2 * kValueCols + d) * 2 + key % 2] =
+          key < keep ? tile[(c0 + d) / 2 * 2 * kTile + key * 2 + d % 2] : 0;
 }
 
 // ---- products -----------------------------------------------------------------------------------------------------
@@ -206,65 +195,85 @@ QUIRE_INLINE void row_blocks(int rows, F f) {
   if (r < rows) f(Int<1>(), r);
 }
 
-// scores[r … r+R][tile … tile+C] = q . row of the cache; fetches the tiles of the next group.
+// Lines of the next group that a row block fetches beside its own work, tile by tile.
+template <class T>
+struct Fetch {
+  const typename T::elem* tile[kTilesPerGroup];
+  int count;
+};
+
+// scores[r … r+R][tile … tile+C] = or += q . rows of the cache, over steps first … last - 1.
 template <class T, int R, int C>
-QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, int d16, const Tiles<T>& now, const Tiles<T>& next, int tile) {
+QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, int d16, const Tiles<T>& now, int tile, int first, int last,
+                             const Fetch<T>& fetch) {
   constexpr size_t kVector = static_cast<size_t>(kTile) * T::step;
   V16 acc[R * C];
-  for (int i = 0; i < R * C; ++i) acc[i] = zero();
-  const typename T::elem* q = s.q + static_cast<size_t>(r) * d16;
+  float* scores = s.scores + r * kGroup + tile * kTile;
+  for (int i = 0; i < R; ++i)
+    for (int c = 0; c < C; ++c) acc[i * C + c] = first ? load(scores + i * kGroup + c * kTile) : zero();
+  const typename T::elem* q = s.q + static_cast<size_t>(r) * d16 + static_cast<size_t>(first) * T::step;
   const typename T::elem* k[C];
-  const typename T::elem* fetch[C];
-  for (int c = 0; c < C; ++c) k[c] = now.at[tile + c], fetch[c] = next.at[tile + c];
-  size_t at = 0;
-  for (int step = 0; step < d16 / T::step; ++step) {
-    for (int c = 0; c < C; ++c) prefetch_l2(fetch[c] + at);
+  for (int c = 0; c < C; ++c) k[c] = now.at[tile + c];
+  for (int step = first; step < last; ++step) {
+    const size_t at = step * kVector;
+    for (int f = 0; f < fetch.count; ++f) prefetch_l2(fetch.tile[f] + at);
 #pragma GCC unroll 6
     for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) acc[i * C + c] = T::mac(acc[i * C + c], q + static_cast<size_t>(i) * d16, k[c] + at);
     }
     q += T::step;
-    at += kVector;
   }
   for (int i = 0; i < R; ++i)
-    for (int c = 0; c < C; ++c) store(s.scores + (r + i) * kGroup + (tile + c) * kTile, acc[i * C + c]);
+    for (int c = 0; c < C; ++c) store(scores + i * kGroup + c * kTile, acc[i * C + c]);
 }
 
 template <class T>
 void score_group(const Scratch<T>& s, int rows, int d16, const Tiles<T>& now, const Tiles<T>& next) {
-  row_blocks(rows, [&](auto size, int r) __attribute__((always_inline)) {
-    constexpr int R = decltype(size)::value, C = cols_for<R>();
-    const Tiles<T>& fetch = r == 0 ? next : now;
-    if (now.count == kTilesPerGroup) {
-      for (int tile = 0; tile < kTilesPerGroup; tile += C) score_rows<T, R, C>(s, r, d16, now, fetch, tile);
-    } else {
-      for (int tile = 0; tile < now.count; ++tile) score_rows<T, R, 1>(s, r, d16, now, fetch, tile);
-    }
-  });
+  const int steps = d16 / T::step, blocks = (rows + kRows - 1) / kRows;
+  for (int first = 0; first < steps; first += kScoreSteps) {
+    const int last = first + kScoreSteps < steps ? first + kScoreSteps : steps;
+    row_blocks(rows, [&](auto size, int r) __attribute__((always_inline)) {
+      constexpr int R = decltype(size)::value, C = cols_for<R>();
+      Fetch<T> fetch{{}, 0}, none{{}, 0};
+      for (int i = r / kRows; r % kRows == 0 && i < kTilesPerGroup; i += blocks) fetch.tile[fetch.count++] = next.at[i];
+      if (now.count == kTilesPerGroup) {
+        for (int tile = 0; tile < kTilesPerGroup; tile += C)
+          score_rows<T, R, C>(s, r, d16, now, tile, first, last, tile ? none : fetch);
+      } else {
+        for (int tile = 0; tile < now.count; ++tile) score_rows<T, R, 1>(s, r, d16, now, tile, first, last, none);
+      }
+    });
+  }
 }
 
-// acc[r … r+R][c0 … c0+16*C] += probs . values over the first `tiles` tiles of a group.
+// acc[r … r+R][c0 + at … c0 + at + 16*C] += probs . values over the first `tiles` tiles of a group.
 template <class T, int R, int C>
-QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, int v16, int tiles, int c0) {
+QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, int v16, int tiles, int c0, int at) {
   V16 a[R * C];
-  float* acc = s.acc + static_cast<size_t>(r) * v16 + c0;
+  float* acc = s.acc + static_cast<size_t>(r) * v16 + c0 + at;
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < C; ++c) a[i * C + c] = load(acc + static_cast<size_t>(i) * v16 + c * 16);
-  micro<T, R, C>(a, s.probs + r * kGroup, kGroup, s.values + static_cast<size_t>(c0) * T::step,
-                 static_cast<size_t>(v16) * T::step, 16 * T::step, tiles * kTile / T::step);
+  micro<T, R, C>(a, s.probs + r * kGroup, kGroup, s.values + at * T::step, kValueCols * T::step, 16 * T::step,
+                 tiles * kTile / T::step);
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < C; ++c) store(acc + static_cast<size_t>(i) * v16 + c * 16, a[i * C + c]);
 }
 
+// `seen`: keys of the group that are seen by some query of the call.
 template <class T>
-void value_group(const Scratch<T>& s, int rows, int v16, int tiles) {
-  row_blocks(rows, [&](auto size, int r) __attribute__((always_inline)) {
-    constexpr int R = decltype(size)::value, C = cols_for<R>();
-    int c0 = 0;
-    for (; c0 + 16 * C <= v16; c0 += 16 * C) value_rows<T, R, C>(s, r, v16, tiles, c0);
-    for (; c0 < v16; c0 += 16) value_rows<T, R, 1>(s, r, v16, tiles, c0);
-  });
+void value_group(const Scratch<T>& s, int rows, int v16, const Tiles<T>& now, int seen) {
+  for (int c0 = 0; c0 < v16; c0 += kValueCols) {
+    const int cols = v16 - c0 < kValueCols ? v16 - c0 : kValueCols;
+    for (int i = 0; i < now.count; ++i)
+      turn_tile(now.at[i], seen - i * kTile, c0, cols, s.values + i * kTile * kValueCols);
+    row_blocks(rows, [&](auto size, int r) __attribute__((always_inline)) {
+      constexpr int R = decltype(size)::value, C = cols_for<R>();
+      int at = 0;
+      for (; at + 16 * C <= cols; at += 16 * C) value_rows<T, R, C>(s, r, v16, now.count, c0, at);
+      for (; at < cols; at += 16) value_rows<T, R, 1>(s, r, v16, now.count, c0, at);
+    });
+  }
 }
 
 // Scores of one row and group -> probabilities.
@@ -329,9 +338,7 @@ void attend_rows(const LatentTask& task, int first, int count) {
     const Tiles<T> next = group + kGroup <= hi ? tiles_of<T>(t, group + kGroup, hi) : now;
     score_group<T>(s, rows, d16, now, next);
     for (int r = 0; r < rows; ++r) softmax_row<T>(s, r, group, v16);
-    for (int i = 0; i < now.count; ++i)
-      turn_tile(now.at[i], hi - group - i * kTile + 1, v16, s.values + static_cast<size_t>(i) * kTile * v16);
-    value_group<T>(s, rows, v16, now.count);
+    value_group<T>(s, rows, v16, now, hi - group + 1);
     if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) {
       const size_t partition = static_cast<size_t>(group / kPartition - t.partition_begin);
       float* states = t.states ? t.states + partition * rows * state_floats(v16) : nullptr;
