@@ -46,7 +46,10 @@ _LLAMA3 = rope_of("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
 _MLA = {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8, "v_head_dim": 20, "first_k_dense_replace": 2}  # fmt: skip
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "first_k_dense_replace": 1, "moe_intermediate_size": 24,
+        "n_shared_experts": 2}  # fmt: skip
+_GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+           "routed_scaling_factor": 1.7}  # fmt: skip
 _MSCALE = {"max_position_embeddings": 128} | rope_of(
     "yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=0.9)  # fmt: skip
 
@@ -112,11 +115,13 @@ TINY_MODELS = (
     TinyModel("cohere2", "Cohere2Config",
               {"num_hidden_layers": 4, "layer_types": _MIXED, "sliding_window": 8, "logit_scale": 0.8,
                "tie_word_embeddings": True}),
-    TinyModel("deepseek2-lite-yarn", "DeepseekV2Config", {**_MLA, "q_lora_rank": None, **_MSCALE}),
-    TinyModel("deepseek2-biases", "DeepseekV2Config", {**_MLA, "attention_bias": True, "mlp_bias": True}),
-    TinyModel("deepseek3", "DeepseekV3Config", _MLA),
-    TinyModel("deepseek3-yarn", "DeepseekV3Config", {**_MLA, **_MSCALE, "kv_lora_rank": 40, "v_head_dim": 12}),
-    TinyModel("deepseek3-halves", "DeepseekV3Config", {**_MLA, "rope_interleave": False}),
+    TinyModel("deepseek2-lite", "DeepseekV2Config",
+              {**_MLA, **_MSCALE, "q_lora_rank": None, "n_routed_experts": 6, "num_experts_per_tok": 2}),
+    TinyModel("deepseek2-groups", "DeepseekV2Config",
+              {**_MLA, **_GROUPS, "topk_method": "group_limited_greedy", "attention_bias": True, "mlp_bias": True}),
+    TinyModel("deepseek3", "DeepseekV3Config", {**_MLA, **_MSCALE, **_GROUPS}),
+    TinyModel("deepseek3-dense-halves", "DeepseekV3Config",
+              {**_MLA, "first_k_dense_replace": 2, "rope_interleave": False, "kv_lora_rank": 40, "v_head_dim": 12}),
     TinyModel("mixtral", "MixtralConfig", {"num_local_experts": 5, "intermediate_size": 40}),
     TinyModel("qwen2-moe-dense-layers", "Qwen2MoeConfig",
               {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,

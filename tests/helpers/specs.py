@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
 from quire.spec.model import ClampedSwiGLU
 
 EXPERTS = (
@@ -74,7 +74,16 @@ def programs(draw: st.DrawFn) -> Program:
         bias=draw(st.booleans()),
         qk_norm=draw(st.booleans()),
     )
-    return lower(rearranged(draw, spec), draw(st.sampled_from([BF16, F32])))
+    spec = rearranged(draw, spec)
+    if draw(st.integers(0, 3)) == 0:
+        spec = with_latents(spec, draw(st.sampled_from([0, 30])), draw(st.booleans()))
+    return lower(spec, draw(st.sampled_from([BF16, F32])))
+
+
+def with_latents(spec: ModelSpec, q_rank: int = 0, bias: bool = False) -> ModelSpec:
+    """The spec with latent attention in every layer: three heads of 10 + 4, a latent of 22, values of 6."""
+    attention = LatentAttention(3, q_rank, 22, 10, 4, 6, Rope(theta=1e4, dim=4), 0.25, bias=bias)
+    return replace(spec, layers=tuple(replace(x, attention=attention) for x in spec.layers))
 
 
 def rearranged(draw: st.DrawFn, spec: ModelSpec) -> ModelSpec:

@@ -99,6 +99,13 @@ def difference(golden: Golden, folder: Path, backend: Backend) -> float:
         ("gpt-oss", {"swiglu_alpha": 1.0}),
         ("gpt-oss", {"sliding_window": 9}),
         ("gpt-oss", {"num_experts_per_tok": 3}),
+        ("deepseek2-groups", {"topk_method": "greedy"}),
+        ("deepseek2-groups", {"topk_group": 3}),
+        ("deepseek2-groups", {"routed_scaling_factor": 1.0}),
+        ("deepseek3", {"topk_group": 3}),
+        ("deepseek3", {"norm_topk_prob": False}),
+        ("deepseek3", {"rope_interleave": False}),
+        ("deepseek3-dense-halves", {"rope_interleave": True}),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )

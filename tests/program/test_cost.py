@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.models_table import example_config
 
-from helpers.specs import BF16, F32, decoder_spec, llama3_70b, moe_spec, programs, qwen3_0_6b
+from helpers.specs import BF16, F32, decoder_spec, llama3_70b, moe_spec, programs, qwen3_0_6b, with_latents
 from quire.program.cost import (
     Cost,
     Machine,
@@ -29,6 +29,9 @@ from quire.program.ops import (
     Experts,
     GatedAct,
     GatherRows,
+    HeadLinear,
+    LatentAttend,
+    LatentWrite,
     Linear,
     Norm,
     Program,
@@ -77,6 +80,22 @@ def test_int8_keys_and_values_are_read_and_written_with_their_scales() -> None:
     cost = step_cost(program, [Row(2, 4)], 0)
     assert cost.total.kv_written_bytes == 2 * 2 * (4 + 2)
     assert cost.total.kv_read_bytes == 6 * 2 * (4 + 2)
+
+
+def test_latent_attention_by_hand() -> None:
+    """Three heads of 10 + 4 over a latent of 22, values of 6, in bfloat16; the cache is read and written once."""
+    program = lower(with_latents(decoder_spec(10, 8, 6, (2, 1, 4), [0])), BF16)
+    cost = step_cost(program, [Row(2, 4)], 0)  # queries at 4 and 5
+    found = zip(program.ops, cost.ops, strict=True)
+    latent = [one for op, one in found if isinstance(op, HeadLinear | LatentWrite | LatentAttend)]
+    write, keys, attend, values = latent
+    q, row = 3 * 14, 22 + 4
+    moved = (q + 3 * 4) * 4 + 3 * 10 * 2 + row * 4 + 4 * 4 + 4
+    assert write == Cost(2 * (3 * 4 * 4 + 4 * 22), 22 * 4, 2 * moved, kv_written_bytes=2 * row * 2)
+    assert keys == Cost(2 * 2 * 3 * 22 * 10, 3 * 22 * 10 * 2, 2 * (3 * 10 * 2 + 3 * 22 * 4))
+    assert attend.flops == 2 * 3 * (26 + 22) * (5 + 6)
+    assert attend.kv_read_bytes == 6 * 26 * 2
+    assert values == Cost(2 * 2 * 3 * 6 * 22, 3 * 6 * 22 * 2, 2 * (3 * 22 * 2 + 3 * 6 * 4))
 
 
 def test_each_op_by_hand() -> None:

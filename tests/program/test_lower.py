@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from helpers.specs import BF16, F32, decoder_spec, moe_spec, programs
+from helpers.specs import BF16, F32, decoder_spec, moe_spec, programs, with_latents
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import (
@@ -18,6 +18,9 @@ from quire.program.ops import (
     Experts,
     GatedAct,
     GatherRows,
+    HeadLinear,
+    LatentAttend,
+    LatentWrite,
     Linear,
     Norm,
     Op,
@@ -70,6 +73,22 @@ def check_shapes(program: Program, op: Op) -> None:
         case Attend():
             assert cols(op.out) == op.shape.q_cols
             assert program.kv_layers[op.layer].window == op.window
+        case HeadLinear():
+            weight = program.param(op.weight)
+            assert (cols(op.x), cols(op.out)) == (weight.experts * weight.cols, weight.rows)
+            assert program.buffer(op.x).dtype == weight.dtype in {"f32", "bf16"}
+        case LatentWrite():
+            shape, layer = op.shape, program.kv_layers[op.layer]
+            assert (cols(op.q), cols(op.kv), cols(op.q_nope)) == (
+                shape.q_cols,
+                shape.cached,
+                shape.heads * shape.nope,
+            )
+            assert (layer.latent, layer.vectors, layer.head_dim) == (True, 1, shape.cached)
+            assert program.param(op.norm).rows == shape.rank
+            assert program.ropes[op.rope].dim == shape.rope
+        case LatentAttend():
+            assert cols(op.q_latent) == cols(op.out) == op.shape.heads * op.shape.rank
         case GatedAct():
             assert cols(op.gate_up) == 2 * cols(op.out)
         case GatherRows():
@@ -126,6 +145,32 @@ def test_each_layer_has_one_place_in_the_cache(program: Program) -> None:
         assert group.layers[layer.index_in_group] == layer.layer
         assert group.window == layer.window
         assert layer.index_in_group < program.layers_per_group
+
+
+def test_weights_into_and_out_of_latents_are_never_quantized() -> None:
+    """kv_b by head, each number once; the other linears of the layer are."""
+    spec = with_latents(decoder_spec(100, 64, 32, (2, 1, 4), [0]), 30)
+    named = {"layers.0.keys_up": I8, "layers.0.values_up": WeightFormat("i4", Groups(32))}
+    program = lower(spec, NumberFormats("bf16", "bf16", I8, params=named))
+    keys, values = program.param("layers.0.keys_up"), program.param("layers.0.values_up")
+    assert (keys.dtype, values.dtype, program.param("layers.0.kv_a").dtype) == ("bf16", "bf16", "i8")
+    assert (keys.matrix_rows, keys.cols, values.matrix_rows, values.cols) == (22, 10, 6, 22)
+    taken = sorted((p.first, p.cols) for p in keys.parts) + sorted((p.first, p.rows) for p in values.parts)
+    rows = [row for first, count in taken for row in range(first, first + count)]
+    assert sorted(rows) == list(range(3 * 16))
+    assert {part.shape for part in (*keys.parts, *values.parts)} == {(48, 22)}
+
+
+def test_linears_of_one_input_may_have_other_formats() -> None:
+    """Queries in int8 beside a latent in bfloat16: the norm writes float32, rounded for each."""
+    spec = with_latents(decoder_spec(100, 64, 32, (2, 1, 4), [0]))
+    program = lower(spec, NumberFormats("bf16", "bf16", params={"layers.0.q": I8}))
+    linears = {op.weight: program.buffer(op.x).dtype for op in program.body if isinstance(op, Linear)}
+    assert (linears["layers.0.q"], linears["layers.0.kv_a"]) == ("i8", "bf16")
+    filled: set[str] = set()
+    for op in program.ops:
+        assert set(reads(op)) <= filled
+        filled |= set(writes(op))
 
 
 def test_tied_embedding_is_one_parameter() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0_6b
+from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0_6b, with_latents
 from quire.program.formats import Groups
 from quire.program.lower import lower
 from quire.program.memory import (
@@ -132,6 +132,19 @@ def test_int8_kv_is_half_of_bfloat16_and_its_scales(head_dim: int) -> None:
     half = lower(spec, BF16)
     scales = 32 * 3 * 2 * 2 * 2  # tokens, layers, heads, keys and values, bytes
     assert kv_block_bytes(replace(half, kv_dtype="i8"), 32) == kv_block_bytes(half, 32) // 2 + scales
+
+
+def test_kv_of_latents_is_held_once() -> None:
+    """A latent of 22 and a rotated key of 4, together in whole vectors; 61 layers of 512 + 64: 70,272 bytes a token."""
+    program = lower(with_latents(decoder_spec(128, 64, 64, (4, 2, 16), [0, 0, 0])), BF16)
+    assert kv_block_bytes(program, 16) == 3 * 32 * 16 * 2
+    released = replace(program, kv_layers=(replace(program.kv_layers[0], head_dim=576),), layers_per_group=61)
+    assert kv_block_bytes(released, 64) == 64 * 70_272
+
+
+def test_weights_by_head_are_padded_by_head() -> None:
+    parts = tuple(Part("kv_b", 70, 10, first=h * 20, stored=(60, 70), transposed=True) for h in range(3))
+    assert param_bytes(Param("w", "linear", parts, "bf16", experts=3)) == 3 * 128 * 10 * 2
 
 
 def test_kv_of_unequal_layers_is_refused() -> None:

@@ -17,11 +17,11 @@ from quire.spec.families.common import (
     decoder,
     layer_count,
 )
+from quire.spec.families.experts import MAX_EXPERTS, read_top_k, with_experts
 from quire.spec.model import MLP, LatentAttention, ModelSpec, MoE, Norm, Router, WeightNames
 from quire.spec.rope_config import RopeStyle, context_lengths, read_rope, softmax_factor
 
 _MAX_KV_RANK = 8192
-_MAX_EXPERTS = 1024
 _Q_RANK = 1536
 _NORM = Norm(eps=1e-6)  # of latents; no key says otherwise
 _V2 = Defaults(max_positions=2048, rope=RopeStyle(interleaved=True))
@@ -98,11 +98,10 @@ def _with_experts(
     mlp = spec.layers[first].mlp
     assert isinstance(mlp, MLP)
     width = config.integer("moe_intermediate_size", high=MAX_WIDTH)
-    together = config.integer("n_shared_experts", 0, low=0, high=_MAX_EXPERTS)
-    shared = MLP(width * together, mlp.act) if together else None
+    together = config.integer("n_shared_experts", 0, low=0, high=MAX_EXPERTS)
+    shared = MLP(width * together, mlp.act, mlp.bias) if together else None
     moe = MoE(router(config), width, mlp.act, shared=shared)
-    layers = (replace(x, mlp=moe) if i >= first else x for i, x in enumerate(spec.layers))
-    return replace(spec, layers=tuple(layers))
+    return with_experts(spec, moe, range(first))
 
 
 def _v2_router(config: ConfigReader) -> Router:
@@ -127,10 +126,10 @@ def _v3_router(config: ConfigReader) -> Router:
 
 
 def _router(config: ConfigReader, scale: float) -> Router:
-    experts = config.integer("n_routed_experts", high=_MAX_EXPERTS)
+    experts = config.integer("n_routed_experts", high=MAX_EXPERTS)
     return Router(
         experts,
-        config.integer("num_experts_per_tok", high=min(experts, 64)),
+        read_top_k(config, experts, 8),
         scale=config.number("routed_scaling_factor", scale, low=1e-6, high=1e6),
     )
 
