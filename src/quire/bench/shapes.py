@@ -26,7 +26,7 @@ _SCALED_ROPE = {
     "original_max_position_embeddings": 8192, "rope_type": "llama3",
 }  # fmt: skip
 
-_DEEPSEEK_YARN = {
+_YARN = {
     "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
@@ -63,7 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "deepseek_v2", "DeepseekV2ForCausalLM", hidden_size=2048, intermediate_size=10944, num_hidden_layers=27,
         num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
         qk_rope_head_dim=64, v_head_dim=128, vocab_size=102400, max_position_embeddings=163840, rope_theta=10000.0,
-        rope_scaling=_DEEPSEEK_YARN, first_k_dense_replace=27, tie_word_embeddings=False,
+        rope_scaling=_YARN, first_k_dense_replace=27, tie_word_embeddings=False,
     ),
 }  # fmt: skip
 
