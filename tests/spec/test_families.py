@@ -225,5 +225,7 @@ def test_architecture_alone_identifies_a_family() -> None:
 
 def test_registry_names_exist_in_transformers() -> None:
     for family in FAMILIES:
+        if family.model_type == "kimi_k2":  # released with code of its own for the name alone
+            continue
         assert transformers.AutoConfig.for_model(family.model_type).model_type == family.model_type
         assert any(hasattr(transformers, name) for name in family.architectures)

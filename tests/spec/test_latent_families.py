@@ -85,16 +85,13 @@ def test_deepseek_v2_groups() -> None:
 
 
 def test_kimi_k2_is_a_deepseek_v3() -> None:
-    """The keys of its config.json that differ: one group, fewer heads, more experts."""
-    spec = read(
-        "deepseek_v3", num_attention_heads=64, num_key_value_heads=64, n_routed_experts=384, n_group=1, topk_group=1,
-        first_k_dense_replace=1, routed_scaling_factor=2.827, num_nextn_predict_layers=0, vocab_size=163840,
-        rope_scaling={**YARN, "beta_fast": 1.0, "factor": 32.0},
-    )  # fmt: skip
+    """Another name for the same keys: one group, fewer heads, more experts."""
+    spec = read("kimi_k2", architectures=["DeepseekV3ForCausalLM"])
+    assert spec == read("deepseek_v3", **example_config("kimi_k2"))
     moe = spec.layers[1].mlp
     assert isinstance(moe, MoE)
     assert (moe.router.groups, moe.router.experts, attention(spec).heads) == (1, 384, 64)
-    assert spec.max_positions == 163_840
+    assert spec.max_positions == 131_072
 
 
 def test_new_keys_say_the_same() -> None:

@@ -70,6 +70,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("cohere2", ("Cohere2ForCausalLM",), cohere2, ("logit_scale",)),
     Family("deepseek_v2", ("DeepseekV2ForCausalLM",), deepseek_v2),
     Family("deepseek_v3", ("DeepseekV3ForCausalLM",), deepseek_v3),
+    Family("kimi_k2", ("DeepseekV3ForCausalLM",), deepseek_v3),
     Family("mixtral", ("MixtralForCausalLM",), mixtral),
     Family("qwen2_moe", ("Qwen2MoeForCausalLM",), qwen2_moe),
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), qwen3_moe),
