@@ -105,16 +105,22 @@ QUIRE_INLINE V16 magnitude(V16 v) { return vmax(v, sub(zero(), v)); }
 
 // ---- tiles --------------------------------------------------------------------------------------------------------
 
-// Where the tiles of a group and head lie. Tiles begin … end-1 are seen by some query of the call; blocks of the others
-// may have been given back, and they point to a tile that is seen instead.
+// Where the tiles of a group and head lie; tiles_of finds those of the call's first head. Tiles begin … end-1 are seen by
+// some query of the call; blocks of the others may have been given back, and they point to a tile that is seen instead.
 template <class T>
 struct Tiles {
   const typename T::elem* k[kTilesPerGroup];
   int begin, end;
+
+  Tiles of_next_head(const KVLayout& kv) const {
+    Tiles found = *this;
+    for (const typename T::elem*& tile : found.k) tile += static_cast<size_t>(kv.tiles_per_block) * kv.tile_stride;
+    return found;
+  }
 };
 
 template <class T>
-QUIRE_INLINE Tiles<T> tiles_of(const AttendTask& t, int head, int group, int lo, int hi) {
+Tiles<T> tiles_of(const AttendTask& t, int group, int lo, int hi) {
   const KVLayout& kv = t.kv;
   Tiles<T> found;
   found.begin = lo <= group ? 0 : (lo - group) / kTile;
@@ -122,7 +128,8 @@ QUIRE_INLINE Tiles<T> tiles_of(const AttendTask& t, int head, int group, int lo,
   for (int i = 0; i < kTilesPerGroup; ++i) {
     const int position = group + kTile * (i < found.begin || i >= found.end ? found.begin : i);
     const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
-    found.k[i] = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride + kv.tile_at(head, position);
+    found.k[i] = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride +
+                 kv.tile_at(t.head_begin, position);
   }
   return found;
 }
@@ -430,11 +437,12 @@ void attend_rows(const AttendTask& t) {
   const int from = t.partition_begin * kPartition, last = t.partition_end * kPartition - 1;
   const int lo = s.row[0].lo > from ? s.row[0].lo : from, hi = s.row[rows - 1].hi < last ? s.row[rows - 1].hi : last;
   int group = lo / kGroup * kGroup;
-  Tiles<T> now = tiles_of<T>(t, t.head_begin, group, lo, hi);
+  Tiles<T> now = tiles_of<T>(t, group, lo, hi);
   for (; group <= hi; group += kGroup) {
     for (int head = t.head_begin; head < t.head_end; ++head) {
-      const bool more = head + 1 < t.head_end, end = !more && group + kGroup > hi;
-      const Tiles<T> next = end ? now : tiles_of<T>(t, more ? head + 1 : t.head_begin, more ? group : group + kGroup, lo, hi);
+      const Tiles<T> next = head + 1 < t.head_end  ? now.of_next_head(t.kv)
+                            : group + kGroup <= hi ? tiles_of<T>(t, group + kGroup, lo, hi)
+                                                   : now;
       attend_group<T>(t, s, (head - t.head_begin) * of_head, of_head, group, now, next);
       now = next;
     }
