@@ -270,11 +270,11 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 
 def _short(value: float) -> str:
-    """As `figure`, with billions and millions by their letter and small values not lost."""
+    """As `figure`, with billions and millions by their letter."""
     for unit, letter in ((1e9, "G"), (1e6, "M")):
         if unit <= abs(value) < 1e15:
             return f"{figure(value / unit)} {letter}"
-    return f"{value:.3g}" if 0 < abs(value) < 0.1 else figure(value)
+    return figure(value)
 
 
 def _plain(value: Any) -> str:

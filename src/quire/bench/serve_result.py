@@ -168,5 +168,7 @@ def figure(value: float | None) -> str:
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
+    if 0 < size < 0.1:
+        return f"{value:.3g}"
     digits = 0 if size >= 100 or not size else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{value:.{digits}f}"
