@@ -288,8 +288,8 @@ void Executor::do_linear(const Op& op, int task) {
   t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(p.dtype);
   t.w = param(op.weight);
   t.bias = vector(op.bias);
-  t.ldy = static_cast<size_t>(p.rows);
-  t.y = f32(op.out) + begin * t.ldy;
+  t.ldy = static_cast<size_t>(buffers_[op.out].cols);
+  t.y = f32(op.out) + begin * t.ldy + op.first;
   t.rows = end - begin;
   t.k = p.cols;
   t.n = p.rows;

@@ -64,7 +64,7 @@ class Executor {
   void op_norm(int x, int delta, int weight, int bias, bool layer, float eps, int out);
   void op_add(int x, int delta, float scale);
   void op_scale(int x, float scale, float cap);
-  void op_linear(int x, int weight, int bias, int out);
+  void op_linear(int x, int weight, int bias, int out, int first);  // columns of out from first on
   // `rope` -1 rotates nothing; `layer_norm` and `whole` say what q_norm and k_norm do.
   void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm, bool whole,
                      float eps);
@@ -142,7 +142,7 @@ class Executor {
   struct Op {
     Kind kind;
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
-    int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1;
+    int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1, first = 0;
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
     float alpha = 0, limit = 0;

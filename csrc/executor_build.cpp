@@ -185,13 +185,15 @@ void Executor::op_scale(int x, float scale, float cap) {
   op.in = x, op.scale = scale, op.softcap = cap, op.out = x;
   ops_.push_back(op);
 }
-void Executor::op_linear(int x, int weight, int bias, int out) {
+void Executor::op_linear(int x, int weight, int bias, int out, int first) {
   const Buffer& in = buffers_.at(x);
   const Param& p = params_.at(weight);
   if (in.dtype != p.dtype || in.cols != p.cols || in.group != p.groups.size)
     throw std::invalid_argument("a linear's input must have its weight's type, width and groups");
+  if (first < 0 || first > buffers_.at(out).cols - p.rows)
+    throw std::invalid_argument("a linear's output must have the columns that it fills");
   Op op{Kind::linear};
-  op.in = x, op.weight = weight, op.bias = bias, op.out = out;
+  op.in = x, op.weight = weight, op.bias = bias, op.out = out, op.first = first;
   ops_.push_back(op);
 }
 void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm,

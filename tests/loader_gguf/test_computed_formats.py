@@ -49,11 +49,13 @@ def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
     return blocks
 
 
-def quantized(plain: Path, out: Path, kind: str, *, head: str = "F32") -> Path:
+def quantized(plain: Path, out: Path, kind: str, *, head: str = "F32", last_v: str = "") -> Path:
+    """`last_v`: another type for the value projections of the last layer."""
     with GGUFFiles(plain) as files:
         tensors, data = [], {}
         for name, tensor in files.tensors.items():
             form = kind if name.startswith("blk") else head
+            form = last_v if last_v and name == "blk.1.attn_v.weight" else form
             values = np.array(files.read(name, 0, tensor.shape[0]))
             matrix = len(tensor.shape) == 2 and form != "F32"
             tensors.append(OutTensor(name, form if matrix else "F32", tensor.shape))
@@ -89,6 +91,23 @@ def test_native_equals_torch_and_is_near_the_floats(plain: Path, tmp_path: Path,
     np.testing.assert_allclose(native, logprobs(path, executor="torch"), atol=0.02)
     floats = logprobs(path, quantization="none", dtype="float32")
     np.testing.assert_allclose(native, floats, atol=0.6)
+    assert native == logprobs(path, max_num_batched_tokens=16, max_num_seqs=4)  # the same bits in chunks
+
+
+@pytest.mark.parametrize(("kind", "values"), [("Q4_K", "Q6_K"), ("Q8_0", "Q4_0")])
+def test_fused_weights_of_two_types(plain: Path, tmp_path: Path, kind: str, values: str) -> None:
+    """q and k in one format, v in another, as in Q4_K_M files: each in its own codes, into one buffer."""
+    path = quantized(plain, tmp_path / "q.gguf", kind, last_v=values)
+    built = build(open_model(path), EngineConfig(memory=2**31))
+    forms = {param.name: param.format for param in built.program.params if "qkv" in param.name}
+    built.executor.close()
+    assert forms == {
+        "layers.0.qkv": PACKED[kind], "layers.1.qkv.0": PACKED[kind], "layers.1.qkv.2": PACKED[values],
+    }  # fmt: skip
+    assert built.weights.dequantized == ()
+    native = logprobs(path)
+    np.testing.assert_allclose(native, logprobs(path, executor="torch"), atol=0.02)
+    np.testing.assert_allclose(native, logprobs(path, quantization="none", dtype="float32"), atol=0.6)
     assert native == logprobs(path, max_num_batched_tokens=16, max_num_seqs=4)  # the same bits in chunks
 
 

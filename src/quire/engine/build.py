@@ -136,7 +136,8 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
 
 
 def _stored_formats(model: Model, program: Program, asked: EngineConfig) -> dict[str, WeightFormat]:
-    """The linears whose tensors are all stored as codes of one format that kernels compute: name -> that format.
+    """The linears whose tensors are all stored as codes that kernels compute: name -> their format; of tensors of
+    several formats also `name`.0, … -> each one's.
 
     The head stays in floats when it is asked to (`quantize_head` none).
     """
@@ -152,10 +153,13 @@ def _stored_formats(model: Model, program: Program, asked: EngineConfig) -> dict
             if param.kind != "linear" or (param.name == "head" and asked.quantize_head != "auto"):
                 continue
             tensors = [part.tensor for part in param.parts]
-            formats = {source.packed(name) if name in there else None for name in tensors}
-            form = formats.pop()
-            if not formats and form is not None:
-                found[param.name] = form
+            formats = [source.packed(name) if name in there else None for name in tensors]
+            known = [form for form in formats if form is not None]
+            if len(known) < len(formats) or (len(set(known)) > 1 and param.experts):
+                continue
+            found[param.name] = known[0]
+            if len(set(known)) > 1:
+                found |= {f"{param.name}.{at}": form for at, form in enumerate(known)}
     return found
 
 

@@ -244,7 +244,8 @@ class NativeExecutor:
             case Scale():
                 core.op_scale(buffers[op.x], op.scale, op.cap)
             case Linear():
-                core.op_linear(buffers[op.x], self._params[op.weight], self._vector(op.bias), buffers[op.out])
+                weight, bias = self._params[op.weight], self._vector(op.bias)
+                core.op_linear(buffers[op.x], weight, bias, buffers[op.out], op.first)
             case Quantize():
                 core.op_quantize(buffers[op.x], buffers[op.out])
             case RopeWrite():

@@ -239,7 +239,8 @@ class _Counter:
         weight = self.params[op.weight]
         flops = 2 * n * weight.rows * weight.cols + (n * weight.rows if op.bias else 0)
         read = weight.rows * self.weight_bytes(weight) + self.vector_bytes(op.bias)
-        return Cost(flops, read, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
+        written = weight.rows * DTYPE_BYTES[self.buffers[op.out].dtype]
+        return Cost(flops, read, n * (self.row_bytes(op.x) + written))
 
     def quantize(self, op: Quantize, n: int) -> Cost:
         n, cols = n * self.buffers[op.out].per, self.buffers[op.x].cols

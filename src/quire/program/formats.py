@@ -101,7 +101,8 @@ class NumberFormats:
     """Formats of a program. Sums are always float32, or exact int32 inside a group.
 
     `weights` is the float format of what is not quantized. `linears` and `head` (the output head, and with it a tied
-    embedding) are in `weights` when None. `params` names exceptions by parameter, such as "layers.3.down".
+    embedding) are in `weights` when None. `params` names exceptions by parameter, such as "layers.3.down", or by what
+    is stacked in one, "layers.3.qkv.0", ".1" and ".2", when each has a format of its own.
     """
 
     weights: DType = "bf16"

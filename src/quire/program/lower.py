@@ -234,7 +234,11 @@ class Lowering:
         self, name: str, x: str, out: str, sources: tuple[str, ...], rows: tuple[int, ...], *,
         axes: tuple[str, ...], bias: bool, col_axis: str = "", fused: str = "",
     ) -> None:  # fmt: skip
-        """out = x @ weightᵀ, the weight stacked from the sources' rows, or from `fused`, which holds them all."""
+        """out = x @ weightᵀ, the weight stacked from the sources' rows, or from `fused`, which holds them all.
+
+        Where the number formats have one for `name`.0, `name`.1, … each source is in its own, and neighbours of one
+        format are stacked.
+        """
         cols, total, first = self.buffers[x].cols, sum(rows), 0
         weights: list[Part] = []
         biases: list[Part] = []
@@ -245,10 +249,22 @@ class Lowering:
             )
             biases.append(Part(f"{fused or source}.bias", n, 0, axis, "", at, (total,) if fused else ()))
             first += n
-        weight = self.weight(name, tuple(weights))
-        x = self.quantized(self.body, x, weight)
-        bias_name = self.vector(f"{name}.bias", tuple(biases)) if bias else None
-        self.body.append(Linear(x, weight, bias_name, out))
+        first = 0
+        for at, stop in self.runs(name, len(weights)):
+            part = name if stop - at == len(weights) else f"{name}.{at}"
+            weight = self.weight(part, tuple(weights[at:stop]))
+            taken = self.quantized(self.body, x, weight)
+            bias_name = self.vector(f"{part}.bias", tuple(biases[at:stop])) if bias else None
+            self.body.append(Linear(taken, weight, bias_name, out, first))
+            first += sum(rows[at:stop])
+
+    def runs(self, name: str, count: int) -> list[tuple[int, int]]:
+        """Ranges of a linear's sources that are one weight: all of them unless each has a format of its own."""
+        own = [self.formats.params.get(f"{name}.{at}") for at in range(count)]
+        if None in own:
+            return [(0, count)]
+        starts = [at for at in range(count) if at == 0 or own[at] != own[at - 1]]
+        return list(zip(starts, [*starts[1:], count], strict=True))
 
     def vector(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:
         self.params[name] = Param(name, "vector", parts, "f32", experts=experts)

@@ -163,12 +163,15 @@ class Linear:
 
     A weight in groups: each group's products of whole numbers are summed exactly, and scaled by the weight's scale when
     they are added to the float32 sum, group after group; the input's scale is multiplied at the end.
+
+    It fills the columns of out from `first` on; those before are kept when they are another weight's.
     """
 
     x: str
     weight: str
     bias: str | None
     out: str
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +473,9 @@ def reads(op: Op) -> tuple[str, ...]:
             names: tuple[str | None, ...] = ()
         case Norm() | GatherRows() | Add():
             names = (op.x, op.delta)
-        case Linear() | HeadLinear() | Quantize() | Scale():
+        case Linear():
+            names = (op.x, op.out if op.first else None)
+        case HeadLinear() | Quantize() | Scale():
             names = (op.x,)
         case RopeWrite() | Attend():
             names = (op.qkv,)

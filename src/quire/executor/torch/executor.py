@@ -149,7 +149,9 @@ class _Runner:
             case Scale():
                 ops.scale_cap(buffer(op.x), op.scale, op.cap)
             case Linear():
-                ops.linear(buffer(op.x), weights[op.weight], weights.get(op.bias), buffer(op.out))
+                weight = weights[op.weight]
+                out = buffer(op.out)[:, op.first : op.first + weight.shape[0]]
+                ops.linear(buffer(op.x), weight, weights.get(op.bias), out)
             case Quantize():
                 group = self.program.buffer(op.out).group
                 buffer(op.out).copy_(quantize_rows(buffer(op.x).float(), group))
