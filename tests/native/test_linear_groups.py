@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from helpers.stepper import Stepper
 from quire import _native
 from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
+from quire.executor.torch.weights import quantize_rows
 from quire.program.formats import GROUP_BITS, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Linear, Param, Program
@@ -206,6 +208,9 @@ def test_products(name: str, isa: str) -> None:
         lowest, bits = steps_of(hidden, form.size)
         steps = np.repeat(np.ldexp(lowest, bits), form.size, 1)[:, : hidden.shape[1]]
         assert (np.abs(inputs - hidden) <= 0.501 * steps).all()
+        assert np.array_equal(
+            executor.read(op.x, n), quantize_rows(torch.from_numpy(hidden), form.size).numpy()
+        )
 
 
 @pytest.mark.parametrize("isa", ISAS)

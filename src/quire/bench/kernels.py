@@ -75,18 +75,25 @@ class Case:
     steps: tuple[Step, ...]
 
 
-def weight_formats() -> dict[str, dict[str, str]]:
-    """Every weight format that an engine can be asked for, by name, with the options that ask for it."""
+def weight_formats() -> dict[str, dict[str, Any]]:
+    """Every weight format that an engine can be asked for, by name, with the options that ask for it. int4 has groups
+    of the engine's default size; other sizes are in the name, as "int4-128".
+    """
     fields = {field.name: field.metadata["choices"] for field in dataclasses.fields(EngineConfig)}
+    found: dict[str, dict[str, Any]]
     found = {SHORT[name]: {"dtype": name} for name in fields["dtype"] if name in SHORT}
     found |= {
         name: {"dtype": "bfloat16", "quantization": name}
         for name in fields["quantization"]
         if name not in {"auto", "none"}
     }
+    for size in OTHER_GROUPS:
+        found[f"int4-{size}"] = found["int4"] | {"quantization_group_size": size}
     return found
 
 
+OTHER_GROUPS = (64, 128)
+LEFT_OUT = ("f32", *(f"int4-{size}" for size in OTHER_GROUPS))  # measured only when asked for
 SHORT = {"float32": "f32", "bfloat16": "bf16"}  # an engine's float formats, as programs name them
 
 
@@ -108,12 +115,12 @@ def chosen(asked: Sequence[str], known: Iterable[str], field: str, left_out: Seq
 def cases(model: Model, asked: Asked) -> Iterator[Case]:
     """All cases of a model, in the order they are measured. Raises ValueError for an unknown name."""
     formats, kvs = weight_formats(), kv_formats()
-    names = chosen(asked.formats, formats, "formats", ("f32",))
+    names = chosen(asked.formats, formats, "formats", LEFT_OUT)
     for name in names:
-        for case in _layer_cases(model, EngineConfig(**formats[name]), name, asked):  # type: ignore[arg-type]
+        for case in _layer_cases(model, EngineConfig(**formats[name]), name, asked):
             if case.unit.kind not in CACHED:
                 yield case
-        yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)  # type: ignore[arg-type]
+        yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)
     latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
     for kv in chosen(asked.kv_formats, kvs, "kv_formats", ("f32", "int8") if latent else ("f32",)):
         config = EngineConfig(dtype=formats[names[0]]["dtype"], kv_cache_dtype=kvs[kv])
