@@ -15,6 +15,10 @@ from quire.server.errors import ApiError
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_PIPELINED = 16
+# After a refusal: how long and how much is still read and thrown away. Closing with input unread would reset the
+# connection, and take the answer from a client that is still sending.
+_LINGER_SECONDS = 1.0
+_LINGER_BYTES = 4 * 2**20
 # What one read from a socket may bring beyond the headers it completes.
 _READ_SLACK = 256 * 1024
 
@@ -117,6 +121,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
+            self._header_bytes += len(data)
+            if self._header_bytes > _LINGER_BYTES:
+                self.transport.close()
             return
         if self._timer is None and self in self._table.idle:
             self._start_timer()
@@ -217,6 +224,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application and close. Nothing is sent into the middle of another response."""
         self._refusal = error
+        self._header_bytes = 0
         self._stop_timer()
         active = self._active
         # a request whose own body is malformed is answered here, if the application has not begun to
@@ -229,6 +237,11 @@ class LimitedProtocol(HttpToolsProtocol):
             ]  # fmt: skip
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+                self._table.idle[self] = None  # the first to go when there are too many
+                self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+                return
         self.transport.close()
 
 
