@@ -154,8 +154,8 @@ void bind_executor(nb::module_& m) {
   }, "shapes"_a, "threads"_a, "max_len"_a,
      "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).");
   m.def("attention_parts", &attention_parts, "shape"_a, "threads"_a, "max_len"_a, "query_start"_a, "positions"_a,
-        "How a step's attention is cut, longest part first: (row, token begin, token end, partition begin, partition "
-        "end, split) with split -1 for a part that covers all its partitions; a shape ends with the window.");
+        "How a step's attention is cut: (row, token begin, token end, partition begin, partition end, split, first head of "
+        "keys, head after the last) with split -1 for a part that covers all its partitions; a shape ends with the window.");
 
   m.def("experts_bytes", &quire::expert_plan_bytes, "experts"_a, "pairs"_a,
         "Bytes of scratch that sorting pairs of tokens and experts needs.");
