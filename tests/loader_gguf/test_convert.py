@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.checkpoints import load_reference, random_tokens, reference_logits, save, tiny_model
-from helpers.gguf_files import made_model
+from helpers.gguf_files import made_model, write_model
 from helpers.tokenizers import write_byte_tokenizer
 from quire.cli.main import main
 from quire.engine.opening import open_model
@@ -78,6 +78,19 @@ def test_there_and_back_of_families(tmp_path: Path, name: str) -> None:
             (output,) = llm.generate([tokens], params, progress=False)
             found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
     assert found[0] == found[1]
+
+
+def test_latent_attention_goes_one_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(made_model("deepseek3"), tmp_path / "in", torch.float32)
+    write_model(tmp_path / "in", tmp_path / "a.gguf", "deepseek2")
+    assert convert(tmp_path / "a.gguf", tmp_path / "back") == 0
+    with Checkpoint(tmp_path / "in") as one, Checkpoint(tmp_path / "back") as other:
+        for tensor in other.names():
+            if tensor in set(one.names()):
+                np.testing.assert_array_equal(one.read(tensor), other.read(tensor))
+        assert set(other.names()) >= {name for name in one.names() if ".experts." not in name}
+    assert convert(tmp_path / "in", tmp_path / "b.gguf") == 1
+    assert "model_type = 'deepseek_v3' has no GGUF architecture here" in capsys.readouterr().err
 
 
 def test_frequencies_that_have_no_key_go_as_a_tensor(tmp_path: Path) -> None:

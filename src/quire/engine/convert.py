@@ -159,15 +159,14 @@ def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _C
     config = dict(model.config)
     spec = facts_of(ConfigReader(config), None, "").spec
     there, asked = _asked(model.facts.spec), _asked(spec)
-    named = {(found.name, found.entry): ours for ours, found in model.tensors.items()}
+    named = {found.name: ours for ours, found in model.tensors.items()}
     copies: dict[str, _Copy] = {}
     for written in written_tensors(name, spec, asked):
-        for number, tensor in enumerate(written.sources):
-            ours = named.get((written.name, number), "")  # an expert, else a head's row
-            row = number if not ours and len(written.sources) > 1 else None
-            ours = ours or named[written.name, None]
+        for row, tensor in enumerate(written.sources):
+            itself = tensor in model.tensors  # else a head's norm, which is a row
+            ours = tensor if itself else named[written.name]
             plus = there[ours].plus - asked[tensor].plus
-            copies[tensor] = _Copy(source.info(ours), row, plus)
+            copies[tensor] = _Copy(source.info(ours), None if itself else row, plus)
     return config, copies
 
 
