@@ -16,8 +16,8 @@ size_t expert_plan_bytes(int experts, int pairs);
 
 class ExpertPlan {
  public:
-  // `memory` holds expert_plan_bytes(experts, pairs); it outlives the plan.
-  void place(void* memory, int experts, int pairs);
+  // `memory` holds expert_plan_bytes(experts, the most pairs of a step); it outlives the plan.
+  void place(void* memory, int experts);
 
   // Sort the pairs of ids [tokens, top_k]; places [tokens, top_k] gets each pair's row.
   void sort(const int32_t* ids, int tokens, int top_k, int experts, int32_t* places);

@@ -27,7 +27,7 @@ size_t expert_plan_bytes(int experts, int pairs) {
   return align_up(static_cast<size_t>(experts) * sizeof(int32_t), 64) + chunks * sizeof(ExpertChunk);
 }
 
-void ExpertPlan::place(void* memory, int experts, int) {
+void ExpertPlan::place(void* memory, int experts) {
   next_ = static_cast<int32_t*>(memory);
   chunks_ = reinterpret_cast<ExpertChunk*>(static_cast<char*>(memory) +
                                            align_up(static_cast<size_t>(experts) * sizeof(int32_t), 64));
@@ -113,7 +113,7 @@ void Executor::bind_experts() {
   }
   if (!experts) return;
   expert_memory_.allocate(expert_plan_bytes(experts, limits_.max_tokens * top_k));
-  expert_plan_.place(expert_memory_.data(), experts, limits_.max_tokens * top_k);
+  expert_plan_.place(expert_memory_.data(), experts);
 }
 
 // ---- running ------------------------------------------------------------------------------------------------------
