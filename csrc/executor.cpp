@@ -11,7 +11,6 @@ namespace quire {
 
 namespace {
 
-constexpr int kRowChunk = 120;      // rows of a linear task: a multiple of every register tile
 constexpr int kStreamRows = 8;      // rows up to which a linear layer reads memory rather than computes
 constexpr int kSmallRows = 4;       // rows of a norm or rotation task
 constexpr int kActColumns = 1024;   // columns of an activation task
@@ -22,7 +21,8 @@ int round16(int n) { return ceil_div(n, 16) * 16; }
 
 }  // namespace
 
-Executor::Executor(const std::string& isa, int threads) : kernels_(kernels_for(isa)), pool_(threads) {}
+Executor::Executor(const std::string& isa, int threads)
+    : kernels_(kernels_for(isa)), pool_(threads), tasks_(pool_.threads()) {}
 
 void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes,
                     DType kv_dtype) {
@@ -35,8 +35,11 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
   bind_attention();
   bind_experts();
-  counters_ = std::make_unique<Counter[]>(ops_.size());
   pieces_.reserve(limits.max_tokens);
+  for (int i = static_cast<int>(ops_.size()) - 1, next = -1; i >= 0; --i) {
+    ops_[i].next_linear = next;
+    if (ops_[i].kind == Kind::linear) next = i;
+  }
 }
 
 void Executor::bind_attention() {
@@ -127,10 +130,7 @@ void Executor::plan_attention(int rows) {
 void Executor::run_ops(size_t begin, size_t end) {
   if (stop_after_ >= 0) end = std::min(end, static_cast<size_t>(stop_after_) + 1);
   if (begin >= end) return;
-  for (size_t i = begin; i < end; ++i) {
-    counters_[i].next.store(0, std::memory_order_relaxed);
-    counters_[i].done.store(0, std::memory_order_relaxed);
-  }
+  tasks_.deal(tasks_of(ops_[begin]));
   auto job = [&](int thread) { step(begin, end, thread); };
   on_all(pool_, job);
 }
@@ -139,13 +139,9 @@ void Executor::step(size_t begin, size_t end, int thread) {
   Stopwatch watch(profile_.get(), thread);
   for (size_t i = begin; i < end; ++i) {
     const Op& op = ops_[i];
-    const int tasks = tasks_of(op);
-    std::atomic<int>& next = counters_[i].next;
-    for (int t = next.fetch_add(1, std::memory_order_relaxed); t < tasks;
-         t = next.fetch_add(1, std::memory_order_relaxed))
-      do_task(op, t, thread);
+    for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread)) do_task(op, t, thread);
     watch.worked(i);
-    if (i + 1 < end) pool_.barrier();
+    if (i + 1 < end) pool_.barrier([&] { tasks_.deal(tasks_of(ops_[i + 1])); });
     watch.met(i);
   }
 }
@@ -154,15 +150,17 @@ namespace {
 
 // Panels per task so that a task streams enough weight, and row chunks per panel range.
 struct LinearSplit {
+  size_t panel_bytes;
   int panels, panels_per_task, panel_tasks, row_tasks;
+  int tasks() const { return panel_tasks * row_tasks; }
 };
 LinearSplit split_linear(int rows, int n, int k, DType dtype, const GroupFormat& groups, int threads) {
   LinearSplit s;
   s.panels = ceil_div(n, kPanel);
-  const size_t panel_bytes =
-      groups.bits ? groups.panel_bytes(k) : static_cast<size_t>(k) * kPanel * dtype_bytes(dtype);
-  s.panels_per_task = static_cast<int>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, panel_bytes)));
-  s.row_tasks = ceil_div(rows, kRowChunk);
+  const size_t size = dtype_bytes(dtype);
+  s.panel_bytes = groups.bits ? groups.panel_bytes(k) : align_up(static_cast<size_t>(k), 4 / size) * kPanel * size;
+  s.panels_per_task = static_cast<int>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, s.panel_bytes)));
+  s.row_tasks = ceil_div(rows, kLinearRows);
   // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out; many rows read
   // the same inputs for every panel: some panels while the L2 cache holds them
   if (groups.bits)
@@ -185,7 +183,7 @@ int Executor::tasks_of(const Op& op) const {
     case Kind::linear: {
       const Param& p = params_[op.weight];
       const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
-      return s.panel_tasks * s.row_tasks;
+      return s.tasks();
     }
     case Kind::rope_write: return static_cast<int>(pieces_.size()) * rope_ranges(op);
     case Kind::attend:
@@ -254,7 +252,7 @@ void Executor::do_task(const Op& op, int task, int thread) {
                           std::min(out.cols, c + kActColumns), op.alpha, op.limit});
       return;
     }
-    case Kind::linear: return do_linear(op, task);
+    case Kind::linear: return do_linear(op, task, thread);
     case Kind::rope_write: return do_rope_write(op, task);
     case Kind::attend:
     case Kind::latent_attend: return do_attend(op, task, thread);
@@ -267,7 +265,7 @@ void Executor::do_task(const Op& op, int task, int thread) {
   }
 }
 
-void Executor::do_linear(const Op& op, int task) {
+void Executor::do_linear(const Op& op, int task, int thread) {
   const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
   const int rows = row_count(head);
   const Param& p = params_[op.weight];
@@ -295,6 +293,11 @@ void Executor::do_linear(const Op& op, int task) {
   t.n = p.rows;
   t.panel_begin = panel_task * s.panels_per_task;
   t.panel_end = std::min(s.panels, t.panel_begin + s.panels_per_task);
+  t.next = t.panel_end < s.panels ? param(op.weight) + t.panel_end * s.panel_bytes : nullptr;
+  if (row_task + 1 < s.row_tasks)
+    t.next = nullptr;  // the same panels again
+  else if (task + 1 == Tasks::first(s.tasks(), thread + 1, pool_.threads()))
+    t.next = first_panel(op.next_linear, thread);
   multiply(p, t);
 }
 
@@ -305,6 +308,17 @@ void Executor::multiply(const Param& p, const LinearTask& t) {
     kernels_.linear_i8(t);
   else
     p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
+}
+
+// Where a thread begins to read a linear's weights; null for -1.
+const char* Executor::first_panel(int linear, int thread) const {
+  if (linear < 0) return nullptr;
+  const Op& op = ops_[linear];
+  const Param& p = params_[op.weight];
+  const int rows = row_count(linear >= static_cast<int>(head_begin_));
+  const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
+  const int task = Tasks::first(s.tasks(), thread, pool_.threads());
+  return param(op.weight) + task / s.row_tasks * s.panels_per_task * s.panel_bytes;
 }
 
 HeadNorm Executor::head_norm(int index, int heads, int head_dim) const {

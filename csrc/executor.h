@@ -143,6 +143,7 @@ class Executor {
     Kind kind;
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1, first = 0;
+    int next_linear = -1;  // op whose weights are read after this one
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
     float alpha = 0, limit = 0;
@@ -153,9 +154,6 @@ class Executor {
   };
   struct TilePiece {
     int row, begin, end;  // tokens
-  };
-  struct alignas(64) Counter {
-    std::atomic<int> next{0}, done{0};
   };
   struct ExpertSplit {
     int panels, panels_per_task, panel_tasks;  // of one expert
@@ -185,7 +183,8 @@ class Executor {
   void step(size_t begin, size_t end, int thread);
   int tasks_of(const Op& op) const;
   void do_task(const Op& op, int task, int thread);
-  void do_linear(const Op& op, int task);
+  void do_linear(const Op& op, int task, int thread);
+  const char* first_panel(int linear, int thread) const;
   int rope_ranges(const Op& op) const;
   void multiply(const Param& p, const LinearTask& t);  // by the kernel of the weight's format
   void bind_experts();
@@ -225,7 +224,8 @@ class Executor {
   DType kv_dtype_ = DType::f32;
   Limits limits_;
   StepPointers step_;
-  std::unique_ptr<Counter[]> counters_;
+  Tasks tasks_;  // of the op that runs
+  std::atomic<int> routed_{0};  // its tasks that are done, when it routes
   std::unique_ptr<Profile> profile_;
   std::vector<AttentionPlan> attention_;  // one for each shape of attention
   std::vector<TilePiece> pieces_;         // the step's tokens, cut at rows and at tiles of the cache

@@ -155,8 +155,8 @@ void Executor::do_route(const Op& op, int task) {
   int32_t* ids = i32(op.out);
   kernels_.route({f32(op.in), vector(op.weight), ids, f32(op.moe.weights), op.moe.router, begin, end});
   // whoever routes the last tokens sorts all of them, before anyone leaves the op
-  std::atomic<int>& done = counters_[&op - ops_.data()].done;
-  if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < expert_tasks(op)) return;
+  if (routed_.fetch_add(1, std::memory_order_acq_rel) + 1 < expert_tasks(op)) return;
+  routed_.store(0, std::memory_order_relaxed);  // for the next such op, which starts behind a barrier
   expert_plan_.sort(ids, tokens_, op.moe.router.top_k, op.moe.router.experts, i32(op.moe.places));
 }
 

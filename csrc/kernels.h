@@ -70,6 +70,9 @@ struct GroupFormat {
   size_t panel_bytes(int k) const { return block_bytes(groups(k)); }
 };
 
+// Rows of a linear task, at the most; a multiple of every register tile.
+constexpr int kLinearRows = 120;
+
 struct LinearTask {
   const void* x;       // [rows, k] in the weight's dtype, row pitch ldx elements
   size_t ldx;
@@ -84,6 +87,7 @@ struct LinearTask {
   size_t ldy;
   int rows, k, n;
   int panel_begin, panel_end;
+  const void* next = nullptr;  // weights that the thread reads after these panels, or null: what to prefetch at their end
 };
 
 struct PackTask {

@@ -80,15 +80,4 @@ void ThreadPool::work(int thread) {
   }
 }
 
-void ThreadPool::barrier() {
-  if (threads_ == 1) return;
-  const uint32_t before = phase_.value();
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.open();
-  } else {
-    phase_.wait_while(before);
-  }
-}
-
 }  // namespace quire

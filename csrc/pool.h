@@ -1,7 +1,7 @@
 // Threads that run one step together.
 //
-// A step is one parallel region: every thread walks the same list of phases, claims tasks of a phase from a shared
-// counter and meets the others at a barrier. Waiting spins briefly (phases are microseconds apart), then yields,
+// A step is one parallel region: every thread walks the same list of phases, claims tasks of a phase and meets the
+// others at a barrier. Waiting spins briefly (phases are microseconds apart), then yields,
 // then sleeps, so a busy machine or an idle engine costs no core.
 #pragma once
 
@@ -37,8 +37,15 @@ class ThreadPool {
   // One caller at a time.
   void run(void (*job)(void*, int), void* context);
 
-  // Meet the other threads of the running job.
-  void barrier();
+  // Meet the other threads of the running job. The last to come calls between() before anyone goes on.
+  template <class F>
+  void barrier(F between) {
+    const uint32_t before = phase_.value();
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) return phase_.wait_while(before);
+    arrived_.store(0, std::memory_order_relaxed);
+    between();
+    if (threads_ > 1) phase_.open();
+  }
 
  private:
   void work(int thread);
@@ -50,6 +57,47 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
   void (*job_)(void*, int) = nullptr;
   void* context_ = nullptr;
+};
+
+// Tasks of one phase, shared out among threads. Each takes those of a range of its own from the front, so that what
+// lies together in memory is read by one thread, and then helps the others with theirs, from the back.
+class Tasks {
+ public:
+  explicit Tasks(int threads) : ranges_(static_cast<size_t>(threads)) {}
+
+  static int first(int tasks, int thread, int threads) {
+    return static_cast<int>(static_cast<int64_t>(tasks) * thread / threads);
+  }
+  // Share out [0, tasks) while no thread claims.
+  void deal(int tasks) {
+    const int threads = static_cast<int>(ranges_.size());
+    for (int t = 0; t < threads; ++t)
+      ranges_[t].left.store(pack(first(tasks, t, threads), first(tasks, t + 1, threads)), std::memory_order_relaxed);
+  }
+  // A task that nobody else does, or -1 when all are taken.
+  int claim(int thread) {
+    const int threads = static_cast<int>(ranges_.size());
+    for (int i = 0; i < threads; ++i) {
+      std::atomic<uint64_t>& range = ranges_[(thread + i) % threads].left;
+      uint64_t seen = range.load(std::memory_order_relaxed);
+      for (int begin = low(seen), end = high(seen); begin < end; begin = low(seen), end = high(seen))
+        if (range.compare_exchange_weak(seen, i ? pack(begin, end - 1) : pack(begin + 1, end),
+                                        std::memory_order_relaxed))
+          return i ? end - 1 : begin;
+    }
+    return -1;
+  }
+
+ private:
+  static uint64_t pack(int begin, int end) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(end)) << 32 | static_cast<uint32_t>(begin);
+  }
+  static int low(uint64_t range) { return static_cast<int>(static_cast<uint32_t>(range)); }
+  static int high(uint64_t range) { return static_cast<int>(range >> 32); }
+  struct alignas(64) Range {
+    std::atomic<uint64_t> left{0};
+  };
+  std::vector<Range> ranges_;
 };
 
 // Run f(thread) on every thread of the pool.

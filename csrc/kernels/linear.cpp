@@ -9,20 +9,18 @@ namespace QUIRE_ISA {
 
 namespace {
 
-// k is walked in blocks so that a panel's part stays in the L2 cache while all rows pass over it. Between blocks the
-// float32 sums rest in y; a store and a load change no bit.
-constexpr int kBlockK = 1024;
+constexpr int kVectors = kPanel / 16;
+constexpr int kLines = 4;  // cache lines of one step of a panel, in every format
 
-// One row block alone: how far ahead of the running load it prefetches, in bytes.
+// k is walked in blocks. Many rows: a panel's part stays in the L2 cache while all rows pass over it. A few row blocks
+// wait for memory, so theirs stay in the L1 cache, and lines on their way from memory hold up nobody. Between blocks
+// the sums rest, in float32 or as whole numbers; a store and a load change no bit.
+constexpr int kFarSteps = 512;  // 128 KiB
+constexpr int kNearSteps = NEARS;      // 16 KiB
+constexpr int kNearBlocks = 3;  // row blocks that are few
+
+// One row block alone: how far ahead of the running load it prefetches, in steps of the lines that it loads.
 constexpr size_t kPrefetch = 4096;
-
-// Lines of the next weights to prefetch beside each k step, and how far ahead.
-struct Ahead {
-  int lines;        // 0: nothing
-  size_t distance;  // bytes
-  size_t stride;    // bytes between the lines of two steps
-  bool near;        // into the L1 cache; a whole block ahead would only push out the current one
-};
 
 template <class T>
 struct Tile {
@@ -31,28 +29,24 @@ struct Tile {
   const typename T::elem* w;
   float* y;       // first output of the panel for this row block
   size_t ldy;
+  float* sums;    // [rows][64] of this row block, between k blocks
   const float* bias;  // of the panel, or null
   const float* x_scale;     // i8: of this row block
   const float* w_scale;     // i8: of the panel
   const int32_t* w_offset;
   int steps, width;   // width: valid columns of the panel
   bool first, last;
-  Ahead ahead;
+  // What is prefetched: alone, the running stream; else the weights at `next` (nothing when null), an even share of
+  // them in each of the `turns` passes of all row blocks. `turn` is the first pass of this one.
+  const char* next;
+  bool alone, near;
+  int turn, turns;
 };
 
-// A vector of sums between two k blocks rests in y as it is, also when it is integers.
-QUIRE_INLINE V16 rest_load(const float* p, int n, V16) { return load_n(p, n); }
-QUIRE_INLINE I16 rest_load(const float* p, int n, I16) {
-  float t[16];
-  store(t, load_n(p, n));
-  return iload(t);
-}
-QUIRE_INLINE V16 as_floats(V16 a) { return a; }
-QUIRE_INLINE V16 as_floats(I16 a) {
-  float t[16];
-  istore(t, a);
-  return load(t);
-}
+QUIRE_INLINE V16 rested(const float* p, V16) { return load(p); }
+QUIRE_INLINE I16 rested(const float* p, I16) { return iload(p); }
+QUIRE_INLINE void rest(float* p, V16 a) { store(p, a); }
+QUIRE_INLINE void rest(float* p, I16 a) { istore(p, a); }
 QUIRE_INLINE V16 clear(V16) { return zero(); }
 QUIRE_INLINE I16 clear(I16) { return izero(); }
 
@@ -68,39 +62,63 @@ QUIRE_INLINE V16 finish(const Tile<T>& t, I16 sum, int r, int col) {
   return mul(exact, mul(set1(t.x_scale[r]), load(t.w_scale + col)));
 }
 
+// Steps of one pass: C vectors of the panel from w on, for R rows.
+template <class T, int R, int C>
+QUIRE_INLINE void walk(const Tile<T>& t, int pass, const typename T::elem* w, typename T::sum* acc) {
+  constexpr size_t wstride = static_cast<size_t>(kPanel) * T::step, cstride = 16 * T::step;
+  if (t.alone) {
+    const char* next = reinterpret_cast<const char*>(w) + kPrefetch * kVectors / C;
+    for (int s = 0; s < t.steps; ++s, next += kLines * 64) {
+      for (int i = 0; i < C; ++i) prefetch(next + i * 64);
+      micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, 1);
+    }
+    return;
+  }
+  if (!t.next) return micro<T, R, C>(acc, t.x, t.ldx, w, wstride, cstride, t.steps);
+  // this pass fetches lines from first / turns on: steps * kLines lines, evenly over the steps of all passes
+  const int first = (t.turn + pass) * t.steps * kLines;
+  const char* next = t.next + first / t.turns * 64;
+  int due = first % t.turns;
+  for (int s = 0; s < t.steps; ++s) {
+    for (due += kLines; due >= t.turns; due -= t.turns, next += 64) t.near ? prefetch(next) : prefetch_l2(next);
+    micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, 1);
+  }
+}
+
+template <class T, int R, int C>
+QUIRE_INLINE void write(const Tile<T>& t, int c0, const typename T::sum* acc) {
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      const int col = (c0 + c) * 16;
+      V16 v = finish<T>(t, acc[r * C + c], r, col);
+      if (t.bias) v = add(v, load_n(t.bias + col, t.width - col));
+      if (t.width - col >= 16)
+        store(t.y + r * t.ldy + col, v);
+      else if (t.width > col)
+        store_n(t.y + r * t.ldy + col, v, t.width - col);
+    }
+}
+
 template <class T, int R>
 QUIRE_INLINE void tile_rows(const Tile<T>& t) {
+  using Sum = typename T::sum;
   constexpr int C = cols_for<R>();
-  constexpr int kVectors = kPanel / 16;
-  constexpr size_t wstride = static_cast<size_t>(kPanel) * T::step, cstride = 16 * T::step;
   for (int c0 = 0; c0 < kVectors; c0 += C) {
-    using Sum = typename T::sum;
     Sum acc[R * C];
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
       for (int c = 0; c < C; ++c)
-        acc[r * C + c] = t.first ? clear(Sum{})
-                                 : rest_load(t.y + r * t.ldy + (c0 + c) * 16, t.width - (c0 + c) * 16, Sum{});
-    const typename T::elem* w = t.w + c0 * cstride;
-    if (t.ahead.lines && c0 == 0) {
-      const char* next = reinterpret_cast<const char*>(t.w) + t.ahead.distance;
-      for (int s = 0; s < t.steps; ++s) {
-        for (int i = 0; i < t.ahead.lines; ++i) t.ahead.near ? prefetch(next + i * 64) : prefetch_l2(next + i * 64);
-        next += t.ahead.stride;
-        micro<T, R, C>(acc, t.x + s * T::step, t.ldx, w + s * wstride, wstride, cstride, 1);
-      }
-    } else {
-      micro<T, R, C>(acc, t.x, t.ldx, w, wstride, cstride, t.steps);
+        acc[r * C + c] = t.first ? clear(Sum{}) : rested(t.sums + r * kPanel + (c0 + c) * 16, Sum{});
+    walk<T, R, C>(t, c0 / C, t.w + c0 * 16 * T::step, acc);
+    if (t.last) {
+      write<T, R, C>(t, c0, acc);
+      continue;
     }
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) {
-        const int col = (c0 + c) * 16;
-        V16 v = t.last ? finish<T>(t, acc[r * C + c], r, col) : as_floats(acc[r * C + c]);
-        if (t.last && t.bias) v = add(v, load_n(t.bias + col, t.width - col));
-        if (t.width - col >= 16)
-          store(t.y + r * t.ldy + col, v);
-        else if (t.width > col)
-          store_n(t.y + r * t.ldy + col, v, t.width - col);
-      }
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) rest(t.sums + r * kPanel + (c0 + c) * 16, acc[r * C + c]);
   }
 }
 
@@ -120,54 +138,64 @@ void tile(int rows, const Tile<T>& t) {
   }
 }
 
-// What row block b of `blocks` prefetches: alone, a fixed distance ahead; else its share of the next k block, so
-// that all blocks together fetch it once.
-QUIRE_INLINE Ahead ahead(int b, int blocks, int steps, size_t step_bytes) {
-  const int lines = static_cast<int>(step_bytes / 64);
-  if (blocks == 1) return {lines, kPrefetch, step_bytes, true};
-  int sharing = lines;  // a divisor of lines: four or two lines a step in bf16 and float32
-  while (sharing > blocks) sharing /= 2;
-  if (b >= sharing) return {0, 0, 0, false};
-  const int share = lines / sharing;
-  return {share, static_cast<size_t>(steps) * step_bytes + static_cast<size_t>(b) * steps * share * 64,
-          static_cast<size_t>(share) * 64, false};
+// Passes of a row block over a panel.
+constexpr int passes(int rows) { return kVectors / (rows == 1 ? cols_for<1>() : rows == 2 ? cols_for<2>() : cols_for<3>()); }
+
+// Rows in blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2.
+struct RowBlocks {
+  int rows, count;
+  int begin(int b) const { return static_cast<int>(static_cast<int64_t>(rows) * b / count); }
+};
+
+// Block k0 of a panel for all rows. `t` holds what all row blocks share.
+template <class T>
+QUIRE_INLINE void panel_block(const LinearTask& task, const RowBlocks& blocks, Tile<T> t, float* y, int k0) {
+  const typename T::elem* x = static_cast<const typename T::elem*>(task.x) + static_cast<size_t>(k0) * T::step;
+  float* sums = t.sums;
+  for (int b = 0; b < blocks.count; ++b) {
+    const int r0 = blocks.begin(b), rows = blocks.begin(b + 1) - r0;
+    t.x = x + r0 * task.ldx;
+    t.y = y + r0 * task.ldy;
+    t.sums = sums + r0 * kPanel;
+    t.x_scale = task.x_scale ? task.x_scale + r0 : nullptr;
+    tile<T>(rows, t);
+    t.turn += passes(rows);
+  }
 }
 
 template <class T>
 void linear(const LinearTask& task) {
   using E = typename T::elem;
-  const E* x = static_cast<const E*>(task.x);
-  const E* w = static_cast<const E*>(task.w);
   const int k_steps = (task.k + T::step - 1) / T::step;
-  const size_t panel_elems = static_cast<size_t>(k_steps) * kPanel * T::step;
-  const int row_blocks = (task.rows + kRows - 1) / kRows;
-  constexpr int block = kBlockK / T::step * (sizeof(E) == 1 ? 2 : 1);
-  constexpr size_t step_bytes = static_cast<size_t>(kPanel) * T::step * sizeof(E);  // of one panel row
+  const size_t step_elems = static_cast<size_t>(kPanel) * T::step;
+  const RowBlocks blocks{task.rows, (task.rows + kRows - 1) / kRows};
+  const bool few = blocks.count > 1 && blocks.count <= kNearBlocks;
+  const int block = few ? kNearSteps : kFarSteps;
+  alignas(64) float sums[kLinearRows * kPanel];
+  Tile<T> t;
+  t.ldx = task.ldx;
+  t.ldy = task.ldy;
+  t.alone = blocks.count == 1;
+  t.near = few;
+  t.turns = 0;
+  for (int b = 0; b < blocks.count; ++b) t.turns += passes(blocks.begin(b + 1) - blocks.begin(b));
   for (int p = task.panel_begin; p < task.panel_end; ++p) {
-    const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
+    const size_t column = static_cast<size_t>(p) * kPanel;
+    float* y = task.y + column;
+    t.sums = sums;
+    t.bias = task.bias ? task.bias + column : nullptr;
+    t.w_scale = task.w_scale ? task.w_scale + column : nullptr;
+    t.w_offset = task.w_offset ? task.w_offset + column : nullptr;
+    t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
     for (int k0 = 0; k0 < k_steps; k0 += block) {
-      const int steps = k_steps - k0 < block ? k_steps - k0 : block;
-      // rows in blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2
-      for (int b = 0; b < row_blocks; ++b) {
-        const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / row_blocks);
-        const int r1 = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / row_blocks);
-        Tile<T> t;
-        t.x = x + r0 * task.ldx + static_cast<size_t>(k0) * T::step;
-        t.ldx = task.ldx;
-        t.w = w + p * panel_elems + static_cast<size_t>(k0) * kPanel * T::step;
-        t.y = task.y + r0 * task.ldy + static_cast<size_t>(p) * kPanel;
-        t.ldy = task.ldy;
-        t.bias = task.bias ? task.bias + static_cast<size_t>(p) * kPanel : nullptr;
-        t.x_scale = task.x_scale ? task.x_scale + r0 : nullptr;
-        t.w_scale = task.w_scale ? task.w_scale + static_cast<size_t>(p) * kPanel : nullptr;
-        t.w_offset = task.w_offset ? task.w_offset + static_cast<size_t>(p) * kPanel : nullptr;
-        t.steps = steps;
-        t.width = width;
-        t.first = k0 == 0;
-        t.last = k0 + steps == k_steps;
-        t.ahead = ahead(b, row_blocks, steps, step_bytes);
-        tile<T>(r1 - r0, t);
-      }
+      t.steps = k_steps - k0 < block ? k_steps - k0 : block;
+      t.w = static_cast<const E*>(task.w) + (static_cast<size_t>(p) * k_steps + k0) * step_elems;
+      t.first = k0 == 0;
+      t.last = k0 + t.steps == k_steps;
+      t.turn = 0;
+      t.next = reinterpret_cast<const char*>(t.w + t.steps * step_elems);
+      if (t.last && p + 1 == task.panel_end) t.next = static_cast<const char*>(task.next);
+      panel_block<T>(task, blocks, t, y, k0);
     }
   }
 }
