@@ -310,12 +310,13 @@ void Executor::multiply(const Param& p, const LinearTask& t) {
     p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
 }
 
-// Where a thread begins to read a linear's weights; null for -1.
+// Where a thread begins to read a linear's weights; null for -1 and for a head without rows.
 const char* Executor::first_panel(int linear, int thread) const {
   if (linear < 0) return nullptr;
   const Op& op = ops_[linear];
   const Param& p = params_[op.weight];
   const int rows = row_count(linear >= static_cast<int>(head_begin_));
+  if (rows == 0) return nullptr;
   const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
   const int task = Tasks::first(s.tasks(), thread, pool_.threads());
   return param(op.weight) + task / s.row_tasks * s.panels_per_task * s.panel_bytes;

@@ -8,7 +8,6 @@ namespace quire {
 
 namespace {
 
-constexpr int kRowChunk = 120;           // rows of a task: a multiple of every register tile
 constexpr size_t kTaskBytes = 64 << 10;  // weight bytes that make a task worth claiming
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -53,7 +52,7 @@ Executor::HeadSplit Executor::split_heads(const Op& op) const {
   HeadSplit s;
   s.panels_per_task = static_cast<int>(std::max<size_t>(1, kTaskBytes / panel_bytes));
   s.panel_tasks = ceil_div(p.rows / kPanel / op.heads, s.panels_per_task);
-  s.row_tasks = ceil_div(tokens_, kRowChunk);
+  s.row_tasks = ceil_div(tokens_, kLinearRows);
   return s;
 }
 

@@ -16,7 +16,7 @@ constexpr int kLines = 4;  // cache lines of one step of a panel, in every forma
 // wait for memory, so theirs stay in the L1 cache, and lines on their way from memory hold up nobody. Between blocks
 // the sums rest, in float32 or as whole numbers; a store and a load change no bit.
 constexpr int kFarSteps = 512;  // 128 KiB
-constexpr int kNearSteps = NEARS;      // 16 KiB
+constexpr int kNearSteps = 64;  // 16 KiB
 constexpr int kNearBlocks = 3;  // row blocks that are few
 
 // One row block alone: how far ahead of the running load it prefetches, in steps of the lines that it loads.
