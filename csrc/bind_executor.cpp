@@ -229,6 +229,7 @@ void bind_executor(nb::module_& m) {
       .def("buffer", [](const Executor& e, int i) { return reinterpret_cast<uintptr_t>(e.buffer(i)); }, "index"_a)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)
       .def_prop_ro("kv_bytes", &Executor::kv_bytes)
+      .def_prop_ro("kv_warmed", &Executor::kv_warmed, "Bytes of the cache whose pages are in memory ahead of use.")
       .def_prop_ro("activation_bytes", &Executor::activation_bytes)
       .def_prop_ro("table_bytes", &Executor::table_bytes)
       .def_prop_ro("isa", &Executor::isa)

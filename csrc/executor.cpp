@@ -12,7 +12,7 @@ namespace quire {
 namespace {
 
 constexpr int kStreamRows = 8;      // rows up to which a linear layer reads memory rather than computes
-constexpr int kSmallRows = 4;       // rows of a norm or rotation task
+constexpr int kSmallRows = 4;       // rows of a norm task
 constexpr int kActColumns = 1024;   // columns of an activation task
 constexpr size_t kTaskBytes = 64 << 10;  // weight bytes that make a linear task worth claiming
 
@@ -33,13 +33,11 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   kv_dtype_ = kv_dtype;
   activations_.allocate(arena_bytes);
   kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
+  kv_pages_ = std::make_unique<PageWarmer>(kv_.data(), kv_.bytes());
   bind_attention();
   bind_experts();
   pieces_.reserve(limits.max_tokens);
-  for (int i = static_cast<int>(ops_.size()) - 1, next = -1; i >= 0; --i) {
-    ops_[i].next_linear = next;
-    if (ops_[i].kind == Kind::linear) next = i;
-  }
+  prepare_ops();
 }
 
 void Executor::bind_attention() {
@@ -119,12 +117,19 @@ void Executor::fill_cache(float value) {
   std::fill(words, words + block_bytes_ * limits_.num_blocks / 4, bits);
 }
 
+// What the ops of a step share: pieces of tiles, parts of attention.
 void Executor::plan_attention(int rows) {
   pieces_.clear();
   for (int b = 0; b < rows; ++b)
     for (int t = step_.query_start[b], end = step_.query_start[b + 1]; t < end; t = pieces_.back().end)
       pieces_.push_back({b, t, std::min(end, t + kTile - step_.positions[t] % kTile)});
   for (AttentionPlan& plan : attention_) plan.plan(rows, step_.query_start, step_.positions);
+  int highest = -1;  // block that the step writes
+  for (const TilePiece& piece : pieces_)
+    for (const int32_t* table : step_.block_tables)
+      highest = std::max(highest, table[static_cast<size_t>(step_.slots[piece.row]) * limits_.blocks_per_row() +
+                                        step_.positions[piece.begin] / limits_.block_size]);
+  kv_pages_->used(block_bytes_ * static_cast<size_t>(highest + 1));
 }
 
 void Executor::run_ops(size_t begin, size_t end) {
@@ -137,12 +142,33 @@ void Executor::run_ops(size_t begin, size_t end) {
 
 void Executor::step(size_t begin, size_t end, int thread) {
   Stopwatch watch(profile_.get(), thread);
-  for (size_t i = begin; i < end; ++i) {
-    const Op& op = ops_[i];
-    for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread)) do_task(op, t, thread);
-    watch.worked(i);
-    if (i + 1 < end) pool_.barrier([&] { tasks_.deal(tasks_of(ops_[i + 1])); });
-    watch.met(i);
+  for (size_t i = begin, next; i < end; i = next) {
+    for (next = i + 1; next < end && ops_[next].chained && next - i < Stopwatch::kMostOps;) ++next;
+    for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread))
+      for (size_t op = i; op < next; ++op) {
+        do_task(ops_[op], t, thread);
+        watch.worked(i, op - i);
+      }
+    if (next < end) pool_.barrier([&] { tasks_.deal(tasks_of(ops_[next])); });
+    watch.met(i, next - i);
+  }
+}
+
+// What is known of each op before any step.
+void Executor::prepare_ops() {
+  const auto by_rows = [](Kind kind) {
+    return kind == Kind::embed || kind == Kind::norm || kind == Kind::quantize || kind == Kind::gated_act ||
+           kind == Kind::gather;
+  };
+  int next_linear = -1;
+  for (int i = static_cast<int>(ops_.size()) - 1; i >= 0; --i) {
+    Op& op = ops_[i];
+    op.next_linear = next_linear;
+    if (op.kind == Kind::linear) next_linear = i;
+    if (i == 0 || i == static_cast<int>(head_begin_) || !by_rows(op.kind) || op.kind == Kind::gather) continue;
+    Op& before = ops_[i - 1];
+    op.chained = by_rows(before.kind) && before.out == op.in && buffers_[op.out].per == buffers_[op.in].per;
+    before.whole_rows |= op.chained;
   }
 }
 
@@ -172,6 +198,11 @@ LinearSplit split_linear(int rows, int n, int k, DType dtype, const GroupFormat&
 
 }  // namespace
 
+// Rows of a task of an op by rows: a few, but all threads get some.
+int Executor::rows_of_task(int rows) const {
+  return std::clamp(ceil_div(rows, 2 * pool_.threads()), 1, kSmallRows);
+}
+
 int Executor::rows_of(const Op& op) const {
   const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
   return row_count(head) * (op.out < 0 ? 1 : buffers_[op.out].per);
@@ -194,18 +225,20 @@ int Executor::tasks_of(const Op& op) const {
     }
     case Kind::latent_write: return static_cast<int>(pieces_.size());
     case Kind::gated_act:
+      if (op.whole_rows) return ceil_div(rows, rows_of_task(rows));
+      return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     case Kind::route:
     case Kind::dispatch:
     case Kind::experts:
     case Kind::combine: return expert_tasks(op);
-    default: return ceil_div(rows, kSmallRows);
+    default: return ceil_div(rows, rows_of_task(rows));
   }
 }
 
 void Executor::do_task(const Op& op, int task, int thread) {
-  const int rows = rows_of(op);
-  const int begin = task * kSmallRows, end = std::min(rows, begin + kSmallRows);
+  const int rows = rows_of(op), height = rows_of_task(rows);
+  const int begin = task * height, end = std::min(rows, begin + height);
   switch (op.kind) {
     case Kind::embed: {
       const Param& p = params_[op.weight];
@@ -247,6 +280,11 @@ void Executor::do_task(const Op& op, int task, int thread) {
       return;
     case Kind::gated_act: {
       const Buffer& out = buffers_[op.out];
+      if (op.whole_rows) {
+        kernels_.gated_act({f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, begin, end, 0, out.cols,
+                            op.alpha, op.limit});
+        return;
+      }
       const int chunks = ceil_div(out.cols, kActColumns), r = task / chunks, c = task % chunks * kActColumns;
       kernels_.gated_act({f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, r, r + 1, c,
                           std::min(out.cols, c + kActColumns), op.alpha, op.limit});

@@ -10,6 +10,7 @@
 #include "attention_plan.h"
 #include "expert_plan.h"
 #include "kernels.h"
+#include "page_warmer.h"
 #include "pool.h"
 #include "profile.h"
 
@@ -101,6 +102,7 @@ class Executor {
   char* buffer(int index) const { return activations_.data() + buffers_[index].offset; }
   size_t weight_bytes() const { return weights_.bytes(); }
   size_t kv_bytes() const { return kv_.bytes(); }
+  size_t kv_warmed() const { return kv_pages_ ? kv_pages_->warmed() : 0; }
   size_t activation_bytes() const { return activations_.bytes() + scratch_.bytes() + expert_memory_.bytes(); }
   size_t table_bytes() const;
   const char* isa() const { return kernels_.isa; }
@@ -144,6 +146,8 @@ class Executor {
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1, first = 0;
     int next_linear = -1;  // op whose weights are read after this one
+    bool chained = false;     // each task goes on with the rows that the op before has just made
+    bool whole_rows = false;  // and so the op before has tasks of whole rows
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
     float alpha = 0, limit = 0;
@@ -181,6 +185,8 @@ class Executor {
   void plan_attention(int rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);
+  void prepare_ops();
+  int rows_of_task(int rows) const;
   int tasks_of(const Op& op) const;
   void do_task(const Op& op, int task, int thread);
   void do_linear(const Op& op, int task, int thread);
@@ -218,6 +224,7 @@ class Executor {
   size_t head_begin_ = 0;
   size_t weight_total_ = 0;
   Arena weights_, kv_, activations_, scratch_, expert_memory_;
+  std::unique_ptr<PageWarmer> kv_pages_;  // after the arena: it ends first
   ExpertPlan expert_plan_;
   size_t block_bytes_ = 0;
   AttentionMemory attention_memory_{0, 0, 0};

@@ -10,7 +10,6 @@ namespace quire {
 
 namespace {
 
-constexpr int kRowChunk = 120;     // rows of one expert that a task multiplies: a multiple of every register tile
 constexpr int kRouteRows = 4;      // tokens of a routing or dispatch task
 constexpr int kCombineColumns = 1024;
 constexpr size_t kTaskBytes = 64 << 10;  // weight bytes that make a task worth claiming
@@ -23,7 +22,7 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 size_t expert_plan_bytes(int experts, int pairs) {
   // an expert has one chunk more than whole ones
-  const size_t chunks = static_cast<size_t>(std::min(experts, pairs)) + pairs / kRowChunk;
+  const size_t chunks = static_cast<size_t>(std::min(experts, pairs)) + pairs / kLinearRows;
   return align_up(static_cast<size_t>(experts) * sizeof(int32_t), 64) + chunks * sizeof(ExpertChunk);
 }
 
@@ -40,7 +39,7 @@ void ExpertPlan::sort(const int32_t* ids, int tokens, int top_k, int experts, in
   size_ = active_ = 0;
   int begin = 0;
   for (int e = 0; e < experts; ++e) {
-    const int rows = next_[e], count = ceil_div(rows, kRowChunk), first = size_;
+    const int rows = next_[e], count = ceil_div(rows, kLinearRows), first = size_;
     for (int c = 0; c < count; ++c)
       chunks_[size_++] = {e, begin + static_cast<int>(static_cast<int64_t>(rows) * c / count),
                           begin + static_cast<int>(static_cast<int64_t>(rows) * (c + 1) / count), first, count};

@@ -34,6 +34,7 @@ def attention_bytes(shapes: list[tuple[int, int, int, int]], threads: int, max_l
 class Executor:
     weight_bytes: int
     kv_bytes: int
+    kv_warmed: int
     activation_bytes: int
     table_bytes: int
     isa: str

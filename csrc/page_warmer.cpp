@@ -1,0 +1,66 @@
+#include "page_warmer.h"
+
+#include <algorithm>
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace quire {
+
+namespace {
+
+constexpr size_t kAhead = size_t{256} << 20;  // of what is in use
+constexpr size_t kChunk = size_t{2} << 20;
+constexpr size_t kPage = 4096;
+
+// Only this thread: it must not compete with the steps.
+void lowest_priority() {
+  const sched_param none{};
+  sched_setscheduler(0, SCHED_BATCH, &none);
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
+}
+
+}  // namespace
+
+PageWarmer::PageWarmer(char* data, size_t bytes) : data_(data), bytes_(bytes) {
+  if (bytes_ >= 2 * kChunk) thread_ = std::thread([this] { work(); });
+}
+
+PageWarmer::~PageWarmer() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+size_t PageWarmer::target() const { return std::min(bytes_, used_.load(std::memory_order_relaxed) + kAhead); }
+
+void PageWarmer::used(size_t bytes) {
+  if (bytes <= used_.load(std::memory_order_relaxed) || !thread_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    used_.store(bytes, std::memory_order_relaxed);
+  }
+  changed_.notify_one();
+}
+
+void PageWarmer::work() {
+  lowest_priority();
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return stop_ || warmed() < target(); });
+      if (stop_) return;
+    }
+    const size_t begin = warmed(), end = std::min(bytes_, begin + kChunk);
+    // an atomic "or" with nothing: a step may be writing the same page
+    for (size_t i = begin; i < end; i += kPage) __atomic_fetch_or(data_ + i, 0, __ATOMIC_RELAXED);
+    warmed_.store(end, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,41 @@
+// Brings the pages of a large arena into memory before they are needed.
+//
+// The first touch of a page makes the kernel, and under it a hypervisor, find and clear memory: a millisecond and more
+// for two MiB. In a step that writes a prompt's keys and values that is a tenth of its time. A thread of the lowest
+// priority does it ahead of use instead, a limited way, so that memory that is never used is never taken.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <thread>
+
+namespace quire {
+
+class PageWarmer {
+ public:
+  // Pages of [data, data + bytes), which outlive this object; their contents stay.
+  PageWarmer(char* data, size_t bytes);
+  ~PageWarmer();
+  PageWarmer(const PageWarmer&) = delete;
+  PageWarmer& operator=(const PageWarmer&) = delete;
+
+  // Say that everything below `bytes` is in use.
+  void used(size_t bytes);
+  size_t warmed() const { return warmed_.load(std::memory_order_relaxed); }
+
+ private:
+  void work();
+  size_t target() const;
+
+  char* const data_;
+  const size_t bytes_;
+  std::atomic<size_t> used_{0}, warmed_{0};
+  bool stop_ = false;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::thread thread_;
+};
+
+}  // namespace quire
