@@ -37,7 +37,10 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   bind_attention();
   bind_experts();
   pieces_.reserve(limits.max_tokens);
-  prepare_ops();
+  for (int i = static_cast<int>(ops_.size()) - 1, next = -1; i >= 0; --i) {
+    ops_[i].next_linear = next;
+    if (ops_[i].kind == Kind::linear) next = i;
+  }
 }
 
 void Executor::bind_attention() {
@@ -142,33 +145,12 @@ void Executor::run_ops(size_t begin, size_t end) {
 
 void Executor::step(size_t begin, size_t end, int thread) {
   Stopwatch watch(profile_.get(), thread);
-  for (size_t i = begin, next; i < end; i = next) {
-    for (next = i + 1; next < end && ops_[next].chained && next - i < Stopwatch::kMostOps;) ++next;
-    for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread))
-      for (size_t op = i; op < next; ++op) {
-        do_task(ops_[op], t, thread);
-        watch.worked(i, op - i);
-      }
-    if (next < end) pool_.barrier([&] { tasks_.deal(tasks_of(ops_[next])); });
-    watch.met(i, next - i);
-  }
-}
-
-// What is known of each op before any step.
-void Executor::prepare_ops() {
-  const auto by_rows = [](Kind kind) {
-    return kind == Kind::embed || kind == Kind::norm || kind == Kind::quantize || kind == Kind::gated_act ||
-           kind == Kind::gather;
-  };
-  int next_linear = -1;
-  for (int i = static_cast<int>(ops_.size()) - 1; i >= 0; --i) {
-    Op& op = ops_[i];
-    op.next_linear = next_linear;
-    if (op.kind == Kind::linear) next_linear = i;
-    if (i == 0 || i == static_cast<int>(head_begin_) || !by_rows(op.kind) || op.kind == Kind::gather) continue;
-    Op& before = ops_[i - 1];
-    op.chained = by_rows(before.kind) && before.out == op.in && buffers_[op.out].per == buffers_[op.in].per;
-    before.whole_rows |= op.chained;
+  for (size_t i = begin; i < end; ++i) {
+    const Op& op = ops_[i];
+    for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread)) do_task(op, t, thread);
+    watch.worked(i);
+    if (i + 1 < end) pool_.barrier([&] { tasks_.deal(tasks_of(ops_[i + 1])); });
+    watch.met(i);
   }
 }
 
@@ -225,8 +207,6 @@ int Executor::tasks_of(const Op& op) const {
     }
     case Kind::latent_write: return static_cast<int>(pieces_.size());
     case Kind::gated_act:
-      if (op.whole_rows) return ceil_div(rows, rows_of_task(rows));
-      return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     case Kind::route:
     case Kind::dispatch:
@@ -280,11 +260,6 @@ void Executor::do_task(const Op& op, int task, int thread) {
       return;
     case Kind::gated_act: {
       const Buffer& out = buffers_[op.out];
-      if (op.whole_rows) {
-        kernels_.gated_act({f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, begin, end, 0, out.cols,
-                            op.alpha, op.limit});
-        return;
-      }
       const int chunks = ceil_div(out.cols, kActColumns), r = task / chunks, c = task % chunks * kActColumns;
       kernels_.gated_act({f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, r, r + 1, c,
                           std::min(out.cols, c + kActColumns), op.alpha, op.limit});

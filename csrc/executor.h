@@ -146,8 +146,6 @@ class Executor {
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1, first = 0;
     int next_linear = -1;  // op whose weights are read after this one
-    bool chained = false;     // each task goes on with the rows that the op before has just made
-    bool whole_rows = false;  // and so the op before has tasks of whole rows
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
     float alpha = 0, limit = 0;
@@ -185,7 +183,6 @@ class Executor {
   void plan_attention(int rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);
-  void prepare_ops();
   int rows_of_task(int rows) const;
   int tasks_of(const Op& op) const;
   void do_task(const Op& op, int task, int thread);

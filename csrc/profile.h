@@ -40,27 +40,18 @@ class Profile {
 // One thread's walk over the ops of a step. Without a profile it does nothing.
 class Stopwatch {
  public:
-  static constexpr size_t kMostOps = 4;  // between two meetings
+  Stopwatch(Profile* profile, int thread) : profile_(profile), thread_(thread), begin_(profile ? now() : 0) {}
 
-  Stopwatch(Profile* profile, int thread) : profile_(profile), thread_(thread), begin_(profile ? now() : 0), lap_(begin_) {}
-
-  // Since the last call, or since the threads met, this thread did tasks of the n-th op behind `first`.
-  void worked(size_t first, size_t n) {
+  // The thread's own tasks of an op are done.
+  void worked(size_t op) {
+    if (profile_) profile_->busy_[thread_][op] += now() - begin_;
+  }
+  // So are those of all threads.
+  void met(size_t op) {
     if (!profile_) return;
     const int64_t end = now();
-    profile_->busy_[thread_][first + n] += end - lap_;
-    laps_[n] += end - lap_;
-    lap_ = end;
-  }
-  // Ops [first, first + count) are done by all threads. Waiting counts for the first.
-  void met(size_t first, size_t count) {
-    if (!profile_) return;
-    int64_t took = now() - begin_;
-    begin_ = lap_ = begin_ + took;
-    for (size_t n = count - 1; n > 0; took -= laps_[n], laps_[n--] = 0)
-      if (thread_ == 0) profile_->took_[first + n] += laps_[n];
-    laps_[0] = 0;
-    if (thread_ == 0) profile_->took_[first] += took;
+    if (thread_ == 0) profile_->took_[op] += end - begin_;
+    begin_ = end;
   }
 
  private:
@@ -71,8 +62,7 @@ class Stopwatch {
 
   Profile* profile_;
   int thread_;
-  int64_t begin_, lap_;
-  int64_t laps_[kMostOps] = {};
+  int64_t begin_;
 };
 
 }  // namespace quire
