@@ -398,8 +398,11 @@ def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         op = ops[i]
         weight = op.get("weight") or op.get("table")
         shape = f" {weight} {shapes[weight]}" if weight else ""
-        source = op.get("x") or op.get("qkv") or op.get("gate_up") or op.get("logits") or ""
-        out = op.get("out") or op.get("qkv") or op.get("ids") or op.get("x")
+        inputs, outputs = (
+            ("x", "qkv", "gate_up", "logits", "kv", "q_latent"),
+            ("out", "qkv", "ids", "q_nope", "x"),
+        )
+        source, out = (next((op[n] for n in names if op.get(n)), "") for names in (inputs, outputs))
         lines.append(f"  {i:>4}  {op['op']:<10} {source:>8} -> {out}{shape}")
     return lines
 
