@@ -237,7 +237,9 @@ def test_int4_stays_near_the_full_weights(checkpoint: Folder, options: dict[str,
     full, _ = run()
     int4, quantized = run(quantization="int4", **options)
     reference, _ = run(quantization="int4", executor="torch", **options)
-    assert 1e-4 < sum(abs(a - b) for a, b in zip(full, int4, strict=True)) / len(full) < 0.4  # of logits a few apart
+    assert (
+        1e-4 < sum(abs(a - b) for a, b in zip(full, int4, strict=True)) / len(full) < 0.4
+    )  # of logits a few apart
     assert max(abs(a - b) for a, b in zip(int4, reference, strict=True)) < 0.1
     built = quantized.built
     assert abs(built.executor.memory()["weights"] - built.plan.parts["weights"]) < 4096
