@@ -19,7 +19,7 @@ def markdown(result: Result) -> str:
     """The report of a result of kind "peers"."""
     rows = result.tables["runs"]
     found = {key: spread(values) for key, values in samples(rows).items()}
-    engines = list(dict.fromkeys(key[0] for key in found))
+    engines = sorted(dict.fromkeys(key[0] for key in found), key=lambda name: name != OURS)
     env = result.environment
     lines = [
         f"# The same work on {len(engines)} engines: {result.settings['shape']}, random weights",
