@@ -197,7 +197,7 @@ def measure(unit: Unit, place: Place, models: MODELS, args: argparse.Namespace) 
         found = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
         found = {"error": f"the measured process ended with {done.returncode}: {plain(done.stderr)}"}
-    new = runs.rows_of(unit, found)
+    new = [{**row, "version": summary.version(engine, place)} for row in runs.rows_of(unit, found)]
     runs.append(args.runs, new)
     for row in new:
         say(f"  {row['work']}: {row['value']:.1f}" if "value" in row else f"  {row['work']}: {row['error']}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import runs, workloads
-from benchmarks.peers.engines import ENGINES, Place
+from benchmarks.peers.engines import ENGINES, Engine, Place
 
 from quire import _native
 from quire.bench.bounds import peak_of
@@ -50,15 +50,20 @@ def limits(rows: Sequence[dict[str, Any]], threads: int) -> MachineLimits | None
 
 
 def versions(place: Place, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was measured, with Quire's commit where there is one."""
+    """What was measured: the versions that the rows were written with."""
     found = []
     for name in dict.fromkeys(row["engine"] for row in rows):
         engine = ENGINES[name]
-        version = engine.version(place)
-        if name == runs.OURS and (commit := _commit()):
-            version += f" ({commit})"
-        found.append({"engine": name, "version": version, "packages": list(engine.packages)})
+        measured = dict.fromkeys(r["version"] for r in rows if r["engine"] == name and "version" in r)
+        text = ", ".join(measured) or version(engine, place)
+        found.append({"engine": name, "version": text, "packages": list(engine.packages)})
     return found
+
+
+def version(engine: Engine, place: Place) -> str:
+    """Of what is installed now; Quire's with its commit where there is one."""
+    commit = _commit() if engine.name == runs.OURS else ""
+    return engine.version(place) + (f" ({commit})" if commit else "")
 
 
 def _commit() -> str:
