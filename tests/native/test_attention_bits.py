@@ -7,11 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.attention import VOCAB, Shape, native, random_tokens
+from helpers.attention import Shape
+from helpers.long_context import (
+    assert_nan_stays_with_its_sequence,
+    assert_same_bits_however_cut,
+    assert_unwritten_positions_are_seen,
+    last_logits,
+)
 from quire import _native
-from quire.executor.base import F32, Limits
 from quire.program.formats import DType
-from quire.program.lower import NumberFormats
 
 ISAS = _native.supported_isas()
 KV: list[DType] = ["f32", "bf16", "i8"]
@@ -20,7 +24,6 @@ SHAPES = [
     Shape(2, 2, 40, window=1500, sinks=True),
     Shape(16, 1, 16, window=60),
 ]
-LENGTH = 2300  # more than two partitions
 # Every shape and format on this machine's best instruction set; on the others each format with one of the shapes.
 CASES = [
     (isa, shape, kv)
@@ -31,46 +34,9 @@ CASES = [
 ]
 
 
-def limits(block_size: int = 16) -> Limits:
-    return Limits(160, 4, 160, LENGTH, 4 * -(-LENGTH // block_size), block_size)
-
-
-def last_logits(
-    shape: Shape,
-    kv: DType,
-    *,
-    threads: int,
-    chunks: list[int],
-    isa: str = "",
-    block_size: int = 16,
-    others: int = 0,
-) -> F32:
-    """Logits of a sequence's tokens from position 2080 on, run in the given chunks beside `others` sequences."""
-    program = shape.program(NumberFormats("f32", kv))
-    executor, stepper = native(program, limits(block_size), isa, threads, stepper_seed=others)
-    executor.core.fill_cache(float("nan"))
-    subject = stepper.add(random_tokens(1, LENGTH))
-    company = [stepper.add(random_tokens(5 + i, LENGTH)) for i in range(others)]
-    for _ in range(13):
-        size = stepper.fill({subject: 160})
-        executor.run(size.num_tokens, size.num_rows, 0)
-    found = []
-    for i, chunk in enumerate(chunks):
-        counts = {subject: chunk} | {other: 1 + (i * 7 + k) % 20 for k, other in enumerate(company)}
-        found.append(stepper.step(executor, counts)[subject])
-    return np.concatenate(found)
-
-
 @pytest.mark.parametrize(("isa", "shape", "kv"), CASES, ids=str)
 def test_long_context_on_many_threads(shape: Shape, kv: DType, isa: str) -> None:
-    """A cache full of NaN, whole on one thread; then cut, crowded, in larger blocks, on threads that share a row."""
-    whole = last_logits(shape, kv, threads=1, chunks=[40], isa=isa)
-    assert np.isfinite(whole).all()
-    for threads, chunks, block_size, others in ((3, [1] * 8 + [32], 16, 0), (2, [7, 33], 48, 2)):
-        found = last_logits(
-            shape, kv, threads=threads, chunks=chunks, isa=isa, block_size=block_size, others=others
-        )
-        assert np.array_equal(found.view(np.uint32), whole.view(np.uint32))
+    assert_same_bits_however_cut(shape, kv, isa)
 
 
 def test_another_order_of_partitions_would_be_seen() -> None:
@@ -83,37 +49,14 @@ def test_another_order_of_partitions_would_be_seen() -> None:
 
 
 def test_a_position_that_was_never_written_is_seen() -> None:
-    """Negative control for the cache full of NaN: reading what no step wrote gives NaN in every format."""
     for kv in KV:
-        program = SHAPES[0].program(NumberFormats("f32", kv))
-        executor, stepper = native(program, limits())
-        executor.core.fill_cache(float("nan"))
-        subject = stepper.add(random_tokens(1, 60))
-        stepper.fill({subject: 30})  # and never run
-        assert np.isnan(stepper.step(executor, {subject: 1})[subject]).all(), kv
+        assert_unwritten_positions_are_seen(SHAPES[0], kv)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv", KV)
 def test_numbers_that_are_not_finite_stay_with_their_sequence(kv: DType, isa: str) -> None:
-    """A token whose embedding is NaN spoils what comes after it, and no other sequence."""
-    program = Shape(4, 2, 24).program(NumberFormats("f32", kv))
-    token = VOCAB - 1
-
-    def run(poison: bool) -> dict[int, F32]:
-        executor, stepper = native(program, limits(), isa, threads=2)
-        if poison:
-            table = np.full((VOCAB, program.param("head").cols), np.nan, np.float32)
-            executor.put(program.param("head"), token, table[:1], "F32")
-        tokens = np.random.default_rng(3).integers(0, token, (2, 40))
-        tokens[0, 20] = token
-        return stepper.step(executor, {stepper.add(line.tolist()): 40 for line in tokens})
-
-    clean, found = run(poison=False), run(poison=True)
-    first, second = sorted(clean)
-    keep = slice(0, token)  # the head is tied: the poisoned token has no logit
-    assert np.isnan(found[first][20:]).all()
-    assert np.array_equal(found[second][:, keep], clean[second][:, keep])
+    assert_nan_stays_with_its_sequence(Shape(4, 2, 24), kv, isa)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
