@@ -5,22 +5,13 @@
 
 #include "kernels.h"
 #include "kernels/moments.h"
+#include "kernels/put.h"
 #include "kernels/table.h"
 
 namespace quire {
 namespace QUIRE_ISA {
 
 namespace {
-
-QUIRE_INLINE void put(void* out, DType type, size_t i, V16 v, int n) {
-  if (type == DType::f32) {
-    float* p = static_cast<float*>(out) + i;
-    n >= 16 ? store(p, v) : store_n(p, v, n);
-  } else {
-    uint16_t* p = static_cast<uint16_t*>(out) + i;
-    n >= 16 ? store_bf16(p, v) : store_bf16_n(p, v, n);
-  }
-}
 
 // erf by Abramowitz & Stegun 7.1.26, absolute error below 1.5e-7.
 QUIRE_INLINE V16 erf16(V16 x) {

@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "kernels/micro.h"
+#include "kernels/put.h"
 #include "kernels/softmax.h"
 #include "kernels/table.h"
 #include "simd/transpose.h"
@@ -436,17 +437,8 @@ void latent_write(const LatentWriteTask& t) {
       float* q = t.q + (static_cast<size_t>(i) * t.heads + h) * q_head;
       rotate(q + t.nope, t.rope, t.interleaved, cos, sin);
       const size_t to = (static_cast<size_t>(i) * t.heads + h) * t.nope;
-      for (int c = 0; c < t.nope; c += 16) {
-        const int n = t.nope - c;
-        const V16 v = load_n(q + c, n);
-        if (t.nope_dtype == DType::f32) {
-          float* out = static_cast<float*>(t.q_nope) + to + c;
-          n >= 16 ? store(out, v) : store_n(out, v, n);
-        } else {
-          uint16_t* out = static_cast<uint16_t*>(t.q_nope) + to + c;
-          n >= 16 ? store_bf16(out, v) : store_bf16_n(out, v, n);
-        }
-      }
+      for (int c = 0; c < t.nope; c += 16)
+        put(t.q_nope, t.nope_dtype, to + c, load_n(q + c, t.nope - c), t.nope - c);
     }
   }
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/put.h"
 #include "simd/vec.h"
 
 namespace quire {
@@ -116,15 +117,7 @@ QUIRE_INLINE void write_row(const AttendTask& t, int width, int token, int head,
   const size_t at = static_cast<size_t>(token) * t.out_pitch + static_cast<size_t>(head) * width;
   for (int c = 0; c < width; c += 16) {
     // adding zero makes a negative zero positive, whatever tiles of probability zero were added
-    const V16 v = add(mul(load(total + c), inverse), zero());
-    const int n = width - c;
-    if (t.out_dtype == DType::f32) {
-      float* out = static_cast<float*>(t.out) + at + c;
-      n >= 16 ? store(out, v) : store_n(out, v, n);
-    } else {
-      uint16_t* out = static_cast<uint16_t*>(t.out) + at + c;
-      n >= 16 ? store_bf16(out, v) : store_bf16_n(out, v, n);
-    }
+    put(t.out, t.out_dtype, at + c, add(mul(load(total + c), inverse), zero()), width - c);
   }
 }
 
