@@ -109,8 +109,6 @@ class BandwidthProbe {
   std::vector<float> sinks_;
 };
 
-double measure_bandwidth(Executor& e, size_t bytes) { return BandwidthProbe(e, bytes).measure(); }
-
 // Operations per second of all threads: float32 fma, bf16 pairs or int8 quads.
 double measure_flops(Executor& e, DType dtype, int64_t iterations) {
   const quire::Kernels& k = e.kernels();
@@ -234,7 +232,6 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("table_bytes", &Executor::table_bytes)
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("threads", &Executor::threads)
-      .def("measure_bandwidth", &measure_bandwidth, nogil(), "size"_a)
       .def("measure_flops", &measure_flops, nogil(), "dtype"_a, "iterations"_a);
 
   nb::class_<BandwidthProbe>(m, "BandwidthProbe")

@@ -68,7 +68,11 @@ def test_inspect_names_formats(path: Path, capsys: pytest.CaptureFixture[str]) -
     assert report["stored"] == {
         "F32": {"tensors": 21, "bytes": report["stored"]["F32"]["bytes"], "dequantized": 0}
     }
-    assert report["vocabulary_of_tokenizer"] == VOCAB
+    assert report["tokenizer"] == {
+        "kind": "BPE gpt-2",
+        "tokens": VOCAB,
+        "chat_templates": {"default": len(CHAT)},
+    }
     assert main(["inspect", str(path), "--no-measure"]) == 0
     assert "F32" in capsys.readouterr().out
 

@@ -13,7 +13,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, trainers
 
-from quire.text.gguf import gguf_tokenizer
+from quire.text.gguf import gguf_outline, gguf_tokenizer
 from quire.text.pretokenizers import WORDS
 from quire.types import CheckpointError, UnsupportedModelError
 
@@ -94,6 +94,9 @@ def test_byte_level_ids_and_text(name: str) -> None:
     found = gguf_tokenizer(metadata, "x.gguf")
     assert found is not None
     assert found.highest_id + 1 == source.get_vocab_size()
+    outline = gguf_outline(metadata, "x.gguf")
+    assert outline is not None
+    assert (outline.size, outline.highest_id) == (found.vocab_size, found.highest_id)
     for text in [*TEXTS, "a<think>b</s>c <|im_end|>\n"]:
         expected = source.encode(text).ids
         assert found.encode(text, add_special_tokens=False) == expected

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.engine.opening import open_model
 
-    model, asked = open_model(named_model(args.model)), engine_config(args)
+    model, asked = open_model(named_model(args.model), tokenizer=args.quality), engine_config(args)
     report = describe(model, asked, args)
     found = quality.report(model, asked, args)
     if found is not None:
@@ -65,13 +65,16 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
     """Everything `quire inspect` knows, as plain JSON values. Bytes are bytes, times seconds."""
     from quire.engine.budget import plan_memory
     from quire.engine.build import choose, machine_facts
+    from quire.engine.opening import tokenizer_memory
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
     facts = machine_facts()
     config, program = choose(model, asked, facts)
     try:
-        memory: dict[str, Any] = _memory(plan_memory(program, config, facts.resident_memory))
+        files = model.gguf.files if model.gguf else None
+        coming = 0 if model.tokenizer else tokenizer_memory(model.folder, files)
+        memory: dict[str, Any] = _memory(plan_memory(program, config, facts.resident_memory + coming))
     except MemoryBudgetError as error:
         memory = {"error": str(error)}
     machine = None if args.no_measure else _measure(config)
@@ -87,7 +90,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "notices": [*model.facts.notices, *config.notices],
         "config_sha256": model.facts.config_sha256,
         "spec": {**spec, "layers": _runs(layers)},
-        "vocabulary_of_tokenizer": model.tokenizer.vocab_size if model.tokenizer else None,
+        "tokenizer": _tokenizer(model),
         "eos_token_ids": list(model.facts.generation.eos_token_ids),
         "formats": {
             "weights": config.quantized or config.weights,
@@ -111,6 +114,21 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
     }  # fmt: skip
+
+
+def _tokenizer(model: Model) -> dict[str, Any] | None:
+    """Kind, tokens and chat templates (name -> characters), from what stands before the merges; None without one."""
+    from quire.engine.opening import tokenizer_outline
+    from quire.types import QuireError
+
+    try:
+        outline = tokenizer_outline(model)
+    except QuireError as error:
+        return {"error": str(error)}
+    if outline is None:
+        return None
+    templates = {name: len(source) for name, source in outline.chat_templates.items()}
+    return {"kind": outline.kind, "tokens": outline.size, "chat_templates": templates}
 
 
 def _active(program: Program) -> dict[str, int]:
@@ -156,10 +174,11 @@ def _measure(config: ResolvedConfig) -> Machine:
     from quire.program.cost import Machine
 
     core = _native.Executor(config.isa, config.threads)
+    # Past the caches and no more: bringing in fresh memory takes longer than reading it.
+    probe = _native.BandwidthProbe(core, 64 * 2**20)
     formats = {"f32": _native.DType.f32, "bf16": _native.DType.bf16}
     dtype = _native.DType.i8 if config.quantized else formats[config.weights]
-    # Past the caches and no more: bringing in fresh memory takes longer than reading it.
-    bandwidth = max(core.measure_bandwidth(64 * 2**20) for _ in range(3))
+    bandwidth = max(probe.measure() for _ in range(3))
     return Machine(max(core.measure_flops(dtype, 2_000_000) for _ in range(3)), bandwidth)
 
 
@@ -274,6 +293,7 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
             f"{format_size(active['weight_bytes'])} of weights read"
         )
     lines += _layer_lines(spec)
+    lines.append(f"  {_tokenizer_line(report)}")
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
@@ -297,6 +317,20 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     if "quality" in report:
         lines += ["", *quality.lines(report["quality"])]
     return lines
+
+
+def _tokenizer_line(report: dict[str, Any]) -> str:
+    found = report["tokenizer"]
+    if found is None:
+        return "no tokenizer: the model works on token ids only"
+    if "error" in found:
+        return f"tokenizer not usable: {found['error']}"
+    templates = ", ".join(f"{name} ({size} characters)" for name, size in found["chat_templates"].items())
+    ends = ", ".join(map(str, report["eos_token_ids"])) or "none"
+    return (
+        f"tokenizer {found['kind']}, {found['tokens']} tokens, ends {ends}; "
+        f"chat template: {templates or 'none'}"
+    )
 
 
 def _layer_lines(spec: dict[str, Any]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -38,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from quire.types import QuireError
 
     try:
-        return int(command.run(options))
+        status = int(command.run(options))
+        sys.stdout.flush()
+        return status
     except QuireError as error:
         print(f"quire: {error}", file=sys.stderr)
     except ValueError as error:
@@ -48,7 +52,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
     return 1
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads what is printed any more, as under `| head`; the interpreter then says nothing about it."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -48,7 +48,7 @@ from quire.engine.messages import (
     unpack_ids,
     unpack_logprobs,
 )
-from quire.engine.opening import TOKENIZER_FACTOR, Model, find_model, gguf_files, open_model, tokenizer_bytes
+from quire.engine.opening import Model, find_model, gguf_files, open_model, tokenizer_memory
 from quire.engine.output import OutputProcessor
 from quire.engine.spawn import Spawned
 from quire.engine.stream import Live, LiveStream
@@ -551,4 +551,4 @@ def _event(live: Live, index: int, tokens: list[int], note: Note) -> SeqEvent:
 
 def _memory_beside(folder: Path, files: GGUFFiles | None) -> int:
     """Bytes that this process will hold beside the engine's, under the same bound."""
-    return resident_bytes() + SERVER_ALLOWANCE + TOKENIZER_FACTOR * tokenizer_bytes(folder, files)
+    return resident_bytes() + SERVER_ALLOWANCE + tokenizer_memory(folder, files)

@@ -18,7 +18,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
-from quire.engine.opening import TOKENIZER_FACTOR, Model, folder_tokenizer, tokenizer_bytes
+from quire.engine.opening import Model, folder_tokenizer, tokenizer_memory
 from quire.engine.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
@@ -181,7 +181,7 @@ def build(
     with startup.span("plan"):
         machine = machine_facts()
         config, program = choose(model, asked, machine)
-        coming = TOKENIZER_FACTOR * tokenizer_bytes(model.folder) if model.tokenizer_later else 0
+        coming = tokenizer_memory(model.folder) if model.tokenizer_later else 0
         plan = plan_memory(program, config, machine.resident_memory + coming, beside)
         executor = make_executor(program, config)
     later = _LaterTokenizer(model, startup)

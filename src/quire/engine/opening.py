@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 from quire.config.shipped import shipped_models
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
+from quire.text.files import OTHER_VOCABULARIES
 from quire.util.startup import Startup
 
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles, GGUFOpened
+    from quire.text.outline import TokenizerOutline
     from quire.text.tokenizer import Tokenizer
 
 # What a tokenizer takes in memory for each byte of its file: measured at 8.
-TOKENIZER_FACTOR = 10
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+_TOKENIZER_FACTOR = 10
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -80,7 +81,7 @@ def open_model(
             found = gguf_tokenizer(gguf.files.metadata, folder.name)
             if found is not None:
                 check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
-    elif tokenizer and any((folder / name).exists() for name in _TOKENIZER_FILES):
+    elif tokenizer and has_tokenizer(folder):
         if later:
             return Model(folder, facts, None, gguf, tokenizer_later=True)
         found = folder_tokenizer(folder, facts, startup)
@@ -118,9 +119,37 @@ def folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup) -> Token
     return found
 
 
-def tokenizer_bytes(folder: Path, files: GGUFFiles | None = None) -> int:
-    """Size of what a checkpoint's tokenizer is read from, in bytes; 0 when it has none. `files`: of a GGUF model."""
+def tokenizer_outline(model: Model) -> TokenizerOutline | None:
+    """What a model's tokenizer is, from what stands in its files before the merges; None when there is none.
+
+    Checked against the model. Raises CheckpointError.
+    """
+    if model.gguf is not None:
+        from quire.text.gguf import gguf_outline
+
+        found = gguf_outline(model.gguf.files.metadata, model.folder.name)
+    elif has_tokenizer(model.folder):
+        from quire.text.outline import folder_outline
+
+        found = folder_outline(model.folder)
+    else:
+        return None
+    if found is not None:
+        check_tokenizer_size(found.highest_id + 1, model.facts.spec.vocab)
+    return found
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a checkpoint folder holds a tokenizer, of a kind that is read or not."""
+    return any((folder / name).exists() for name in ("tokenizer.json", *OTHER_VOCABULARIES))
+
+
+def tokenizer_memory(folder: Path, files: GGUFFiles | None = None) -> int:
+    """Bytes that a checkpoint's tokenizer takes in memory, by the size of its file; 0 when it has none.
+
+    `files`: of a GGUF model.
+    """
     if files is not None:
-        return files.header_bytes
+        return _TOKENIZER_FACTOR * files.header_bytes
     tokenizer = folder / "tokenizer.json"
-    return tokenizer.stat().st_size if tokenizer.exists() else 0
+    return _TOKENIZER_FACTOR * tokenizer.stat().st_size if tokenizer.exists() else 0

@@ -15,6 +15,15 @@ from pathlib import Path
 
 from quire.types import CheckpointError
 
+# Vocabularies that are not read, by the file that shows them.
+OTHER_VOCABULARIES = {
+    "tokenizer.model": "a SentencePiece model",
+    "tekken.json": "a Mistral Tekken vocabulary",
+    "tiktoken.model": "a tiktoken vocabulary",
+    "vocab.json": "a bare vocabulary",
+    "vocab.txt": "a bare vocabulary",
+}
+
 MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_SIDE_FILE_BYTES = 32 * 2**20
 MAX_TEMPLATE_BYTES = 1 * 2**20

@@ -10,20 +10,20 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from quire.text.files import LoadBudget, check_tokenizer_json, read_bounded, read_json_object, read_text
+from quire.text.files import (
+    OTHER_VOCABULARIES,
+    LoadBudget,
+    check_tokenizer_json,
+    read_bounded,
+    read_json_object,
+    read_text,
+)
 from quire.types import CheckpointError
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 _MAX_ADDED_TOKENS = 100_000
 _MAX_TEMPLATES = 32
-_NOT_SUPPORTED = {
-    "tokenizer.model": "a SentencePiece model",
-    "tekken.json": "a Mistral Tekken vocabulary",
-    "tiktoken.model": "a tiktoken vocabulary",
-    "vocab.json": "a bare vocabulary",
-    "vocab.txt": "a bare vocabulary",
-}
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ def read_folder(path: Path, budget: LoadBudget) -> TokenizerFolder:
 def _read_tokenizer_json(path: Path, budget: LoadBudget) -> bytes:
     file = path / "tokenizer.json"
     if not file.exists():
-        for name, what in _NOT_SUPPORTED.items():
+        for name, what in OTHER_VOCABULARIES.items():
             if (path / name).exists():
                 raise CheckpointError(
                     f"{path} has {what} ({name}) but no tokenizer.json, the only vocabulary format that is "

@@ -18,7 +18,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from quire.text.files import MAX_TEMPLATE_BYTES
-from quire.text.pretokenizers import WORDS
+from quire.text.outline import TokenizerOutline
+from quire.text.pretokenizers import WORDS, Words
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, UnsupportedModelError
 
@@ -101,13 +102,9 @@ def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None
     for a kind of tokenizer or of word expression that is not implemented.
     """
     metadata = _Metadata(values, where)
-    kind = metadata.text("tokenizer.ggml.model", "none")
-    if kind in {"none", "no_vocab"}:
+    kind = _kind(metadata)
+    if kind is None:
         return None
-    if kind not in KINDS:
-        raise UnsupportedModelError(
-            f"{where}: tokenizer.ggml.model = {kind[:80]!r} is not supported: implemented are {', '.join(KINDS)}"
-        )
     vocabulary = _vocabulary(metadata)
     backend, add_bos = KINDS[kind](metadata, vocabulary)
     _add_tokens(backend, vocabulary)
@@ -119,6 +116,44 @@ def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None
     }
     _post_process(backend, metadata, named, add_bos)
     return Tokenizer(backend, special_tokens=named, chat_templates=_templates(metadata))
+
+
+def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline | None:
+    """The outline of a file's tokenizer, None when it has none: what is told without reading its tokens.
+
+    Raises as gguf_tokenizer does for what it reads.
+    """
+    metadata = _Metadata(values, where)
+    kind = _kind(metadata)
+    if kind is None:
+        return None
+    name = f"BPE {_words(metadata)[0]}" if KINDS[kind] is _byte_level else "BPE of SentencePiece"
+    size = len(metadata.array("tokenizer.ggml.tokens", MAX_TOKENS))
+    return TokenizerOutline(name, size, size - 1, _templates(metadata))
+
+
+def _kind(metadata: _Metadata) -> str | None:
+    kind = metadata.text("tokenizer.ggml.model", "none")
+    if kind in {"none", "no_vocab"}:
+        return None
+    if kind not in KINDS:
+        raise UnsupportedModelError(
+            f"{metadata.where}: tokenizer.ggml.model = {kind[:80]!r} is not supported: implemented are "
+            f"{', '.join(KINDS)}"
+        )
+    return kind
+
+
+def _words(metadata: _Metadata) -> tuple[str, Words]:
+    """The name of the expression that cuts a text into words, and the expression."""
+    name = metadata.text("tokenizer.ggml.pre", "default")
+    words = WORDS.get(name)
+    if words is None:
+        raise UnsupportedModelError(
+            f"{metadata.where}: tokenizer.ggml.pre = {name[:80]!r} is not supported: implemented are "
+            f"{', '.join(sorted(WORDS))}"
+        )
+    return name, words
 
 
 def _vocabulary(metadata: _Metadata) -> _Vocabulary:
@@ -139,13 +174,7 @@ def _vocabulary(metadata: _Metadata) -> _Vocabulary:
 
 def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     """Byte-level BPE; also whether a text starts with the beginning-of-sequence token when no key says so."""
-    name = metadata.text("tokenizer.ggml.pre", "default")
-    words = WORDS.get(name)
-    if words is None:
-        raise UnsupportedModelError(
-            f"{metadata.where}: tokenizer.ggml.pre = {name[:80]!r} is not supported: implemented are "
-            f"{', '.join(sorted(WORDS))}"
-        )
+    _, words = _words(metadata)
     tokens, count = vocabulary.tokens, len(vocabulary.tokens)
     while count and vocabulary.types[count - 1] in {_CONTROL, _USER}:
         count -= (
