@@ -152,7 +152,7 @@ class Executor {
     struct {
       int weights = -1, places = -1;
       Router router;
-    } moe;
+    } moe{};
   };
   struct TilePiece {
     int row, begin, end;  // tokens

@@ -11,7 +11,6 @@ namespace quire {
 
 namespace {
 
-constexpr size_t kAhead = size_t{256} << 20;  // of what is in use
 constexpr size_t kChunk = size_t{2} << 20;
 constexpr size_t kPage = 4096;
 
@@ -24,7 +23,7 @@ void lowest_priority() {
 
 }  // namespace
 
-PageWarmer::PageWarmer(char* data, size_t bytes) : data_(data), bytes_(bytes) {
+PageWarmer::PageWarmer(char* data, size_t bytes, size_t ahead) : data_(data), bytes_(bytes), ahead_(ahead) {
   if (bytes_ >= 2 * kChunk) thread_ = std::thread([this] { work(); });
 }
 
@@ -37,7 +36,7 @@ PageWarmer::~PageWarmer() {
   if (thread_.joinable()) thread_.join();
 }
 
-size_t PageWarmer::target() const { return std::min(bytes_, used_.load(std::memory_order_relaxed) + kAhead); }
+size_t PageWarmer::target() const { return std::min(bytes_, used_.load(std::memory_order_relaxed) + ahead_); }
 
 void PageWarmer::used(size_t bytes) {
   if (bytes <= used_.load(std::memory_order_relaxed) || !thread_.joinable()) return;

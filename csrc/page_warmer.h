@@ -15,8 +15,9 @@ namespace quire {
 
 class PageWarmer {
  public:
-  // Pages of [data, data + bytes), which outlive this object; their contents stay.
-  PageWarmer(char* data, size_t bytes);
+  static constexpr size_t kAhead = size_t{256} << 20;
+  // Pages of [data, data + bytes), which outlive this object; their contents stay. `ahead`: bytes beyond those in use.
+  PageWarmer(char* data, size_t bytes, size_t ahead = kAhead);
   ~PageWarmer();
   PageWarmer(const PageWarmer&) = delete;
   PageWarmer& operator=(const PageWarmer&) = delete;
@@ -30,7 +31,7 @@ class PageWarmer {
   size_t target() const;
 
   char* const data_;
-  const size_t bytes_;
+  const size_t bytes_, ahead_;
   std::atomic<size_t> used_{0}, warmed_{0};
   bool stop_ = false;
   std::mutex mutex_;

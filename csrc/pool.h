@@ -64,6 +64,8 @@ class ThreadPool {
 class Tasks {
  public:
   explicit Tasks(int threads) : ranges_(static_cast<size_t>(threads)) {}
+  Tasks(const Tasks&) = delete;
+  Tasks& operator=(const Tasks&) = delete;
 
   static int first(int tasks, int thread, int threads) {
     return static_cast<int>(static_cast<int64_t>(tasks) * thread / threads);

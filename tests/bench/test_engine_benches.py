@@ -8,7 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from helpers.specs import BF16, decoder_spec
 from quire.bench import latency, profile, results, shapes, startup, throughput
+from quire.bench.bounds import op_bound
 from quire.bench.checkpoint import write_checkpoint
 from quire.bench.engine_run import BenchEngine, Prompts, Step, judge
 from quire.bench.limits import LimitsProbe, Sample
@@ -16,6 +18,7 @@ from quire.bench.report import page
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
 from quire.program.cost import Row, step_cost
+from quire.program.lower import lower
 
 TINY = {
     **shapes.SHAPES["qwen3-0.6b"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -96,6 +99,27 @@ def test_latency_figures(engine: BenchEngine) -> None:
     assert probe.limits().bandwidth.count == 4
 
 
+def test_a_profile_names_the_limit_of_most_of_an_ops_time() -> None:
+    """Many steps of 31 rows are bound by computing; the last ones, of one row, by memory."""
+    program = lower(decoder_spec(300, 512, 1024, (4, 2, 64), [0], tied=True, qk_norm=True), BF16)
+    limits = Sample(1e9, {"f32": 2e10, "bf16": 2e10})
+    times = profile.OpTimes(program)
+    for rows in (31, 31, 31, 1):
+        step = Step([Row(1, 20)] * rows, rows, {"forward": 2.0, "sample": 0.25}, wall=2.5)
+        step.op_seconds, step.op_waited = [0.1] * len(program.ops), [0.0] * len(program.ops)
+        bounds = op_bound(step_cost(program, step.rows, rows).ops[2], "bf16", 1e9, limits.compute, 1 << 40)
+        assert bounds.by == ("compute" if rows > 1 else "memory")
+        times.add([step], limits)
+    found = {row["name"] or row["op"]: row for row in times.rows()}
+    assert found["qkv"]["bound"] == "compute"
+    assert found["qkv"]["limit_share"] > 0
+    assert found["norm 512"]["bound"] == "cache"  # of some steps is enough: there is no share
+    assert found["norm 512"]["limit_share"] is None
+    assert found["sample"]["seconds"] == 0.25
+    assert found["native"]["seconds"] == pytest.approx(2.0 - 0.1 * len(program.ops))
+    assert found["engine"]["seconds"] == pytest.approx(0.25)
+
+
 def test_a_profile_adds_up_to_its_steps(folder: Path) -> None:
     config = EngineConfig(threads=2, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32)
     asked = throughput.ThroughputAsked(
@@ -111,6 +135,7 @@ def test_a_profile_adds_up_to_its_steps(folder: Path) -> None:
             assert all(row["seconds"] > 0 and 0 <= (row["waiting"] or 0) <= 1 for row in rows)
             for op, times in count.items():
                 assert sum(row["count"] for row in rows if row["op"] == op) == times
+            assert [row["op"] for row in rows[-3:]] == list(profile.OUTSIDE)
         assert profile.lines(tables["profile"])
         ran = engine.built.executor.take_profile()[0]  # type: ignore[attr-defined]
         assert not any(ran)  # every step took its own

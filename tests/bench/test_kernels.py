@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from quire.cli.main import main
 from quire.engine.opening import Model, open_model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row, step_cost
+from quire.program.formats import DType
 from quire.program.lower import lower
 from quire.program.ops import Attend, Linear, Program, RopeWrite, writes
 
@@ -142,6 +144,13 @@ def test_an_op_computes_in_the_format_of_its_input() -> None:
     program = layer_program()
     peaks = {type(op): peak_of(program, op) for op in program.ops}
     assert (peaks[Linear], peaks[Attend], peaks[RopeWrite]) == ("bf16", "bf16", "f32")
+
+
+@pytest.mark.parametrize(("kv", "peak"), [("f32", "f32"), ("bf16", "bf16"), ("i8", "bf16")])
+def test_attention_computes_in_the_format_of_the_cache(kv: DType, peak: str) -> None:
+    """An int8 cache is multiplied by numbers of two bytes: two int8 products, which is the rate of bf16."""
+    program = replace(layer_program(), kv_dtype=kv)
+    assert {peak_of(program, op) for op in program.ops if isinstance(op, Attend)} == {peak}
 
 
 def test_step_bound_adds_ops_at_their_own_peaks() -> None:

@@ -1,7 +1,11 @@
 """Where the time of steps goes: a whole step op by op, each beside its own limit.
 
 The native executor measures every op on its first thread, waiting for the other threads included. What a step took
-outside its ops (waking the threads, sampling, scheduling) is a line of its own, so the lines add up to the step.
+outside its ops is in lines of their own, so the lines add up to the step:
+
+    native    the rest of the forward call: planning the step, waking the threads, and their walk over the ops
+    sample    logits to tokens: a native call
+    engine    everything else: scheduling, filling the step's arrays, taking its tokens
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.bench.bounds import op_bound, peak_of
+from quire.bench.bounds import By, op_bound, peak_of
 from quire.bench.engine_run import Step
 from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import kind_of, name_of
@@ -17,7 +21,7 @@ from quire.bench.limits import Sample
 from quire.program.cost import step_cost
 from quire.program.ops import Program
 
-OUTSIDE = "outside ops"
+OUTSIDE = ("native", "sample", "engine")  # no ops
 
 DEFINITIONS = {
     "profile.seconds": "seconds a step in ops of this kind and name: mean over the steps of a kind",
@@ -25,6 +29,7 @@ DEFINITIONS = {
     "profile.waiting": "of the op's seconds, the mean part that a thread waited for others at the op's end",
     "profile.limit_share": "least seconds of the ops on this machine (each bound by memory or compute) / their "
     "seconds; none where a bound is a cache",
+    "profile.bound": "the limit that most of the least seconds are bound by",
 }
 
 
@@ -45,6 +50,9 @@ class OpTimes:
             kind.steps += 1
             kind.tokens += step.tokens
             kind.wall += step.wall
+            kind.outside["native"] += step.phases.get("forward", 0.0) - sum(step.op_seconds)
+            kind.outside["sample"] += step.phases.get("sample", 0.0)
+            kind.outside["engine"] += step.engine
             cost = step_cost(self._program, step.rows, step.logit_rows)
             for index, (name, one) in enumerate(zip(self._names, cost.ops, strict=True)):
                 if not step.op_seconds[index]:
@@ -54,9 +62,7 @@ class OpTimes:
                 line.count += 1
                 line.seconds += step.op_seconds[index]
                 line.waited += step.op_waited[index]
-                line.bound += bound.seconds
-                line.bounded &= bound.by != "cache"
-                line.by = bound.by
+                line.bounds[bound.by] = line.bounds.get(bound.by, 0.0) + bound.seconds
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each kind of step and op; times are those of one step."""
@@ -70,8 +76,17 @@ class OpTimes:
 class _Line:
     def __init__(self) -> None:
         self.count = 0
-        self.seconds = self.waited = self.bound = 0.0
-        self.bounded, self.by = True, ""
+        self.seconds = self.waited = 0.0
+        self.bounds: dict[By, float] = {}  # least seconds of its ops, by what limits them
+
+    @property
+    def by(self) -> By:
+        """The limit of most of its time; "cache" where any of its ops has no other: there is no share then."""
+        return "cache" if "cache" in self.bounds else max(self.bounds, key=lambda by: self.bounds[by])
+
+    @property
+    def limit_share(self) -> float | None:
+        return None if self.by == "cache" else sum(self.bounds.values()) / self.seconds
 
 
 class _Kind:
@@ -80,6 +95,7 @@ class _Kind:
     def __init__(self) -> None:
         self.steps = self.tokens = 0
         self.wall = 0.0
+        self.outside = dict.fromkeys(OUTSIDE, 0.0)  # seconds
         self.lines: dict[tuple[str, str], _Line] = {}
 
     def rows(self, step: str) -> list[dict[str, Any]]:
@@ -94,15 +110,16 @@ class _Kind:
                 "share": line.seconds / self.wall,
                 "waiting": line.waited / line.seconds,
                 "bound": line.by,
-                "limit_share": line.bound / line.seconds if line.bounded else None,
+                "limit_share": line.limit_share,
             }
             for (op, name), line in self.lines.items()
         ]
         found.sort(key=lambda row: -row["seconds"])
-        outside = self.wall - sum(line.seconds for line in self.lines.values())
-        rest = {"count": 1, "seconds": outside / self.steps, "share": outside / self.wall}
-        none = {"waiting": None, "bound": None, "limit_share": None}
-        return [*found, {**both, "op": OUTSIDE, "name": "", **rest, **none}]
+        none = {"count": 1, "waiting": None, "bound": None, "limit_share": None}
+        for op, seconds in self.outside.items():
+            rest = {"seconds": seconds / self.steps, "share": seconds / self.wall}
+            found.append({**both, "op": op, "name": "", **rest, **none})
+        return found
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:

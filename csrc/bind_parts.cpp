@@ -1,0 +1,49 @@
+// Python bindings of parts of the executor that are tested on their own.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include "page_warmer.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using quire::PageWarmer;
+using quire::Tasks;
+
+namespace {
+
+// For each phase and thread, the tasks that it claimed, in order: phases follow each other as in Executor::step.
+std::vector<std::vector<std::vector<int>>> claim_all(int threads, const std::vector<int>& phases) {
+  quire::ThreadPool pool(threads);
+  Tasks tasks(pool.threads());
+  std::vector<std::vector<std::vector<int>>> found(phases.size());
+  for (auto& phase : found) phase.resize(static_cast<size_t>(pool.threads()));
+  if (phases.empty()) return found;
+  tasks.deal(phases[0]);
+  auto job = [&](int thread) {
+    for (size_t i = 0; i < phases.size(); ++i) {
+      for (int t = tasks.claim(thread); t >= 0; t = tasks.claim(thread)) found[i][thread].push_back(t);
+      pool.barrier([&] { tasks.deal(i + 1 < phases.size() ? phases[i + 1] : 0); });
+    }
+  };
+  quire::on_all(pool, job);
+  return found;
+}
+
+}  // namespace
+
+void bind_parts(nb::module_& m) {
+  nb::class_<Tasks>(m, "Tasks")
+      .def(nb::init<int>(), "threads"_a)
+      .def("deal", &Tasks::deal, "tasks"_a)
+      .def("claim", &Tasks::claim, "thread"_a);
+  m.def("claim_all", &claim_all, nb::call_guard<nb::gil_scoped_release>(), "threads"_a, "phases"_a,
+        "What each thread of a pool claims of phases of so many tasks: [phase][thread][task].");
+  nb::class_<PageWarmer>(m, "PageWarmer")
+      .def("__init__", [](PageWarmer* self, uintptr_t address, size_t size, size_t ahead) {
+        new (self) PageWarmer(reinterpret_cast<char*>(address), size, ahead);
+      }, "address"_a, "size"_a, "ahead"_a)
+      .def("used", &PageWarmer::used, "size"_a)
+      .def_prop_ro("warmed", &PageWarmer::warmed);
+}
