@@ -170,7 +170,8 @@ void linear(const LinearTask& task) {
   const size_t step_elems = static_cast<size_t>(kPanel) * T::step;
   const RowBlocks blocks{task.rows, (task.rows + kRows - 1) / kRows};
   const bool few = blocks.count > 1 && blocks.count <= kNearBlocks;
-  const int block = few ? kNearSteps : kFarSteps;
+  const int most = few ? kNearSteps : kFarSteps, blocks_of_k = (k_steps + most - 1) / most;
+  const int block = (k_steps + blocks_of_k - 1) / blocks_of_k;  // equal: a short one would fetch only part of the next
   alignas(64) float sums[kLinearRows * kPanel];
   Tile<T> t;
   t.ldx = task.ldx;
