@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 
 from helpers.checkpoints import VOCAB, save, tiny_model
 from helpers.gguf_files import write_model
-from helpers.quantized_folders import FORMATS, quantized_folder
+from helpers.quantized_folders import FORMATS, mxfp4_folder, quantized_folder
 from quire.cli.main import main
-from quire.loader import GGUFFiles
+from quire.loader import Checkpoint, GGUFFiles, QuantizedSource
 from quire.loader.gguf_writer import OutTensor, write_gguf
+from quire.loader.scan import scan_source
+from quire.spec.quantization import Quantization
 
 TOKENS = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(VOCAB - 3))]
 
@@ -145,7 +147,8 @@ def test_sound_quantized_checkpoints(
 # A float array of each format, and what becomes NaN when its first number is.
 SCALES = {
     "gptq": "scales", "auto-round": "scales", "awq": "scales", "compressed-tensors": "weight_scale", "hqq": "scale",
-    "bitsandbytes": "weight.nested_absmax",
+    "int-quantized": "weight_scale", "int-quantized-static": "weight_scale", "float-quantized": "weight_scale",
+    "fp8": "weight_scale_inv", "bitsandbytes": "weight.nested_absmax",
 }  # fmt: skip
 
 
@@ -153,9 +156,7 @@ SCALES = {
 def test_a_scale_that_is_not_finite(
     plain: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = damaged(
-        plain, tmp_path / kind, kind, SCALES[kind], lambda array: array * np.array(np.nan, array.dtype)
-    )
+    folder = damaged(plain, tmp_path / kind, kind, SCALES[kind], lambda array: array * float("nan"))
     code, found = verify(capsys, folder)
     assert code == 1
     assert "weights failed: model.layers.1.mlp.up_proj.weight: element [0, 0] is NaN or infinite" in found
@@ -177,7 +178,7 @@ def test_a_hole_in_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     model = type(wide)("wide", wide.config_class, dict(wide.overrides) | {"intermediate_size": 4096})
     save(model, tmp_path / "m", torch.float32)
 
-    def hole(array: np.ndarray) -> np.ndarray:
+    def hole(array: torch.Tensor) -> torch.Tensor:
         array.reshape(-1)[: 7 * 4096] = 0
         return array
 
@@ -193,6 +194,91 @@ def damaged(plain: Path, out: Path, kind: str, part: str, change: Any) -> Path:
     folder, _ = quantized_folder(plain, out, kind)
     arrays = load_file(folder / "model.safetensors")
     name = f"model.layers.1.mlp.up_proj.{part}"
-    arrays[name] = np.ascontiguousarray(change(arrays[name].copy()))
+    arrays[name] = change(arrays[name].clone()).contiguous()
     save_file(arrays, folder / "model.safetensors")
     return folder
+
+
+def test_nan_in_eight_bit_floats(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """E4M3 has no infinity; 0x7F and 0xFF are NaN, and 0x7E is the largest number."""
+    for code, found in ((0x7F, 1), (0xFF, 1), (0x7E, 0)):
+
+        def change(array: torch.Tensor, code: int = code) -> torch.Tensor:
+            array.view(torch.uint8)[3, 5] = code
+            return array
+
+        folder = damaged(plain, tmp_path / f"{code}", "float-quantized", "weight", change)
+        failed = ["weights failed: model.layers.1.mlp.up_proj.weight: element [3, 5] is NaN or infinite"]
+        assert verify(capsys, folder) == (found, failed * found)
+
+
+@pytest.mark.parametrize("kind", ["float-quantized", "fp8", "int-quantized"])
+def test_a_hole_in_eight_bit_numbers(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = tiny_model("llama2")
+    model = type(wide)("wide", wide.config_class, dict(wide.overrides) | {"intermediate_size": 2048})
+    save(model, tmp_path / "m", torch.float32)
+
+    def hole(array: torch.Tensor) -> torch.Tensor:
+        array.view(torch.uint8).reshape(-1)[4096 : 4096 * 20] = 0
+        return array
+
+    code, found = verify(capsys, damaged(tmp_path / "m", tmp_path / "q", kind, "weight", hole))
+    assert code == 0
+    assert any("model.layers.1.mlp.up_proj.weight: 77824 zero bytes in a row" in line for line in found), (
+        found
+    )
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experts")
+    mxfp4_folder(folder)
+    return folder
+
+
+def changed_experts(experts: Path, out: Path, part: str, change: Any) -> Path:
+    arrays = load_file(experts / "model.safetensors")
+    name = f"model.layers.2.mlp.experts.{part}"
+    arrays[name] = change(arrays[name].clone()).contiguous()
+    out.mkdir()
+    (out / "config.json").write_text((experts / "config.json").read_text())
+    save_file(arrays, out / "model.safetensors")
+    return out
+
+
+def test_sound_experts(experts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And their digests: a changed code is a number like any other, so only digests tell."""
+    assert verify(capsys, experts) == (0, [])
+    assert main(["verify", str(experts), "--json", "--no-progress"]) == 0
+    (tmp_path / "before.json").write_text(capsys.readouterr().out)
+    other = changed_experts(experts, tmp_path / "x", "gate_up_proj_blocks", lambda array: array ^ 1)
+    assert verify(capsys, other) == (0, [])
+    assert main(["verify", str(other), "--digests", str(tmp_path / "before.json"), "--no-progress"]) == 1
+    assert "model.safetensors: another content than before" in capsys.readouterr().out
+
+
+def test_nan_in_experts(experts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """E8M0's 255 is NaN; 254 is 2^127, whose products with E2M1's larger numbers float32 does not hold."""
+
+    def change(array: torch.Tensor) -> torch.Tensor:
+        array[1, 2, 0] = 255
+        return array
+
+    code, found = verify(capsys, changed_experts(experts, tmp_path / "x", "down_proj_scales", change))
+    assert code == 1
+    assert found == [
+        "weights failed: model.layers.2.mlp.experts.down_proj: element [1, 2, 0] is NaN or infinite"
+    ]
+
+
+@pytest.mark.parametrize(("pages", "holes"), [(15, []), (16, ["experts_blocks"])])
+def test_a_hole_in_experts(tmp_path: Path, pages: int, holes: list[str]) -> None:
+    blocks = torch.randint(
+        1, 256, (4, 512, 4, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    blocks.reshape(-1)[: 4096 * pages] = 0
+    scales = torch.full(blocks.shape[:3], 120, dtype=torch.uint8)
+    save_file({"experts_blocks": blocks, "experts_scales": scales}, tmp_path / "model.safetensors")
+    with Checkpoint(tmp_path) as checkpoint:
+        found = scan_source(QuantizedSource(checkpoint, Quantization("MXFP4", "mxfp4")))
+    assert [finding.tensor for finding in found if "blocks" in finding.tensor] == holes

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def pack_rows(numbers: np.ndarray, bits: int) -> np.ndarray:
@@ -79,6 +80,34 @@ def pack_quantized(
     spread = np.arange(cols) // group
     weight = scales.astype(np.float32)[:, spread] * (codes - zeros[:, spread]).astype(np.float32)
     return arrays, weight
+
+
+def int_quantized(
+    rng: np.random.Generator, rows: int, cols: int, *, static: bool
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """8-bit codes with a scale an output; `static` adds the scale and zero point that inputs would be rounded with."""
+    arrays = {
+        "weight": rng.integers(-127, 128, (rows, cols)).astype(np.int8),
+        "weight_scale": (rng.random((rows, 1)) * 0.002 + 0.001).astype(np.float32),
+    }
+    weight = arrays["weight"].astype(np.float32) * arrays["weight_scale"]
+    if static:
+        arrays |= {"input_scale": np.array([0.02], np.float32), "input_zero_point": np.array([3], np.int8)}
+    return arrays, weight
+
+
+def fp8(
+    rng: np.random.Generator, rows: int, cols: int, *, block: int = 0
+) -> tuple[dict[str, np.ndarray | torch.Tensor], np.ndarray]:
+    """E4M3 numbers with a scale an output, or one for each square block."""
+    codes = torch.from_numpy(rng.normal(0, 100, (rows, cols)).clip(-448, 448)).to(torch.float8_e4m3fn)
+    shape = (-(-rows // block), -(-cols // block)) if block else (rows, 1)
+    scales = (rng.random(shape) * 0.0004 + 0.0002).astype(np.float32)
+    spread = scales
+    if block:
+        spread = np.kron(scales, np.ones((block, block), np.float32))[:rows, :cols]
+    name = "weight_scale_inv" if block else "weight_scale"
+    return {"weight": codes, name: scales}, codes.float().numpy() * spread
 
 
 def nf4(

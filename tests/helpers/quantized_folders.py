@@ -1,4 +1,4 @@
-"""Checkpoints whose linears are random numbers of a quantized format."""
+"""Checkpoints whose weights are random numbers of a quantized format."""
 
 from __future__ import annotations
 
@@ -9,13 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import packing
+from helpers.checkpoints import save, tiny_model
 from quire.loader import Checkpoint
+from quire.quant.linear import Stored
+from quire.quant.mxfp4 import mxfp4
 
 LINEAR = re.compile(r"model\.layers\.\d\.(self_attn|mlp)\..*_proj")
-Packer = Callable[[np.random.Generator, int, int], tuple[dict[str, np.ndarray], np.ndarray]]
+Arrays = dict[str, np.ndarray | torch.Tensor]
+Packer = Callable[[np.random.Generator, int, int], tuple[Arrays, np.ndarray]]
+
+
+def _w8a8(*, dynamic: bool) -> dict[str, Any]:
+    """The config group that compressed-tensors writes for 8-bit weights and activations."""
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    inputs = weights | {
+        "strategy": "token" if dynamic else "tensor",
+        "dynamic": dynamic,
+        "symmetric": dynamic,
+    }
+    return {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+
 
 FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
     "gptq": (
@@ -33,6 +50,22 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
     "compressed-tensors": (
         {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
         lambda rng, r, c: packing.pack_quantized(rng, r, c, bits=4, group=32, symmetric=True),
+    ),
+    "int-quantized": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": _w8a8(dynamic=True)},
+        lambda rng, r, c: packing.int_quantized(rng, r, c, static=False),
+    ),
+    "int-quantized-static": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": _w8a8(dynamic=False)},
+        lambda rng, r, c: packing.int_quantized(rng, r, c, static=True),
+    ),
+    "float-quantized": (
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+        lambda rng, r, c: packing.fp8(rng, r, c),
+    ),
+    "fp8": (
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [32, 32]},
+        lambda rng, r, c: packing.fp8(rng, r, c, block=32),
     ),
     "hqq": (
         {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}, "skip_modules": ["lm_head"]},
@@ -52,7 +85,7 @@ def quantized_folder(
     settings, pack = FORMATS[kind]
     rng = np.random.default_rng(0)
     config = json.loads((plain / "config.json").read_text())
-    arrays: dict[str, np.ndarray] = {}
+    arrays: Arrays = {}
     values: dict[str, np.ndarray] = {}
     with Checkpoint(plain) as checkpoint:
         for name in checkpoint.names():
@@ -60,12 +93,48 @@ def quantized_folder(
             prefix = name.removesuffix(".weight")
             if LINEAR.fullmatch(prefix):
                 parts, values[name] = pack(rng, *weight.shape)
-                arrays |= {f"{prefix}.{part}": np.ascontiguousarray(array) for part, array in parts.items()}
+                arrays |= {f"{prefix}.{part}": array for part, array in parts.items()}
                 if kind == "gptq":
                     arrays[f"{prefix}.bias"] = np.zeros(len(weight), np.float16)
             else:
                 arrays[name] = values[name] = weight
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings | changes}))
-    save_file(arrays, folder / "model.safetensors")
+    save_file(tensors(arrays), folder / "model.safetensors")
     return folder, values
+
+
+def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    """What safetensors writes; it has formats that numpy does not."""
+    return {
+        name: (array if isinstance(array, torch.Tensor) else torch.tensor(array)).contiguous()
+        for name, array in arrays.items()
+    }
+
+
+def mxfp4_folder(folder: Path) -> Any:
+    """Write a tiny gpt-oss with MXFP4 experts as it is released; transformers' model with the same numbers, float32."""
+    small = tiny_model("gpt-oss")
+    model = save(
+        type(small)("gpt-oss-mxfp4", small.config_class, {**small.overrides, "intermediate_size": 64}), folder
+    )
+    stored, random = load_file(folder / "model.safetensors"), np.random.default_rng(0)
+    for name, weight in model.named_parameters():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        experts, cols, rows = weight.shape
+        arrays = {
+            "blocks": random.integers(0, 256, (experts, rows, cols // 32, 16), dtype=np.uint8),
+            "scales": random.integers(121, 124, (experts, rows, cols // 32), dtype=np.uint8),
+        }
+        linear = mxfp4({part: Stored("U8", array.shape) for part, array in arrays.items()}, name)
+        numbers = torch.from_numpy(linear.dequantize(arrays, 0, experts))
+        with torch.no_grad():
+            weight.copy_(numbers.transpose(1, 2))
+        del stored[name]
+        stored |= {f"{name}_{part}": torch.from_numpy(array) for part, array in arrays.items()}
+    save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    return model

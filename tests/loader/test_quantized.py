@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from helpers.checkpoints import save, tiny_model
-from helpers.quantized_folders import FORMATS, quantized_folder
+from helpers.backends import NATIVE
+from helpers.checkpoints import LENGTH, load_reference, random_tokens, reference_logits, save, tiny_model
+from helpers.quantized_folders import FORMATS, quantized_folder, tensors
+from helpers.stepper import Stepper
 from quire.cli.main import main
-from quire.loader import Checkpoint, QuantizedSource
+from quire.config.schema import EngineConfig
+from quire.engine.build import choose, machine_facts, open_weights, weight_origin
+from quire.engine.opening import Model, open_model
+from quire.executor.base import Limits
+from quire.loader import Checkpoint, QuantizedSource, load
 from quire.spec.facts import read_model
 from quire.types import CheckpointError, UnsupportedModelError
 
@@ -42,10 +50,50 @@ def test_weights_and_tokens(
     options = ["generate", str(folder), "--prompt-token-ids", "5,6,7", "--max-tokens", "3", "--ignore-eos"]
     for more, dequantized in (
         (["--quantization", "none"], True),
-        ([], kind in {"bitsandbytes", "auto-round"}),
+        ([], kind in {"bitsandbytes", "auto-round", "float-quantized", "fp8"}),
     ):
         assert main([*options, *more]) == 0
         assert ("are dequantized at load" in capsys.readouterr().err) == dequantized
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_logits(plain: Path, tmp_path: Path, kind: str) -> None:
+    """transformers' on the plain checkpoint with the same numbers, and the same bits as that in Quire; near them when
+    computed in the stored codes. (Random codes make sharp attention: rounding shows more than in the parity tests.)
+    """
+    folder, values = quantized_folder(plain, tmp_path / kind, kind)
+    (tmp_path / "values").mkdir()
+    shutil.copy(plain / "config.json", tmp_path / "values")
+    save_file(tensors(values), tmp_path / "values/model.safetensors")
+    tokens = random_tokens(3)
+    expected = reference_logits(load_reference(tmp_path / "values", torch.float32), tokens)
+    assert np.abs(expected).max() > 0.5
+    model = open_model(folder, tokenizer=False)
+    exact = logits_of(model, tokens, "none")
+    plain_numbers = open_model(tmp_path / "values", tokenizer=False)
+    np.testing.assert_array_equal(exact, logits_of(plain_numbers, tokens, "none"))
+    np.testing.assert_allclose(exact, expected, rtol=0, atol=5e-4)
+    codes = np.abs(logits_of(model, tokens, "auto") - expected)
+    assert np.median(codes) < 0.05 * np.abs(expected).max()
+    assert (codes.max() > 1e-3) == (kind not in FLOATS)
+
+
+LIMITS = Limits(max_tokens=LENGTH, max_rows=1, max_logit_rows=LENGTH, max_len=LENGTH, num_blocks=20)
+# Kinds whose numbers have no format in which kernels compute codes: float32 either way.
+FLOATS = {"bitsandbytes", "auto-round", "float-quantized", "fp8"}
+
+
+def logits_of(model: Model, tokens: list[int], quantization: str) -> np.ndarray:
+    """[tokens, vocabulary] of one sequence in one pass, in float32 unless it is computed in codes."""
+    asked = EngineConfig(quantization=quantization, dtype="float32", kv_cache_dtype="float32", threads=2)
+    _, program = choose(model, asked, machine_facts())
+    executor = NATIVE.make(program)
+    with open_weights(model) as source:
+        load(program.params, source, executor, rules=weight_origin(model).rules)
+    stepper = Stepper(program, LIMITS)
+    executor.bind(LIMITS, stepper.arrays)
+    number = stepper.add(tokens)
+    return stepper.step(executor, {number: len(tokens)})[number]
 
 
 def test_inspect_names_the_format(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
