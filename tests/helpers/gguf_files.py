@@ -247,8 +247,11 @@ def _experts(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     return found
 
 
-def write_model(folder: Path, out: Path, arch: str, **more: Any) -> Path:
-    """The float32 checkpoint of `folder` as a GGUF file in F32, with further metadata."""
+def write_model(folder: Path, out: Path, arch: str, *, fuse: bool = False, **more: Any) -> Path:
+    """The float32 checkpoint of `folder` as a GGUF file in F32, with further metadata.
+
+    `fuse`: q, k and v in one tensor, gates and ups of experts in one, as options of converters write them.
+    """
     config = json.loads((folder / "config.json").read_text())
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors: dict[str, np.ndarray] = {}
@@ -270,12 +273,28 @@ def write_model(folder: Path, out: Path, arch: str, **more: Any) -> Path:
         plus = np.float32(arch in WHOLE_NORMS and "norm" in part)
         permuted = arch in PERMUTED and part in heads
         tensors[target] = permute(weight, heads[part]) if permuted else weight + plus
+    if fuse:
+        tensors = _fused(tensors)
     rope = config.get("rope_parameters") or {}
     for which in ("long", "short"):
         if rope.get("rope_type") == "longrope":
             tensors[f"rope_factors_{which}.weight"] = np.array(rope[f"{which}_factor"], np.float32)
     write_arrays(out, metadata_of(config, arch) | more, tensors)
     return out
+
+
+def _fused(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = dict(tensors)
+    for name in tensors:
+        for whole, parts, axis in (
+            ("attn_qkv", ("attn_q", "attn_k", "attn_v"), 0),
+            ("ffn_gate_up_exps", ("ffn_gate_exps", "ffn_up_exps"), 1),
+        ):
+            blk, _, ending = name.partition(f".{parts[0]}.")
+            if ending:
+                pieces = [found.pop(f"{blk}.{part}.{ending}") for part in parts]
+                found[f"{blk}.{whole}.{ending}"] = np.concatenate(pieces, axis)
+    return found
 
 
 def _stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

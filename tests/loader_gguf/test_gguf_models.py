@@ -44,8 +44,44 @@ def made(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_model(made, name: str) -> None:
-    """The program of the checkpoint, from the file: its spec, and every number where the program wants it."""
+    check_same_model(*made(name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "smollm3",
+        "qwen2",
+        "mixtral",
+        "qwen2-moe",
+        "qwen3-moe-dense-layer",
+        "deepseek3",
+        "gpt-oss",
+        "stablelm",
+    ],
+)
+def test_fused_tensors(made, tmp_path: Path, name: str) -> None:
+    """What llama.cpp's converter writes with --fuse-qkv and --fuse-gate-up-exps."""
     folder, path = made(name)
+    fused = write_model(folder, tmp_path / "fused.gguf", MODELS[name][2], fuse=True)
+    with GGUFFiles(path) as plain, GGUFFiles(fused) as files:
+        assert any("attn_qkv" in tensor or "gate_up_exps" in tensor for tensor in files.tensors)
+        assert len(files.tensors) < len(plain.tensors)
+    check_same_model(folder, fused)
+
+
+def test_fused_rows_that_are_too_many(made, tmp_path: Path) -> None:
+    folder, _ = made("llama")
+    path = write_model(
+        folder, tmp_path / "x.gguf", "llama", fuse=True, **{"llama.attention.head_count_kv": 2}
+    )
+    with GGUFFiles(path) as files, pytest.raises(CheckpointError, match="192 rows, but its heads have 128"):
+        files.model()
+
+
+def check_same_model(folder: Path, path: Path) -> None:
+    """The program of the checkpoint, from the file: its spec, and every number where the program wants it."""
     expected = read_model(folder).spec
     with GGUFFiles(path) as files, Checkpoint(folder) as checkpoint:
         model = files.model()

@@ -197,6 +197,9 @@ class GGUFSource:
         shape, size = tensor.shape, tensor.end - tensor.begin
         if stored.entry is not None:
             shape, size = shape[1:], size // shape[0]
+        if stored.span is not None:
+            rows = stored.span[1] - stored.span[0]
+            shape, size = (rows, *shape[1:]), size * rows // shape[0]
         if stored.row:
             shape = (1, *shape)
         if stored.values:
@@ -275,9 +278,10 @@ class GGUFSource:
         self, stored: StoredTensor, start: int, stop: int
     ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
         """Which stored rows hold rows [start, stop), and where each of them is among those (None: in order)."""
+        above = 0 if stored.span is None else stored.span[0]
         if not stored.heads:
-            return start, stop, None
-        rows = self._files.tensors[stored.name].shape[0]
+            return above + start, above + stop, None
+        rows = self._files.tensors[stored.name].shape[0] if stored.span is None else stored.span[1] - above
         if rows % (2 * stored.heads):
             raise CheckpointError(
                 f"{self._files.path.name}: tensor {stored.name}: {rows} rows are not pairs in {stored.heads} heads"
@@ -286,7 +290,7 @@ class GGUFSource:
         first, last = start // dim * dim, -(-stop // dim) * dim
         head, place = np.divmod(np.arange(start, stop), dim)
         half, pair = np.divmod(place, dim // 2)
-        return first, last, head * dim + 2 * pair + half - first
+        return above + first, above + last, head * dim + 2 * pair + half - first
 
     def release(self, name: str) -> None:
         stored = self._stored[name]

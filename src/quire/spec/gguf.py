@@ -29,7 +29,7 @@ from quire.spec.gguf_keys import Config, GGUFSummary, Keys
 from quire.spec.gguf_rope import FACTOR_TENSORS, rope_config
 from quire.spec.model import Attention, Layer, ModelSpec, WeightNames
 from quire.spec.rope_config import MAX_POSITIONS
-from quire.types import CheckpointError, UnsupportedModelError
+from quire.types import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class StoredTensor:
     """A tensor by its name in the file. `heads` > 0: its rows were permuted head by head, from (half, pair) to
     (pair, half), for a rotation of neighbouring dimensions, and are to be put back. `entry`: it is that entry of the
     first axis, one expert of a stack. `row`: a vector that is asked for as a matrix of one row. `values`: the tensor
-    holds each head's key projection turned round [heads, latent, keys], and that one the rows of its values.
+    holds each head's key projection turned round [heads, latent, keys], and that one the rows of its values. `span`: it
+    is rows [first, last) of the tensor, or of its entry.
     """
 
     name: str
@@ -45,6 +46,7 @@ class StoredTensor:
     entry: int | None = None
     row: bool = False
     values: str = ""
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,7 @@ def spec_of_file(
         norm = replace(spec.norm, plus=0.0)
         spec = replace(spec, norm=norm, layers=tuple(map(_with_whole_norms, spec.layers)))
     names = replace(spec.names, **architecture.names)
-    if "blk.0.attn_qkv.weight" in shapes:
-        if architecture.permuted:
-            raise UnsupportedModelError(
-                "tensor blk.0.attn_qkv.weight: permuted rows of q and k in one tensor"
-            )
-        names = replace(names, qkv=names.qkv or "model.layers.{i}.self_attn.qkv_proj")
-    elif "blk.0.attn_q.weight" in shapes:
+    if "blk.0.attn_q.weight" in shapes:
         names = replace(names, qkv="")
     if "blk.0.ffn_gate.weight" in shapes:
         names = replace(names, gate_up="")
@@ -249,26 +245,70 @@ class _Place:
         if single is not None:
             target = names[SINGLE_EXPERTS[single[1]]].format(i=self.layer, e=int(single[2]))
             return {f"{target}.{suffix}": StoredTensor(name)}
-        if self.part == "attn_k_b":
-            other = f"blk.{self.layer}.attn_v_b.weight"
-            return {f"{names['kv_b']}.weight".format(i=self.layer): StoredTensor(name, values=other)}
-        if self.part == "attn_v_b":
-            return {"": StoredTensor(name)}  # comes with the keys
-        if self.field not in names:
-            return {}
+        if self.part in {"attn_k_b", "attn_v_b"}:
+            return self._keys_and_values(name, names)
+        if self.part == "ffn_gate_up_exps":
+            return self._gates_and_ups(name, suffix, shape, names)
+        if self.part == "attn_qkv" and "qkv" not in names:
+            return self._queries_keys_values(name, suffix, shape, names)
+        return self._by_field(name, suffix, shape, names) if self.field in names else {}
+
+    def _by_field(
+        self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
+    ) -> dict[str, StoredTensor]:
+        """One tensor, or one for each entry of a stack."""
         target = names[self.field]
         if "{e}" in target:
             targets = [target.format(i=self.layer, e=e) for e in range(min(shape[0], MAX_EXPERTS))]
             return {f"{one}.{suffix}": StoredTensor(name, entry=e) for e, one in enumerate(targets)}
         target = target.format(i=self.layer)
         asked = target if self.field in BARE else f"{target}.{suffix}"
-        return {asked: StoredTensor(name, self._heads(), row=self.field in ROWS and len(shape) == 1)}
+        heads = self._heads(self.field)
+        return {asked: StoredTensor(name, heads, row=self.field in ROWS and len(shape) == 1)}
 
-    def _heads(self) -> int:
-        if not self.architecture.permuted or self.field not in {"q", "k"}:
+    def _keys_and_values(self, name: str, names: Mapping[str, str]) -> dict[str, StoredTensor]:
+        """Latent attention's up-projection of keys, with which that of values comes."""
+        if self.part == "attn_v_b":
+            return {"": StoredTensor(name)}
+        other = f"blk.{self.layer}.attn_v_b.weight"
+        return {f"{names['kv_b']}.weight".format(i=self.layer): StoredTensor(name, values=other)}
+
+    def _gates_and_ups(
+        self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
+    ) -> dict[str, StoredTensor]:
+        """Of each expert, the rows of its gate and then those of its up: [experts, 2 · width, dim]."""
+        if len(shape) < 2 or shape[1] % 2 or "{e}" not in names.get("expert_gate", ""):
+            return {}
+        width = shape[1] // 2
+        found: dict[str, StoredTensor] = {}
+        for field, first in (("expert_gate", 0), ("expert_up", width)):
+            for e in range(min(shape[0], MAX_EXPERTS)):
+                target = names[field].format(i=self.layer, e=e)
+                found[f"{target}.{suffix}"] = StoredTensor(name, entry=e, span=(first, first + width))
+        return found
+
+    def _queries_keys_values(
+        self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
+    ) -> dict[str, StoredTensor]:
+        """The rows of q, k and v one after the other; those of q and k are permuted."""
+        attention = self.spec.layers[self.layer].grouped
+        found: dict[str, StoredTensor] = {}
+        first = 0
+        for field, heads in (("q", attention.heads), ("k", attention.kv_heads), ("v", attention.kv_heads)):
+            last = first + heads * attention.head_dim
+            target = f"{names[field].format(i=self.layer)}.{suffix}"
+            found[target] = StoredTensor(name, self._heads(field), span=(first, last))
+            first = last
+        if shape[0] != first:
+            raise CheckpointError(f"tensor {name}: {shape[0]} rows, but its heads have {first}")
+        return found
+
+    def _heads(self, field: str) -> int:
+        """How many heads' rows are permuted."""
+        if not self.architecture.permuted or field not in {"q", "k"}:
             return 0
         attention = self.spec.layers[self.layer].grouped
-        return attention.heads if self.field == "q" else attention.kv_heads
+        return attention.heads if field == "q" else attention.kv_heads
 
 
 def asked_names(names: WeightNames) -> dict[str, str]:

@@ -49,8 +49,13 @@ class Architecture:
     translate: Callable[[Keys, Config], None] = _nothing_more
 
 
+def _projections_have_biases(keys: Keys) -> bool:
+    """Of queries, in a tensor of their own or in one with keys and values."""
+    return any(keys.has_tensor(f"blk.0.{name}.bias") for name in ("attn_q", "attn_qkv"))
+
+
 def _plain_biases(keys: Keys, config: Config) -> None:
-    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias") or keys.has_tensor("blk.0.attn_qkv.bias")
+    config["attention_bias"] = _projections_have_biases(keys)
     config["mlp_bias"] = keys.has_tensor("blk.0.ffn_gate.bias")
 
 
@@ -104,7 +109,7 @@ def _qwen2_moe(keys: Keys, config: Config) -> None:
     _dense_layers(keys, config)
     shared = keys.integer_or("expert_shared_feed_forward_length", 0, MAX_WIDTH)
     config["shared_expert_intermediate_size"] = shared or config["intermediate_size"]
-    config["qkv_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    config["qkv_bias"] = _projections_have_biases(keys)
     config["norm_topk_prob"] = keys.boolean("expert_weights_norm", False)
 
 
@@ -119,7 +124,7 @@ def _gpt_oss(keys: Keys, config: Config) -> None:
     """Its YaRN does not round its range of dimensions to whole ones, which no key says."""
     _experts(keys, config)
     config["intermediate_size"] = config.pop("moe_intermediate_size")
-    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    config["attention_bias"] = _projections_have_biases(keys)
     keys.boolean("expert_weights_norm", True)
     _sliding(keys, config, window=128, pattern=2)
     scaling = config.get("rope_scaling")
@@ -255,11 +260,11 @@ def _deepseek2(keys: Keys, config: Config) -> None:
 
 
 def _glm(keys: Keys, config: Config) -> None:
-    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias") or keys.has_tensor("blk.0.attn_qkv.bias")
+    config["attention_bias"] = _projections_have_biases(keys)
 
 
 def _stablelm(keys: Keys, config: Config) -> None:
-    config["use_qkv_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    config["use_qkv_bias"] = _projections_have_biases(keys)
     config["qk_layernorm"] = keys.has_tensor("blk.0.attn_q_norm.weight")
     keys.boolean(
         "use_parallel_residual", False
@@ -268,7 +273,7 @@ def _stablelm(keys: Keys, config: Config) -> None:
 
 
 def _cohere(keys: Keys, config: Config) -> None:
-    config["attention_bias"] = keys.has_tensor("blk.0.attn_q.bias")
+    config["attention_bias"] = _projections_have_biases(keys)
     config["use_qk_norm"] = keys.has_tensor("blk.0.attn_q_norm.weight")
     scale = keys.number("logit_scale")
     if not scale:
