@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.checkpoints import load_reference, random_tokens, reference_logits, save, tiny_model
+from helpers.checkpoints import (
+    TinyModel,
+    load_reference,
+    random_tokens,
+    reference_logits,
+    rope_of,
+    save,
+    tiny_model,
+)
 from helpers.gguf_files import made_model, write_model
 from helpers.tokenizers import write_byte_tokenizer
 from quire.cli.main import main
@@ -21,6 +29,8 @@ from quire.quant.convert import from_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES, dequantize
 from quire.spec.rope import inverse_frequencies
 from quire.types import SamplingParams, UnsupportedModelError
+
+_PLAIN_ROPE = rope_of("default")
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +90,49 @@ def test_there_and_back_of_families(tmp_path: Path, name: str) -> None:
     assert found[0] == found[1]
 
 
-def test_latent_attention_goes_one_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(made_model("deepseek3"), tmp_path / "in", torch.float32)
-    write_model(tmp_path / "in", tmp_path / "a.gguf", "deepseek2")
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek3"])
+def test_latent_attention(tmp_path: Path, name: str) -> None:
+    """kv_b becomes a stack of keys turned round and one of values: what a converter writes, number for number."""
+    save(made_model(name), tmp_path / "in", torch.float32)
+    expected = write_model(tmp_path / "in", tmp_path / "expected.gguf", "deepseek2")
+    assert convert(tmp_path / "in", tmp_path / "a.gguf") == 0
+    with GGUFFiles(expected) as theirs, GGUFFiles(tmp_path / "a.gguf") as ours:
+        assert ours.tensors.keys() == theirs.tensors.keys()
+        for tensor, found in theirs.tensors.items():
+            assert ours.tensors[tensor].shape == found.shape
+            np.testing.assert_array_equal(
+                ours.read(tensor, 0, found.shape[0]), theirs.read(tensor, 0, found.shape[0])
+            )
+        for key, value in theirs.metadata.items():
+            if key.startswith("deepseek2."):
+                exact = isinstance(value, str | bool)
+                assert ours.metadata[key] == (value if exact else pytest.approx(value, rel=1e-6)), key
     assert convert(tmp_path / "a.gguf", tmp_path / "back") == 0
+    specs = [open_model(tmp_path / of).facts.spec for of in ("in", "back")]
+    assert dataclasses.replace(specs[0], ignored=()) == dataclasses.replace(specs[1], ignored=())
     with Checkpoint(tmp_path / "in") as one, Checkpoint(tmp_path / "back") as other:
-        for tensor in other.names():
-            if tensor in set(one.names()):
-                np.testing.assert_array_equal(one.read(tensor), other.read(tensor))
-        assert set(other.names()) >= {name for name in one.names() if ".experts." not in name}
-    assert convert(tmp_path / "in", tmp_path / "b.gguf") == 1
-    assert "model_type = 'deepseek_v3' has no GGUF architecture here" in capsys.readouterr().err
+        assert set(one.names()) == set(other.names())
+        for tensor in one.names():
+            np.testing.assert_array_equal(other.read(tensor), one.read(tensor))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deepseek2-lite", {}, "an mscale of rope_scaling that is not its mscale_all_dim"),
+        ("deepseek3-dense-halves", {}, "latent attention without experts"),
+        ("deepseek3", _PLAIN_ROPE | {"rope_interleave": False}, "layer 0: rope"),
+        ("deepseek2-groups", {}, "layer 0: Layer"),  # biases of dense layers
+    ],
+)
+def test_latent_attention_that_gguf_cannot_say(
+    tmp_path: Path, name: str, changes: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model(name)
+    changed = TinyModel(name, model.config_class, dict(model.overrides) | changes)
+    save(changed, tmp_path / "in", torch.float32)
+    assert convert(tmp_path / "in", tmp_path / "x.gguf") == 1
+    assert f"GGUF cannot say {message}" in capsys.readouterr().err
 
 
 def test_frequencies_that_have_no_key_go_as_a_tensor(tmp_path: Path) -> None:

@@ -221,9 +221,7 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
         if tensor.name in factors:
             return iter([factors[tensor.name]])
         found = outs[tensor.name]
-        pieces = (
-            _gguf_pieces(source, copies[one], found.heads, tensor.kind, counter) for one in found.sources
-        )
+        pieces = (_gguf_pieces(source, copies[one], found, tensor.kind, counter) for one in found.sources)
         return chain.from_iterable(pieces)
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -234,20 +232,36 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
 def _out(written: Written, copy: _Copy, dtype: str) -> OutTensor:
     """Norms stay float32, as every reader expects; rows that are not whole blocks stay float16."""
     count, shape = len(written.sources), copy.shape[1:] if written.row else copy.shape
+    if written.split is not None:
+        (keys, values), rank = written.split, shape[1]
+        heads = shape[0] // (keys + values)
+        shape = (heads, values, rank) if written.values else (heads, rank, keys)
     kind = "F32" if len(shape) == 1 else _target(copy.source, dtype)
     if dtype == "q8_0" and len(shape) > 1:
         kind = "Q8_0" if shape[-1] % READ_TYPES["Q8_0"].values == 0 else "F16"
     return OutTensor(written.name, kind, (count, *shape) if count > 1 else shape)
 
 
-def _gguf_pieces(source: Source, copy: _Copy, heads: int, kind: str, counter: _Counter) -> Iterator[Array]:
-    dim = copy.source.shape[0] // heads if heads else 1
-    for rows in _pieces(source, copy, dim, counter):
-        values = rows
-        if heads:
-            halves = rows.reshape(len(rows) // dim, 2, dim // 2, -1)
-            values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
-        yield to_q8_0(values) if kind == "Q8_0" else from_float32(values, kind)
+def _gguf_pieces(
+    source: Source, copy: _Copy, written: Written, kind: str, counter: _Counter
+) -> Iterator[Array]:
+    rows = copy.source.shape[0]
+    each = sum(written.split) if written.split else rows // (written.heads or rows)  # rows of a head
+    for values in _pieces(source, copy, each, counter):
+        ready = _as_written(values, written, each)
+        yield to_q8_0(ready) if kind == "Q8_0" else from_float32(ready, kind)
+
+
+def _as_written(values: F32, written: Written, each: int) -> F32:
+    """Whole heads of `each` rows as a file has them."""
+    if written.split is not None:
+        heads = values.reshape(-1, each, values.shape[1])
+        keys = written.split[0]
+        return np.ascontiguousarray(heads[:, keys:] if written.values else heads[:, :keys].swapaxes(1, 2))
+    if written.heads:
+        halves = values.reshape(len(values) // each, 2, each // 2, -1)
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+    return values
 
 
 def _add_tokenizer(metadata: dict[str, Any], model: Model) -> None:

@@ -15,7 +15,8 @@ from quire.spec.gguf_keys import Config, Keys
 from quire.spec.rope_config import MAX_POSITIONS
 
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
-_SIGMOID, _V3_EXPERTS = 2, 256
+_V3_EXPERTS = 256
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 
@@ -225,7 +226,7 @@ def _deepseek2(keys: Keys, config: Config) -> None:
         "attention.key_length_mla"
     )  # else a file of before absorption: heads have their own lengths
     key_length, value_length = (f"attention.{what}_length{'_mla' * single}" for what in ("key", "value"))
-    sigmoid = keys.integer_or("expert_gating_func", 1, 2**8) == _SIGMOID
+    sigmoid = keys.integer_or("expert_gating_func", SOFTMAX, 2**8) == SIGMOID
     used, count = keys.integer("expert_used_count", MAX_TOP_K), keys.integer("expert_count", MAX_EXPERTS)
     usual = (8, 4) if sigmoid and count == _V3_EXPERTS else (1, 1)
     groups, top_groups = (
@@ -309,7 +310,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(model_type="smollm3", permuted=True, translate=_smollm3),
     "chatglm": Architecture(model_type="glm", partial=True, translate=_glm),
     "glm4": Architecture(model_type="glm4", partial=True, translate=_glm),
-    "deepseek2": Architecture(model_type="deepseek_v2", latent=True, translate=_deepseek2),
+    "deepseek2": Architecture(
+        model_type="deepseek_v2", also=("deepseek_v3", "kimi_k2"), latent=True, translate=_deepseek2
+    ),
     "stablelm": Architecture(
         model_type="stablelm", epsilon=LAYER_EPSILON, partial=True, translate=_stablelm,
         names={

@@ -5,6 +5,7 @@ What was written is read back and compared with the spec: whatever GGUF cannot s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.spec.gguf import asked_names, read_gguf_model, spec_of_file
-from quire.spec.gguf_architectures import ARCHITECTURES, BARE, ROWS, STEMS
+from quire.spec.gguf_architectures import ARCHITECTURES, BARE, ROWS, SIGMOID, SOFTMAX, STEMS
 from quire.spec.gguf_keys import GGUFSummary
 from quire.spec.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from quire.spec.model import MLP, Layer, ModelSpec, MoE, Rope
+from quire.spec.model import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Rope
 from quire.spec.rope import inverse_frequencies
 from quire.types import UnsupportedModelError
 
@@ -40,7 +41,7 @@ def architecture_of(model_type: str) -> str:
 
 def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
     """The keys of a model."""
-    attention = spec.layers[0].grouped
+    attention = spec.layers[0].attention
     widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, MLP)]
     keys: Metadata = {
         "block_count": len(spec.layers),
@@ -48,14 +49,43 @@ def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
         "embedding_length": spec.dim,
         "feed_forward_length": widths[0] if widths else spec.layers[0].mlp.width,
         "attention.head_count": attention.heads,
-        "attention.head_count_kv": attention.kv_heads,
-        "attention.key_length": attention.head_dim,
-        "attention.value_length": attention.head_dim,
         ARCHITECTURES[name].epsilon: float(spec.norm.eps),
         "vocab_size": spec.vocab,
     }
+    keys |= _latent(attention) if isinstance(attention, LatentAttention) else _heads(attention)
     keys |= _experts(name, spec) | _windows(name, spec) | _rope(spec) | _MORE.get(name, _nothing)(spec)
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in keys.items()}
+
+
+def _heads(attention: Attention) -> Metadata:
+    return {
+        "attention.head_count_kv": attention.kv_heads,
+        "attention.key_length": attention.head_dim,
+        "attention.value_length": attention.head_dim,
+    }
+
+
+def _latent(attention: LatentAttention) -> Metadata:
+    """What is cached is one key-value head; lengths of the heads' own keys and values have names that end in mla."""
+    found: Metadata = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": attention.cached,
+        "attention.value_length": attention.kv_rank,
+        "attention.key_length_mla": attention.q_dim,
+        "attention.value_length_mla": attention.v_dim,
+        "attention.kv_lora_rank": attention.kv_rank,
+    }
+    if attention.q_rank:
+        found["attention.q_lora_rank"] = attention.q_rank
+    if attention.rope.attention_factor != 1:
+        raise UnsupportedModelError(
+            "GGUF cannot say an mscale of rope_scaling that is not its mscale_all_dim"
+        )
+    if attention.rope.kind == "yarn" and attention.rope.factor > 1:
+        # the scores' temperature for q and for k, 1 + 0.1 · mscale · ln factor each; the key is a tenth of mscale
+        temperature = (attention.scale * attention.q_dim**0.5) ** 0.5
+        found["rope.scaling.yarn_log_multiplier"] = (temperature - 1) / math.log(attention.rope.factor)
+    return found
 
 
 def _nothing(_spec: ModelSpec) -> Metadata:
@@ -65,13 +95,29 @@ def _nothing(_spec: ModelSpec) -> Metadata:
 def _experts(name: str, spec: ModelSpec) -> Metadata:
     moe = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)), None)
     if moe is None:
+        if name == "deepseek2":
+            raise UnsupportedModelError("GGUF cannot say latent attention without experts")
         return {}
     found: Metadata = {"expert_count": moe.router.experts, "expert_used_count": moe.router.top_k}
     if name != "llama":
         found |= {"expert_feed_forward_length": moe.width, "expert_weights_norm": moe.router.renormalise}
+    if name == "deepseek2":
+        return found | _grouped_experts(spec, moe)
     if moe.shared is not None:
         found["expert_shared_feed_forward_length"] = moe.shared.width
     return found
+
+
+def _grouped_experts(spec: ModelSpec, moe: MoE) -> Metadata:
+    router = moe.router
+    return {
+        "expert_shared_count": moe.shared.width // moe.width if moe.shared else 0,
+        "expert_weights_scale": float(router.scale),
+        "expert_gating_func": SIGMOID if router.scores == "sigmoid" else SOFTMAX,
+        "expert_group_count": router.groups,
+        "expert_group_used_count": router.top_groups,
+        "leading_dense_block_count": next(i for i, layer in enumerate(spec.layers) if layer.mlp is moe),
+    }
 
 
 def _windows(name: str, spec: ModelSpec) -> Metadata:
@@ -176,12 +222,16 @@ class Written:
     """A tensor of a GGUF file, and the checkpoint's: one, or several that it stacks: norms of heads, experts.
 
     `heads` > 0: rows are permuted as StoredTensor says. `row`: the checkpoint's matrix of one row is a vector here.
+    `split`: the rows of keys and of values that each head has in it, of which this has the keys turned round
+    [heads, latent, keys], or the values when `values` [heads, values, latent].
     """
 
     name: str
     sources: tuple[str, ...]
     heads: int = 0
     row: bool = False
+    split: tuple[int, int] | None = None
+    values: bool = False
 
 
 def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[Written]:
@@ -198,9 +248,15 @@ def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[
         if stem not in stems:
             raise UnsupportedModelError(f"tensor {tensor} has no name in GGUF")
         kind, target, layer = stems[stem]
+        attention = spec.layers[layer].attention
+        if kind == "kv_b" and isinstance(attention, LatentAttention):
+            split = attention.nope_dim, attention.v_dim
+            for part, values in (("attn_k_b", False), ("attn_v_b", True)):
+                one = f"blk.{layer}.{part}.{suffix}"
+                found[one] = Written(one, (tensor,), split=split, values=values)
+            continue
         heads = 0
-        if ARCHITECTURES[name].permuted and kind in {"q", "k"}:
-            attention = spec.layers[layer].grouped
+        if ARCHITECTURES[name].permuted and kind in {"q", "k"} and isinstance(attention, Attention):
             heads = attention.heads if kind == "q" else attention.kv_heads
         target = f"{target}.{suffix}"
         before = found.get(target)
@@ -261,12 +317,21 @@ def check_round_trip(
         if field.name not in _COMPARED_ELSEWHERE and not _same(ours, theirs):
             raise _lost(field.name, ours, theirs)
     for number, (layer, other) in enumerate(zip(spec.layers, found.layers, strict=True)):
-        a, b = layer.grouped, other.grouped
+        a, b = layer.attention, other.attention
         if not _same_rope(a.rope, b.rope):
             raise _lost(f"layer {number}: rope", a.rope, b.rope)
-        scale = b.scale if _same(a.scale, b.scale) else a.scale
-        if replace(layer, attention=replace(a, rope=b.rope, scale=scale)) != other:
+        if replace(layer, attention=_with_rope_and_scale(a, b)) != other:
             raise _lost(f"layer {number}", layer, other)
+
+
+def _with_rope_and_scale(
+    ours: Attention | LatentAttention, theirs: Attention | LatentAttention
+) -> Attention | LatentAttention:
+    """`ours` with the rope of `theirs`, which turns the same, and with its scale when that is the same."""
+    scale = theirs.scale if _same(ours.scale, theirs.scale) else ours.scale
+    if isinstance(ours, Attention):
+        return replace(ours, rope=theirs.rope, scale=scale)
+    return replace(ours, rope=theirs.rope or ours.rope, scale=scale)
 
 
 def _same(ours: object, theirs: object) -> bool:
