@@ -195,7 +195,7 @@ void bind_executor(nb::module_& m) {
       .def("op_rope_write", &Executor::op_rope_write, "qkv"_a, "heads"_a, "layer"_a, "rope"_a, "q_norm"_a,
            "k_norm"_a, "layer_norm"_a, "whole"_a, "eps"_a)
       .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a,
-           "softcap"_a, "sinks"_a)
+           "softcap"_a, "sinks"_a, "wide"_a)
       .def("op_head_linear", &Executor::op_head_linear, "x"_a, "weight"_a, "out"_a, "heads"_a)
       .def("op_latent_write", &Executor::op_latent_write, "q"_a, "kv"_a, "q_nope"_a, "heads"_a, "layer"_a, "rope"_a,
            "norm"_a, "eps"_a)

@@ -35,6 +35,7 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
   kv_pages_ = std::make_unique<PageWarmer>(kv_.data(), kv_.bytes());
   bind_attention();
+  bind_rounding();
   bind_experts();
   pieces_.reserve(limits.max_tokens);
   for (int i = static_cast<int>(ops_.size()) - 1, next = -1; i >= 0; --i) {
@@ -62,6 +63,19 @@ void Executor::bind_attention() {
   attention_.reserve(shapes.size());
   for (const AttendShape& shape : shapes)
     attention_.emplace_back(shape, pool_.threads(), limits_.max_tokens, attention_memory_.states / sizeof(float));
+}
+
+// Rows that are rounded to int8 as they are written: of norms and activations in a thread's own memory, of attention by
+// whoever does the last heads of a token.
+void Executor::bind_rounding() {
+  for (const Op& op : ops_) {
+    if (!rounds(op)) continue;
+    if (op.kind == Kind::norm || op.kind == Kind::gated_act)
+      rounded_row_bytes_ = std::max(rounded_row_bytes_, align_up(buffers_[op.out].cols * sizeof(float), 64));
+    if (op.kind == Kind::attend && !heads_done_)
+      heads_done_ = std::make_unique<std::atomic<int>[]>(static_cast<size_t>(limits_.max_tokens));
+  }
+  rounded_rows_.allocate(rounded_row_bytes_ * pool_.threads());
 }
 
 size_t Executor::table_bytes() const {
@@ -207,6 +221,8 @@ int Executor::tasks_of(const Op& op) const {
     }
     case Kind::latent_write: return static_cast<int>(pieces_.size());
     case Kind::gated_act:
+      if (rounds(op)) return ceil_div(rows, rows_of_task(rows));
+      [[fallthrough]];
     case Kind::scale: return rows * ceil_div(buffers_[op.out].cols, kActColumns);
     case Kind::route:
     case Kind::dispatch:
@@ -229,12 +245,7 @@ void Executor::do_task(const Op& op, int task, int thread) {
       p.groups.bits ? kernels_.embed_groups(embed) : kernels_.embed(embed);
       return;
     }
-    case Kind::norm: {
-      const Buffer& out = buffers_[op.out];
-      kernels_.norm({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), vector(op.weight), vector(op.bias),
-                     op.layer_norm, buffer(op.out), out.dtype, op.eps, out.cols, begin, end});
-      return;
-    }
+    case Kind::norm: return do_norm(op, begin, end, thread);
     case Kind::add:
       kernels_.add({f32(op.in), f32(op.delta), op.scale, buffers_[op.in].cols, begin, end});
       return;
@@ -247,24 +258,15 @@ void Executor::do_task(const Op& op, int task, int thread) {
     }
     case Kind::quantize: {
       const Buffer& in = buffers_[op.in];
-      const Buffer& out = buffers_[op.out];
-      const QuantizeTask quantize{buffer(op.in), in.dtype, reinterpret_cast<uint8_t*>(buffer(op.out)), out.pitch(),
-                                  row_scales(op.out), in.cols, begin, end, out.group,
-                                  out.group ? group_numbers(op.out) : nullptr};
-      out.group ? kernels_.quantize_groups(quantize) : kernels_.quantize(quantize);
+      for (int r = begin; r < end; ++r)
+        quantize_row(op.out, r, buffer(op.in) + static_cast<size_t>(r) * in.cols * dtype_bytes(in.dtype), in.dtype);
       return;
     }
     case Kind::gather:
       kernels_.gather({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), step_.logit_rows, f32(op.out),
                        buffers_[op.out].cols, begin, end});
       return;
-    case Kind::gated_act: {
-      const Buffer& out = buffers_[op.out];
-      const int chunks = ceil_div(out.cols, kActColumns), r = task / chunks, c = task % chunks * kActColumns;
-      kernels_.gated_act({f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, r, r + 1, c,
-                          std::min(out.cols, c + kActColumns), op.alpha, op.limit});
-      return;
-    }
+    case Kind::gated_act: return do_gated_act(op, task, thread);
     case Kind::linear: return do_linear(op, task, thread);
     case Kind::rope_write: return do_rope_write(op, task);
     case Kind::attend:
@@ -275,6 +277,53 @@ void Executor::do_task(const Op& op, int task, int thread) {
     case Kind::dispatch:
     case Kind::experts:
     case Kind::combine: return do_expert_task(op, task);
+  }
+}
+
+// One row, as Quantize in program/ops.py defines it.
+void Executor::quantize_row(int out, int row, const void* x, DType dtype) {
+  const Buffer& b = buffers_[out];
+  const size_t at = static_cast<size_t>(row);
+  const QuantizeTask task{x, dtype, reinterpret_cast<uint8_t*>(buffer(out)) + at * b.pitch(), b.pitch(),
+                          row_scales(out) + at, b.cols, 0, 1, b.group,
+                          b.group ? group_numbers(out) + at * b.groups() * 2 : nullptr};
+  b.group ? kernels_.quantize_groups(task) : kernels_.quantize(task);
+}
+
+void Executor::do_norm(const Op& op, int begin, int end, int thread) {
+  const Buffer& out = buffers_[op.out];
+  NormTask t{f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), vector(op.weight), vector(op.bias), op.layer_norm,
+             buffer(op.out), out.dtype, op.eps, out.cols, begin, end};
+  if (!rounds(op)) return kernels_.norm(t);
+  float* row = reinterpret_cast<float*>(rounded_rows_.data() + rounded_row_bytes_ * thread);
+  t.out = row, t.out_dtype = DType::f32, t.row_begin = 0, t.row_end = 1;
+  const size_t cols = static_cast<size_t>(out.cols);
+  t.x += begin * cols;
+  if (t.delta) t.delta += begin * cols;
+  for (int r = begin; r < end; ++r) {
+    kernels_.norm(t);
+    quantize_row(op.out, r, row, DType::f32);
+    t.x += cols;
+    if (t.delta) t.delta += cols;
+  }
+}
+
+void Executor::do_gated_act(const Op& op, int task, int thread) {
+  const Buffer& out = buffers_[op.out];
+  GatedActTask t{f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, 0, 1, 0, out.cols, op.alpha, op.limit};
+  if (!rounds(op)) {
+    const int chunks = ceil_div(out.cols, kActColumns);
+    t.row_begin = task / chunks, t.row_end = t.row_begin + 1;
+    t.col_begin = task % chunks * kActColumns, t.col_end = std::min(out.cols, t.col_begin + kActColumns);
+    return kernels_.gated_act(t);
+  }
+  const int rows = rows_of(op), height = rows_of_task(rows), end = std::min(rows, (task + 1) * height);
+  float* row = reinterpret_cast<float*>(rounded_rows_.data() + rounded_row_bytes_ * thread);
+  t.out = row, t.out_dtype = DType::f32;
+  for (int r = task * height; r < end; ++r) {
+    t.gate_up = f32(op.in) + static_cast<size_t>(r) * 2 * out.cols;
+    kernels_.gated_act(t);
+    quantize_row(op.out, r, row, DType::f32);
   }
 }
 
@@ -385,12 +434,13 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   const KVLayer& layer = kv_layers_[op.layer];
   AttentionPlan& plan = attention_[op.plan];
   const AttendPart& part = plan.parts()[task];
-  const Buffer& out = buffers_[op.out];
+  const int to = op.wide < 0 ? op.out : op.wide;
+  const Buffer& out = buffers_[to];
   LatentTask latent{};
   AttendTask& t = latent.attend;
   t.qkv = f32(op.in);
   t.pitch = static_cast<size_t>(buffers_[op.in].cols);
-  t.out = buffer(op.out);
+  t.out = buffer(to);
   t.out_dtype = out.dtype;
   t.out_pitch = static_cast<size_t>(out.cols);
   t.heads_per_kv = op.heads / layer.kv_heads;
@@ -419,7 +469,10 @@ void Executor::do_attend(const Op& op, int task, int thread) {
     latent.q_rope = f32(op.delta) + latent.q_head - (layer.head_dim - latent.rank);
   }
   const auto attend = [&] { is_latent ? kernels_.latent_attend(latent) : kernels_.attend(t); };
-  if (part.counter < 0) return attend();
+  if (part.counter < 0) {
+    attend();
+    return attended(op, part);
+  }
   float* all =
       reinterpret_cast<float*>(scratch_.data() + attention_memory_.per_thread * pool_.threads()) + part.states;
   t.states = all + plan.partition_states(part) * (part.partition_begin - part.whole_begin);
@@ -429,6 +482,19 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   t.partition_begin = part.whole_begin;
   t.partition_end = part.whole_end;
   is_latent ? kernels_.latent_merge(latent) : kernels_.attend_merge(t);
+  attended(op, part);
+}
+
+// Rounds the rows whose last heads these are.
+void Executor::attended(const Op& op, const AttendPart& part) {
+  if (op.wide < 0) return;
+  const size_t cols = static_cast<size_t>(buffers_[op.wide].cols);
+  for (int i = part.token_begin; i < part.token_end; ++i) {
+    const int done = heads_done_[i].fetch_add(part.heads(), std::memory_order_acq_rel) + part.heads();
+    if (done < kv_layers_[op.layer].kv_heads) continue;
+    heads_done_[i].store(0, std::memory_order_relaxed);  // for the next such op, which starts behind a barrier
+    quantize_row(op.out, i, f32(op.wide) + i * cols, DType::f32);
+  }
 }
 
 }  // namespace quire

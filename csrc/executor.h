@@ -69,7 +69,8 @@ class Executor {
   // `rope` -1 rotates nothing; `layer_norm` and `whole` say what q_norm and k_norm do.
   void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm, bool whole,
                      float eps);
-  void op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks);
+  void op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks,
+                 int wide);
   // Latent attention; executor_latent.cpp. A weight by head is `heads` weights of whole panels, one behind the other.
   void op_head_linear(int x, int weight, int out, int heads);
   void op_latent_write(int q, int kv, int q_nope, int heads, int layer, int rope, int norm, float eps);
@@ -103,7 +104,7 @@ class Executor {
   size_t weight_bytes() const { return weights_.bytes(); }
   size_t kv_bytes() const { return kv_.bytes(); }
   size_t kv_warmed() const { return kv_pages_ ? kv_pages_->warmed() : 0; }
-  size_t activation_bytes() const { return activations_.bytes() + scratch_.bytes() + expert_memory_.bytes(); }
+  size_t activation_bytes() const { return activations_.bytes() + scratch_.bytes() + expert_memory_.bytes() + rounded_rows_.bytes(); }
   size_t table_bytes() const;
   const char* isa() const { return kernels_.isa; }
   int threads() const { return pool_.threads(); }
@@ -146,6 +147,7 @@ class Executor {
     int in = -1, delta = -1, weight = -1, bias = -1, out = -1;
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1, first = 0;
     int next_linear = -1;  // op whose weights are read after this one
+    int wide = -1;  // buffer of attention's float32 rows when `out` is int8
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
     float alpha = 0, limit = 0;
@@ -180,6 +182,7 @@ class Executor {
   KVLayout kv_layout(const KVLayer& layer) const;
   void set_step(int tokens, int rows, int logit_rows);
   void bind_attention();
+  void bind_rounding();
   void plan_attention(int rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);
@@ -199,8 +202,13 @@ class Executor {
   void do_experts(const Op& op, int task);
   void do_combine(const Op& op, int task);
   int rows_of(const Op& op) const;  // of what an op of rows writes
+  bool rounds(const Op& op) const { return op.out >= 0 && buffers_[op.out].dtype == DType::i8; }
+  void quantize_row(int buffer, int row, const void* x, DType dtype);
+  void do_norm(const Op& op, int begin, int end, int thread);
+  void do_gated_act(const Op& op, int task, int thread);
   void do_rope_write(const Op& op, int task);
   void do_attend(const Op& op, int task, int thread);
+  void attended(const Op& op, const AttendPart& part);  // all that its queries and heads see
   struct HeadSplit {
     int panels_per_task, panel_tasks, row_tasks;
   };
@@ -220,7 +228,8 @@ class Executor {
   std::vector<Op> ops_;
   size_t head_begin_ = 0;
   size_t weight_total_ = 0;
-  Arena weights_, kv_, activations_, scratch_, expert_memory_;
+  Arena weights_, kv_, activations_, scratch_, expert_memory_, rounded_rows_;
+  size_t rounded_row_bytes_ = 0;  // of one thread
   std::unique_ptr<PageWarmer> kv_pages_;  // after the arena: it ends first
   ExpertPlan expert_plan_;
   size_t block_bytes_ = 0;
@@ -232,6 +241,7 @@ class Executor {
   std::atomic<int> routed_{0};  // its tasks that are done, when it routes
   std::unique_ptr<Profile> profile_;
   std::vector<AttentionPlan> attention_;  // one for each shape of attention
+  std::unique_ptr<std::atomic<int>[]> heads_done_;  // of each token, while attention runs that rounds its rows
   std::vector<TilePiece> pieces_;         // the step's tokens, cut at rows and at tiles of the cache
   int tokens_ = 0, rows_ = 0, logit_rows_ = 0, stop_after_ = -1;
 };

@@ -204,11 +204,16 @@ void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm
   op.layer_norm = layer_norm, op.whole = whole;
   ops_.push_back(op);
 }
-void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks) {
+void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, int window, float softcap, int sinks,
+                         int wide) {
+  const Buffer& to = buffers_.at(out);
+  if ((to.dtype == DType::i8) != (wide >= 0) ||
+      (wide >= 0 && (buffers_.at(wide).dtype != DType::f32 || buffers_.at(wide).cols != to.cols)))
+    throw std::invalid_argument("attention needs float32 rows beside an int8 output, of its width");
   if (sinks >= 0 && params_.at(sinks).rows != heads) throw std::invalid_argument("one sink for each head");
   Op op{Kind::attend};
   op.in = qkv, op.out = out, op.heads = heads, op.layer = layer, op.scale = scale, op.window = window;
-  op.softcap = softcap, op.weight = sinks;
+  op.softcap = softcap, op.weight = sinks, op.wide = wide;
   ops_.push_back(op);
 }
 void Executor::op_quantize(int x, int out) {

@@ -95,6 +95,7 @@ class Executor:
         window: int,
         softcap: float,
         sinks: int,
+        wide: int,
     ) -> None: ...
     def op_head_linear(self, x: int, weight: int, out: int, heads: int) -> None: ...
     def op_latent_write(

@@ -44,7 +44,7 @@ def program_of(form: WeightFormat, dim: int = 300, width: int = 72) -> Program:
     spec = ModelSpec(
         VOCAB, dim, (Layer(attention, MLP(width)),), norm=Norm(eps=1e-5), max_positions=64, tied=True
     )
-    return lower(spec, NumberFormats("f32", "f32", form, form))
+    return lower(spec, NumberFormats("f32", "f32", form, form), fused=False)
 
 
 def codes_of(param: Param, seed: int) -> GroupCodes:

@@ -122,8 +122,10 @@ def fill(program: Program, executors: list[Executor], dtype: str = "F32") -> Non
             offset += part.rows
 
 
-def pair(name: str, formats: str, isa: str, threads: int = 2) -> tuple[Executor, Executor, Stepper]:
-    program = lower(other_blocks(name) if name in BLOCKS else shape(name), FORMATS[formats])
+def pair(
+    name: str, formats: str, isa: str, threads: int = 2, *, fused: bool = True
+) -> tuple[Executor, Executor, Stepper]:
+    program = lower(other_blocks(name) if name in BLOCKS else shape(name), FORMATS[formats], fused=fused)
     native: Executor = NativeExecutor(program, threads=threads, isa=isa)
     reference: Executor = TorchExecutor(program)
     fill(program, [native, reference])
@@ -196,7 +198,7 @@ def test_stored_formats(weights: DType, dtype: str, isa: str) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_int8_products_are_exact(name: str, isa: str) -> None:
     """The first linear of a layer against whole-number arithmetic on the very bytes it was given."""
-    native, _, stepper = pair(name, "i8-f32", isa)
+    native, _, stepper = pair(name, "i8-f32", isa, fused=False)
     program = native.program
     index = next(i for i, op in enumerate(program.ops) if isinstance(op, Linear))
     op = program.ops[index]

@@ -27,7 +27,7 @@ from quire.loader import RandomWeights, load
 from quire.loader.source import Array, TensorInfo
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.memory import param_bytes
-from quire.program.ops import Experts, KVLayer, Op, Param, Program, param_names, reads, writes
+from quire.program.ops import Experts, KVLayer, Op, Param, Program, Quantize, param_names, reads, writes
 from quire.types import CacheGroup, MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size
@@ -97,7 +97,10 @@ def name_of(program: Program, op: Op) -> str:
         return weights[0].rpartition(".")[2]
     out = next((value for field in ("out", "qkv") if (value := getattr(op, field, None))), None)
     added = "+add" if getattr(op, "delta", None) else ""
-    return f"{kind_of(op)}{added} {program.buffer(out).cols}" if out else kind_of(op)
+    if out is None:
+        return kind_of(op)
+    rounded = "+quantize" if program.buffer(out).dtype == "i8" and not isinstance(op, Quantize) else ""
+    return f"{kind_of(op)}{added}{rounded} {program.buffer(out).cols}"
 
 
 def _signature(program: Program, op: Op) -> tuple[Any, ...]:

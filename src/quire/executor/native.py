@@ -25,6 +25,7 @@ from quire.program.memory import (
     packed_matrix_rows,
     plan_arena,
     rope_table_bytes,
+    rounded_row_bytes,
     row_pitch,
     scale_offset,
     weight_bytes,
@@ -256,7 +257,7 @@ class NativeExecutor:
             case Attend():
                 core.op_attend(
                     buffers[op.qkv], buffers[op.out], op.shape.heads, op.layer, op.scale, op.window,
-                    op.softcap, self._vector(op.sinks),
+                    op.softcap, self._vector(op.sinks), self._optional(op.wide),
                 )  # fmt: skip
             case HeadLinear() | LatentWrite() | LatentAttend():
                 self._add_latent(op)
@@ -408,7 +409,7 @@ def _activation(act: Activation) -> tuple[int, float, float]:
 
 
 def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
-    """What attention and experts need beside buffers and cache."""
+    """What attention, experts and rounding need beside buffers and cache."""
     routers = [op.router for op in program.body if isinstance(op, Route)]
     experts = 0
     if routers:
@@ -418,7 +419,8 @@ def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
     latent = {op.shape for op in program.body if isinstance(op, LatentAttend)}
     shapes = [(s.head_dim, s.heads, s.kv_heads, 0) for s in heads]
     shapes += [(s.cached, s.heads, 1, s.rank) for s in latent]
-    return _native.attention_bytes(shapes, threads, limits.max_len) + experts
+    rows = threads * rounded_row_bytes(program)
+    return _native.attention_bytes(shapes, threads, limits.max_len) + experts + rows
 
 
 def _packed_row(param: Param, row_offset: int, rows: int) -> int:

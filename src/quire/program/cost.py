@@ -233,7 +233,13 @@ class _Counter:
             flops, moved = flops + cols, moved + self.row_bytes(op.delta) + x
         if op.bias:
             flops += cols
+        flops += self.rounding_flops(op.out)
         return Cost(n * flops, self.vector_bytes(op.weight, op.bias), n * moved)
+
+    def rounding_flops(self, out: str) -> int:
+        """FLOPs of rounding a row of an i8 buffer, in the op that writes it."""
+        found = self.buffers[out]
+        return QUANTIZE_FLOPS * found.cols if found.dtype == "i8" else 0
 
     def linear(self, op: Linear, n: int) -> Cost:
         weight = self.params[op.weight]
@@ -262,7 +268,7 @@ class _Counter:
         pairs = sum(visible_pairs(row, op.window) for row in self.rows)
         keys = sum(visible_keys(row, op.window) for row in self.rows)
         return Cost(
-            flops=4 * shape.q_cols * pairs,
+            flops=4 * shape.q_cols * pairs + n * self.rounding_flops(op.out),
             activation_bytes=n * (self.row_bytes(op.qkv, shape.q_cols) + self.row_bytes(op.out)),
             kv_read_bytes=keys * self.kv_bytes(op.layer),
         )
@@ -307,6 +313,7 @@ class _Counter:
 
     def gated_act(self, op: GatedAct, n: int) -> Cost:
         n, flops = n * self.buffers[op.out].per, (EXP_FLOPS + 1) * self.buffers[op.out].cols
+        flops += self.rounding_flops(op.out)
         return Cost(n * flops, activation_bytes=n * (self.row_bytes(op.gate_up) + self.row_bytes(op.out)))
 
     def of_experts(self, op: Route | Dispatch | Experts | Combine, n: int) -> Cost:

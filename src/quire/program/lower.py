@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from quire.core.cache_groups import plan_groups
 from quire.program.formats import DType, NumberFormats
+from quire.program.fuse import fuse
 from quire.program.lower_experts import lower_experts
 from quire.program.lower_latent import latent_input, lower_latent
 from quire.program.ops import (
@@ -33,8 +34,10 @@ from quire.spec import Norm as NormSpec
 from quire.types import CacheGroup, UnsupportedModelError
 
 
-def lower(spec: ModelSpec, formats: NumberFormats) -> Program:
+def lower(spec: ModelSpec, formats: NumberFormats, *, fused: bool = True) -> Program:
     """Lower a spec to a flat op list. Pure: the same arguments give the same program.
+
+    `fused`: with the pass of program/fuse, which changes no number.
 
     Raises UnsupportedModelError for formats that a layer's cache cannot have.
     """
@@ -43,7 +46,8 @@ def lower(spec: ModelSpec, formats: NumberFormats) -> Program:
             "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
             "already; use bfloat16 or float32"
         )
-    return Lowering(spec, formats).program()
+    program = Lowering(spec, formats).program()
+    return fuse(program) if fused else program
 
 
 class Lowering:

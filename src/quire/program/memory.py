@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.program.formats import DTYPE_BYTES, DType
-from quire.program.ops import Buffer, KVLayer, Op, Param, Program, reads, writes
+from quire.program.ops import Buffer, GatedAct, KVLayer, Norm, Op, Param, Program, reads, writes
 from quire.types import UnsupportedModelError
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
@@ -71,6 +71,13 @@ def scale_offset(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
 def row_pitch(buffer: Buffer) -> int:
     """Bytes of one row of an i8 buffer without its scales: padded to four columns, or to whole groups."""
     return _round_up(buffer.cols, buffer.group or QUAD_COLS)
+
+
+def rounded_row_bytes(program: Program) -> int:
+    """Bytes of the widest float32 row that an op rounds to int8 as it writes it; each thread has one."""
+    i8 = {buffer.name: buffer.cols for buffer in program.buffers if buffer.dtype == "i8"}
+    widths = [i8[op.out] for op in program.ops if isinstance(op, Norm | GatedAct) and op.out in i8]
+    return _round_up(max(widths, default=0) * DTYPE_BYTES["f32"], ALIGNMENT)
 
 
 def live_buffers(program: Program) -> list[frozenset[str]]:

@@ -37,7 +37,7 @@ class Buffer:
     """An activation of [rows, cols]; its rows are tokens or logit rows of the step, or `per` rows for each of them.
 
     An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, with `group` also a power of two
-    for each `group` neighbouring columns of a row.
+    for each `group` neighbouring columns of a row: see Quantize, which says how an op rounds what it writes to one.
     """
 
     name: str
@@ -179,7 +179,8 @@ class Quantize:
     """out = round(x / scale) with scale = max|x| / 127 for each row. When `out` has groups, a group's scale is the
     row's, halved as often as its own maximum allows, up to GROUP_BITS times.
 
-    The input of a quantized linear (dynamic, per token). Ties round to even; zeros have scale 0. The products of an i8
+    The input of a quantized linear (dynamic, per token). Norm, GatedAct and Attend round their float32 rows so when
+    their out is i8. Ties round to even; zeros have scale 0. The products of an i8
     linear are summed exactly in int32 and multiplied by both scales once.
     """
 
@@ -239,6 +240,8 @@ class Attend:
     2508.10925). The KV axis is cut at fixed absolute positions, so a query's bits depend on neither batch nor
     chunk. Scores and sums are float32; an executor may round queries and probabilities to the cache's dtype
     before it multiplies, as the native one does.
+
+    `wide` is where the float32 rows of an i8 `out` are put together: heads of one row may be several threads'.
     """
 
     qkv: str
@@ -249,6 +252,7 @@ class Attend:
     window: int
     softcap: float = 0.0
     sinks: str | None = None
+    wide: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,17 +504,20 @@ def writes(op: Op) -> tuple[str, ...]:
     """Buffers an op fills or changes."""
     match op:
         case Norm():
-            return (op.x, op.out) if op.delta else (op.out,)
+            names: tuple[str | None, ...] = (op.x if op.delta else None, op.out)
         case Add() | Scale():
-            return (op.x,)
+            names = (op.x,)
         case RopeWrite():
-            return (op.qkv,)
+            names = (op.qkv,)
+        case Attend():
+            names = (op.out, op.wide)
         case Route():
-            return (op.ids, op.weights, op.places)
+            names = (op.ids, op.weights, op.places)
         case LatentWrite():
-            return (op.q, op.q_nope)
+            names = (op.q, op.q_nope)
         case _:
-            return (op.out,)
+            names = (op.out,)
+    return tuple(name for name in names if name)
 
 
 def param_names(op: Op) -> tuple[str, ...]:

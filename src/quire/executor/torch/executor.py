@@ -133,6 +133,17 @@ class _Runner:
         found = self.program.buffer(name)
         return self.state.buffers[name][: self.rows[found.rows] * found.per]
 
+    def wide(self, name: str) -> Tensor:
+        """Where an op's float32 rows go that `round` takes to a buffer: itself, unless it is i8."""
+        found = self.buffer(name)
+        return torch.empty_like(found) if self.program.buffer(name).dtype == "i8" else found
+
+    def round(self, name: str, rows: Tensor) -> None:
+        """Rows of an i8 buffer, which holds the numbers that its bytes stand for."""
+        found = self.program.buffer(name)
+        if found.dtype == "i8":
+            self.buffer(name).copy_(quantize_rows(rows, found.group))
+
     def optional(self, name: str | None) -> Tensor | None:
         return None if name is None else self.buffer(name)
 
@@ -143,7 +154,9 @@ class _Runner:
                 ops.embed(step.token_ids, weights[op.table], buffer(op.out))
             case Norm():
                 vectors = weights.get(op.weight), weights.get(op.bias)
-                ops.norm(op, buffer(op.x), self.optional(op.delta), vectors, buffer(op.out))
+                out = self.wide(op.out)
+                ops.norm(op, buffer(op.x), self.optional(op.delta), vectors, out)
+                self.round(op.out, out)
             case Add():
                 ops.add(buffer(op.x), buffer(op.delta), op.scale)
             case Scale():
@@ -153,8 +166,7 @@ class _Runner:
                 out = buffer(op.out)[:, op.first : op.first + weight.shape[0]]
                 ops.linear(buffer(op.x), weight, weights.get(op.bias), out)
             case Quantize():
-                group = self.program.buffer(op.out).group
-                buffer(op.out).copy_(quantize_rows(buffer(op.x).float(), group))
+                self.round(op.out, buffer(op.x).float())
             case RopeWrite():
                 norms = weights.get(op.q_norm), weights.get(op.k_norm)
                 rotation = None if op.rope is None else self.state.rotations[op.rope].at(step.positions)
@@ -165,14 +177,18 @@ class _Runner:
                 )  # fmt: skip
             case Attend():
                 cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
+                out = buffer(op.wide) if op.wide else buffer(op.out)
                 ops.attend(
                     op, buffer(op.qkv), weights.get(op.sinks),
-                    positions=step.positions, cache=cache, rows=step.rows[group], out=buffer(op.out),
+                    positions=step.positions, cache=cache, rows=step.rows[group], out=out,
                 )  # fmt: skip
+                self.round(op.out, out)
             case HeadLinear() | LatentWrite() | LatentAttend():
                 self.latent(op)
             case GatedAct():
-                ops.gated_act(buffer(op.gate_up), op.act, buffer(op.out))
+                out = self.wide(op.out)
+                ops.gated_act(buffer(op.gate_up), op.act, out)
+                self.round(op.out, out)
             case GatherRows():
                 ops.gather_rows(buffer(op.x), self.optional(op.delta), self.logit_rows, buffer(op.out))
             case Route() | Dispatch() | Experts() | Combine():

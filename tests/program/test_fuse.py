@@ -1,0 +1,126 @@
+"""Fused programs: what is joined, what must stay, and that no bit changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from helpers.checkpoints import random_tokens
+from helpers.specs import BF16, EXPERTS, decoder_spec, moe_spec
+from helpers.stepper import Stepper
+from quire import _native
+from quire.executor.base import F32, Limits
+from quire.executor.native import NativeExecutor
+from quire.loader import RandomWeights, load
+from quire.program import memory
+from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from quire.program.lower import lower
+from quire.program.ops import Attend, GatedAct, Norm, Program, Quantize, writes
+from quire.spec import ModelSpec
+
+LIMITS = Limits(max_tokens=64, max_rows=4, max_logit_rows=64, max_len=96, num_blocks=40)
+INT4 = WeightFormat("i4", Groups(32))
+SPEC = decoder_spec(128, 72, 100, (4, 2, 16), [0, 8], bias=True, qk_norm=True)
+SANDWICH = replace(SPEC, layers=tuple(replace(layer, post_norm=True) for layer in SPEC.layers))
+MOE = replace(moe_spec(EXPERTS[1].router, shared=EXPERTS[1].shared), vocab=128)
+MIXED = {
+    "layers.0.qkv.0": INT4,
+    "layers.0.qkv.1": INT4,
+    "layers.0.qkv.2": I8,
+    "layers.1.o": WeightFormat("bf16"),
+}
+CASES = {
+    "int8": (SPEC, NumberFormats("bf16", "bf16", I8, I8)),
+    "int4": (SPEC, NumberFormats("bf16", "i8", INT4, I8)),
+    "post-norms": (SANDWICH, NumberFormats("bf16", "f32", INT4)),
+    "formats": (SPEC, NumberFormats("bf16", "bf16", INT4, I8, MIXED)),
+    "experts": (
+        replace(moe_spec(EXPERTS[1].router, shared=EXPERTS[1].shared), vocab=128),
+        NumberFormats("bf16", "bf16", I8),
+    ),
+}
+
+
+def kinds(program: Program) -> list[str]:
+    return [type(op).__name__ for op in program.ops]
+
+
+def test_a_quantized_dense_model_rounds_nothing_in_an_op_of_its_own() -> None:
+    spec, formats = CASES["int8"]
+    plain, fused = lower(spec, formats, fused=False), lower(spec, formats)
+    assert kinds(plain).count("Quantize") == 4 * 2 + 1
+    assert [kind for kind in kinds(plain) if kind != "Quantize"] == kinds(fused)
+    for op in fused.ops:
+        if isinstance(op, Norm | GatedAct | Attend):
+            assert fused.buffer(op.out).dtype == "i8"
+            assert not isinstance(op, Attend) or fused.buffer(op.wide or "").dtype == "f32"
+    gone = {b.name for b in plain.buffers} - {b.name for b in fused.buffers}
+    assert gone == {"hidden", "gated", "last_hidden"}
+    assert memory.plan_arena(fused, 64, 4).total < memory.plan_arena(plain, 64, 4).total
+    assert fused.params == plain.params
+
+
+def test_float_programs_stay_as_they_are() -> None:
+    assert lower(SPEC, BF16) == lower(SPEC, BF16, fused=False)
+
+
+def test_what_others_read_stays() -> None:
+    """Experts: the router reads the float32 rows that are rounded for the experts. Two formats: two roundings."""
+    experts = lower(*CASES["experts"])
+    assert any(op.x == "hidden" for op in experts.ops if isinstance(op, Quantize))
+    formats = lower(*CASES["formats"])
+    rounded = [op for op in formats.body if isinstance(op, Quantize)]
+    assert len(rounded) == 2
+    assert len({op.out for op in rounded}) == 2
+    assert {op.x for op in rounded} == {"hidden"}
+
+
+def test_ops_that_run_together_share_no_bytes() -> None:
+    """What a fused op writes lies over nothing that it reads: rows are done by several threads at a time."""
+    for spec, formats in CASES.values():
+        program = lower(spec, formats)
+        plan = memory.plan_arena(program, 64, 4)
+        for op, live in zip(program.ops, memory.live_buffers(program), strict=True):
+            assert set(writes(op)) <= live
+            places = sorted(
+                (plan.offsets[name], memory.buffer_bytes(program.buffer(name), 64, 4)) for name in live
+            )
+            for (begin, size), (after, _) in pairwise(places):
+                assert begin + size <= after
+
+
+def logits(
+    spec: ModelSpec, formats: NumberFormats, *, fused: bool, isa: str = "", threads: int = 2
+) -> list[F32]:
+    """Logits of two steps of three sequences: a chunk and two prompts, then a chunk, a decode and a prompt."""
+    program = lower(spec, formats, fused=fused)
+    executor = NativeExecutor(program, threads=threads, isa=isa)
+    load(program.params, RandomWeights(program.params), executor)
+    stepper = Stepper(program, LIMITS, seed=2)
+    executor.bind(LIMITS, stepper.arrays)
+    first, second, third = (stepper.add(random_tokens(seed)) for seed in range(3))
+    found = [stepper.step(executor, {first: 19, second: 33})]
+    found.append(stepper.step(executor, {first: 1, second: 12, third: 21}))
+    executor.close()
+    return [step[number] for step in found for number in sorted(step)]
+
+
+@pytest.mark.parametrize("isa", _native.supported_isas())
+@pytest.mark.parametrize("case", CASES)
+def test_fusing_changes_no_bit(case: str, isa: str) -> None:
+    plain = logits(*CASES[case], fused=False, isa=isa, threads=1)
+    fused = logits(*CASES[case], fused=True, isa=isa, threads=3)
+    for a, b in zip(plain, fused, strict=True):
+        assert np.isfinite(a).all()
+        assert np.array_equal(a, b)
+
+
+def test_other_roundings_give_other_bits() -> None:
+    """Negative control: what the comparison above would say if fusing rounded to other groups."""
+    spec, formats = CASES["int4"]
+    other = replace(formats, linears=WeightFormat("i4", Groups(64)))
+    plain, changed = (logits(spec, each, fused=True) for each in (formats, other))
+    assert not np.array_equal(plain[0], changed[0])
