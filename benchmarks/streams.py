@@ -73,8 +73,10 @@ class PacedStream:
     def push(self) -> None:
         """As stream.Live does it: to the sink if the reader is idle, else the reader is woken."""
         idle = self.waiter is not None and not self.waiter.done()
-        if idle and self.sink is not None and not self.ready and self.left > 1 and self.sink(self._delta(1)):
-            return
+        if idle and self.sink is not None and not self.ready and self.left > 1:
+            if self.sink(self._delta(1).text, time.monotonic()):
+                return
+            self.left += 1
         self.ready += 1
         if idle and self.waiter is not None:
             self.waiter.set_result(None)
@@ -99,8 +101,8 @@ class PacedStream:
             0, TEXT * tokens, [1] * tokens, None, FinishReason.LENGTH if self.left <= 0 else None
         )
 
-    def deliver_to(self, sink: Sink) -> None:
-        self.sink = sink
+    def deliver_to(self, sinks: Sequence[Sink]) -> None:
+        (self.sink,) = sinks
 
     def cancel(self) -> None:
         self.left, self.output.finished = 0, True

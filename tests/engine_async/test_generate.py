@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from quire.engine.api import (
     EngineState,
     EngineUnavailableError,
     OverloadedError,
-    StreamDelta,
 )
 from quire.engine.build import build
 from quire.engine.opening import open_model
@@ -197,26 +197,34 @@ def test_a_sink_takes_what_it_will_in_order(endless: Path, caplog: pytest.LogCap
 
     async def work() -> None:
         async with running(endless) as engine:
-            expected = (await collect(engine.generate(ask("r", params=params))))[1][0]
+            expected = await collect(engine.generate(ask("r", params=params)))
             stream, other = engine.generate(ask("r", params=params)), engine.generate(ask("o", params=params))
-            seen: list[int] = []
-            taken = [0]
+            seen: list[str] = []
+            taken: list[str] = []
 
-            def sink(delta: StreamDelta) -> bool:
-                if len(seen) > 40:
+            calls = itertools.count(1)
+
+            def sink(text: str, now: float) -> bool:
+                assert stream.output.outputs[0].token_ids  # a sample's first tokens are for the reader
+                assert 0 <= time.monotonic() - now < 10
+                call = next(calls)
+                if call > 40:
                     raise ZeroDivisionError
-                if len(seen) % 3 == 0:
+                if call % 3 == 0:
                     return False
-                seen.extend(delta.token_ids)
-                taken[0] += len(delta.token_ids)
+                seen.append(text)
+                taken.append(text)
                 return True
 
-            stream.deliver_to(sink)
+            stream.deliver_to([sink])
             async for delta in stream:
-                seen += delta.token_ids
-            assert seen == expected
-            assert 0 < taken[0] < 60
-            assert (await collect(other))[1][0] == expected
+                seen.append(delta.text)
+                assert stream.output.outputs[0].text == "".join(seen)  # settled whenever something is read
+                assert stream.output.usage.completion_tokens == len(stream.output.outputs[0].token_ids)
+            assert "".join(seen) == expected[0][0]
+            assert stream.output.outputs[0].token_ids == expected[1][0]
+            assert 0 < len(taken) < 60
+            assert await collect(other) == expected
         assert caplog.text.count("writing a delta of r failed") <= 1
 
     run(work())

@@ -51,7 +51,7 @@ class StandInStream:
             yield step
         self.output.finished = True
 
-    def deliver_to(self, sink: Sink) -> None: ...
+    def deliver_to(self, sinks: Sequence[Sink]) -> None: ...
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -98,19 +98,22 @@ class Stream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[StreamDelta]: ...
 
-    def deliver_to(self, sink: Sink) -> None:
-        """Offer deltas to `sink` first, in the moment they come; what it does not take is there to be iterated over.
+    def deliver_to(self, sinks: Sequence[Sink]) -> None:
+        """Offer the text of later tokens to the sinks, one a sample, in the moment they come.
 
-        It is asked only while the reader waits for more and nothing is unread, so order is kept. It must not
-        raise or take long: every other stream waits for it.
+        A sink is asked only while the reader waits for more and nothing is unread, so order is kept; only of a
+        sample that has tokens already; and only for tokens that bring text and nothing else. All other deltas, and
+        what a sink does not take, are there to be iterated over. `output` holds what sinks took when the sample's
+        next delta is there, or the request has ended. Sinks must not raise or take long: every other stream waits.
         """
 
     def cancel(self) -> None:
         """Stop computing within one step and forget the request. Harmless when it has ended."""
 
 
-# Takes a delta and returns True, or returns False and leaves it to the reader.
-Sink = Callable[[StreamDelta], bool]
+# Takes new text of a sample, which may be empty, and the time.monotonic() at which its tokens came, and returns True;
+# or returns False and leaves it to the reader.
+Sink = Callable[[str, float], bool]
 
 
 @dataclass(frozen=True, slots=True)

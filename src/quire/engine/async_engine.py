@@ -51,7 +51,7 @@ from quire.engine.messages import (
 from quire.engine.opening import Model, find_model, gguf_files, open_model, tokenizer_memory
 from quire.engine.output import OutputProcessor
 from quire.engine.spawn import Spawned
-from quire.engine.stream import Live, LiveStream
+from quire.engine.stream import Direct, Live, LiveStream
 from quire.engine.supervisor import Hooks, Supervisor
 from quire.engine.suspects import KEEP_SECONDS, Suspects, digest_of
 from quire.engine.text_service import TextService, read_template
@@ -111,6 +111,7 @@ class AsyncEngine:
         self._card: ModelCard | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[int, Live] = {}
+        self._direct: dict[int, Direct] = {}  # by key of a row: samples whose text has a sink
         self._handles: dict[str, int] = {}
         self._numbers = itertools.count(1)
         self._stats = Stats(0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0.0, {}, 0, 0, (), 0)
@@ -281,11 +282,17 @@ class AsyncEngine:
             self._watched[handle] = digest
         self._launch(live)
         self._set_timers(live, ask, now)
-        return LiveStream(live, self._loop, self.cancel)
+        return LiveStream(live, self._loop, self.cancel, self._deliver)
 
     def cancel(self, live: Live) -> None:
         """Stop computing a request; harmless when it has ended."""
         self._end(live, None)
+
+    def _deliver(self, live: Live) -> None:
+        """The samples of a request have got sinks."""
+        for index, direct in enumerate(live.directs):
+            if direct is not None:
+                self._direct[live.handle << SAMPLE_BITS | index] = direct
 
     def _known_digest(self, ask: GenerateAsk, now: float) -> bytes | None:
         """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
@@ -371,6 +378,11 @@ class AsyncEngine:
         live.end(error)
 
     def _forget(self, live: Live) -> None:
+        for index, direct in enumerate(live.directs):
+            if direct is not None:
+                direct.settle()
+                live.directs[index] = None  # they know each other
+                del self._direct[live.handle << SAMPLE_BITS | index]
         del self._live[live.handle]
         del self._handles[live.request_id]
         self._watched.pop(live.handle, None)
@@ -415,7 +427,7 @@ class AsyncEngine:
 
     def _stepped(self, step: Step) -> None:
         now = time.monotonic()
-        admission, output, lives = self._admission, self._output, self._live
+        admission, output, lives, directs = self._admission, self._output, self._live, self._direct
         assert admission is not None
         assert output is not None
         admission.stepped(step.seen, step.running, step.waiting)
@@ -435,11 +447,16 @@ class AsyncEngine:
         for row, (key, size) in enumerate(zip(rows, sizes, strict=True)):
             new = tokens[start : start + size]
             start += size
+            note = notes.get(row) if notes else None
+            direct = directs.get(key)
+            if direct is not None:
+                if note is None and direct.take(new, now):
+                    continue
+                direct.settle()
             live = lives.get(key >> SAMPLE_BITS)
             if live is None:
                 self._wasted += size
                 continue
-            note = notes.get(row) if notes else None
             if note is None:
                 delta = output.grow(live.following, key & SAMPLE_MASK, new, now)
             else:

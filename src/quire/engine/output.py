@@ -26,7 +26,7 @@ Stop = Callable[[str, int], SeqEvent | None]
 
 
 @dataclass(slots=True)
-class _Sample:
+class Sample:
     """Text of one sample as it grows."""
 
     output: CompletionOutput
@@ -40,7 +40,7 @@ class Following:
 
     request: Request
     output: RequestOutput
-    samples: list[_Sample]
+    samples: list[Sample]
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
 
@@ -82,7 +82,7 @@ class OutputProcessor:
                 # SentencePiece-style text drops a space at its very start, and the output is not the start
                 detokenizer.prime(request.prompt_token_ids[-PRIME_TOKENS:])
             matcher = stops.matcher(include=params.include_stop_str_in_output) if stops else None
-            samples.append(_Sample(completion, detokenizer, matcher))
+            samples.append(Sample(completion, detokenizer, matcher))
         state = self._states[request.request_id] = Following(request, output, samples)
         return state
 
@@ -160,7 +160,7 @@ class OutputProcessor:
     def _extend(
         self,
         state: Following,
-        sample: _Sample,
+        sample: Sample,
         token_ids: list[int],
         shown: list[int],
         now: float,
@@ -193,7 +193,7 @@ class OutputProcessor:
             self._stop(state.request.request_id, output.index)
         return text, matched
 
-    def _finish(self, state: Following, sample: _Sample, reason: FinishReason, now: float) -> None:
+    def _finish(self, state: Following, sample: Sample, reason: FinishReason, now: float) -> None:
         """End a sample."""
         sample.output.finish_reason = reason
         self._close(state, now)

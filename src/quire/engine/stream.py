@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from quire.engine.api import GenerateAsk, Sink, StreamDelta
-from quire.engine.output import Following
+from quire.engine.output import Following, Sample
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")
+
+_PARTS = 64  # texts that a Direct keeps apart
 
 
 class Live:
@@ -23,6 +26,7 @@ class Live:
     __slots__ = (
         "ask",
         "cached_tokens",
+        "directs",
         "error",
         "following",
         "handle",
@@ -30,7 +34,6 @@ class Live:
         "output",
         "pending",
         "request_id",
-        "sink",
         "timers",
         "unread",
         "unread_since",
@@ -51,15 +54,18 @@ class Live:
         self.idle = False  # a reader waits and has not been woken
         self.error: QuireError | None = None
         self.cached_tokens = 0
-        self.sink: Sink | None = None
+        self.directs: list[Direct | None] = [None] * len(output.outputs)  # a sample's, where it has a sink
         self.timers: list[asyncio.TimerHandle] = []
 
     def push(self, delta: StreamDelta, now: float) -> None:
         """Add what a step made."""
+        direct = self.directs[delta.index]
+        if direct is None or not direct.offer(delta, now):
+            self.keep(delta, now)
+
+    def keep(self, delta: StreamDelta, now: float) -> None:
+        """Add what is to be read."""
         if not self.pending:
-            # an idle reader is not woken for what the sink takes: that would cost more than the rest of a token
-            if self.idle and self.sink is not None and self._offer(self.sink, delta):
-                return
             self.unread_since = now
         self.unread += len(delta.token_ids)
         waiting = self.pending.get(delta.index)
@@ -68,14 +74,6 @@ class Live:
         else:
             _merge(waiting, delta)
         self.wake()
-
-    def _offer(self, sink: Sink, delta: StreamDelta) -> bool:
-        try:
-            return sink(delta)
-        except Exception:  # the reader will meet it again; the step of all the others goes on
-            logger.exception("writing a delta of %s failed", self.request_id)
-            self.sink = None
-            return False
 
     def end(self, error: QuireError | None = None) -> None:
         """Nothing more will come. Unread deltas can still be read, then the error is raised."""
@@ -93,13 +91,88 @@ class Live:
                 self.waiter.set_result(None)
 
 
+class Direct:
+    """The way of a sample's tokens to its sink while the reader is idle.
+
+    Nearly all tokens go it, and each finds the caches emptied by the engine's step: what costs here is the number of
+    objects that a token touches, so all that it needs lies in this one. `output` learns of them in `settle`.
+    """
+
+    __slots__ = ("_ids", "_live", "_parts", "_plain", "_push", "_sample", "_sink", "_unsettled")
+
+    def __init__(self, live: Live, sample: Sample, sink: Sink) -> None:
+        self._live, self._sample, self._sink = live, sample, sink
+        self._ids = sample.output.token_ids
+        self._push = sample.detokenizer.push if sample.detokenizer is not None else _no_text
+        self._plain = sample.detokenizer is not None and sample.matcher is None
+        self._parts: list[str] = []
+        self._unsettled = 0  # tokens
+
+    def take(self, token_ids: list[int], now: float) -> bool:
+        """Take tokens that bring text and nothing else; false, and nothing done, when they must go another way."""
+        live, ids = self._live, self._ids
+        if not (live.idle and self._plain and ids):
+            return False
+        ids += token_ids
+        self._unsettled += len(token_ids)
+        text = self._push(token_ids)
+        parts = self._parts
+        parts.append(text)
+        if len(parts) == _PARTS:
+            self.settle()
+        if not self._offer(text, now):
+            self.settle()
+            live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
+        return True
+
+    def offer(self, delta: StreamDelta, now: float) -> bool:
+        """Give the sink a delta that `output` holds already; false when it must be read."""
+        if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
+            return False
+        return len(self._ids) > len(delta.token_ids) and self._offer(delta.text, now)
+
+    def _offer(self, text: str, now: float) -> bool:
+        try:
+            return self._sink(text, now)
+        except Exception:  # the reader will meet it again; the step of all the others goes on
+            logger.exception("writing a delta of %s failed", self._live.request_id)
+            self._sink = _refuse
+            return False
+
+    def settle(self) -> None:
+        """Bring the sample's output up to date."""
+        if self._unsettled:
+            output = self._sample.output
+            # held once, a string grows in place; held twice, all of it would be copied
+            text, output.text = output.text, ""
+            text += "".join(self._parts)
+            output.text = text
+            self._live.output.usage.completion_tokens += self._unsettled
+            self._parts.clear()
+            self._unsettled = 0
+
+
+def _no_text(_: Iterable[int]) -> str:
+    return ""
+
+
+def _refuse(_text: str, _now: float) -> bool:
+    return False
+
+
 class LiveStream:
     """api.Stream. One reader; dropped without being read to the end, it cancels itself."""
 
-    __slots__ = ("__weakref__", "_cancel", "_live", "_loop", "output", "request_id")
+    __slots__ = ("__weakref__", "_cancel", "_deliver", "_live", "_loop", "output", "request_id")
 
-    def __init__(self, live: Live, loop: asyncio.AbstractEventLoop, cancel: Callable[[Live], None]) -> None:
-        self._live, self._loop, self._cancel = live, loop, cancel
+    def __init__(
+        self,
+        live: Live,
+        loop: asyncio.AbstractEventLoop,
+        cancel: Callable[[Live], None],
+        deliver: Callable[[Live], None],
+    ) -> None:
+        self._live, self._loop, self._cancel, self._deliver = live, loop, cancel, deliver
         self.request_id = live.request_id
         self.output = live.output
 
@@ -127,9 +200,12 @@ class LiveStream:
             live.unread_since = time.monotonic()
         return delta
 
-    def deliver_to(self, sink: Sink) -> None:
-        """Offer deltas to `sink` as they come, before they become unread."""
-        self._live.sink = sink
+    def deliver_to(self, sinks: Sequence[Sink]) -> None:
+        """Offer text to the sinks, one a sample, as it comes, before it becomes unread."""
+        if not self.output.finished:
+            live = self._live
+            live.directs[:] = map(functools.partial(Direct, live), live.following.samples, sinks)
+            self._deliver(live)
 
     async def aclose(self) -> None:
         """As `cancel`."""

@@ -19,7 +19,6 @@ from quire.server.fields import Unsupported
 from quire.server.generation import Run
 from quire.server.requests import GenerationRequest
 from quire.server.responses import PromptLogprobs, TimingsBody
-from quire.types import FinishReason
 
 T = TypeVar("T", bound=msgspec.Struct)
 ChunkOf = Callable[[int, StreamDelta], bytes]
@@ -97,6 +96,7 @@ class EventStream:
         self._context, self._exchange, self._chunks = context, exchange, chunks
         self._usage = wants_usage(context, body)
         self._timings = wants_timings(exchange, body)
+        self._ids = bool(body.return_token_ids)
 
     async def write(self, asks: Sequence[GenerateAsk], chunk_of: ChunkOf) -> None:
         """Generate, and send chunk after chunk; several that are there at once go in one write."""
@@ -120,34 +120,23 @@ class EventStream:
                 self._context.watches.discard(watch)
 
     async def _write_one(self, run: Run, chunk_of: ChunkOf) -> None:
-        """One prompt's samples. A delta is written in the moment it comes while the client keeps up; what must wait
-        for the client, and the first and the failed, go through here.
+        """One prompt's samples. Text is written in the moment it comes while the client keeps up; all else goes
+        through here: what must wait for the client, each sample's first delta and its last, and what has more than
+        text.
         """
         exchange, (stream,) = self._exchange, run.streams
-        blocked, took = exchange.blocked, run.took
-        write: Callable[[bytes], None] | None = None
-        sent = 0
-
-        def direct(delta: StreamDelta) -> bool:
-            nonlocal write, sent
-            if write is None:
-                write = exchange.direct_writer()
-            if write is None or blocked() or delta.finish_reason is FinishReason.ERROR:
-                return False
-            took(delta.index, delta)
-            data = chunk_of(delta.index, delta)
-            if data:
-                sent += len(data)
-                write(data)
-            return True
-
-        stream.deliver_to(direct)
+        delivering = self._ids
         try:
             async for delta in stream:
-                took(delta.index, delta)
+                run.took(delta.index, delta)
                 await self._send(chunk_of(delta.index, delta))
+                if not delivering and exchange.status:
+                    delivering = True
+                    write = exchange.direct_writer()
+                    if write is not None:
+                        run.deliver(self._chunks.around, write)
         finally:
-            exchange.bytes_out += sent
+            exchange.bytes_out += run.delivered()
 
     def _send(self, data: bytes) -> Awaitable[None]:
         if not self._exchange.status:

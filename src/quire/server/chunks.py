@@ -43,6 +43,10 @@ class Chunks:
         """The chunk that opens a message."""
         return self._roles[choice] + self._end[1:]
 
+    def around(self, choice: int) -> tuple[bytes, bytes]:
+        """What stands before and after the JSON of a text in a chunk of text and nothing else."""
+        return self._starts[choice], self._plain_end
+
     def text(self, choice: int, text: str) -> bytes:
         """A chunk of text and nothing else."""
         return self._starts[choice] + _encode(text) + self._plain_end

@@ -50,7 +50,7 @@ class Exchange:
         # sending a chunk at once
         self.abort: Callable[[], None] | None = scope.get("quire.abort")
         self.blocked: Callable[[], bool] = scope.get("quire.blocked", _never)
-        self._write_chunk: Callable[[bytes], None] | None = scope.get("quire.write")
+        self._write_chunk: Callable[[bytes], bool] | None = scope.get("quire.write")
         self.scope = scope
         self.request_id = self._request_id()
         self.key_name = ""  # which API key was presented, by position
@@ -175,9 +175,9 @@ class Exchange:
             return self._send({"type": "http.response.body", "body": data, "more_body": more})
         return self._write_kept(data, more=more)
 
-    def direct_writer(self) -> Callable[[bytes], None] | None:
-        """Sends a part of the body without waiting for anything, while not `blocked`; the caller adds to `bytes_out`.
-        None unless the response has started, is sent in chunks, and nothing keeps a copy of it.
+    def direct_writer(self) -> Callable[[bytes], bool] | None:
+        """Sends a part of the body without waiting for anything; false, and nothing sent, while `blocked`. The caller
+        adds to `bytes_out`. None unless the response has started, is sent in chunks, and nothing keeps a copy of it.
         """
         return self._write_chunk if self.status and self.recorded is None and self._held is None else None
 

@@ -7,6 +7,8 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
 from quire.engine.api import GenerateAsk, Stream, StreamDelta
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
@@ -17,6 +19,7 @@ from quire.types import FinishReason, RequestOutput, Timings
 Deltas = Sequence[tuple[int, StreamDelta]]
 
 _LOGPROB_BYTES = 64
+_encode = msgspec.json.Encoder().encode
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 
 
@@ -27,7 +30,7 @@ class Run:
     """
 
     __slots__ = (
-        "_asks", "_context", "_exchange", "_last", "_observe_gap", "choices", "samples", "streams",
+        "_asks", "_context", "_exchange", "_tracks", "choices", "samples", "streams",
     )  # fmt: skip
 
     def __init__(self, context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk]) -> None:
@@ -35,8 +38,7 @@ class Run:
         self.choices = self.samples * len(asks)
         self.streams: list[Stream] = []
         self._context, self._exchange, self._asks = context, exchange, asks
-        self._last = [0.0] * self.choices  # when a choice's latest token came
-        self._observe_gap = context.metrics.inter_token.observe
+        self._tracks = [Track(context.metrics.inter_token.observe) for _ in range(self.choices)]
 
     def __enter__(self) -> Run:
         """Admit every prompt, or none. Raises what AsyncEngine.generate raises."""
@@ -88,14 +90,28 @@ class Run:
     def took(self, choice: int, delta: StreamDelta) -> None:
         """Note what a choice's stream gave. Raises ApiError for a sample that failed."""
         if delta.token_ids:
-            now, last = time.monotonic(), self._last[choice]
-            if last:
-                self._observe_gap(now - last)
-            elif not any(self._last):
+            now, track = time.monotonic(), self._tracks[choice]
+            if track.last:
+                track.observe(now - track.last)
+            elif not any(track.last for track in self._tracks):
                 self._context.metrics.first_token.observe(now - self._exchange.arrival)
-            self._last[choice] = now
+            track.last = now
         if delta.finish_reason is FinishReason.ERROR:
             raise ApiError(500, "the model computed values that are not numbers", code="numerical_error")
+
+    def deliver(self, around: Callable[[int], tuple[bytes, bytes]], write: Callable[[bytes], bool]) -> None:
+        """From now on write text of the one prompt's samples in the moment it comes, where `write` takes it.
+
+        `around` gives what stands before and after a choice's text, in JSON, in an event.
+        """
+        for choice, track in enumerate(self._tracks):
+            track.opening, track.closing = around(choice)
+            track.write = write
+        self.streams[0].deliver_to([track.take for track in self._tracks])
+
+    def delivered(self) -> int:
+        """Bytes that were written so."""
+        return sum(track.written for track in self._tracks)
 
     def _note(self) -> None:
         usage = self.usage()
@@ -134,6 +150,34 @@ class Run:
 
     def _latest(self) -> Timings:
         return max((output.timings for output in self.outputs), key=lambda t: t.finished)
+
+
+class Track:
+    """One choice as its tokens come, and what a token needs to become an event: kept together, as caches are cold."""
+
+    __slots__ = ("closing", "last", "observe", "opening", "write", "written")
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self.observe = observe  # takes the seconds between two tokens
+        self.last = 0.0  # when the latest token came
+        self.opening = self.closing = b""
+        self.write: Callable[[bytes], bool] = _write_nothing
+        self.written = 0
+
+    def take(self, text: str, now: float) -> bool:
+        """Write text as an event; false, and nothing done, when that has to wait for the client."""
+        if text:
+            data = self.opening + _encode(text) + self.closing
+            if not self.write(data):
+                return False
+            self.written += len(data)
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
+
+def _write_nothing(_: bytes) -> bool:
+    return False
 
 
 def finish_reason(reason: FinishReason | None) -> str:

@@ -67,8 +67,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Adds scope["quire.abort"], which drops the connection with what is still to be sent;
     scope["quire.blocked"], whether sending has to wait for the client, or would reach nobody; and
-    scope["quire.write"], which sends a chunk of a response that has started when the current callback is over. What a
-    task sends that is woken after such a chunk was given comes after it.
+    scope["quire.write"], which sends a chunk of a response that has started when the current callback is over, or
+    returns false while "quire.blocked". What a task sends that is woken after such a chunk was given comes after it.
     """
 
     # What every token touches lies together: caches are cold when a step's tokens come.
@@ -151,11 +151,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._paused = False
 
-    def _write_chunk(self, data: bytes) -> None:
-        """Send `data` as a chunk (RFC 9112, section 7.1) soon."""
+    def _write_chunk(self, data: bytes) -> bool:
+        """Send `data` as a chunk (RFC 9112, section 7.1) soon; false while blocked."""
+        if self._paused or self.transport.is_closing():
+            return False
         if not self._chunks:
             self._soon(self)
         self._chunks += b"%x\r\n%b\r\n" % (len(data), data)
+        return True
 
     def send_chunks(self) -> None:
         """Send what was given to `quire.write`; forget it when the client has gone."""
