@@ -21,6 +21,7 @@ from quire.engine.api import (
     EngineUnavailableError,
     OverloadedError,
 )
+from quire.engine.async_engine import AsyncEngine
 from quire.engine.build import build
 from quire.engine.opening import open_model
 from quire.engine.sync_engine import SyncEngine
@@ -192,42 +193,44 @@ def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
 
 
 def test_a_sink_takes_what_it_will_in_order(endless: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Deltas go to the sink or to the reader, each once; one that raises is asked no more and harms nobody."""
+    """Text goes to the sink or to the reader, each once; a sink that raises is asked no more and harms nobody."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    taken: list[str] = []
+
+    async def attempt(engine: AsyncEngine, expected: tuple[list[str], list[list[int]]]) -> None:
+        stream, other = engine.generate(ask("r", params=params)), engine.generate(ask("o", params=params))
+        seen: list[str] = []
+        calls = itertools.count(1)
+
+        def sink(text: str, now: float) -> bool:
+            assert stream.output.outputs[0].token_ids  # a sample's first tokens are for the reader
+            assert now <= time.monotonic()
+            call = next(calls)
+            if call > 40:
+                raise ZeroDivisionError
+            if call % 3 == 0:
+                return False
+            seen.append(text)
+            taken.append(text)
+            return True
+
+        stream.deliver_to([sink])
+        async for delta in stream:
+            seen.append(delta.text)
+            assert stream.output.outputs[0].text == "".join(seen)  # settled whenever something is read
+            assert stream.output.usage.completion_tokens == len(stream.output.outputs[0].token_ids)
+        assert "".join(seen) == expected[0][0]
+        assert stream.output.outputs[0].token_ids == expected[1][0]
+        assert await collect(other) == expected
 
     async def work() -> None:
         async with running(endless) as engine:
             expected = await collect(engine.generate(ask("r", params=params)))
-            stream, other = engine.generate(ask("r", params=params)), engine.generate(ask("o", params=params))
-            seen: list[str] = []
-            taken: list[str] = []
-
-            calls = itertools.count(1)
-
-            def sink(text: str, now: float) -> bool:
-                assert stream.output.outputs[0].token_ids  # a sample's first tokens are for the reader
-                assert 0 <= time.monotonic() - now < 10
-                call = next(calls)
-                if call > 40:
-                    raise ZeroDivisionError
-                if call % 3 == 0:
-                    return False
-                seen.append(text)
-                taken.append(text)
-                return True
-
-            stream.deliver_to([sink])
-            async for delta in stream:
-                seen.append(delta.text)
-                assert stream.output.outputs[0].text == "".join(seen)  # settled whenever something is read
-                assert stream.output.usage.completion_tokens == len(stream.output.outputs[0].token_ids)
-            assert "".join(seen) == expected[0][0]
-            assert stream.output.outputs[0].token_ids == expected[1][0]
-            assert 0 < len(taken) < 60
-            assert await collect(other) == expected
-        assert caplog.text.count("writing a delta of r failed") <= 1
+            while not taken:  # steps that come while the reader is late are all for the reader
+                await attempt(engine, expected)
 
     run(work())
+    assert caplog.text.count("writing a delta of r failed") <= 1
 
 
 @pytest.mark.parametrize("serving", [ServingConfig(reader_tokens=50), ServingConfig(reader_timeout=0.2)])

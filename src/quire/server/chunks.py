@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from quire.engine.api import StreamDelta
@@ -22,6 +24,11 @@ class Envelope(msgspec.Struct):
     system_fingerprint: str
 
 
+@functools.cache  # of four: one object for all requests alike
+def _plain_end(closing: bytes, end: bytes) -> bytes:
+    return closing + b',"logprobs":null,"finish_reason":null' + end
+
+
 class Chunks:
     """Chunks of one request. `opening` and `closing` stand around the text within a choice."""
 
@@ -36,7 +43,7 @@ class Chunks:
         ]
         self._starts = [head + b'{"index":%d' % i + opening for i in range(choices)]
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
-        self._plain_end = self._closing + b',"logprobs":null,"finish_reason":null' + self._end
+        self._plain_end = _plain_end(self._closing, self._end)
         self._head = head
 
     def role(self, choice: int) -> bytes:

@@ -38,7 +38,7 @@ class Run:
         self.choices = self.samples * len(asks)
         self.streams: list[Stream] = []
         self._context, self._exchange, self._asks = context, exchange, asks
-        self._tracks = [Track(context.metrics.inter_token.observe) for _ in range(self.choices)]
+        self._tracks = [Track(context.metrics.observe_gap) for _ in range(self.choices)]
 
     def __enter__(self) -> Run:
         """Admit every prompt, or none. Raises what AsyncEngine.generate raises."""

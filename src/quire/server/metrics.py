@@ -61,7 +61,7 @@ class ServerMetrics:
         self.engine = engine
         named = self.histograms = _request_histograms()
         self.first_token = named["ttft"].histogram
-        self.inter_token = named["itl"].histogram
+        self.observe_gap = named["itl"].histogram.observe  # one object for all streams
         self.finished: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()

@@ -52,8 +52,7 @@ class ByteLevelDetokenizer:
         self._held = b""  # of an unfinished character
 
     def push(self, token_ids: Iterable[int]) -> str:
-        table = self._table
-        data = self._held + b"".join([table[token_id] for token_id in token_ids])
+        data = self._held + b"".join(map(self._table.__getitem__, token_ids))
         text, read = utf_8_decode(data, "replace", False)
         self._held = data[read:]
         return text
