@@ -3,21 +3,22 @@
 python benchmarks/streams.py                     the real engine in its own process, a model of random weights
 python benchmarks/streams.py --model FOLDER      the same with a checkpoint
 python benchmarks/streams.py --stand-in          no engine: HTTP, events, metrics alone
-python benchmarks/streams.py --bare              the real engine, and an application that sends a constant for a token
-python benchmarks/streams.py --bare --stand-in   the same without an engine: uvicorn and sockets alone
+python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
-byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between two
-steps, the engine's kernels among it, empties the caches, and the figure grows to twice of what it is when nothing does.
-So it is comparable between runs of one machine in one state; `--bare` in the same state is what sockets, uvicorn and
-waking up cost there. Detokenization is measured beside, on the same texts, and told apart. A stream's gap is the time
-between two reads of its events by the client. In the last round health is asked for every 20 ms from another process.
+byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between
+two steps, the engine's kernels among it, empties the caches, and the figure grows to twice of what it is when nothing
+does. So it is comparable between runs of one machine in one state; `--bare` in the same state is what sockets and
+waking readers cost there, and a loop over them in Python: the floor. Detokenization is measured beside, on the same
+texts, and told apart. A stream's gap is the time between two reads of its events by the client. In the last round
+health is asked for every 20 ms from another process.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import http.client
 import itertools
 import json
@@ -48,6 +49,7 @@ from quire.engine.api import (
     StreamDelta,
 )
 from quire.engine.async_engine import AsyncEngine as RealEngine
+from quire.engine.messages import SAMPLE_BITS, Step, unpack_handles
 from quire.engine.opening import open_model
 from quire.server.app import App
 from quire.server.context import ServerContext
@@ -74,7 +76,7 @@ class PacedStream:
         """As stream.Live does it: to the sink if the reader is idle, else the reader is woken."""
         idle = self.waiter is not None and not self.waiter.done()
         if idle and self.sink is not None and not self.ready and self.left > 1:
-            if self.sink(self._delta(1).text, time.monotonic()):
+            if self.sink.take(self._delta(1).text, time.monotonic()):
                 return
             self.left += 1
         self.ready += 1
@@ -216,9 +218,28 @@ def share(values: list[float], part: float) -> float:
     return values[min(len(values) - 1, int(part * len(values)))] * 1e3 if values else float("nan")
 
 
-def bare(engine: AsyncEngine, tokens: int) -> Any:
-    """An application that sends one constant event a delta: what the engine's part, uvicorn and sockets cost alone."""
-    event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 230 + b'"}}]}\n\n'
+class Bare(RealEngine):
+    """The real engine, and for each token of a step a constant event written to its socket: what is left when there
+    is no text, no event to make, no metric and no back-pressure.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.files: dict[int, int] = {}  # the socket of each request, by its handle
+        event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 190 + b'"}}]}\n\n'
+        self.event = b"%x\r\n%b\r\n" % (len(event), event)
+
+    def _stepped(self, step: Step) -> None:
+        files = [self.files.get(key >> SAMPLE_BITS) for key in unpack_handles(step.rows)]
+        if step.notes or step.started or None in files:
+            super()._stepped(step)
+            return
+        for file in files:
+            os.write(file, self.event)  # type: ignore[arg-type]
+
+
+def bare(engine: Bare, tokens: int) -> Any:
+    """An application that starts a response and leaves the rest to Bare."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=7)
     numbers = itertools.count()
 
@@ -230,8 +251,13 @@ def bare(engine: AsyncEngine, tokens: int) -> Any:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         ask = GenerateAsk(request_id=str(next(numbers)), prompt_token_ids=[1, 2, 3], params=params)
-        async for _ in engine.generate(ask):
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        stream = engine.generate(ask)
+        handle = engine._handles[ask.request_id]
+        async for delta in stream:
+            await send({"type": "http.response.body", "body": engine.event, "more_body": True})
+            if delta.finish_reason is None:
+                engine.files[handle] = scope["quire.writer"].transport.get_extra_info("socket").fileno()
+        del engine.files[handle]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return app
@@ -350,13 +376,14 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     if model:
         weights = "auto" if args.model else "random"
         options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
-        engine = RealEngine(model, options, config)
+        engine = (Bare if args.bare else RealEngine)(model, options, config)
     server = HttpServer(engine, config)
-    if args.bare:
+    if isinstance(engine, Bare):
         server._server.config.app = bare(engine, args.tokens)  # before it is loaded
     sock: socket.socket = bind(config)
     await server.start(sock)
     await engine.start()
+    gc.freeze()  # as `quire serve` does
     for number in range(args.rounds + 2):  # the first warms up
         told = await one_round(sock.getsockname()[1], args, health=number > args.rounds)
         if number:
@@ -378,8 +405,9 @@ def main() -> None:
     parser.add_argument(
         "--model", help="checkpoint folder; default: random weights of the default model's shape"
     )
-    parser.add_argument("--stand-in", action="store_true", help="no engine: deltas out of nothing")
-    parser.add_argument("--bare", action="store_true", help="no application: a constant for each token")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--stand-in", action="store_true", help="no engine: deltas out of nothing")
+    kind.add_argument("--bare", action="store_true", help="no application: a constant for each token")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)

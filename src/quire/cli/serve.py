@@ -163,6 +163,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
             engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:
+                gc.freeze()  # nor is the vocabulary
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):
                     print(f"  {line}", file=sys.stderr)
                 print(

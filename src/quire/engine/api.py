@@ -6,7 +6,7 @@ called on the event loop's thread; nothing here blocks it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -103,17 +103,22 @@ class Stream(Protocol):
 
         A sink is asked only while the reader waits for more and nothing is unread, so order is kept; only of a
         sample that has tokens already; and only for tokens that bring text and nothing else. All other deltas, and
-        what a sink does not take, are there to be iterated over. `output` holds what sinks took when the sample's
-        next delta is there, or the request has ended. Sinks must not raise or take long: every other stream waits.
+        what a sink does not take, are there to be iterated over. Text that a sink took is not kept in `output`, and
+        usage knows of its tokens when the sample's next delta is there, or the request has ended. Sinks must not
+        raise or take long: every other stream waits.
         """
 
     def cancel(self) -> None:
         """Stop computing within one step and forget the request. Harmless when it has ended."""
 
 
-# Takes new text of a sample, which may be empty, and the time.monotonic() at which its tokens came, and returns True;
-# or returns False and leaves it to the reader.
-Sink = Callable[[str, float], bool]
+class Sink(Protocol):
+    """Where the text of a sample goes."""
+
+    def take(self, text: str, now: float, /) -> bool:
+        """Take new text, which may be empty, of tokens that came at `now`, a time of time.monotonic(); or return
+        false and leave it to the reader.
+        """
 
 
 @dataclass(frozen=True, slots=True)

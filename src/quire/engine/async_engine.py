@@ -450,7 +450,8 @@ class AsyncEngine:
             note = notes.get(row) if notes else None
             direct = directs.get(key)
             if direct is not None:
-                if note is None and direct.take(new, now):
+                if note is None and direct.open:
+                    direct.take(new, now)
                     continue
                 direct.settle()
             live = lives.get(key >> SAMPLE_BITS)

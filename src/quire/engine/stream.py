@@ -6,15 +6,13 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from quire.engine.api import GenerateAsk, Sink, StreamDelta
 from quire.engine.output import Following, Sample
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")
-
-_PARTS = 64  # texts that a Direct keeps apart
 
 
 class Live:
@@ -95,35 +93,31 @@ class Direct:
     """The way of a sample's tokens to its sink while the reader is idle.
 
     Nearly all tokens go it, and each finds the caches emptied by the engine's step: what costs here is the number of
-    objects that a token touches, so all that it needs lies in this one. `output` learns of them in `settle`.
+    objects that a token touches. So there are few, and bound methods are none of them.
     """
 
-    __slots__ = ("_ids", "_live", "_parts", "_plain", "_push", "_sample", "_sink", "_unsettled")
+    __slots__ = ("_detokenizer", "_ids", "_live", "_sample", "_settled", "_sink", "open")
 
     def __init__(self, live: Live, sample: Sample, sink: Sink) -> None:
         self._live, self._sample, self._sink = live, sample, sink
         self._ids = sample.output.token_ids
-        self._push = sample.detokenizer.push if sample.detokenizer is not None else _no_text
-        self._plain = sample.detokenizer is not None and sample.matcher is None
-        self._parts: list[str] = []
-        self._unsettled = 0  # tokens
+        self._detokenizer = sample.detokenizer
+        self._settled = 0  # length of _ids that usage knows of
+        self.open = False  # tokens may be taken
 
-    def take(self, token_ids: list[int], now: float) -> bool:
-        """Take tokens that bring text and nothing else; false, and nothing done, when they must go another way."""
-        live, ids = self._live, self._ids
-        if not (live.idle and self._plain and ids):
-            return False
-        ids += token_ids
-        self._unsettled += len(token_ids)
-        text = self._push(token_ids)
-        parts = self._parts
-        parts.append(text)
-        if len(parts) == _PARTS:
-            self.settle()
+    def opened(self) -> None:
+        """The reader waits. Text that may hold a stop string has to be looked at on its way."""
+        sample = self._sample
+        self.open = bool(self._ids) and sample.matcher is None and sample.output.finish_reason is None
+        self._settled = len(self._ids)
+
+    def take(self, token_ids: list[int], now: float) -> None:
+        """Take tokens that bring text and nothing else, while `open`."""
+        self._ids += token_ids
+        text = "" if self._detokenizer is None else self._detokenizer.push(token_ids)
         if not self._offer(text, now):
             self.settle()
-            live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
-        return True
+            self._live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
 
     def offer(self, delta: StreamDelta, now: float) -> bool:
         """Give the sink a delta that `output` holds already; false when it must be read."""
@@ -133,31 +127,24 @@ class Direct:
 
     def _offer(self, text: str, now: float) -> bool:
         try:
-            return self._sink(text, now)
+            return self._sink.take(text, now)
         except Exception:  # the reader will meet it again; the step of all the others goes on
             logger.exception("writing a delta of %s failed", self._live.request_id)
-            self._sink = _refuse
+            self._sink = _Nowhere()
             return False
 
     def settle(self) -> None:
-        """Bring the sample's output up to date."""
-        if self._unsettled:
-            output = self._sample.output
-            # held once, a string grows in place; held twice, all of it would be copied
-            text, output.text = output.text, ""
-            text += "".join(self._parts)
-            output.text = text
-            self._live.output.usage.completion_tokens += self._unsettled
-            self._parts.clear()
-            self._unsettled = 0
+        """Tell usage of the tokens that were taken; what is to come goes another way."""
+        if self.open:
+            self.open = False
+            self._live.output.usage.completion_tokens += len(self._ids) - self._settled
 
 
-def _no_text(_: Iterable[int]) -> str:
-    return ""
+class _Nowhere:
+    """A sink that takes nothing."""
 
-
-def _refuse(_text: str, _now: float) -> bool:
-    return False
+    def take(self, _text: str, _now: float) -> bool:
+        return False
 
 
 class LiveStream:
@@ -190,6 +177,9 @@ class LiveStream:
                 raise RuntimeError("a stream has one reader")
             live.waiter = self._loop.create_future()
             live.idle = True
+            for direct in live.directs:
+                if direct is not None:
+                    direct.opened()
             try:
                 await live.waiter
             finally:

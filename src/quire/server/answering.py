@@ -132,9 +132,9 @@ class EventStream:
                 await self._send(chunk_of(delta.index, delta))
                 if not delivering and exchange.status:
                     delivering = True
-                    write = exchange.direct_writer()
-                    if write is not None:
-                        run.deliver(self._chunks.around, write)
+                    writer = exchange.direct_writer()
+                    if writer is not None:
+                        run.deliver(self._chunks.around, writer)
         finally:
             exchange.bytes_out += run.delivered()
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from quire.server import json_input
 from quire.server.errors import ApiError, ClientGoneError, Header
@@ -37,6 +37,13 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return work() if size <= json_input.INLINE_BYTES else await asyncio.to_thread(work)
 
 
+class ChunkWriter(Protocol):
+    """Sends parts of a response."""
+
+    def write_chunk(self, data: bytes, /) -> bool:
+        """Send a part soon; false, and nothing done, while the client does not read."""
+
+
 class Exchange:
     """A request as it came and what was answered. `arrival` is a time of time.monotonic()."""
 
@@ -50,7 +57,7 @@ class Exchange:
         # sending a chunk at once
         self.abort: Callable[[], None] | None = scope.get("quire.abort")
         self.blocked: Callable[[], bool] = scope.get("quire.blocked", _never)
-        self._write_chunk: Callable[[bytes], bool] | None = scope.get("quire.write")
+        self._writer: ChunkWriter | None = scope.get("quire.writer")
         self.scope = scope
         self.request_id = self._request_id()
         self.key_name = ""  # which API key was presented, by position
@@ -175,11 +182,11 @@ class Exchange:
             return self._send({"type": "http.response.body", "body": data, "more_body": more})
         return self._write_kept(data, more=more)
 
-    def direct_writer(self) -> Callable[[bytes], bool] | None:
-        """Sends a part of the body without waiting for anything; false, and nothing sent, while `blocked`. The caller
-        adds to `bytes_out`. None unless the response has started, is sent in chunks, and nothing keeps a copy of it.
+    def direct_writer(self) -> ChunkWriter | None:
+        """What sends parts of the body without waiting for anything; the caller adds to `bytes_out`. None unless the
+        response has started, is sent in chunks, and nothing keeps a copy of it.
         """
-        return self._write_chunk if self.status and self.recorded is None and self._held is None else None
+        return self._writer if self.status and self.recorded is None and self._held is None else None
 
     async def _write_kept(self, data: bytes, *, more: bool) -> None:
         if self.recorded is not None:

@@ -12,7 +12,7 @@ import msgspec
 from quire.engine.api import GenerateAsk, Stream, StreamDelta
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
-from quire.server.exchange import Exchange
+from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.responses import PromptTokensDetails, TimingsBody, UsageBody
 from quire.types import FinishReason, RequestOutput, Timings
 
@@ -99,15 +99,15 @@ class Run:
         if delta.finish_reason is FinishReason.ERROR:
             raise ApiError(500, "the model computed values that are not numbers", code="numerical_error")
 
-    def deliver(self, around: Callable[[int], tuple[bytes, bytes]], write: Callable[[bytes], bool]) -> None:
-        """From now on write text of the one prompt's samples in the moment it comes, where `write` takes it.
+    def deliver(self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter) -> None:
+        """From now on write text of the one prompt's samples in the moment it comes, where `writer` takes it.
 
         `around` gives what stands before and after a choice's text, in JSON, in an event.
         """
         for choice, track in enumerate(self._tracks):
             track.opening, track.closing = around(choice)
-            track.write = write
-        self.streams[0].deliver_to([track.take for track in self._tracks])
+            track.writer = writer
+        self.streams[0].deliver_to(self._tracks)
 
     def delivered(self) -> int:
         """Bytes that were written so."""
@@ -155,29 +155,25 @@ class Run:
 class Track:
     """One choice as its tokens come, and what a token needs to become an event: kept together, as caches are cold."""
 
-    __slots__ = ("closing", "last", "observe", "opening", "write", "written")
+    __slots__ = ("closing", "last", "observe", "opening", "writer", "written")
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         self.observe = observe  # takes the seconds between two tokens
         self.last = 0.0  # when the latest token came
         self.opening = self.closing = b""
-        self.write: Callable[[bytes], bool] = _write_nothing
+        self.writer: ChunkWriter | None = None
         self.written = 0
 
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, and nothing done, when that has to wait for the client."""
         if text:
             data = self.opening + _encode(text) + self.closing
-            if not self.write(data):
+            if self.writer is None or not self.writer.write_chunk(data):
                 return False
             self.written += len(data)
         self.observe(now - self.last)
         self.last = now
         return True
-
-
-def _write_nothing(_: bytes) -> bool:
-    return False
 
 
 def finish_reason(reason: FinishReason | None) -> str:

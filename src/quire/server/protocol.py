@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +36,8 @@ class Connections:
     header_seconds: float
     idle: dict[LimitedProtocol, None] = field(default_factory=dict)
     unsent: list[LimitedProtocol] = field(default_factory=list)
-    soon: Callable[[LimitedProtocol], None] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.soon = self._send_soon  # one object for all connections
-
-    def _send_soon(self, connection: LimitedProtocol) -> None:
+    def send_soon(self, connection: LimitedProtocol) -> None:
         """Send a connection's chunks when the current callback is over, after those of the others before it.
 
         A step of the engine brings a token to every stream. Making all events first and then sending all of them
@@ -73,12 +68,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Adds scope["quire.abort"], which drops the connection with what is still to be sent;
     scope["quire.blocked"], whether sending has to wait for the client, or would reach nobody; and
-    scope["quire.write"], which sends a chunk of a response that has started when the current callback is over, or
-    returns false while "quire.blocked". What a task sends that is woken after such a chunk was given comes after it.
+    scope["quire.writer"], whose write_chunk sends a chunk of a response that has started when the current callback
+    is over. What a task sends that is woken after such a chunk was given comes after it.
     """
 
     # What every token touches lies together: caches are cold when a step's tokens come.
-    __slots__ = ("_chunks", "_file", "_paused", "_soon")
+    __slots__ = ("_chunks", "_file", "_line", "_paused", "_wire")
 
     def __init__(
         self,
@@ -97,7 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._pending: ApiError | None = None  # why the parser was stopped
         self._active: Any = None  # the cycle that is being answered; self.cycle may be a pipelined one
         self._chunks = b""  # to be sent when the current callback is over
-        self._soon = table.soon
+        self._line = table
         self._paused = False  # as self.flow.write_paused
         self._file = -1  # the socket, where its bytes are ours to write
 
@@ -106,8 +101,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         full = len(self.connections) >= self._table.limit and not self._table.make_room()
         super().connection_made(transport)
-        if transport.get_extra_info("sslcontext") is None:
-            self._file = transport.get_extra_info("socket").fileno()
+        self._wire = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and transport.get_extra_info("sslcontext") is None:
+            self._file = sock.fileno()
         if full:
             self._refuse(ApiError(
                 429, f"there are {self._table.limit} connections with requests, as many as are allowed",
@@ -147,7 +144,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers, self._header_bytes = True, 0
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]
-        self.scope["quire.write"] = self._write_chunk  # type: ignore[typeddict-unknown-key]
+        self.scope["quire.writer"] = self  # type: ignore[typeddict-unknown-key]
 
     def _blocked(self) -> bool:
         return self._paused or self.transport.is_closing()
@@ -160,23 +157,23 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._paused = False
 
-    def _write_chunk(self, data: bytes) -> bool:
-        """Send `data` as a chunk (RFC 9112, section 7.1) soon; false while blocked."""
-        if self._paused or self.transport.is_closing():
+    def write_chunk(self, data: bytes) -> bool:
+        """Send `data` as a chunk (RFC 9112, section 7.1) soon; false while the client does not read."""
+        if self._paused:
             return False
         if not self._chunks:
-            self._soon(self)
+            self._line.send_soon(self)
         self._chunks += b"%x\r\n%b\r\n" % (len(data), data)
         return True
 
     def send_chunks(self) -> None:
-        """Send what was given to `quire.write`; forget it when the client has gone.
+        """Send what was given to `write_chunk`; forget it when the client has gone.
 
         While nothing is buffered the socket is written to here: the transport's way to the same call costs a tenth of
         a token. What the socket does not take, and every failure, is the transport's.
         """
         chunks, self._chunks = self._chunks, b""
-        transport = self.transport
+        transport = self._wire
         if transport.is_closing():
             return
         if self._file >= 0 and not transport.get_write_buffer_size():
