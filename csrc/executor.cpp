@@ -430,10 +430,8 @@ void Executor::do_rope_write(const Op& op, int task) {
   kernels_.rope_write(t);
 }
 
-void Executor::do_attend(const Op& op, int task, int thread) {
+LatentTask Executor::attention_task(const Op& op, const AttendPart& part, int thread) {
   const KVLayer& layer = kv_layers_[op.layer];
-  AttentionPlan& plan = attention_[op.plan];
-  const AttendPart& part = plan.parts()[task];
   const int to = op.wide < 0 ? op.out : op.wide;
   const Buffer& out = buffers_[to];
   LatentTask latent{};
@@ -461,12 +459,24 @@ void Executor::do_attend(const Op& op, int task, int thread) {
   t.partition_end = part.partition_end;
   t.states = nullptr;
   t.scratch = scratch_.data() + attention_memory_.per_thread * thread;
-  const bool is_latent = op.kind == Kind::latent_attend;
-  if (is_latent) {
-    latent.rank = plan.shape().rank;
+  if (op.kind == Kind::latent_attend) {
+    latent.rank = attention_[op.plan].shape().rank;
     latent.q_pitch = static_cast<size_t>(buffers_[op.delta].cols);
     latent.q_head = buffers_[op.delta].cols / op.heads;
     latent.q_rope = f32(op.delta) + latent.q_head - (layer.head_dim - latent.rank);
+  }
+  return latent;
+}
+
+void Executor::do_attend(const Op& op, int task, int thread) {
+  AttentionPlan& plan = attention_[op.plan];
+  const AttendPart& part = plan.parts()[task];
+  const bool is_latent = op.kind == Kind::latent_attend;
+  LatentTask latent = attention_task(op, part, thread), after;
+  AttendTask& t = latent.attend;
+  if (!is_latent && task + 1 < static_cast<int>(plan.parts().size())) {
+    after = attention_task(op, plan.parts()[task + 1], thread);
+    t.next = &after.attend;
   }
   const auto attend = [&] { is_latent ? kernels_.latent_attend(latent) : kernels_.attend(t); };
   if (part.counter < 0) {

@@ -207,6 +207,7 @@ class Executor {
   void do_norm(const Op& op, int begin, int end, int thread);
   void do_gated_act(const Op& op, int task, int thread);
   void do_rope_write(const Op& op, int task);
+  LatentTask attention_task(const Op& op, const AttendPart& part, int thread);
   void do_attend(const Op& op, int task, int thread);
   void attended(const Op& op, const AttendPart& part);  // all that its queries and heads see
   struct HeadSplit {

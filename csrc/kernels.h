@@ -227,6 +227,7 @@ struct AttendTask {
   // [partition - partition_begin][query row][state_floats(d16)] for attend_merge.
   float* states;
   void* scratch;               // attend_scratch_bytes(head_dim, heads_per_kv)
+  const AttendTask* next = nullptr;  // what the thread does after this, or null: queries and keys to fetch meanwhile
 
   int queries() const { return token_end - token_begin; }
   // Query rows: [kv head][query][head of its group].

@@ -111,6 +111,7 @@ template <class T>
 struct Tiles {
   const typename T::elem* k[kTilesPerGroup];
   int begin, end;
+  bool fresh;  // the call's first group of a partition
 
   Tiles of_next_head(const KVLayout& kv) const {
     Tiles found = *this;
@@ -123,6 +124,7 @@ template <class T>
 Tiles<T> tiles_of(const AttendTask& t, int group, int lo, int hi) {
   const KVLayout& kv = t.kv;
   Tiles<T> found;
+  found.fresh = group % kPartition == 0 || group <= lo;
   found.begin = lo <= group ? 0 : (lo - group) / kTile;
   found.end = hi >= group + kGroup - 1 ? kTilesPerGroup : (hi - group) / kTile + 1;
   for (int i = 0; i < kTilesPerGroup; ++i) {
@@ -280,7 +282,8 @@ QUIRE_INLINE void softmax_row(const AttendTask& t, const Scratch<T>& s, int r, i
 
 // ---- p·v ----------------------------------------------------------------------------------------------------------
 
-// acc[r … r+R][16*c0 … 16*(c0+C)] += probs . v over the tiles of a group; fetches as many lines of what comes next.
+// acc[r … r+R][16*c0 … 16*(c0+C)] += probs . v over the tiles of a group (= of a partition's first); fetches as many lines
+// of what comes next.
 template <class T, int R, int C, bool Fetch>
 QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, const Ahead<T>& ahead, int c0) {
   constexpr int P = R * T::parts;
@@ -290,7 +293,7 @@ QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, co
   for (int i = 0; i < P; ++i)
     for (int c = 0; c < C; ++c) {
       if constexpr (T::parts == 1)
-        a[i * C + c] = load(s.acc_of(r + i) + (c0 + c) * 16);
+        a[i * C + c] = now.fresh ? zero() : load(s.acc_of(r + i) + (c0 + c) * 16);
       else
         a[i * C + c] = izero();
     }
@@ -318,7 +321,7 @@ QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, const Tiles<T>& now, co
         store(acc, a[i * C + c]);
       else
         store(acc, fma(to_float(join_bytes(a[2 * i * C + c], a[(2 * i + 1) * C + c])), set1(s.row[r + i].p_scale),
-                       load(acc)));
+                       now.fresh ? zero() : load(acc)));
     }
 }
 
@@ -393,13 +396,77 @@ QUIRE_INLINE void start_row(const AttendTask& t, SoftmaxRow& row, float* total, 
   row.hi = position;
   row.max = t.sinks ? t.sinks[at.head] * kLog2e : -INFINITY;
   row.sum_total = t.sinks ? 1.0f : 0.0f;
-  clear(total, t.kv.d16);
+  if (t.sinks) clear(total, t.kv.d16);
 }
+
+// Keys that some query of a task sees, inside its partitions.
+struct Span {
+  int lo, hi;
+  explicit Span(const AttendTask& t) {
+    const int first = t.positions[t.token_begin], from = t.partition_begin * kPartition;
+    const int last = t.positions[t.token_end - 1], to = t.partition_end * kPartition - 1;
+    lo = t.window && first >= t.window ? first - t.window + 1 : 0;
+    lo = lo > from ? lo : from;
+    hi = last < to ? last : to;
+  }
+  int group() const { return lo / kGroup * kGroup; }
+};
+
+template <class T>
+Tiles<T> first_tiles(const AttendTask& t) {
+  const Span span(t);
+  return tiles_of<T>(t, span.group(), span.lo, span.hi);
+}
+
+// Stretches of the same size, `pitch` bytes apart, fetched a few lines at a time.
+struct Stretches {
+  const char* at = nullptr;
+  size_t pitch = 0;
+  int lines = 0, left = 0;  // lines of a stretch; lines still to fetch
+  int line = 0, share = 0;
+
+  // In `turns` calls of next().
+  void spread(int turns) { share = (left + turns - 1) / turns; }
+  template <bool Write>
+  inline __attribute__((always_inline)) void next() {
+    for (int i = share < left ? share : left; i > 0; --i, --left) {
+      char* p = const_cast<char*>(at) + static_cast<size_t>(line) * kLine;
+      Write ? prefetch_write(p) : prefetch(p);
+      if (++line == lines) line = 0, at += pitch;
+    }
+  }
+};
+
+// What a call fetches beside its work, from row to row: the next task's queries, and at last the lines it will write.
+struct Beside {
+  Stretches queries, outputs;
+  bool last = false;  // group of keys
+
+  static Stretches stretches(const AttendTask& t, const void* base, size_t pitch, size_t size) {
+    const size_t heads = static_cast<size_t>(t.heads_per_kv) * t.kv.head_dim;
+    Stretches found;
+    found.at = static_cast<const char*>(base) + (t.token_begin * pitch + t.head_begin * heads) * size;
+    found.pitch = pitch * size;
+    found.lines = static_cast<int>(((t.head_end - t.head_begin) * heads * size + kLine - 1) / kLine);
+    found.left = found.lines * t.queries();
+    return found;
+  }
+  Beside(const AttendTask& t, int groups) {
+    if (!t.states) outputs = stretches(t, t.out, t.out_pitch, dtype_bytes(t.out_dtype));
+    if (t.next) queries = stretches(*t.next, t.next->qkv, t.next->pitch, sizeof(float));
+    outputs.spread(t.rows());
+    queries.spread(t.rows() * groups);
+  }
+  inline __attribute__((always_inline)) void some() {
+    queries.next<false>();
+    if (last) outputs.next<true>();
+  }
+};
 
 // One group of keys and one head: `rows` rows from `first` on.
 template <class T>
 QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int first, int rows, int group,
-                               const Tiles<T>& now, const Tiles<T>& next) {
+                               const Tiles<T>& now, const Tiles<T>& next, Beside& beside) {
   if constexpr (T::parts == 2)
     for (int c = now.begin; c < now.end; ++c) {
       const uint16_t* scales = reinterpret_cast<const uint16_t*>(now.k[c] + t.kv.scale_offset());
@@ -414,7 +481,10 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
     if (r == 0) score_block<T, R, true>(s, first, head_dim, now, ahead);
     else score_block<T, R, false>(s, first + r, head_dim, now, ahead);
   });
-  for (int r = 0; r < rows; ++r) softmax_row<T>(t, s, first + r, group);
+  for (int r = 0; r < rows; ++r) {
+    softmax_row<T>(t, s, first + r, group);
+    beside.some();
+  }
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
     if (r == 0) value_block<T, R, true>(s, first, now, ahead);
@@ -422,36 +492,55 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
   });
 }
 
+// The partition that this group ends is folded into those before it, or its states are left.
+template <class T>
+QUIRE_INLINE void end_rows(const AttendTask& t, Scratch<T>* s, int rows, int group) {
+  const int partition = group / kPartition;
+  if (!t.states && !t.sinks && s->row[0].lo / kPartition == partition) {  // nothing came before
+    for (int r = 0; r < rows; ++r) {
+      s->row[r].max = s->row[r].part_max;
+      s->row[r].sum_total = reduce_add(load(s->lane_sum + r * 16));
+    }
+    float* const first = s->acc;
+    s->acc = s->total;
+    s->total = first;
+  } else {
+    for (int r = 0; r < rows; ++r) {
+      const size_t state = static_cast<size_t>((partition - t.partition_begin) * rows + r) * state_floats(s->d16);
+      end_partition(s->row[r], s->lane_sum + r * 16, s->acc_of(r), s->total_of(r), s->d16,
+                    t.states ? t.states + state : nullptr);
+    }
+  }
+  for (int r = 0; r < rows; ++r) start_partition(s->row[r], s->lane_sum + r * 16);
+}
+
 template <class T>
 void attend_rows(const AttendTask& t) {
   const int rows = t.rows(), of_head = t.queries() * t.heads_per_kv;
-  const Scratch<T> s(t.scratch, rows, t.kv.d16);
+  Scratch<T> s(t.scratch, rows, t.kv.d16);
   for (int r = 0; r < rows; ++r) {
     const Place at = place_of(t, r);
     start_row(t, s.row[r], s.total_of(r), at);
-    start_partition(s.row[r], s.lane_sum + r * 16, s.acc_of(r), s.d16);
+    start_partition(s.row[r], s.lane_sum + r * 16);
     const size_t column = static_cast<size_t>(at.head) * t.kv.head_dim;
     put_query<T>(s, r, t.qkv + static_cast<size_t>(at.token) * t.pitch + column, t.kv.head_dim, t.scale);
   }
-  // Keys that some query of this call sees, inside the task's partitions.
-  const int from = t.partition_begin * kPartition, last = t.partition_end * kPartition - 1;
-  const int lo = s.row[0].lo > from ? s.row[0].lo : from, hi = s.row[rows - 1].hi < last ? s.row[rows - 1].hi : last;
-  int group = lo / kGroup * kGroup;
+  const Span span(t);
+  const int lo = span.lo, hi = span.hi;
+  int group = span.group();
   Tiles<T> now = tiles_of<T>(t, group, lo, hi);
+  Beside beside(t, (hi - group) / kGroup + 1);
   for (; group <= hi; group += kGroup) {
+    beside.last = group + kGroup > hi;
     for (int head = t.head_begin; head < t.head_end; ++head) {
       const Tiles<T> next = head + 1 < t.head_end  ? now.of_next_head(t.kv)
                             : group + kGroup <= hi ? tiles_of<T>(t, group + kGroup, lo, hi)
+                            : t.next               ? first_tiles<T>(*t.next)
                                                    : now;
-      attend_group<T>(t, s, (head - t.head_begin) * of_head, of_head, group, now, next);
+      attend_group<T>(t, s, (head - t.head_begin) * of_head, of_head, group, now, next, beside);
       now = next;
     }
-    if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) {
-      const size_t partition = static_cast<size_t>(group / kPartition - t.partition_begin);
-      for (int r = 0; r < rows; ++r)
-        end_partition(s.row[r], s.lane_sum + r * 16, s.acc_of(r), s.total_of(r), s.d16,
-                      t.states ? t.states + (partition * rows + r) * state_floats(s.d16) : nullptr);
-    }
+    if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) end_rows<T>(t, &s, rows, group);
   }
   if (t.states) return;
   for (int r = 0; r < rows; ++r) {

@@ -329,7 +329,8 @@ void attend_rows(const LatentTask& task, int first, int count) {
   for (int r = 0; r < rows; ++r) {
     const int token = first + r / heads;
     start_row(s.row[r], t.positions[token], t.scale, s.total + static_cast<size_t>(r) * v16, v16);
-    start_partition(s.row[r], s.lane_sum + r * 16, s.acc + static_cast<size_t>(r) * v16, v16);
+    start_partition(s.row[r], s.lane_sum + r * 16);
+    clear(s.acc + static_cast<size_t>(r) * v16, v16);
     put_query<T>(task, token, r % heads, d16, s.q + static_cast<size_t>(r) * d16);
   }
   const int from = t.partition_begin * kPartition, last = t.partition_end * kPartition - 1;
@@ -347,6 +348,8 @@ void attend_rows(const LatentTask& task, int first, int count) {
         const size_t at = static_cast<size_t>(r);
         end_partition(s.row[r], s.lane_sum + at * 16, s.acc + at * v16, s.total + at * v16, v16,
                       states ? states + at * state_floats(v16) : nullptr);
+        start_partition(s.row[r], s.lane_sum + at * 16);
+        clear(s.acc + at * v16, v16);
       }
     }
     now = next;

@@ -44,11 +44,10 @@ QUIRE_INLINE void mask_group(const SoftmaxRow& row, int group, V16 other, V16* x
   }
 }
 
-// A partition begins: nothing has been seen in it.
-QUIRE_INLINE void start_partition(SoftmaxRow& row, float* lane_sum, float* acc, int d16) {
+// A partition begins: nothing has been seen in it. Its output is the caller's to start.
+QUIRE_INLINE void start_partition(SoftmaxRow& row, float* lane_sum) {
   row.part_max = -INFINITY;
   clear(lane_sum, 16);
-  clear(acc, d16);
 }
 
 // Make `seen` the partition's maximum.
@@ -99,7 +98,7 @@ QUIRE_INLINE void fold(SoftmaxRow& row, float* total, const float* acc, float pa
 }
 
 // The end of a partition: its state is folded, or left in `state` for later. See state_floats.
-QUIRE_INLINE void end_partition(SoftmaxRow& row, float* lane_sum, float* acc, float* total, int d16, float* state) {
+QUIRE_INLINE void end_partition(SoftmaxRow& row, const float* lane_sum, const float* acc, float* total, int d16, float* state) {
   const float sum = reduce_add(load(lane_sum));
   if (state) {
     for (int c = 0; c < d16; c += 16) store(state + c, load(acc + c));
@@ -108,7 +107,6 @@ QUIRE_INLINE void end_partition(SoftmaxRow& row, float* lane_sum, float* acc, fl
   } else {
     fold(row, total, acc, row.part_max, sum, d16);
   }
-  start_partition(row, lane_sum, acc, d16);
 }
 
 // A row's merged output, `width` numbers of a head of a token.

@@ -181,6 +181,7 @@ QUIRE_INLINE __m256 upper_half(V16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
 QUIRE_INLINE __m256 lower_half(V16 a) { return _mm512_castps512_ps256(a.v); }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+QUIRE_INLINE void prefetch_write(void* p) { __asm__ volatile("prefetchw %0" : : "m"(*static_cast<char*>(p))); }
 
 #elif QUIRE_AVX2
 
@@ -349,6 +350,7 @@ QUIRE_INLINE __m256 upper_half(V16 x) { return x.b; }
 QUIRE_INLINE __m256 lower_half(V16 x) { return x.a; }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+QUIRE_INLINE void prefetch_write(void* p) { __asm__ volatile("prefetchw %0" : : "m"(*static_cast<char*>(p))); }
 
 #else  // QUIRE_GENERIC
 
@@ -533,6 +535,7 @@ QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) { return QUIRE_QUARTERS(QUIRE_DOT); 
 #undef QUIRE_QUARTERS
 QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 QUIRE_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+QUIRE_INLINE void prefetch_write(void* p) { __builtin_prefetch(p, 1); }
 
 #endif
 
