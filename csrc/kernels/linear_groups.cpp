@@ -11,7 +11,7 @@
 
 #include "kernels.h"
 #include "kernels/table.h"
-#include "simd/group_dots.h"
+#include "simd/group_tile.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -22,13 +22,13 @@ namespace {
 // L1 cache; of many rows fewer passes over their sums count for more.
 constexpr int kBlockK = 1024, kFewBlockK = 512;
 constexpr int kFewTiles = 4;
-constexpr size_t kPrefetch = 4096;   // a single pass over the weights: bytes ahead of the running load
+constexpr size_t kPrefetch = 4096;  // a single pass over the weights: bytes ahead of the running load
 
 // Register tiles: at most kTileRows rows at a time, tile_cols(R) vectors of sixteen outputs. A tile holds int32 sums of
 // the running group and float32 sums of all before it.
-#if QUIRE_AVX512
-constexpr int kTileRows = 6;
-constexpr int tile_cols(int rows) { return rows <= 3 ? 4 : 2; }
+#if QUIRE_AVX512  // more than two rows are another tile's: simd/group_tile.h
+constexpr int kTileRows = 2;
+constexpr int tile_cols(int) { return 4; }
 #elif QUIRE_AVX2
 constexpr int kTileRows = 4;
 constexpr int tile_cols(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
@@ -46,9 +46,6 @@ enum class Codes {
 constexpr int middle(Codes c) { return c == Codes::nibbles ? 3 : c == Codes::zeroed ? 4 : 7; }
 
 constexpr int kMaxGroups = kBlockK / 16;
-#if QUIRE_AVX512
-static_assert(kMaxGroups == kGroupPitch);
-#endif
 
 // What a tile's rows need of each group of a block, at fixed distances: offsets of loads are then constants.
 struct Numbers {
@@ -138,12 +135,6 @@ QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col
     const uint8_t* zeros = reinterpret_cast<const uint8_t*>(group) + kPanel * f.scale + col;
     for (int c = 0; c < C; ++c) more[c] = isub(iset(0x10101010), four_times(zeros + c * 16));
   }
-#if QUIRE_AVX512
-  if constexpr (R >= 4) {
-    group_dots<R, kCodes == Codes::bytes, kCodes == Codes::zeroed>({p, x, ldx, start, f.size}, more, acc);
-    return;
-  }
-#endif
   I16 w[C];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
@@ -240,13 +231,9 @@ void tile(int rows, const Tile& t) {
   switch (rows) {
     case 1: return tile_rows<kCodes, kOffset, 1>(t);
     case 2: return tile_rows<kCodes, kOffset, 2>(t);
-#if QUIRE_AVX512 || QUIRE_AVX2
+#if QUIRE_AVX2
     case 3: return tile_rows<kCodes, kOffset, 3>(t);
     case 4: return tile_rows<kCodes, kOffset, 4>(t);
-#endif
-#if QUIRE_AVX512
-    case 5: return tile_rows<kCodes, kOffset, 5>(t);
-    case 6: return tile_rows<kCodes, kOffset, 6>(t);
 #endif
   }
 }
@@ -324,9 +311,127 @@ void panel(const LinearTask& task, int p, Numbers* in) {
   }
 }
 
+#if QUIRE_AVX512
+
+// Input features that all tiles pass over while a half panel's codes are in the L1 cache.
+constexpr int kTileBlockK = 512;
+static_assert(kTileBlockK / 16 <= kRunGroups);
+
+struct Scratch {
+  RowNumbers rows;
+  PanelNumbers panel;
+  alignas(64) float sums[kLinearRows][kPanel];
+};
+
+template <TileCodes kCodes, bool kOffset>
+void run_tile(int rows, const GroupTile& t) {
+  switch (rows) {
+    case 3: return group_tile<3, kCodes, kOffset>(t);
+    case 4: return group_tile<4, kCodes, kOffset>(t);
+    case 5: return group_tile<5, kCodes, kOffset>(t);
+    default: return group_tile<6, kCodes, kOffset>(t);
+  }
+}
+using RunTile = void (*)(int rows, const GroupTile&);
+RunTile pick_tile(const GroupFormat& f) {
+  if (f.bits == 8) return f.offset() ? run_tile<TileCodes::bytes, true> : run_tile<TileCodes::bytes, false>;
+  if (f.offsets == GroupKind::u8) return run_tile<TileCodes::nibbles_more, false>;
+  return f.offset() ? run_tile<TileCodes::nibbles, true> : run_tile<TileCodes::nibbles, false>;
+}
+
+// Scales and offsets of `count` groups from w on.
+void read_numbers(const Layout& f, const Form& form, const char* w, int count, PanelNumbers* to) {
+  const char* factors = w;
+  const char* group = w + f.factors;
+  for (int g = 0; g < count; ++g, group += f.group)
+    for (int col = 0; col < kPanel; col += 16) {
+      const V16 scale = scales(f, group, factors, col);
+      store(to->scale[g] + col, scale);
+      if (form.offset)
+        store(to->offset[g] + col, offsets(f, group, factors, col, scale));
+      else if (f.offsets == GroupKind::u8)
+        istore(to->offset[g] + col,
+               isub(iset(0x10101010), four_times(reinterpret_cast<const uint8_t*>(group) + kPanel * f.scale + col)));
+    }
+}
+
+// What a tile of `rows` rows from r0 on needs of groups [g0, g0 + count).
+void read_rows(const LinearTask& task, int r0, int rows, int g0, int count, const Form& form, RowNumbers* to) {
+  const size_t groups = static_cast<size_t>(task.groups.groups(task.k));
+  for (int r = 0; r < rows; ++r) {
+    const int32_t* less = task.x_groups + (r0 + r) * 2 * groups + g0;
+    const int32_t* bits = less + groups;
+    for (int g = 0; g < count; g += 16) {
+      const I16 sums = iload_n(less + g, count - g), left = iload_n(bits + g, count - g);
+      const I16 magic = iadd(iset(0x4b400000), shift_left(left, 23));
+      istore(&to->start[r][g], form.offset ? magic : iadd(magic, shift_left(sums, form.middle)));
+      istore(&to->magic[r][g], magic);
+      if (form.offset) store(&to->less[r][g], to_float(shift_each(sums, left)));
+    }
+  }
+}
+
+// One panel for more than two rows, block by block of input features. Sums rest in float32 in between.
+void panel_tiles(const LinearTask& task, int p, Scratch* s) {
+  const GroupFormat& f = task.groups;
+  const Layout layout(f);
+  const Form form = pick(f);
+  const RunTile run = pick_tile(f);
+  const int groups = f.groups(task.k), tiles = (task.rows + kTileHeight - 1) / kTileHeight;
+  const int block = layout.factors ? GroupFormat::kSuper : kTileBlockK / f.size;
+  const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
+  const char* const end = w + f.panel_bytes(task.k);
+  for (int r = 0; r < task.rows; ++r)
+    for (int col = 0; col < kPanel; col += 16) store(s->sums[r] + col, zero());
+  const int points = fetches((task.rows + tiles - 1) / tiles);
+  GroupTile t;
+  t.stride = static_cast<size_t>(layout.group);
+  t.ldx = task.ldx;
+  t.rows = &s->rows;
+  t.panel = &s->panel;
+  t.size = static_cast<size_t>(f.size);
+  for (int g0 = 0; g0 < groups; g0 += block) {
+    const int count = groups - g0 < block ? groups - g0 : block;
+    const size_t bytes = f.block_bytes(count);
+    read_numbers(layout, form, w, count, &s->panel);
+    t.codes = reinterpret_cast<const uint8_t*>(w) + layout.factors + layout.codes;
+    t.count = static_cast<size_t>(count);
+    w += bytes;
+    t.ahead = w;
+    if (w == end && p + 1 == task.panel_end) t.ahead = static_cast<const char*>(task.next);
+    t.fetch = t.ahead ? bytes / (static_cast<size_t>(tiles) * t.count * (t.size / 8) * 2 * points) : 0;
+    for (int b = 0; b < tiles; ++b) {
+      const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
+      const int rows = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles) - r0;
+      read_rows(task, r0, rows, g0, count, form, &s->rows);
+      t.x = static_cast<const int8_t*>(task.x) + r0 * task.ldx + static_cast<size_t>(g0) * f.size;
+      t.sums = s->sums[r0];
+      run(rows, t);
+      t.ahead += t.fetch * t.count * (t.size / 8) * 2 * points;
+    }
+  }
+  const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
+  for (int r = 0; r < task.rows; ++r)
+    for (int col = 0; col < width; col += 16) {
+      float* y = task.y + r * task.ldy + p * kPanel + col;
+      V16 v = mul(load(s->sums[r] + col), set1(task.x_scale[r]));
+      if (task.bias) v = add(v, load_n(task.bias + p * kPanel + col, width - col));
+      width - col >= 16 ? store(y, v) : store_n(y, v, width - col);
+    }
+}
+
+#endif
+
 }  // namespace
 
 void linear_groups(const LinearTask& task) {
+#if QUIRE_AVX512
+  if (task.rows > kTileRows) {
+    Scratch s;
+    for (int p = task.panel_begin; p < task.panel_end; ++p) panel_tiles(task, p, &s);
+    return;
+  }
+#endif
   Numbers in;
   const char* w = static_cast<const char*>(task.w) + task.panel_begin * task.groups.panel_bytes(task.k);
   for (size_t i = 0; i < kPrefetch; i += 64) prefetch(w + i);

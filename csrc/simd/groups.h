@@ -52,8 +52,8 @@ QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
 
 // load_half: sixteen finite float16. load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
 // four bits of each byte. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8 for bytes below 32.
-// shift_left: int32 lanes. to_float_shifted: lanes times 2^n, below 2^31, rounded once. to_int: to nearest, ties to
-// even. store_s8: numbers in [-128, 127].
+// shift_left: int32 lanes; shift_each: by a number of their own. to_float_shifted: lanes times 2^n, below 2^31, rounded
+// once. to_int: to nearest, ties to even. store_s8: numbers in [-128, 127].
 #if QUIRE_AVX512
 
 QUIRE_INLINE V16 load_half(const uint16_t* p) {
@@ -73,6 +73,7 @@ QUIRE_INLINE I16 four_times(const uint8_t* p) {
 }
 QUIRE_INLINE I16 iadd(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 QUIRE_INLINE I16 shift_left(I16 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
+QUIRE_INLINE I16 shift_each(I16 a, I16 n) { return {_mm512_sllv_epi32(a.v, n.v)}; }
 QUIRE_INLINE V16 to_float_shifted(I16 a, const int32_t* n) {
   return {_mm512_cvtepi32_ps(_mm512_sllv_epi32(a.v, _mm512_set1_epi32(*n)))};
 }
@@ -186,6 +187,9 @@ QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
 
 // n int32 numbers, and zeros up to sixteen.
 QUIRE_INLINE I16 iload_n(const int32_t* p, int n) {
+#if QUIRE_AVX512
+  return {_mm512_maskz_loadu_epi32(n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1u), p)};
+#endif
   if (n >= 16) return iload(p);
   alignas(64) int32_t t[16] = {0};
   for (int i = 0; i < n; ++i) t[i] = p[i];

@@ -214,7 +214,7 @@ def test_products(name: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["q4_0", "q4_k", "q8_0"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_same_bits_for_any_number_of_rows(name: str, isa: str) -> None:
     """A token's row of a linear is the same from 1 to 512 rows, and on one, two or three threads."""
     program = program_of(FORMATS[name], dim=1100)  # three blocks of features
@@ -234,6 +234,30 @@ def test_same_bits_for_any_number_of_rows(name: str, isa: str) -> None:
             found = executor.read(op.out, n)
             expected = np.array([alone[int(token)] for token in np.resize(ids[:80], rows)])
             assert np.array_equal(found.view(np.uint32), expected.view(np.uint32)), (threads, rows)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_largest_sums_of_a_group(isa: str) -> None:
+    """The largest codes times the largest inputs of 128 features: the same bits in tiles and alone."""
+    program = program_of(FORMATS["gptq8"], dim=256)
+    executor, arrays = native(program, isa)
+    for where, param in enumerate(program.params):
+        if param.groups is None:
+            for part in param.parts:
+                executor.put(param, 0, np.ones(part.shape, np.float32), "F32")
+            continue
+        given = codes_of(param, where)
+        assert given.offsets is not None
+        scales, offsets = given.scales * 0 + np.float16(0.01), given.offsets * 0
+        executor.put_codes(param, 0, GroupCodes(given.codes | 255, scales, offsets, None))
+    index, op = first_linear(program)
+    executor.stop_after(index)
+    executor.run(one_token_rows(arrays, np.array([3])), 1, 0)
+    alone = executor.read(op.out, 1)
+    assert len(set(executor.read(op.x, 1).ravel())) == 1
+    for rows in (3, 4, 5, 6):
+        executor.run(one_token_rows(arrays, np.full(rows, 3)), rows, 0)
+        assert np.array_equal(executor.read(op.out, rows), np.repeat(alone, rows, 0))
 
 
 @pytest.mark.skipif(len(ISAS) < 2, reason="needs fused multiply-add")

@@ -1,0 +1,212 @@
+// A register tile of weights in groups on AVX-512: three to six rows times half a panel, over a run of groups.
+//
+// Its int32 sums and its float32 sums stay in registers. A group's int32 sums begin at the bits of 1.5 * 2^(23 + n) for
+// inputs that are to be shifted left by n: as float32 they are then that number plus the shifted sum (a group's sum is
+// below 2^22), and one exact subtraction replaces shift and conversion. It is assembly because GCC 12 copies sums around
+// every dot product of a loop (see dot_u8s8), and to begin a row's conversion while the last rows' dot products run.
+#pragma once
+
+#include <cstddef>
+
+#include "simd/groups.h"
+
+#if QUIRE_AVX512
+
+namespace quire {
+namespace QUIRE_ISA {
+
+constexpr int kRunGroups = 64;  // groups of a run, at the most
+constexpr int kTileHeight = 6;
+
+// What a tile's rows need of each group.
+struct RowNumbers {
+  alignas(64) int32_t start[kTileHeight][kRunGroups];  // what the int32 sums begin with
+  alignas(64) float magic[kTileHeight][kRunGroups];    // what is taken off again
+  alignas(64) float less[kTileHeight][kRunGroups];     // with float offsets: minus the sum of the inputs, shifted
+};
+
+// What the outputs of a panel need of each group.
+struct PanelNumbers {
+  alignas(64) float scale[kRunGroups][64];
+  alignas(64) float offset[kRunGroups][64];  // or, as bytes, what is added to the nibbles: all four of a lane alike
+};
+
+struct GroupTile {
+  const uint8_t* codes;  // of the first group
+  size_t stride;         // bytes from a group's codes to the next one's
+  const int8_t* x;       // row r at r * ldx
+  size_t ldx;
+  const RowNumbers* rows;
+  const PanelNumbers* panel;
+  float* sums;           // [rows][64]
+  size_t count, size;    // groups, features of each
+  const char* ahead;     // what is fetched meanwhile, `fetch` bytes from one to the next
+  size_t fetch;
+};
+// How often a tile of this height fetches: in each half of each eight features.
+constexpr int fetches(int rows) { return rows <= 4 ? 3 : 2; }
+
+enum class TileCodes { nibbles, nibbles_more, bytes };
+
+// Registers: zmm0-11 int32 sums, 12-23 float32 sums, 24, 25 codes, 26 inputs, 27 the nibbles' mask, 28, 29 scales,
+// 30, 31 offsets or what is added to nibbles.
+#define QUIRE_ROW(at, c0, c1)                                    \
+  "vpbroadcastd " at ", %%zmm26\n\t"                             \
+  "vpdpbusd %%zmm26, %%zmm24, %%zmm" #c0 "\n\t"                  \
+  "vpdpbusd %%zmm26, %%zmm25, %%zmm" #c1 "\n\t"
+#define QUIRE_ROW_0(d) QUIRE_ROW(d "(%[x])", 0, 1)
+#define QUIRE_ROW_1(d) QUIRE_ROW(d "(%[x], %[ldx])", 2, 3)
+#define QUIRE_ROW_2(d) QUIRE_ROW(d "(%[x], %[ldx], 2)", 4, 5)
+#define QUIRE_ROW_3(d) QUIRE_ROW(d "(%[x3])", 6, 7)
+#define QUIRE_ROW_4(d) QUIRE_ROW(d "(%[x3], %[ldx])", 8, 9)
+#define QUIRE_ROW_5(d) QUIRE_ROW(d "(%[x3], %[ldx], 2)", 10, 11)
+
+#define QUIRE_BEGIN(r, c0, c1) \
+  "vpbroadcastd " #r "*%c[pitch](%[num]), %%zmm" #c0 "\n\tvmovdqa64 %%zmm" #c0 ", %%zmm" #c1 "\n\t"
+#define QUIRE_NO_OFFSET(r, s0, s1)
+#define QUIRE_OFFSET(r, s0, s1)                                                              \
+  "vfmadd231ps %c[less]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm30, %%zmm" #s0 "\n\t"       \
+  "vfmadd231ps %c[less]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm31, %%zmm" #s1 "\n\t"
+#define QUIRE_END(r, c0, c1, s0, s1, OFFSET)                                                 \
+  "vsubps %c[magic]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"      \
+  "vsubps %c[magic]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm" #c1 ", %%zmm" #c1 "\n\t"      \
+  "vfmadd231ps %%zmm" #c0 ", %%zmm28, %%zmm" #s0 "\n\t"                                      \
+  "vfmadd231ps %%zmm" #c1 ", %%zmm29, %%zmm" #s1 "\n\t" OFFSET(r, s0, s1)
+#define QUIRE_LOAD(r, s0, s1) \
+  "vmovups 256*" #r "(%[sums]), %%zmm" #s0 "\n\tvmovups 256*" #r "+64(%[sums]), %%zmm" #s1 "\n\t"
+#define QUIRE_STORE(r, s0, s1) \
+  "vmovups %%zmm" #s0 ", 256*" #r "(%[sums])\n\tvmovups %%zmm" #s1 ", 256*" #r "+64(%[sums])\n\t"
+#define QUIRE_BEGIN_0 QUIRE_BEGIN(0, 0, 1)
+#define QUIRE_END_0(F) QUIRE_END(0, 0, 1, 12, 13, F)
+#define QUIRE_LOAD_0 QUIRE_LOAD(0, 12, 13)
+#define QUIRE_STORE_0 QUIRE_STORE(0, 12, 13)
+#define QUIRE_BEGIN_1 QUIRE_BEGIN(1, 2, 3)
+#define QUIRE_END_1(F) QUIRE_END(1, 2, 3, 14, 15, F)
+#define QUIRE_LOAD_1 QUIRE_LOAD(1, 14, 15)
+#define QUIRE_STORE_1 QUIRE_STORE(1, 14, 15)
+#define QUIRE_BEGIN_2 QUIRE_BEGIN(2, 4, 5)
+#define QUIRE_END_2(F) QUIRE_END(2, 4, 5, 16, 17, F)
+#define QUIRE_LOAD_2 QUIRE_LOAD(2, 16, 17)
+#define QUIRE_STORE_2 QUIRE_STORE(2, 16, 17)
+#define QUIRE_BEGIN_3 QUIRE_BEGIN(3, 6, 7)
+#define QUIRE_END_3(F) QUIRE_END(3, 6, 7, 18, 19, F)
+#define QUIRE_LOAD_3 QUIRE_LOAD(3, 18, 19)
+#define QUIRE_STORE_3 QUIRE_STORE(3, 18, 19)
+#define QUIRE_BEGIN_4 QUIRE_BEGIN(4, 8, 9)
+#define QUIRE_END_4(F) QUIRE_END(4, 8, 9, 20, 21, F)
+#define QUIRE_LOAD_4 QUIRE_LOAD(4, 20, 21)
+#define QUIRE_STORE_4 QUIRE_STORE(4, 20, 21)
+#define QUIRE_BEGIN_5 QUIRE_BEGIN(5, 10, 11)
+#define QUIRE_END_5(F) QUIRE_END(5, 10, 11, 22, 23, F)
+#define QUIRE_LOAD_5 QUIRE_LOAD(5, 22, 23)
+#define QUIRE_STORE_5 QUIRE_STORE(5, 22, 23)
+#define QUIRE_3(WHAT) WHAT##_0 WHAT##_1 WHAT##_2
+#define QUIRE_4(WHAT) QUIRE_3(WHAT) WHAT##_3
+#define QUIRE_5(WHAT) QUIRE_4(WHAT) WHAT##_4
+#define QUIRE_6(WHAT) QUIRE_5(WHAT) WHAT##_5
+#define QUIRE_ROWS_3(d) QUIRE_ROW_0(d) QUIRE_ROW_1(d) QUIRE_ROW_2(d)
+#define QUIRE_ROWS_4(d) QUIRE_ROWS_3(d) QUIRE_ROW_3(d)
+#define QUIRE_ROWS_5(d) QUIRE_ROWS_4(d) QUIRE_ROW_4(d)
+#define QUIRE_ROWS_6(d) QUIRE_ROWS_5(d) QUIRE_ROW_5(d)
+// The last dot products of a group, and the ends of rows that are done some before.
+#define QUIRE_LAST_3(d, F) QUIRE_ROWS_3(d) QUIRE_END_0(F) QUIRE_END_1(F) QUIRE_END_2(F)
+#define QUIRE_UP_TO_3(d, F) QUIRE_ROWS_3(d) QUIRE_END_0(F) QUIRE_ROW_3(d) QUIRE_END_1(F)
+#define QUIRE_UP_TO_4(d, F) QUIRE_UP_TO_3(d, F) QUIRE_ROW_4(d) QUIRE_END_2(F)
+#define QUIRE_LAST_4(d, F) QUIRE_UP_TO_3(d, F) QUIRE_END_2(F) QUIRE_END_3(F)
+#define QUIRE_LAST_5(d, F) QUIRE_UP_TO_4(d, F) QUIRE_END_3(F) QUIRE_END_4(F)
+#define QUIRE_LAST_6(d, F) QUIRE_UP_TO_4(d, F) QUIRE_ROW_5(d) QUIRE_END_3(F) QUIRE_END_4(F) QUIRE_END_5(F)
+
+// Codes of four features of step j.
+#define QUIRE_NIBBLES_LOW(j) \
+  "vpandd 256*" #j "(%[p]), %%zmm27, %%zmm24\n\tvpandd 256*" #j "+64(%[p]), %%zmm27, %%zmm25\n\t"
+#define QUIRE_NIBBLES_HIGH(j)                                                                    \
+  "vpsrlw $4, 256*" #j "(%[p]), %%zmm24\n\tvpsrlw $4, 256*" #j "+64(%[p]), %%zmm25\n\t"          \
+  "vpandd %%zmm24, %%zmm27, %%zmm24\n\tvpandd %%zmm25, %%zmm27, %%zmm25\n\t"
+#define QUIRE_PLUS "vpaddd %%zmm30, %%zmm24, %%zmm24\n\tvpaddd %%zmm31, %%zmm25, %%zmm25\n\t"
+#define QUIRE_MORE_LOW(j) QUIRE_NIBBLES_LOW(j) QUIRE_PLUS
+#define QUIRE_MORE_HIGH(j) QUIRE_NIBBLES_HIGH(j) QUIRE_PLUS
+#define QUIRE_BYTES_LOW(j) "vmovdqu64 512*" #j "(%[p]), %%zmm24\n\tvmovdqu64 512*" #j "+64(%[p]), %%zmm25\n\t"
+#define QUIRE_BYTES_HIGH(j) "vmovdqu64 512*" #j "+256(%[p]), %%zmm24\n\tvmovdqu64 512*" #j "+320(%[p]), %%zmm25\n\t"
+#define QUIRE_NIBBLES_PAIR "512"  // bytes of sixteen features
+#define QUIRE_MORE_PAIR "512"
+#define QUIRE_BYTES_PAIR "1024"
+
+#define QUIRE_FETCH "prefetcht0 (%[ahead])\n\tadd %[fetch], %[ahead]\n\t"
+#define QUIRE_THIRD_3 QUIRE_FETCH
+#define QUIRE_THIRD_4 QUIRE_FETCH
+#define QUIRE_THIRD_5
+#define QUIRE_THIRD_6
+// Eight features, and sixteen.
+#define QUIRE_LOW(R, CODES, j) \
+  QUIRE_FETCH CODES##_LOW(j) QUIRE_ROWS_##R("8*" #j) QUIRE_FETCH CODES##_HIGH(j) QUIRE_THIRD_##R
+#define QUIRE_PAIR(R, CODES) \
+  QUIRE_LOW(R, CODES, 0) QUIRE_ROWS_##R("4") QUIRE_LOW(R, CODES, 1) QUIRE_ROWS_##R("8+4")
+#define QUIRE_LAST_PAIR(R, CODES, F) \
+  QUIRE_LOW(R, CODES, 0) QUIRE_ROWS_##R("4") QUIRE_LOW(R, CODES, 1) QUIRE_LAST_##R("8+4", F)
+#define QUIRE_NEXT_PAIR(CODES) "add $" CODES##_PAIR ", %[p]\n\tadd $16, %[x]\n\tadd $16, %[x3]\n\t"
+
+#define QUIRE_EXTRAS "vmovaps %c[extra](%[panel]), %%zmm30\n\tvmovaps %c[extra]+64(%[panel]), %%zmm31\n\t"
+#define QUIRE_NO_EXTRAS
+
+#define QUIRE_TILE(R, CODES, F, EXTRAS)                                                                                    \
+  __asm__ volatile(                                                                                                       \
+      "vpbroadcastd %[fifteen], %%zmm27\n\t" QUIRE_##R(QUIRE_LOAD) ".p2align 5\n1:\n\t"                                    \
+      "vmovaps (%[panel]), %%zmm28\n\tvmovaps 64(%[panel]), %%zmm29\n\t" EXTRAS QUIRE_##R(QUIRE_BEGIN)                      \
+      "mov %[more], %[n]\n\ttest %[n], %[n]\n\tjz 3f\n\t"                                                                 \
+      "2:\n\t" QUIRE_PAIR(R, CODES) QUIRE_NEXT_PAIR(CODES) "dec %[n]\n\tjnz 2b\n\t"                                        \
+      "3:\n\t" QUIRE_LAST_PAIR(R, CODES, F) QUIRE_NEXT_PAIR(CODES)                                                         \
+      "add %[gap], %[p]\n\tadd $4, %[num]\n\tadd $256, %[panel]\n\tdec %[count]\n\tjnz 1b\n\t" QUIRE_##R(QUIRE_STORE)       \
+      : [p] "+r"(p), [x] "+r"(x), [x3] "+r"(x3), [num] "+r"(num), [panel] "+r"(panel), [ahead] "+r"(*ahead),               \
+        [count] "+r"(count), [n] "=&r"(n)                                                                                 \
+      : [ldx] "r"(t.ldx), [sums] "r"(t.sums + column), [fetch] "r"(t.fetch), [gap] "r"(gap), [more] "rm"(more),            \
+        [fifteen] "m"(fifteen), [pitch] "i"(sizeof(int32_t) * kRunGroups), [magic] "i"(offsetof(RowNumbers, magic)),       \
+        [less] "i"(offsetof(RowNumbers, less)), [extra] "i"(offsetof(PanelNumbers, offset))                               \
+      : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11",  \
+        "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23",        \
+        "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", "zmm31")
+#define QUIRE_TILES(CODES, F, EXTRAS)      \
+  if constexpr (kRows == 3) {              \
+    QUIRE_TILE(3, CODES, F, EXTRAS);       \
+  } else if constexpr (kRows == 4) {       \
+    QUIRE_TILE(4, CODES, F, EXTRAS);       \
+  } else if constexpr (kRows == 5) {       \
+    QUIRE_TILE(5, CODES, F, EXTRAS);       \
+  } else {                                 \
+    QUIRE_TILE(6, CODES, F, EXTRAS);       \
+  }
+
+// sums += the groups' scales (and offsets) times their codes · inputs, group after group, for 32 outputs from `column` on.
+template <int kRows, TileCodes kCodes, bool kOffset>
+QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) {
+  constexpr bool kBytes = kCodes == TileCodes::bytes;
+  const uint8_t* p = t.codes + column * 4;
+  const int8_t *x = t.x, *x3 = t.x + 3 * t.ldx;
+  const int32_t* num = t.rows->start[0];
+  const float* panel = t.panel->scale[0] + column;
+  size_t count = t.count, n;
+  const size_t more = t.size / 16 - 1;                           // pairs of eight features before a group's last
+  const size_t gap = t.stride - t.size * (kBytes ? 64 : 32);      // from the end of a group's codes to the next one's
+  const uint32_t fifteen = 0x0f0f0f0fu;
+  if constexpr (kBytes && kOffset) {
+    QUIRE_TILES(QUIRE_BYTES, QUIRE_OFFSET, QUIRE_EXTRAS)
+  } else if constexpr (kBytes) {
+    QUIRE_TILES(QUIRE_BYTES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
+  } else if constexpr (kCodes == TileCodes::nibbles_more) {
+    QUIRE_TILES(QUIRE_MORE, QUIRE_NO_OFFSET, QUIRE_EXTRAS)
+  } else if constexpr (kOffset) {
+    QUIRE_TILES(QUIRE_NIBBLES, QUIRE_OFFSET, QUIRE_EXTRAS)
+  } else {
+    QUIRE_TILES(QUIRE_NIBBLES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
+  }
+}
+
+template <int kRows, TileCodes kCodes, bool kOffset>
+void group_tile(const GroupTile& t) {
+  const char* ahead = t.ahead;
+  for (int column = 0; column < 64; column += 32) half_tile<kRows, kCodes, kOffset>(t, column, &ahead);
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
+
+#endif
