@@ -148,6 +148,7 @@ def test_sound_quantized_checkpoints(
 SCALES = {
     "gptq": "scales", "auto-round": "scales", "awq": "scales", "compressed-tensors": "weight_scale", "hqq": "scale",
     "int-quantized": "weight_scale", "int-quantized-static": "weight_scale", "float-quantized": "weight_scale",
+    "mxfp4-pack-quantized": "weight_scale",
     "fp8": "weight_scale_inv", "bitsandbytes": "weight.nested_absmax",
 }  # fmt: skip
 
@@ -156,10 +157,15 @@ SCALES = {
 def test_a_scale_that_is_not_finite(
     plain: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = damaged(plain, tmp_path / kind, kind, SCALES[kind], lambda array: array * float("nan"))
+    folder = damaged(plain, tmp_path / kind, kind, SCALES[kind], as_nan)
     code, found = verify(capsys, folder)
     assert code == 1
     assert "weights failed: model.layers.1.mlp.up_proj.weight: element [0, 0] is NaN or infinite" in found
+
+
+def as_nan(scales: torch.Tensor) -> torch.Tensor:
+    """Of bytes, which are exponents, the one that means NaN."""
+    return torch.full_like(scales, 255) if scales.dtype == torch.uint8 else scales * float("nan")
 
 
 @pytest.mark.parametrize("kind", FORMATS)

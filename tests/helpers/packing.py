@@ -110,6 +110,19 @@ def fp8(
     return {"weight": codes, name: scales}, codes.float().numpy() * spread
 
 
+def mxfp4(rng: np.random.Generator, rows: int, cols: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """E2M1 numbers, two a byte, with a power of two for each 32."""
+    levels = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    codes, exponents = rng.integers(0, 16, (rows, cols)), rng.integers(120, 124, (rows, cols // 32))
+    weight = np.zeros((rows, cols), np.float32)
+    for o in range(rows):
+        for i in range(cols):
+            sign = -1 if codes[o, i] & 8 else 1
+            weight[o, i] = sign * levels[codes[o, i] & 7] * 2.0 ** (int(exponents[o, i // 32]) - 127)
+    packed = (codes[:, 1::2] << 4 | codes[:, ::2]).astype(np.uint8)
+    return {"weight_packed": packed, "weight_scale": exponents.astype(np.uint8)}, weight
+
+
 def nf4(
     rng: np.random.Generator, rows: int, cols: int, *, nested: bool
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:

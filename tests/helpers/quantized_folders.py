@@ -63,6 +63,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
         {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
         lambda rng, r, c: packing.fp8(rng, r, c),
     ),
+    "mxfp4-pack-quantized": (
+        {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": {}},
+        packing.mxfp4,
+    ),
     "fp8": (
         {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [32, 32]},
         lambda rng, r, c: packing.fp8(rng, r, c, block=32),

@@ -23,6 +23,7 @@ from quire.engine.opening import Model, open_model
 from quire.executor.base import Limits
 from quire.loader import Checkpoint, QuantizedSource, load
 from quire.spec.facts import read_model
+from quire.spec.quantization import Quantization
 from quire.types import CheckpointError, UnsupportedModelError
 
 
@@ -130,6 +131,35 @@ def test_a_config_without_quantized_tensors_is_refused(plain: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {
+                "data_type": "fp",
+                "bits": 8,
+                "packing_format": "auto_round:fp8",
+                "weight_block_size": [128, 128],
+            },
+            Quantization("AutoRound", "fp8", block=(128, 128)),
+        ),
+        (
+            {"data_type": "mx_fp", "bits": 4, "packing_format": "auto_round:llm_compressor"},
+            Quantization("AutoRound", "compressed"),
+        ),
+        ({"bits": 3, "packing_format": "auto_round:auto_gptq"}, Quantization("AutoRound", "gptq", 3, 1)),
+        ({"bits": 4, "packing_format": "auto_round:auto_awq"}, Quantization("AutoRound", "awq")),
+    ],
+)
+def test_what_auto_round_writes(
+    plain: Path, tmp_path: Path, settings: dict[str, Any], expected: Quantization
+) -> None:
+    config = json.loads((plain / "config.json").read_text())
+    quantization = {"quant_method": "auto-round", "group_size": 128, "sym": True, **settings}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    assert read_model(tmp_path).quantization == expected
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"quant_method": "quip"}, "quant_method = 'quip' is not supported: implemented are gptq, awq"),
@@ -147,6 +177,7 @@ def test_a_config_without_quantized_tensors_is_refused(plain: Path, tmp_path: Pa
             {"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 8}}},
             "extra_config = .*'a'",
         ),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "nv_fp"}, "data_type = 'nv_fp'"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'"),
         (
             {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24"}},

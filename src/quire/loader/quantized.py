@@ -143,6 +143,10 @@ def _awq(_source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear
 
 
 def _compressed(source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear:
+    if "weight_packed" in infos and infos["weight_packed"].dtype == "U8":
+        if "weight_global_scale" in infos:
+            raise CheckpointError(f"{prefix}: weight_global_scale: NVFP4 is not read")
+        return mxfp4.mxfp4_linear(infos, prefix)
     if "weight_packed" in infos:
         shape = infos.get("weight_shape")
         if shape is None or shape.dtype not in {"I64", "I32"} or shape.shape != (2,):

@@ -32,7 +32,8 @@ from quire.quant.linear import (
 )
 from quire.types import CheckpointError
 
-PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+                "weight_global_scale")  # fmt: skip
 SCALED_PARTS = ("weight", "weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale", "input_zero_point",
                 "activation_scale", "input_global_scale")  # fmt: skip
 

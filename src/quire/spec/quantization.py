@@ -7,7 +7,7 @@ tensor is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.spec.config_reader import ConfigReader, show
@@ -15,6 +15,7 @@ from quire.types import UnsupportedModelError
 
 Layout = Literal["gptq", "awq", "compressed", "fp8", "bitsandbytes", "mxfp4", "hqq"]
 _MAX_BLOCK = 2**16
+_MXFP4_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,24 @@ def _awq(quant: ConfigReader) -> Quantization:
 
 def _auto_round(quant: ConfigReader) -> Quantization:
     """Native auto-round: the tensors of GPTQ (v1) or AWQ, as `packing_format` says."""
-    if quant.string("data_type", "int") != "int":
-        raise quant.unsupported("data_type", "only int is implemented")
+    packing = quant.string("packing_format", quant.string("backend", "auto_round:auto_gptq"))
+    kind = quant.string("data_type", "int")
+    if kind == "fp" and packing.endswith("fp8"):
+        return replace(_fp8(quant), method="AutoRound")
+    if (
+        kind == "mx_fp"
+        and packing.endswith("llm_compressor")
+        and quant.integer("bits", high=32) == _MXFP4_BITS
+    ):
+        return Quantization("AutoRound", "compressed")
+    if kind != "int":
+        raise quant.unsupported("data_type", "implemented are int, fp of 8 bits and mx_fp of 4 bits")
     if quant.child("extra_config") is not None:
         for name, settings in (quant.child("extra_config") or quant).values.items():
             if isinstance(settings, dict) and settings.get("bits", 16) not in {16, 32}:
                 raise quant.unsupported(
                     "extra_config", f"settings of its own for {show(name)} are not implemented"
                 )
-    packing = quant.string("packing_format", quant.string("backend", "auto_round:auto_gptq"))
     if packing.endswith("awq"):
         return Quantization("AutoRound", "awq")
     if not packing.endswith("gptq"):
@@ -108,6 +118,7 @@ def _compressed(quant: ConfigReader) -> Quantization:
         "int-quantized",
         "naive-quantized",
         "float-quantized",
+        "mxfp4-pack-quantized",
         "mixed-precision",
     }
     for kind in sorted(formats - known):
@@ -170,12 +181,15 @@ def _pair(reader: ConfigReader, key: str) -> tuple[int, int]:
 METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
     "gptq": (_gptq, "2, 3, 4, 8 bits; checkpoint_format gptq (v1) and gptq_v2; desc_act with g_idx"),
     "awq": (_awq, "4 bits, version gemm"),
-    "auto-round": (_auto_round, "packing auto_round:auto_gptq (2, 3, 4, 8 bits) and auto_round:auto_awq"),
+    "auto-round": (
+        _auto_round,
+        "packing auto_round:auto_gptq (2, 3, 4, 8 bits), auto_round:auto_awq, auto_round:fp8, MXFP4",
+    ),
     "intel/auto-round": (_auto_round, "the same under its older name"),
     "compressed-tensors": (
         _compressed,
         "pack-quantized (4, 8 bits), int-quantized and naive-quantized int8, float-quantized E4M3 per tensor, output, "
-        "group or block",
+        "group or block, mxfp4-pack-quantized",
     ),
     "fp8": (_fp8, "E4M3 with weight_scale, or weight_scale_inv in blocks (DeepSeek-V3)"),
     "bitsandbytes": (_bitsandbytes, "nf4 and fp4 with or without double quantization, LLM.int8"),
