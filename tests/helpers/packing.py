@@ -97,17 +97,18 @@ def int_quantized(
 
 
 def fp8(
-    rng: np.random.Generator, rows: int, cols: int, *, block: int = 0
+    rng: np.random.Generator, rows: int, cols: int, *, block: int = 0, whole: bool = False
 ) -> tuple[dict[str, np.ndarray | torch.Tensor], np.ndarray]:
-    """E4M3 numbers with a scale an output, or one for each square block."""
+    """E4M3 numbers with a scale an output, one a square block, or one of the `whole` and one of the inputs."""
     codes = torch.from_numpy(rng.normal(0, 100, (rows, cols)).clip(-448, 448)).to(torch.float8_e4m3fn)
-    shape = (-(-rows // block), -(-cols // block)) if block else (rows, 1)
-    scales = (rng.random(shape) * 0.0004 + 0.0002).astype(np.float32)
+    shape = () if whole else (-(-rows // block), -(-cols // block)) if block else (rows, 1)
+    scales = np.array(rng.random(shape) * 0.0004 + 0.0002, np.float32)
     spread = scales
     if block:
         spread = np.kron(scales, np.ones((block, block), np.float32))[:rows, :cols]
     name = "weight_scale_inv" if block else "weight_scale"
-    return {"weight": codes, name: scales}, codes.float().numpy() * spread
+    more = {"input_scale": np.array(0.02, np.float32)} if whole else {}
+    return {"weight": codes, name: scales, **more}, codes.float().numpy() * spread
 
 
 def mxfp4(rng: np.random.Generator, rows: int, cols: int) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -61,7 +61,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
     ),
     "float-quantized": (
         {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
-        lambda rng, r, c: packing.fp8(rng, r, c),
+        packing.fp8,
     ),
     "mxfp4-pack-quantized": (
         {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": {}},
@@ -70,6 +70,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
     "fp8": (
         {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [32, 32]},
         lambda rng, r, c: packing.fp8(rng, r, c, block=32),
+    ),
+    "fbgemm_fp8": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        packing.fp8,
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]},
+        lambda rng, r, c: packing.fp8(rng, r, c, whole=True),
     ),
     "hqq": (
         {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}, "skip_modules": ["lm_head"]},

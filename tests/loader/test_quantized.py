@@ -51,7 +51,7 @@ def test_weights_and_tokens(
     options = ["generate", str(folder), "--prompt-token-ids", "5,6,7", "--max-tokens", "3", "--ignore-eos"]
     for more, dequantized in (
         (["--quantization", "none"], True),
-        ([], kind in {"bitsandbytes", "auto-round", "float-quantized", "fp8"}),
+        ([], kind in FLOATS),
     ):
         assert main([*options, *more]) == 0
         assert ("are dequantized at load" in capsys.readouterr().err) == dequantized
@@ -81,7 +81,7 @@ def test_logits(plain: Path, tmp_path: Path, kind: str) -> None:
 
 LIMITS = Limits(max_tokens=LENGTH, max_rows=1, max_logit_rows=LENGTH, max_len=LENGTH, num_blocks=20)
 # Kinds whose numbers have no format in which kernels compute codes: float32 either way.
-FLOATS = {"bitsandbytes", "auto-round", "float-quantized", "fp8"}
+FLOATS = {"bitsandbytes", "auto-round", "float-quantized", "fp8", "fbgemm_fp8", "modelopt"}
 
 
 def logits_of(model: Model, tokens: list[int], quantization: str) -> np.ndarray:
@@ -184,6 +184,7 @@ def test_what_auto_round_writes(
             "sparsity_config",
         ),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: .* is not a pair"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4' is not supported"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt = 'e5m2' is not supported"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit = null is not supported"),
     ],

@@ -153,6 +153,17 @@ def _fp8(quant: ConfigReader) -> Quantization:
     return Quantization("FP8", "fp8", block=block)
 
 
+def _fbgemm_fp8(_quant: ConfigReader) -> Quantization:
+    """Outputs with a scale each; the bound of the activations' scales is not applied."""
+    return Quantization("FBGEMM FP8", "fp8")
+
+
+def _modelopt(quant: ConfigReader) -> Quantization:
+    if quant.string("quant_algo", "FP8") != "FP8":
+        raise quant.unsupported("quant_algo", "only FP8 is implemented")
+    return Quantization("ModelOpt FP8", "fp8")
+
+
 def _bitsandbytes(quant: ConfigReader) -> Quantization:
     if not quant.boolean("load_in_4bit", False) and not quant.boolean("load_in_8bit", False):
         raise quant.unsupported("load_in_4bit", "neither 4 nor 8 bits are on")
@@ -192,6 +203,8 @@ METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
         "group or block, mxfp4-pack-quantized",
     ),
     "fp8": (_fp8, "E4M3 with weight_scale, or weight_scale_inv in blocks (DeepSeek-V3)"),
+    "fbgemm_fp8": (_fbgemm_fp8, "E4M3 with weight_scale per output"),
+    "modelopt": (_modelopt, "quant_algo FP8: E4M3 with weight_scale per tensor"),
     "bitsandbytes": (_bitsandbytes, "nf4 and fp4 with or without double quantization, LLM.int8"),
     "hqq": (_hqq, "1, 2, 3, 4, 8 bits along either axis, with scales that are not quantized themselves"),
     "mxfp4": (_mxfp4, "stacked experts as gpt-oss stores them (`_blocks`, `_scales`)"),
