@@ -168,31 +168,25 @@ void Executor::step(size_t begin, size_t end, int thread) {
   }
 }
 
-namespace {
-
-// Panels per task so that a task streams enough weight, and row chunks per panel range.
-struct LinearSplit {
-  size_t panel_bytes;
-  int panels, panels_per_task, panel_tasks, row_tasks;
-  int tasks() const { return panel_tasks * row_tasks; }
-};
-LinearSplit split_linear(int rows, int n, int k, DType dtype, const GroupFormat& groups, int threads) {
+Executor::LinearSplit Executor::split(const Op& op, int rows) const {
+  const Param& p = params_[op.weight];
+  const int threads = pool_.threads(), together = op.act < 0 ? 1 : 2;
   LinearSplit s;
-  s.panels = ceil_div(n, kPanel);
-  const size_t size = dtype_bytes(dtype);
-  s.panel_bytes = groups.bits ? groups.panel_bytes(k) : align_up(static_cast<size_t>(k), 4 / size) * kPanel * size;
-  s.panels_per_task = static_cast<int>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, s.panel_bytes)));
+  s.panels = ceil_div(p.rows, kPanel) / together;
+  const size_t size = dtype_bytes(p.dtype);
+  s.panel_bytes =
+      p.groups.bits ? p.groups.panel_bytes(p.cols) : align_up(static_cast<size_t>(p.cols), 4 / size) * kPanel * size;
+  s.panels_per_task =
+      static_cast<int>(std::max<size_t>(1, kTaskBytes / std::max<size_t>(1, s.panel_bytes * together)));
   s.row_tasks = ceil_div(rows, kLinearRows);
   // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out; many rows read
   // the same inputs for every panel: some panels while the L2 cache holds them
-  if (groups.bits)
+  if (p.groups.bits)
     s.panels_per_task = std::max(s.panels_per_task, rows <= kStreamRows ? s.panels / (4 * threads)
                                                     : std::min(8, s.panels * s.row_tasks / (16 * threads)));
   s.panel_tasks = ceil_div(s.panels, s.panels_per_task);
   return s;
 }
-
-}  // namespace
 
 // Rows of a task of an op by rows: a few, but all threads get some.
 int Executor::rows_of_task(int rows) const {
@@ -207,11 +201,7 @@ int Executor::rows_of(const Op& op) const {
 int Executor::tasks_of(const Op& op) const {
   const int rows = rows_of(op);
   switch (op.kind) {
-    case Kind::linear: {
-      const Param& p = params_[op.weight];
-      const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
-      return s.tasks();
-    }
+    case Kind::linear: return split(op, rows).tasks();
     case Kind::rope_write: return static_cast<int>(pieces_.size()) * rope_ranges(op);
     case Kind::attend:
     case Kind::latent_attend: return static_cast<int>(attention_[op.plan].parts().size());
@@ -256,12 +246,10 @@ void Executor::do_task(const Op& op, int task, int thread) {
                       std::min(cols, c + kActColumns)});
       return;
     }
-    case Kind::quantize: {
-      const Buffer& in = buffers_[op.in];
+    case Kind::quantize:
       for (int r = begin; r < end; ++r)
-        quantize_row(op.out, r, buffer(op.in) + static_cast<size_t>(r) * in.cols * dtype_bytes(in.dtype), in.dtype);
+        quantize_row(op.out, r, f32(op.in) + static_cast<size_t>(r) * buffers_[op.in].cols);
       return;
-    }
     case Kind::gather:
       kernels_.gather({f32(op.in), op.delta < 0 ? nullptr : f32(op.delta), step_.logit_rows, f32(op.out),
                        buffers_[op.out].cols, begin, end});
@@ -281,10 +269,10 @@ void Executor::do_task(const Op& op, int task, int thread) {
 }
 
 // One row, as Quantize in program/ops.py defines it.
-void Executor::quantize_row(int out, int row, const void* x, DType dtype) {
+void Executor::quantize_row(int out, int row, const float* x) {
   const Buffer& b = buffers_[out];
   const size_t at = static_cast<size_t>(row);
-  const QuantizeTask task{x, dtype, reinterpret_cast<uint8_t*>(buffer(out)) + at * b.pitch(), b.pitch(),
+  const QuantizeTask task{x, reinterpret_cast<uint8_t*>(buffer(out)) + at * b.pitch(), b.pitch(),
                           row_scales(out) + at, b.cols, 0, 1, b.group,
                           b.group ? group_numbers(out) + at * b.groups() * 2 : nullptr};
   b.group ? kernels_.quantize_groups(task) : kernels_.quantize(task);
@@ -302,7 +290,7 @@ void Executor::do_norm(const Op& op, int begin, int end, int thread) {
   if (t.delta) t.delta += begin * cols;
   for (int r = begin; r < end; ++r) {
     kernels_.norm(t);
-    quantize_row(op.out, r, row, DType::f32);
+    quantize_row(op.out, r, row);
     t.x += cols;
     if (t.delta) t.delta += cols;
   }
@@ -310,7 +298,8 @@ void Executor::do_norm(const Op& op, int begin, int end, int thread) {
 
 void Executor::do_gated_act(const Op& op, int task, int thread) {
   const Buffer& out = buffers_[op.out];
-  GatedActTask t{f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, 0, 1, 0, out.cols, op.alpha, op.limit};
+  GatedActTask t{f32(op.in), buffer(op.out), out.dtype, op.act, out.cols, 0, 1, 0, out.cols,
+                 static_cast<size_t>(out.cols), op.alpha, op.limit};
   if (!rounds(op)) {
     const int chunks = ceil_div(out.cols, kActColumns);
     t.row_begin = task / chunks, t.row_end = t.row_begin + 1;
@@ -323,7 +312,7 @@ void Executor::do_gated_act(const Op& op, int task, int thread) {
   for (int r = task * height; r < end; ++r) {
     t.gate_up = f32(op.in) + static_cast<size_t>(r) * 2 * out.cols;
     kernels_.gated_act(t);
-    quantize_row(op.out, r, row, DType::f32);
+    quantize_row(op.out, r, row);
   }
 }
 
@@ -331,7 +320,7 @@ void Executor::do_linear(const Op& op, int task, int thread) {
   const bool head = &op - ops_.data() >= static_cast<std::ptrdiff_t>(head_begin_);
   const int rows = row_count(head);
   const Param& p = params_[op.weight];
-  const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
+  const LinearSplit s = split(op, rows);
   // Row chunks of one panel range are neighbours in the task order: the panel is still in the cache.
   const int panel_task = task / s.row_tasks, row_task = task % s.row_tasks;
   const int begin = static_cast<int>(static_cast<int64_t>(rows) * row_task / s.row_tasks);
@@ -349,7 +338,7 @@ void Executor::do_linear(const Op& op, int task, int thread) {
   t.w = param(op.weight);
   t.bias = vector(op.bias);
   t.ldy = static_cast<size_t>(buffers_[op.out].cols);
-  t.y = f32(op.out) + begin * t.ldy + op.first;
+  t.y = op.act < 0 ? f32(op.out) + begin * t.ldy + op.first : nullptr;
   t.rows = end - begin;
   t.k = p.cols;
   t.n = p.rows;
@@ -360,7 +349,36 @@ void Executor::do_linear(const Op& op, int task, int thread) {
     t.next = nullptr;  // the same panels again
   else if (task + 1 == Tasks::first(s.tasks(), thread + 1, pool_.threads()))
     t.next = first_panel(op.next_linear, thread);
-  multiply(p, t);
+  op.act < 0 ? multiply(p, t) : do_gated_linear(op, t, begin, s.panels, s.panel_bytes);
+}
+
+// Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and
+// what the activation makes of them, to rows from `row` on. `t` is the task for panels of gate; there are `half` of them.
+void Executor::do_gated_linear(const Op& op, LinearTask t, int row, int half, size_t panel_bytes) {
+  const Param& p = params_[op.weight];
+  const Buffer& out = buffers_[op.out];
+  alignas(64) float sums[kLinearRows * 2 * kPanel];
+  const int most = kLinearRows / t.rows, last = t.panel_end;
+  const char* after = static_cast<const char*>(t.next);
+  const auto product = [&](int panel, int count, float* y, const void* next) {
+    LinearTask part = t;
+    const size_t column = static_cast<size_t>(panel) * kPanel;
+    part.w = static_cast<const char*>(t.w) + panel * panel_bytes;
+    if (t.bias) part.bias = t.bias + column;
+    if (t.w_scale) part.w_scale = t.w_scale + column, part.w_offset = t.w_offset + column;
+    part.y = y, part.ldy = static_cast<size_t>(2 * count) * kPanel;
+    part.n = count * kPanel, part.panel_begin = 0, part.panel_end = count, part.next = next;
+    multiply(p, part);
+  };
+  for (int begin = t.panel_begin; begin < last; begin += most) {
+    const int count = std::min(most, last - begin), width = count * kPanel;
+    const char* w = static_cast<const char*>(t.w);
+    product(begin, count, sums, w + (half + begin) * panel_bytes);
+    product(half + begin, count, sums + width, begin + count < last ? w + (begin + count) * panel_bytes : after);
+    const size_t at = static_cast<size_t>(row) * out.cols + static_cast<size_t>(begin) * kPanel;
+    kernels_.gated_act({sums, buffer(op.out) + at * dtype_bytes(out.dtype), out.dtype, op.act, width, 0, t.rows, 0, width,
+                        static_cast<size_t>(out.cols), op.alpha, op.limit});
+  }
 }
 
 void Executor::multiply(const Param& p, const LinearTask& t) {
@@ -376,10 +394,9 @@ void Executor::multiply(const Param& p, const LinearTask& t) {
 const char* Executor::first_panel(int linear, int thread) const {
   if (linear < 0) return nullptr;
   const Op& op = ops_[linear];
-  const Param& p = params_[op.weight];
   const int rows = row_count(linear >= static_cast<int>(head_begin_));
   if (rows == 0) return nullptr;
-  const LinearSplit s = split_linear(rows, p.rows, p.cols, p.dtype, p.groups, pool_.threads());
+  const LinearSplit s = split(op, rows);
   const int task = Tasks::first(s.tasks(), thread, pool_.threads());
   return param(op.weight) + task / s.row_tasks * s.panels_per_task * s.panel_bytes;
 }
@@ -503,7 +520,7 @@ void Executor::attended(const Op& op, const AttendPart& part) {
     const int done = heads_done_[i].fetch_add(part.heads(), std::memory_order_acq_rel) + part.heads();
     if (done < kv_layers_[op.layer].kv_heads) continue;
     heads_done_[i].store(0, std::memory_order_relaxed);  // for the next such op, which starts behind a barrier
-    quantize_row(op.out, i, f32(op.wide) + i * cols, DType::f32);
+    quantize_row(op.out, i, f32(op.wide) + i * cols);
   }
 }
 

@@ -65,7 +65,8 @@ class Executor {
   void op_norm(int x, int delta, int weight, int bias, bool layer, float eps, int out);
   void op_add(int x, int delta, float scale);
   void op_scale(int x, float scale, float cap);
-  void op_linear(int x, int weight, int bias, int out, int first);  // columns of out from first on
+  // Columns of out from first on; with `act` (else -1) the weight is [gate | up], halves of whole panels.
+  void op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit);
   // `rope` -1 rotates nothing; `layer_norm` and `whole` say what q_norm and k_norm do.
   void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm, bool whole,
                      float eps);
@@ -159,6 +160,13 @@ class Executor {
   struct TilePiece {
     int row, begin, end;  // tokens
   };
+  // Panels per task so that a task streams enough weight, and row chunks per panel range. A gated linear's panels are
+  // pairs, of gate and of up; `panel_bytes` is one's.
+  struct LinearSplit {
+    size_t panel_bytes;
+    int panels, panels_per_task, panel_tasks, row_tasks;
+    int tasks() const { return panel_tasks * row_tasks; }
+  };
   struct ExpertSplit {
     int panels, panels_per_task, panel_tasks;  // of one expert
     size_t panel_bytes;
@@ -190,6 +198,8 @@ class Executor {
   int tasks_of(const Op& op) const;
   void do_task(const Op& op, int task, int thread);
   void do_linear(const Op& op, int task, int thread);
+  void do_gated_linear(const Op& op, LinearTask t, int row, int width, size_t panel_bytes);
+  LinearSplit split(const Op& op, int rows) const;
   const char* first_panel(int linear, int thread) const;
   int rope_ranges(const Op& op) const;
   void multiply(const Param& p, const LinearTask& t);  // by the kernel of the weight's format
@@ -203,7 +213,7 @@ class Executor {
   void do_combine(const Op& op, int task);
   int rows_of(const Op& op) const;  // of what an op of rows writes
   bool rounds(const Op& op) const { return op.out >= 0 && buffers_[op.out].dtype == DType::i8; }
-  void quantize_row(int buffer, int row, const void* x, DType dtype);
+  void quantize_row(int buffer, int row, const float* x);
   void do_norm(const Op& op, int begin, int end, int thread);
   void do_gated_act(const Op& op, int task, int thread);
   void do_rope_write(const Op& op, int task);

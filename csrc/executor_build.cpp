@@ -185,15 +185,19 @@ void Executor::op_scale(int x, float scale, float cap) {
   op.in = x, op.scale = scale, op.softcap = cap, op.out = x;
   ops_.push_back(op);
 }
-void Executor::op_linear(int x, int weight, int bias, int out, int first) {
+void Executor::op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit) {
   const Buffer& in = buffers_.at(x);
   const Param& p = params_.at(weight);
   if (in.dtype != p.dtype || in.cols != p.cols || in.group != p.groups.size)
     throw std::invalid_argument("a linear's input must have its weight's type, width and groups");
-  if (first < 0 || first > buffers_.at(out).cols - p.rows)
+  const int cols = act < 0 ? p.rows : p.rows / 2;
+  if (first < 0 || first > buffers_.at(out).cols - cols || (act < 0 && buffers_.at(out).dtype != DType::f32))
     throw std::invalid_argument("a linear's output must have the columns that it fills");
+  if (act >= 0 && (p.rows % (2 * kPanel) || first || buffers_.at(out).cols != cols))
+    throw std::invalid_argument("a gated linear's halves must be whole panels, and its output as wide as one");
   Op op{Kind::linear};
   op.in = x, op.weight = weight, op.bias = bias, op.out = out, op.first = first;
+  op.act = act, op.alpha = alpha, op.limit = limit;
   ops_.push_back(op);
 }
 void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm,
@@ -217,8 +221,9 @@ void Executor::op_attend(int qkv, int out, int heads, int layer, float scale, in
   ops_.push_back(op);
 }
 void Executor::op_quantize(int x, int out) {
-  if (buffers_.at(out).dtype != DType::i8 || buffers_.at(x).cols != buffers_.at(out).cols)
-    throw std::invalid_argument("quantize writes an int8 buffer of its input's width");
+  if (buffers_.at(x).dtype != DType::f32 || buffers_.at(out).dtype != DType::i8 ||
+      buffers_.at(x).cols != buffers_.at(out).cols)
+    throw std::invalid_argument("quantize takes float32 to an int8 buffer of its width");
   Op op{Kind::quantize};
   op.in = x, op.out = out;
   ops_.push_back(op);

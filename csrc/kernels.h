@@ -114,13 +114,13 @@ struct PackCodesTask {
   int row_offset, row_begin, row_end;
 };
 
-// Rows to int8: scale = max|x| / 127, bytes = round(x / scale) + 128; columns are padded to four with zeros (128).
+// Rows to int8: scale = max|x| / 127, bytes = round(x / scale) + 128; columns are padded to four with zeros (128). A row
+// that is not finite has the scale NaN.
 // With groups: bytes signed and padded with zeros to whole groups. A group's numbers are scale · 2^bits · bytes with
 // scale = max|x| / 127 / 2^kGroupBits of the whole row, and bits in [0, kGroupBits] the fewest that hold the group.
 constexpr int kGroupBits = 8;
 struct QuantizeTask {
-  const void* x;       // [rows, cols]
-  DType x_dtype;
+  const float* x;      // [rows, cols]
   uint8_t* out;        // [rows, pitch]
   size_t pitch;
   float* scale;        // [rows]
@@ -276,6 +276,7 @@ struct GatedActTask {
   int act;               // 0 silu, 1 gelu (erf), 2 gelu (tanh), 3 clamped swiglu
   int width, row_begin, row_end;
   int col_begin, col_end;
+  size_t out_pitch;      // elements
   float alpha, limit;    // clamped swiglu: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit, |up| <= limit
 };
 

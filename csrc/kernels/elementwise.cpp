@@ -28,13 +28,23 @@ QUIRE_INLINE V16 erf16(V16 x) {
   return mul(y, sign);
 }
 
-QUIRE_INLINE V16 activate(int act, V16 g) {
-  if (act == 0) return div(g, add(set1(1.0f), exp(sub(zero(), g))));
-  const V16 half = mul(set1(0.5f), g);
-  if (act == 1) return fma(half, erf16(mul(g, set1(0.70710678118654752f))), half);
-  const V16 inner = mul(set1(0.7978845608028654f), fma(mul(mul(g, g), g), set1(0.044715f), g));
-  return fma(half, tanh16(inner), half);
+// g / (1 + e^-z)
+QUIRE_INLINE V16 swish(V16 g, V16 z) {
+  return ratio(g, add(set1(1.0f), exp2(vmin(mul(z, set1(-1.44269504088896341f)), set1(119.0f)))));
 }
+
+template <int kAct>
+QUIRE_INLINE V16 activate(V16 g) {
+  if (kAct == 0) return swish(g, g);
+  if (kAct == 1) {
+    const V16 half = mul(set1(0.5f), g);
+    return fma(half, erf16(mul(g, set1(0.70710678118654752f))), half);
+  }
+  // (1 + tanh z) / 2 is 1 / (1 + e^-2z)
+  return swish(g, mul(set1(2 * 0.7978845608028654f), fma(mul(mul(g, g), g), set1(0.044715f), g)));
+}
+
+constexpr int kAhead = 512;  // floats that are fetched ahead: where a page ends, so do the hardware's guesses
 
 #if QUIRE_AVX512
 constexpr int kLoopAccs = 16;
@@ -95,20 +105,31 @@ QUIRE_INLINE V16 clamped_swiglu(const GatedActTask& t, V16 gate, V16 up) {
   const V16 limit = set1(t.limit), one = set1(1.0f);
   gate = vmin(gate, limit);
   up = vmax(vmin(up, limit), sub(zero(), limit));
-  const V16 swish = div(gate, add(one, exp(sub(zero(), mul(set1(t.alpha), gate)))));
-  return mul(add(up, one), swish);
+  return mul(add(up, one), swish(gate, mul(set1(t.alpha), gate)));
 }
 
-void gated_act(const GatedActTask& t) {
+template <int kAct>
+QUIRE_INLINE void gated_rows(const GatedActTask& t) {
   for (int r = t.row_begin; r < t.row_end; ++r) {
     const float* gate = t.gate_up + static_cast<size_t>(r) * 2 * t.width;
     const float* up = gate + t.width;
     for (int c = t.col_begin; c < t.col_end; c += 16) {
       const int n = t.col_end - c;
+      prefetch(gate + c + kAhead);
+      prefetch(up + c + kAhead);
       const V16 g = load_n(gate + c, n), u = load_n(up + c, n);
-      put(t.out, t.out_dtype, static_cast<size_t>(r) * t.width + c,
-          t.act == 3 ? clamped_swiglu(t, g, u) : mul(activate(t.act, g), u), n);
+      put(t.out, t.out_dtype, static_cast<size_t>(r) * t.out_pitch + c,
+          kAct == 3 ? clamped_swiglu(t, g, u) : mul(activate<kAct>(g), u), n);
     }
+  }
+}
+
+void gated_act(const GatedActTask& t) {
+  switch (t.act) {
+    case 0: return gated_rows<0>(t);
+    case 1: return gated_rows<1>(t);
+    case 2: return gated_rows<2>(t);
+    default: return gated_rows<3>(t);
   }
 }
 
@@ -183,34 +204,30 @@ int64_t i8_loop(int64_t iterations, float* sink) {
 }
 
 void quantize(const QuantizeTask& t) {
+  const int whole = t.cols / 16 * 16, left = t.cols - whole;
+  const V16 limit = set1(127.0f), low = set1(-127.0f);
   for (int r = t.row_begin; r < t.row_end; ++r) {
-    const size_t base = static_cast<size_t>(r) * t.cols;
-    auto at = [&](int c) {
-      const int n = t.cols - c;
-      if (t.x_dtype == DType::f32) return load_n(static_cast<const float*>(t.x) + base + c, n);
-      uint16_t h[16] = {0};
-      std::memcpy(h, static_cast<const uint16_t*>(t.x) + base + c, static_cast<size_t>(n < 16 ? n : 16) * 2);
-      return load_bf16(h);
-    };
-    V16 top = zero();
-    for (int c = 0; c < t.cols; c += 16) {
-      const V16 v = at(c);
+    const float* x = t.x + static_cast<size_t>(r) * t.cols;
+    V16 top = zero(), bad = zero();
+    const auto see = [&](V16 v) {
       top = vmax(top, vmax(v, sub(zero(), v)));
+      bad = fma(v, zero(), bad);
+    };
+    for (int c = 0; c < whole; c += 16) {
+      prefetch(x + c + kAhead);
+      see(load(x + c));
     }
-    const float scale = reduce_max(top) / 127.0f;
+    see(load_n(x + whole, left));
+    const float scale = mask_not_finite(bad) ? NAN : reduce_max(top) / 127.0f;
     t.scale[r] = scale;
     const V16 inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
+    const auto rounded = [&](V16 v) { return round_even(vmax(vmin(mul(v, inverse), limit), low)); };
     uint8_t* out = t.out + static_cast<size_t>(r) * t.pitch;
-    for (int c = 0; c < t.cols; c += 16) {
-      const V16 q = round_even(vmax(vmin(mul(at(c), inverse), set1(127.0f)), set1(-127.0f)));
-      if (static_cast<size_t>(c) + 16 <= t.pitch) {
-        store_u8(out + c, q);
-      } else {
-        uint8_t tail[16];
-        store_u8(tail, q);
-        std::memcpy(out + c, tail, t.pitch - c);
-      }
-    }
+    for (int c = 0; c < whole; c += 16) store_u8(out + c, rounded(load(x + c)));
+    if (!left) continue;
+    uint8_t tail[16];
+    store_u8(tail, rounded(load_n(x + whole, left)));
+    std::memcpy(out + whole, tail, t.pitch - whole);
   }
 }
 

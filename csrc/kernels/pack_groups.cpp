@@ -102,17 +102,17 @@ QUIRE_INLINE float scalar(const char* p, GroupKind kind, size_t i) {
 template <int kVectors>
 void round_rows(const QuantizeTask& t) {
   constexpr int kSize = kVectors * 16;
-  const int groups = (t.cols + kSize - 1) / kSize, whole = t.x_dtype == DType::f32 ? t.cols / kSize : 0;
+  const int groups = (t.cols + kSize - 1) / kSize, whole = t.cols / kSize;
   for (int r = t.row_begin; r < t.row_end; ++r) {
     const size_t row = static_cast<size_t>(r) * t.cols;
     const auto vectors_of = [&](int g, V16* x) {
       const int c = g * kSize;
       if (g < whole) {
-        for (int v = 0; v < kVectors; ++v) x[v] = load(static_cast<const float*>(t.x) + row + c + v * 16);
+        for (int v = 0; v < kVectors; ++v) x[v] = load(t.x + row + c + v * 16);
       } else {
         for (int v = 0; v < kVectors; ++v) {
           const int left = t.cols - c - v * 16;
-          x[v] = left > 0 ? source(t.x, t.x_dtype, row + c + v * 16, left) : zero();
+          x[v] = left > 0 ? load_n(t.x + row + c + v * 16, left) : zero();
         }
       }
     };

@@ -177,6 +177,11 @@ QUIRE_INLINE void store_two_bytes(uint8_t* high, uint8_t* low, const V16* x) {
   _mm512_storeu_si512(high, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
   _mm512_storeu_si512(low, _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask)));
 }
+// a / b to within two units in the last place, for b in [2^-120, 2^120].
+QUIRE_INLINE V16 ratio(V16 a, V16 b) {
+  const __m512 r = _mm512_rcp14_ps(b.v);
+  return {_mm512_mul_ps(a.v, _mm512_fmadd_ps(_mm512_fnmadd_ps(b.v, r, _mm512_set1_ps(1.0f)), r, r))};
+}
 QUIRE_INLINE __m256 upper_half(V16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
 QUIRE_INLINE __m256 lower_half(V16 a) { return _mm512_castps512_ps256(a.v); }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
@@ -602,6 +607,7 @@ QUIRE_INLINE V16 exp(V16 x) {
 }
 
 #if !QUIRE_AVX512
+QUIRE_INLINE V16 ratio(V16 a, V16 b) { return div(a, b); }
 QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 a, V16 b) {
   store_bf16_normal(p, a);
   store_bf16_normal(p + 16, b);

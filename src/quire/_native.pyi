@@ -72,7 +72,17 @@ class Executor:
     ) -> None: ...
     def op_add(self, x: int, delta: int, scale: float) -> None: ...
     def op_scale(self, x: int, scale: float, cap: float) -> None: ...
-    def op_linear(self, x: int, weight: int, bias: int, out: int, first: int = 0) -> None: ...
+    def op_linear(
+        self,
+        x: int,
+        weight: int,
+        bias: int,
+        out: int,
+        first: int,
+        act: int,
+        alpha: float,
+        limit: float,
+    ) -> None: ...
     def op_rope_write(
         self,
         qkv: int,

@@ -18,10 +18,11 @@ from quire.loader import RandomWeights, load
 from quire.program import memory
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import Attend, GatedAct, Norm, Program, Quantize, writes
-from quire.spec import ModelSpec
+from quire.program.ops import Attend, GatedAct, Linear, Norm, Program, Quantize, writes
+from quire.spec import MLP, ModelSpec
+from quire.spec.model import ClampedSwiGLU
 
-LIMITS = Limits(max_tokens=64, max_rows=4, max_logit_rows=64, max_len=96, num_blocks=40)
+LIMITS = Limits(max_tokens=256, max_rows=4, max_logit_rows=64, max_len=256, num_blocks=64)
 INT4 = WeightFormat("i4", Groups(32))
 SPEC = decoder_spec(128, 72, 100, (4, 2, 16), [0, 8], bias=True, qk_norm=True)
 SANDWICH = replace(SPEC, layers=tuple(replace(layer, post_norm=True) for layer in SPEC.layers))
@@ -32,7 +33,14 @@ MIXED = {
     "layers.0.qkv.2": I8,
     "layers.1.o": WeightFormat("bf16"),
 }
+WIDE = decoder_spec(128, 72, 320, (4, 2, 16), [0], bias=True)  # halves of five panels
+CLAMPED = replace(
+    WIDE, layers=tuple(replace(x, mlp=MLP(320, ClampedSwiGLU(), bias=True)) for x in WIDE.layers)
+)
 CASES = {
+    "gated": (WIDE, BF16),
+    "gated int8": (WIDE, NumberFormats("bf16", "bf16", I8)),
+    "gated int4": (CLAMPED, NumberFormats("f32", "f32", INT4)),
     "int8": (SPEC, NumberFormats("bf16", "bf16", I8, I8)),
     "int4": (SPEC, NumberFormats("bf16", "i8", INT4, I8)),
     "post-norms": (SANDWICH, NumberFormats("bf16", "f32", INT4)),
@@ -63,8 +71,15 @@ def test_a_quantized_dense_model_rounds_nothing_in_an_op_of_its_own() -> None:
     assert fused.params == plain.params
 
 
-def test_float_programs_stay_as_they_are() -> None:
+def test_a_gated_linear_has_halves_of_whole_panels() -> None:
+    """Widths of 100 and 320 features; the activation of the first stays an op, and so does all of a float program."""
     assert lower(SPEC, BF16) == lower(SPEC, BF16, fused=False)
+    for spec, formats in (CASES["gated"], CASES["gated int8"]):
+        program = lower(spec, formats)
+        assert not any(isinstance(op, GatedAct) for op in program.ops)
+        (gated,) = (op for op in program.ops if isinstance(op, Linear) and op.act)
+        assert (gated.out, gated.act) == ("gated", "silu")
+        assert "gate_up" not in {buffer.name for buffer in program.buffers}
 
 
 def test_what_others_read_stays() -> None:
@@ -95,15 +110,17 @@ def test_ops_that_run_together_share_no_bytes() -> None:
 def logits(
     spec: ModelSpec, formats: NumberFormats, *, fused: bool, isa: str = "", threads: int = 2
 ) -> list[F32]:
-    """Logits of two steps of three sequences: a chunk and two prompts, then a chunk, a decode and a prompt."""
+    """Logits of three steps: a long prompt, in several chunks of rows, and one of few rows; few rows; one row."""
     program = lower(spec, formats, fused=fused)
     executor = NativeExecutor(program, threads=threads, isa=isa)
     load(program.params, RandomWeights(program.params), executor)
     stepper = Stepper(program, LIMITS, seed=2)
     executor.bind(LIMITS, stepper.arrays)
-    first, second, third = (stepper.add(random_tokens(seed)) for seed in range(3))
-    found = [stepper.step(executor, {first: 19, second: 33})]
-    found.append(stepper.step(executor, {first: 1, second: 12, third: 21}))
+    first, second = stepper.add(random_tokens(0, 240)), stepper.add(random_tokens(1, 240))
+    found = [
+        stepper.step(executor, counts)
+        for counts in ({first: 190, second: 33}, {first: 1, second: 12}, {first: 1})
+    ]
     executor.close()
     return [step[number] for step in found for number in sorted(step)]
 
@@ -124,3 +141,25 @@ def test_other_roundings_give_other_bits() -> None:
     other = replace(formats, linears=WeightFormat("i4", Groups(64)))
     plain, changed = (logits(spec, each, fused=True) for each in (formats, other))
     assert not np.array_equal(plain[0], changed[0])
+
+
+@pytest.mark.parametrize("isa", _native.supported_isas())
+def test_a_row_that_is_not_finite_is_not_rounded_to_numbers(isa: str) -> None:
+    """What is wrong with a row reaches its output, in whichever column it is, and no other row."""
+    program = lower(SPEC, NumberFormats("bf16", "bf16", I8), fused=False)
+    executor = NativeExecutor(program, threads=1, isa=isa)
+    load(program.params, RandomWeights(program.params), executor)
+    stepper = Stepper(program, LIMITS)
+    executor.bind(LIMITS, stepper.arrays)
+    at = next(i for i, op in enumerate(program.ops) if isinstance(op, Quantize) and op.x == "mixed")
+    size = stepper.fill({stepper.add(random_tokens(0)): 3})
+    rows = executor._view("mixed", 3)
+    for column in (0, 17, 63):
+        for value in (np.nan, np.inf, -np.inf):
+            rows[:] = 1.0
+            rows[1, column] = value
+            executor.run_range(size.num_tokens, size.num_rows, 0, at, at + 1)
+            found = executor.read("mixed_bytes", 3)
+            assert np.isnan(found[1]).all()
+            assert np.allclose(found[[0, 2]], 1.0)
+    executor.close()

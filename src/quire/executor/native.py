@@ -246,7 +246,8 @@ class NativeExecutor:
                 core.op_scale(buffers[op.x], op.scale, op.cap)
             case Linear():
                 weight, bias = self._params[op.weight], self._vector(op.bias)
-                core.op_linear(buffers[op.x], weight, bias, buffers[op.out], op.first)
+                act = _activation(op.act) if op.act else (-1, 0.0, 0.0)
+                core.op_linear(buffers[op.x], weight, bias, buffers[op.out], op.first, *act)
             case Quantize():
                 core.op_quantize(buffers[op.x], buffers[op.out])
             case RopeWrite():

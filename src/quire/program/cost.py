@@ -245,7 +245,11 @@ class _Counter:
         weight = self.params[op.weight]
         flops = 2 * n * weight.rows * weight.cols + (n * weight.rows if op.bias else 0)
         read = weight.rows * self.weight_bytes(weight) + self.vector_bytes(op.bias)
-        written = weight.rows * DTYPE_BYTES[self.buffers[op.out].dtype]
+        cols = weight.rows
+        if op.act:
+            cols //= 2
+            flops += n * (EXP_FLOPS + 1) * cols
+        written = cols * DTYPE_BYTES[self.buffers[op.out].dtype]
         return Cost(flops, read, n * (self.row_bytes(op.x) + written))
 
     def quantize(self, op: Quantize, n: int) -> Cost:

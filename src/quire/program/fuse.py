@@ -1,7 +1,8 @@
-"""Fusing: a Quantize becomes the last part of the op before it, where nothing else reads what is rounded.
+"""Fusing: an op becomes the last part of the op before it, where nothing else reads what is between them.
 
-    norm hidden · quantize hidden -> hidden_bytes        becomes    norm -> hidden_bytes
-    attend mixed · quantize mixed -> mixed_bytes         becomes    attend -> mixed_bytes, by way of mixed
+    linear gate_up -> gate_up · gated_act -> gated       becomes    linear gate_up -> gated
+    norm -> hidden · quantize -> hidden_bytes            becomes    norm -> hidden_bytes
+    attend -> mixed · quantize -> mixed_bytes            becomes    attend -> mixed_bytes, by way of mixed
 
 One pass over memory and one meeting of the threads less. The numbers are the same: an op that writes an i8 buffer
 computes float32 rows and rounds them as Quantize does.
@@ -9,35 +10,50 @@ computes float32 rows and rounds them as Quantize does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from quire.program.ops import Attend, GatedAct, Norm, Op, Program, Quantize, reads, writes
+from quire.program.memory import PACKED_ROWS
+from quire.program.ops import Attend, GatedAct, Linear, Norm, Op, Param, Program, Quantize, reads, writes
 
 
 def fuse(program: Program) -> Program:
-    """The same program with every Quantize in the op that fills its input, where it can be."""
-    body = _fused(program.body, program.head)
-    head = _fused(program.head, ())
+    """The same program with every GatedAct and Quantize in the op that fills its input, where it can be."""
+    params = {param.name: param for param in program.params}
+    body = _fused(program.body, program.head, params)
+    head = _fused(program.head, (), params)
     touched = {name for op in (*body, *head) for name in (*reads(op), *writes(op))}
     buffers = tuple(buffer for buffer in program.buffers if buffer.name in touched)
     return replace(program, body=body, head=head, buffers=buffers)
 
 
-def _fused(ops: Sequence[Op], after: Sequence[Op]) -> tuple[Op, ...]:
+def _fused(ops: Sequence[Op], after: Sequence[Op], params: Mapping[str, Param]) -> tuple[Op, ...]:
     """`ops`, which `after` follows."""
     found: list[Op] = []
     for index, op in enumerate(ops):
-        if isinstance(op, Quantize) and found and not _read(op.x, (*ops[index + 1 :], *after)):
-            joined = _joined(found[-1], op)
-            if joined is not None:
-                found[-1] = joined
-                continue
-        found.append(op)
+        joined = None
+        if isinstance(op, Quantize | GatedAct) and found:
+            between = op.x if isinstance(op, Quantize) else op.gate_up
+            if not _read(between, (*ops[index + 1 :], *after)):
+                joined = (
+                    _rounding(found[-1], op) if isinstance(op, Quantize) else _gated(found[-1], op, params)
+                )
+        if joined is None:
+            found.append(op)
+        else:
+            found[-1] = joined
     return tuple(found)
 
 
-def _joined(op: Op, quantize: Quantize) -> Op | None:
+def _gated(op: Op, act: GatedAct, params: Mapping[str, Param]) -> Op | None:
+    """Both in one when `op` is the one linear of gate and up, and panels of its packed weight hold one of them each."""
+    match op:
+        case Linear(weight=weight, out=act.gate_up, first=0) if params[weight].rows % (2 * PACKED_ROWS) == 0:
+            return replace(op, out=act.out, act=act.act)
+    return None
+
+
+def _rounding(op: Op, quantize: Quantize) -> Op | None:
     """Both in one, or None when `op` is not one that rounds what it writes, or does not write that."""
     match op:
         case Norm(out=out, x=x) if out == quantize.x != x:

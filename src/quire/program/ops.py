@@ -165,6 +165,8 @@ class Linear:
     they are added to the float32 sum, group after group; the input's scale is multiplied at the end.
 
     It fills the columns of out from `first` on; those before are kept when they are another weight's.
+
+    With `act` the weight is [gate | up], and out what GatedAct makes of the product.
     """
 
     x: str
@@ -172,6 +174,7 @@ class Linear:
     bias: str | None
     out: str
     first: int = 0
+    act: Activation | None = None
 
 
 @dataclass(frozen=True, slots=True)

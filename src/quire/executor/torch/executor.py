@@ -162,9 +162,7 @@ class _Runner:
             case Scale():
                 ops.scale_cap(buffer(op.x), op.scale, op.cap)
             case Linear():
-                weight = weights[op.weight]
-                out = buffer(op.out)[:, op.first : op.first + weight.shape[0]]
-                ops.linear(buffer(op.x), weight, weights.get(op.bias), out)
+                self.linear(op)
             case Quantize():
                 self.round(op.out, buffer(op.x).float())
             case RopeWrite():
@@ -193,6 +191,14 @@ class _Runner:
                 ops.gather_rows(buffer(op.x), self.optional(op.delta), self.logit_rows, buffer(op.out))
             case Route() | Dispatch() | Experts() | Combine():
                 self.run_experts(op)
+
+    def linear(self, op: Linear) -> None:
+        weight, x, out = self.weights[op.weight], self.buffer(op.x), self.buffer(op.out)
+        rows = weight.shape[0]
+        to = torch.empty(len(x), rows, device=x.device) if op.act else out[:, op.first : op.first + rows]
+        ops.linear(x, weight, self.weights.get(op.bias), to)
+        if op.act:
+            ops.gated_act(to, op.act, out)
 
     def run_experts(self, op: Route | Dispatch | Experts | Combine) -> None:
         weights, buffer = self.weights, self.buffer
