@@ -82,6 +82,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "prefill": [Row(args.prefill, 0)],
         "decode": [Row(1, args.context)] * args.batch,
     }
+    stored, problem = _stored(model, program)
     spec = dataclasses.asdict(model.facts.spec)
     layers = spec.pop("layers")
     return {
@@ -97,7 +98,8 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
             "head": config.head or config.weights,
             "kv": config.kv,
         },
-        "stored": _stored(model, program),
+        "stored": stored,
+        "problem": problem,
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
              "dtype": p.dtype, "groups": p.groups and dataclasses.asdict(p.groups),
@@ -139,11 +141,12 @@ def _active(program: Program) -> dict[str, int]:
     return {"parameters": active_parameters(program), "weight_bytes": read}
 
 
-def _stored(model: Model, program: Program) -> dict[str, Any]:
+def _stored(model: Model, program: Program) -> tuple[dict[str, Any], str | None]:
     """The formats that weights are stored in: tensors and bytes of each, and how many of them are turned into floats;
-    without weights, why there are none.
+    and why the weights could not be loaded, as far as headers tell.
     """
     from quire.engine.build import open_weights, weight_origin
+    from quire.loader.load import check_headers
     from quire.loader.source import CodesSource
     from quire.types import QuireError
 
@@ -163,9 +166,10 @@ def _stored(model: Model, program: Program) -> dict[str, Any]:
                     entry["dequantized"] += packed is None or computed.get(firsts.get(name, name)) != packed
                 entry["tensors"] += 1
                 entry["bytes"] += info.stored_bytes or info.nbytes
+            check_headers(program.params, source, rules)
     except QuireError as error:
-        return {"error": str(error)}
-    return formats
+        return formats, str(error)
+    return formats, None
 
 
 def _measure(config: ResolvedConfig) -> Machine:
@@ -296,6 +300,7 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines.append(f"  {_tokenizer_line(report)}")
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
+    lines += [f"  cannot be loaded: {report['problem']}"] if report["problem"] else []
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
     lines += _op_lines(report, all_ops=all_ops)
     lines += ["", "parameters"]
@@ -397,8 +402,6 @@ def _attention_text(att: dict[str, Any]) -> str:
 
 
 def _stored_lines(stored: dict[str, Any], computed: str) -> list[str]:
-    if "error" in stored:
-        return [f"  {stored['error']}"]
     return [
         f"  {name:<12} x{entry['tensors']:<4} {format_size(entry['bytes']):>11}{_how(name, entry, computed)}"
         for name, entry in stored.items()

@@ -124,6 +124,14 @@ def _pieces(source: Source, copy: _Copy, quantum: int, counter: _Counter) -> Ite
         source.release(info.name)
 
 
+def _check(model: Model, source: Source) -> LoadRules:
+    """Raise CheckpointError unless the tensors are those of the config."""
+    spec = model.facts.spec
+    rules = LoadRules.of(spec, quantized=model.facts.quantization is not None)
+    check_tensors(lower(spec, NumberFormats()).params, source, rules)
+    return rules
+
+
 def _asked(spec: ModelSpec) -> dict[str, Part]:
     """The tensors that a model asks for, by name."""
     params = lower(spec, NumberFormats()).params
@@ -133,6 +141,7 @@ def _asked(spec: ModelSpec) -> dict[str, Part]:
 def _to_folder(model: Model, source: Source, out: Path, dtype: str, counter: _Counter) -> list[str]:
     if model.gguf is None:
         config = json.loads((model.folder / "config.json").read_text())
+        _check(model, source)
         copies = {name: _Copy(source.info(name)) for name in source.names()}
     else:
         config, copies = _from_gguf(model.gguf, source)
@@ -200,8 +209,7 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     spec = model.facts.spec
     name = architecture_of(str(config.get("model_type")))
     metadata = gguf_metadata(name, spec)
-    rules = LoadRules.of(spec, quantized=model.facts.quantization is not None)
-    check_tensors(lower(spec, NumberFormats()).params, source, rules)
+    rules = _check(model, source)
     source = rules.view(source)
     written = written_tensors(name, spec, asked := _asked(spec))
     there, plus = set(source.names()), ARCHITECTURES[name].whole_norms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_SHARDS = 4096
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -147,7 +149,7 @@ def _nothing_to_load(folder: Path) -> str:
     looked_for = f"{folder}: neither {SINGLE} nor {INDEX}"
     safetensors = [name for name in files if name.endswith(".safetensors")]
     if safetensors:
-        return f"{looked_for}, only {_some(safetensors)}: the transformers format and its index are needed"
+        return f"{looked_for}, only {_some(safetensors)}{_why_not(safetensors)}"
     pickles = [name for name in files if name.endswith(_PICKLES)]
     if pickles:
         return (
@@ -155,6 +157,14 @@ def _nothing_to_load(folder: Path) -> str:
             "never read; save the model again as safetensors (save_pretrained of a current transformers does)"
         )
     return f"{looked_for} in it"
+
+
+def _why_not(safetensors: list[str]) -> str:
+    if any(_SHARD.fullmatch(name) for name in safetensors):
+        return f": {INDEX}, which says what is in which of them, is missing"
+    if any(name.startswith("adapter") for name in safetensors):
+        return ": an adapter changes a model, which has to be there as well"
+    return ": the transformers format and its index are needed"
 
 
 def _some(names: list[str]) -> str:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from quire.quant.ggml import TYPES_BY_ID, BlockType
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
+from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 
 MAX_HEADER_BYTES = 512 * 2**20
 MAX_ENTRIES = 2**16
@@ -168,6 +169,8 @@ def parse_header(data: memoryview, where: str) -> GGUFHeader:
     UnsupportedModelError for a well-formed version or byte order that is not read.
     """
     cursor = _Cursor(data, where)
+    if is_pointer(bytes(data[:POINTER_BYTES])):
+        raise cursor.error(POINTER)
     if len(data) < 24 or bytes(data[:4]) != b"GGUF":
         raise cursor.error(f"not a GGUF file of at least 24 bytes (it has {len(data)})")
     cursor.position = 4
@@ -287,7 +290,7 @@ def _place(cursor: _Cursor, infos: list[GGUFTensor], start: int) -> dict[str, GG
             raise cursor.error(f"tensor {name} overlaps {before}")
         past = start + info.end - len(cursor.data)
         if past > 0:
-            raise cursor.error(f"tensor {name} ends {past} bytes past the file")
+            raise cursor.error(f"tensor {name} ends {past} bytes past the file: is the download whole?")
         position, before = info.end, f"tensor {name}"
         found[info.name] = GGUFTensor(info.name, info.kind, info.shape, start + info.begin, start + info.end)
     return {info.name: found[info.name] for info in infos}

@@ -151,6 +151,12 @@ def check_tensors(params: Sequence[Param], source: Source, rules: LoadRules) -> 
     return tuple(_prepare(params, source, rules)[2])
 
 
+def check_headers(params: Sequence[Param], source: Source, rules: LoadRules) -> None:
+    """What `check_tensors` finds without reading a number. Raises CheckpointError."""
+    source = rules.view(source)
+    _leftovers(_match(params, source, rules), source, rules, read=False)
+
+
 def _prepare(
     params: Sequence[Param], source: Source, rules: LoadRules
 ) -> tuple[Source, list[_Item], list[str]]:
@@ -281,8 +287,11 @@ def _check(info: TensorInfo, part: Part) -> None:
         )
 
 
-def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules) -> list[str]:
-    """Names that may be left aside; anything else that nobody asked for means config and weights disagree."""
+def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules, *, read: bool = True) -> list[str]:
+    """Names that may be left aside; anything else that nobody asked for means config and weights disagree.
+
+    `read` false: what depends on numbers may be left aside.
+    """
     used = {item.info.name for item in items}
     ignored = [re.compile(pattern) for pattern in rules.ignored]
     skipped: list[str] = []
@@ -292,8 +301,11 @@ def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules) -> list
             continue
         twin = next((asked for asked, other in rules.twins.items() if other == name and asked in used), None)
         if twin is not None:
-            _check_equal(twin, name, source)
-        elif any(re.fullmatch(pattern, name) for pattern in rules.zeros) and not source.read(name).any():
+            if read:
+                _check_equal(twin, name, source)
+        elif any(re.fullmatch(pattern, name) for pattern in rules.zeros) and not (
+            read and source.read(name).any()
+        ):
             pass  # some writers store a bias of zeros for every linear
         elif not any(pattern.fullmatch(name) for pattern in ignored):
             unexpected.append(name)

@@ -24,6 +24,7 @@ import numpy as np
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
+from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 from quire.util.strict_json import parse_json_object
 
 MAX_HEADER_BYTES = 32 * 2**20  # some 200,000 tensors
@@ -60,7 +61,9 @@ def parse_header(header: bytes, data_bytes: int, where: str) -> dict[str, Entry]
         if entry.begin > position:
             raise CheckpointError(f"{where}: {entry.begin - position} unused bytes before tensor {name}")
         if entry.end > data_bytes:
-            raise CheckpointError(f"{where}: tensor {name} ends {entry.end - data_bytes} bytes past the file")
+            raise CheckpointError(
+                f"{where}: tensor {name} ends {entry.end - data_bytes} bytes past the file: is the download whole?"
+            )
         position, before = entry.end, f"tensor {name}"
     if position != data_bytes:
         raise CheckpointError(f"{where}: {data_bytes - position} trailing bytes after {before}")
@@ -171,6 +174,9 @@ def _read_header(file: BinaryIO, where: str) -> tuple[dict[str, Entry], int, int
     if len(prefix) < 8:
         raise CheckpointError(f"{where}: {size} bytes are too short for a safetensors file")
     length = int.from_bytes(prefix, "little")
+    if is_pointer(prefix + file.read(POINTER_BYTES)):
+        raise CheckpointError(f"{where}: {POINTER}")
+    file.seek(len(prefix))
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(f"{where}: header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
     if length > size - 8:

@@ -15,6 +15,12 @@ from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object, read_json_object, read_small_file
 
 MAX_CONFIG_BYTES = 4 * 2**20
+# Files of a folder without a config.json that tell what it is.
+_OTHERS = {
+    "params.json": "params.json belongs to the model's original format, the transformers format is needed",
+    "adapter_config.json": "it holds an adapter, which changes a model and is none",
+    "model_index.json": "it holds a pipeline of diffusers, not a language model",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +81,9 @@ def _config_bytes(folder: Path) -> bytes:
         raise CheckpointError(f"{folder}: not a folder")
     path = folder / "config.json"
     if not path.exists():
-        hint = ""
-        if (folder / "params.json").exists():
-            hint = "; params.json belongs to the model's original format, the transformers format is needed"
-        raise CheckpointError(f"{folder}: no config.json{hint}")
+        found = next((hint for name, hint in _OTHERS.items() if (folder / name).exists()), "")
+        images = [] if found else sorted(file.name for file in folder.glob("mmproj*.gguf"))
+        if images:
+            found = f"{images[0]} is an image encoder, which goes with a model in a file of its own"
+        raise CheckpointError(f"{folder}: no config.json{'; ' if found else ''}{found}")
     return read_small_file(path, MAX_CONFIG_BYTES)

@@ -19,6 +19,7 @@ from quire.text.files import (
     read_text,
 )
 from quire.types import CheckpointError
+from quire.util.lfs import POINTER, is_pointer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
@@ -73,6 +74,8 @@ def _read_tokenizer_json(path: Path, budget: LoadBudget) -> bytes:
                 )
         raise CheckpointError(f"{path} has no tokenizer.json")
     data = read_bounded(file, budget.tokenizer_bytes)
+    if is_pointer(data):
+        raise CheckpointError(f"tokenizer.json {POINTER}")
     check_tokenizer_json(data, budget)
     return data
 
