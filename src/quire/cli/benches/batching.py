@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output-len", default="8-128", metavar="SPEC", help="tokens, as for serve (default: 8-128)"
     )
+    group.add_argument(
+        "--rounds", type=count, default=3, metavar="N",
+        help="of a model, the policies in turn; each one's median counts (default: 3)",
+    )  # fmt: skip
     group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="default: 0")
     add_result_options(parser)
     add_engine_options(parser)
@@ -65,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
     recording = Recording("batching", args.words)
     # Room for every batch without a preemption, and no prefix that one policy finds and another computed.
     changes = {"max_num_seqs": args.batch_size, "enable_prefix_caching": False}
+    rounds = 1 if args.model is None else args.rounds  # a formula gives the same every time
     with Lab(args, longest, changes) as lab:
-        found = compare_batching(jobs, lab.config, lab.machine, args.wait_ms / 1e3)
-    result = _result(recording, args, found)
+        found = compare_batching(jobs, lab.config, lab.machine, args.wait_ms / 1e3, rounds)
+    result = _result(recording, args, found, rounds)
     finish(args, result, lines(result))
     return 0
 
@@ -131,7 +136,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     ]
 
 
-def _result(recording: Any, args: argparse.Namespace, found: Comparison) -> Result:
+def _result(recording: Any, args: argparse.Namespace, found: Comparison, rounds: int) -> Result:
     from quire.bench.results import Metric
 
     rows = []
@@ -152,6 +157,7 @@ def _result(recording: Any, args: argparse.Namespace, found: Comparison) -> Resu
         settings={
             "model": what_runs(args),
             "requests": args.requests, "rate": args.rate, "batch_size": args.batch_size, "wait_ms": args.wait_ms,
+            "rounds": rounds,
             "input_len": args.input_len, "output_len": args.output_len,
         },
         metrics={name: Metric(value, "ratio", "neither") for name, value in ratios.items()},
