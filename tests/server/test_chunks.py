@@ -61,14 +61,14 @@ async def send_together() -> None:
     await asyncio.sleep(0)
     for data in (b"first", b"second"):  # two steps that were read at once
         for protocol in (one, two, three):
-            protocol.write_chunk(data)
+            assert protocol.write_chunk(data[:2], data[2:3], data[3:]) == len(data)
     woken.set_result(None)  # a task that is woken afterwards sends afterwards
     wire.closing = True
     assert log == []
     await waiting
     both = b"5\r\nfirst\r\n6\r\nsecond\r\n"
     assert log == [("a", both), ("c", both), ("task", b"")]
-    one.write_chunk(b"x" * 16)
+    one.write_chunk(b"x" * 8, b"x", b"x" * 7)
     await asyncio.sleep(0)
     assert log[3:] == [("a", b"10\r\n" + b"x" * 16 + b"\r\n")]
 
@@ -82,6 +82,7 @@ async def follow() -> None:
     assert not protocol._blocked()
     protocol.pause_writing()
     assert protocol._blocked()
+    assert protocol.write_chunk(b"a", b"b", b"c") == 0
     protocol.resume_writing()
     assert not protocol._blocked()
     wire.closing = True
@@ -101,7 +102,7 @@ async def write_past_the_transport() -> None:
 
         async def send(data: bytes) -> bytes:
             log.clear()
-            protocol.write_chunk(data)
+            assert protocol.write_chunk(data[:2], data[2:3], data[3:]) == len(data)
             await asyncio.sleep(0)
             return b"".join(part for _, part in log)
 
@@ -132,6 +133,6 @@ async def leave_tls_alone() -> None:
         log: list[tuple[str, bytes]] = []
         extra = {"socket": ours, "sslcontext": object()}
         ((protocol, _),) = connect(Connections(10, 10.0), "a", log, extra)
-        protocol.write_chunk(b"secret")
+        protocol.write_chunk(b"", b"secret", b"")
         await asyncio.sleep(0)
         assert log == [("a", b"6\r\nsecret\r\n")]

@@ -441,36 +441,38 @@ class AsyncEngine:
         if tokens:
             self._startup.mark("first token")
         rows = unpack_handles(step.rows)
-        sizes = unpack_ids(step.sizes) if step.sizes else [1] * len(rows)
+        news = _split(tokens, unpack_ids(step.sizes)) if step.sizes else [[token] for token in tokens]
         notes = {note.row: note for note in step.notes}
-        start = 0
-        for row, (key, size) in enumerate(zip(rows, sizes, strict=True)):
-            new = tokens[start : start + size]
-            start += size
-            note = notes.get(row) if notes else None
+        for row, (key, new) in enumerate(zip(rows, news, strict=True)):
             direct = directs.get(key)
-            if direct is not None:
-                if note is None and direct.open:
-                    direct.take(new, now)
-                    continue
-                direct.settle()
-            live = lives.get(key >> SAMPLE_BITS)
-            if live is None:
-                self._wasted += size
-                continue
-            if note is None:
-                delta = output.grow(live.following, key & SAMPLE_MASK, new, now)
+            if direct is not None and direct.open and row not in notes:
+                direct.take(new, now)
             else:
-                delta = output.apply(_event(live, key & SAMPLE_MASK, new, note), now)
-            if delta is None:
-                self._wasted += size
-                continue
-            live.push(delta, now)
-            if delta.finish_reason is not None and live.output.finished:
-                if live.handle in self._watched:
-                    self._suspects.clear(self._watched[live.handle])
-                self._forget(live)
-                live.end()
+                self._grow(key, new, notes.get(row), now)
+
+    def _grow(self, key: int, new: list[int], note: Note | None, now: float) -> None:
+        """Add a row of a step to what its reader will read."""
+        assert self._output is not None
+        direct = self._direct.get(key)
+        if direct is not None:
+            direct.settle()
+        live = self._live.get(key >> SAMPLE_BITS)
+        if live is None:
+            self._wasted += len(new)
+            return
+        if note is None:
+            delta = self._output.grow(live.following, key & SAMPLE_MASK, new, now)
+        else:
+            delta = self._output.apply(_event(live, key & SAMPLE_MASK, new, note), now)
+        if delta is None:
+            self._wasted += len(new)
+            return
+        live.push(delta, now)
+        if delta.finish_reason is not None and live.output.finished:
+            if live.handle in self._watched:
+                self._suspects.clear(self._watched[live.handle])
+            self._forget(live)
+            live.end()
 
     def _ready(self, facts: Ready) -> None:
         self._facts = facts
@@ -549,6 +551,11 @@ def _blocked(deaths: int) -> RequestBlockedError:
         f"this request was being computed at {deaths} deaths of the engine; it is refused for"
         f" {KEEP_SECONDS / 60:g} minutes"
     )
+
+
+def _split(tokens: list[int], sizes: list[int]) -> list[list[int]]:
+    ends = list(itertools.accumulate(sizes))
+    return [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def _event(live: Live, index: int, tokens: list[int], note: Note) -> SeqEvent:

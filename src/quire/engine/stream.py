@@ -115,7 +115,11 @@ class Direct:
         """Take tokens that bring text and nothing else, while `open`."""
         self._ids += token_ids
         text = "" if self._detokenizer is None else self._detokenizer.push(token_ids)
-        if not self._offer(text, now):
+        try:
+            taken = self._sink.take(text, now)
+        except Exception:
+            taken = self._failed()
+        if not taken:
             self.settle()
             self._live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
 
@@ -123,15 +127,18 @@ class Direct:
         """Give the sink a delta that `output` holds already; false when it must be read."""
         if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
             return False
-        return len(self._ids) > len(delta.token_ids) and self._offer(delta.text, now)
-
-    def _offer(self, text: str, now: float) -> bool:
-        try:
-            return self._sink.take(text, now)
-        except Exception:  # the reader will meet it again; the step of all the others goes on
-            logger.exception("writing a delta of %s failed", self._live.request_id)
-            self._sink = _Nowhere()
+        if len(self._ids) <= len(delta.token_ids):
             return False
+        try:
+            return self._sink.take(delta.text, now)
+        except Exception:
+            return self._failed()
+
+    def _failed(self) -> bool:
+        """The reader will meet the failure again; the step of all the others goes on."""
+        logger.exception("writing a delta of %s failed", self._live.request_id)
+        self._sink = _Nowhere()
+        return False
 
     def settle(self) -> None:
         """Tell usage of the tokens that were taken; what is to come goes another way."""

@@ -40,8 +40,8 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 class ChunkWriter(Protocol):
     """Sends parts of a response."""
 
-    def write_chunk(self, data: bytes, /) -> bool:
-        """Send a part soon; false, and nothing done, while the client does not read."""
+    def write_chunk(self, before: bytes, text: bytes, after: bytes, /) -> int:
+        """Send a part, given in three pieces, soon; its bytes. 0, and nothing done, while the client does not read."""
 
 
 class Exchange:

@@ -167,10 +167,14 @@ class Track:
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, and nothing done, when that has to wait for the client."""
         if text:
-            data = self.opening + _encode(text) + self.closing
-            if self.writer is None or not self.writer.write_chunk(data):
+            size = (
+                0
+                if self.writer is None
+                else self.writer.write_chunk(self.opening, _encode(text), self.closing)
+            )
+            if not size:
                 return False
-            self.written += len(data)
+            self.written += size
         self.observe(now - self.last)
         self.last = now
         return True

@@ -157,14 +157,20 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._paused = False
 
-    def write_chunk(self, data: bytes) -> bool:
-        """Send `data` as a chunk (RFC 9112, section 7.1) soon; false while the client does not read."""
+    def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
+        """Send the three pieces as one chunk (RFC 9112, section 7.1) soon; their size, 0 while the client does not
+        read.
+        """
         if self._paused:
-            return False
-        if not self._chunks:
+            return 0
+        size = len(before) + len(text) + len(after)
+        chunk = b"%x\r\n%b%b%b\r\n" % (size, before, text, after)
+        if self._chunks:
+            self._chunks += chunk
+        else:
+            self._chunks = chunk
             self._line.send_soon(self)
-        self._chunks += b"%x\r\n%b\r\n" % (len(data), data)
-        return True
+        return size
 
     def send_chunks(self) -> None:
         """Send what was given to `write_chunk`; forget it when the client has gone.
