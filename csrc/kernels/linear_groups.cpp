@@ -313,9 +313,9 @@ void panel(const LinearTask& task, int p, Numbers* in) {
 
 #if QUIRE_AVX512
 
-// Input features that all tiles pass over while a half panel's codes are in the L1 cache.
-constexpr int kTileBlockK = 512;
-static_assert(kTileBlockK / 16 <= kRunGroups);
+// Input features that all tiles pass over together: of few tiles, runs so long that their ends count for little.
+constexpr int kManyTiles = 8, kManyTilesK = 512, kTilesK = 1024;
+static_assert(kTilesK / 16 <= kRunGroups);
 
 struct Scratch {
   RowNumbers rows;
@@ -378,7 +378,7 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const Form form = pick(f);
   const RunTile run = pick_tile(f);
   const int groups = f.groups(task.k), tiles = (task.rows + kTileHeight - 1) / kTileHeight;
-  const int block = layout.factors ? GroupFormat::kSuper : kTileBlockK / f.size;
+  const int block = layout.factors ? GroupFormat::kSuper : (tiles > kManyTiles ? kManyTilesK : kTilesK) / f.size;
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
   const char* const end = w + f.panel_bytes(task.k);
   for (int r = 0; r < task.rows; ++r)
@@ -397,9 +397,9 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
     t.codes = reinterpret_cast<const uint8_t*>(w) + layout.factors + layout.codes;
     t.count = static_cast<size_t>(count);
     w += bytes;
-    t.ahead = w;
-    if (w == end && p + 1 == task.panel_end) t.ahead = static_cast<const char*>(task.next);
+    t.ahead = w == end && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w;
     t.fetch = t.ahead ? bytes / (static_cast<size_t>(tiles) * t.count * (t.size / 8) * 2 * points) : 0;
+    if (!t.ahead) t.ahead = w - bytes;  // an address that is nowhere would cost a walk of the page tables each time
     for (int b = 0; b < tiles; ++b) {
       const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
       const int rows = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles) - r0;

@@ -206,6 +206,81 @@ void group_tile(const GroupTile& t) {
   for (int column = 0; column < 64; column += 32) half_tile<kRows, kCodes, kOffset>(t, column, &ahead);
 }
 
+#undef QUIRE_ROW
+#undef QUIRE_ROW_0
+#undef QUIRE_ROW_1
+#undef QUIRE_ROW_2
+#undef QUIRE_ROW_3
+#undef QUIRE_ROW_4
+#undef QUIRE_ROW_5
+#undef QUIRE_BEGIN
+#undef QUIRE_NO_OFFSET
+#undef QUIRE_OFFSET
+#undef QUIRE_END
+#undef QUIRE_LOAD
+#undef QUIRE_STORE
+#undef QUIRE_BEGIN_0
+#undef QUIRE_END_0
+#undef QUIRE_LOAD_0
+#undef QUIRE_STORE_0
+#undef QUIRE_BEGIN_1
+#undef QUIRE_END_1
+#undef QUIRE_LOAD_1
+#undef QUIRE_STORE_1
+#undef QUIRE_BEGIN_2
+#undef QUIRE_END_2
+#undef QUIRE_LOAD_2
+#undef QUIRE_STORE_2
+#undef QUIRE_BEGIN_3
+#undef QUIRE_END_3
+#undef QUIRE_LOAD_3
+#undef QUIRE_STORE_3
+#undef QUIRE_BEGIN_4
+#undef QUIRE_END_4
+#undef QUIRE_LOAD_4
+#undef QUIRE_STORE_4
+#undef QUIRE_BEGIN_5
+#undef QUIRE_END_5
+#undef QUIRE_LOAD_5
+#undef QUIRE_STORE_5
+#undef QUIRE_3
+#undef QUIRE_4
+#undef QUIRE_5
+#undef QUIRE_6
+#undef QUIRE_ROWS_3
+#undef QUIRE_ROWS_4
+#undef QUIRE_ROWS_5
+#undef QUIRE_ROWS_6
+#undef QUIRE_LAST_3
+#undef QUIRE_UP_TO_3
+#undef QUIRE_UP_TO_4
+#undef QUIRE_LAST_4
+#undef QUIRE_LAST_5
+#undef QUIRE_LAST_6
+#undef QUIRE_NIBBLES_LOW
+#undef QUIRE_NIBBLES_HIGH
+#undef QUIRE_PLUS
+#undef QUIRE_MORE_LOW
+#undef QUIRE_MORE_HIGH
+#undef QUIRE_BYTES_LOW
+#undef QUIRE_BYTES_HIGH
+#undef QUIRE_NIBBLES_PAIR
+#undef QUIRE_MORE_PAIR
+#undef QUIRE_BYTES_PAIR
+#undef QUIRE_FETCH
+#undef QUIRE_THIRD_3
+#undef QUIRE_THIRD_4
+#undef QUIRE_THIRD_5
+#undef QUIRE_THIRD_6
+#undef QUIRE_LOW
+#undef QUIRE_PAIR
+#undef QUIRE_LAST_PAIR
+#undef QUIRE_NEXT_PAIR
+#undef QUIRE_EXTRAS
+#undef QUIRE_NO_EXTRAS
+#undef QUIRE_TILE
+#undef QUIRE_TILES
+
 }  // namespace QUIRE_ISA
 }  // namespace quire
 

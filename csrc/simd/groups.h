@@ -189,11 +189,12 @@ QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
 QUIRE_INLINE I16 iload_n(const int32_t* p, int n) {
 #if QUIRE_AVX512
   return {_mm512_maskz_loadu_epi32(n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1u), p)};
-#endif
+#else
   if (n >= 16) return iload(p);
   alignas(64) int32_t t[16] = {0};
   for (int i = 0; i < n; ++i) t[i] = p[i];
   return iload(t);
+#endif
 }
 
 }  // namespace QUIRE_ISA

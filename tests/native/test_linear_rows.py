@@ -1,0 +1,63 @@
+"""Linears of bf16 and int8: a row has the same bits alone and among any number of others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire import _native
+from quire.executor.base import F32, Limits, StepArrays
+from quire.executor.native import NativeExecutor
+from quire.program.formats import I8, NumberFormats
+from quire.program.lower import lower
+from quire.program.ops import Linear, Program
+from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
+
+VOCAB = 40
+# One row block; two or three; tall tiles of each height; more than those; several tasks of rows.
+ROWS = (2, 6, 7, 18, 19, 20, 23, 24, 25, 31, 35, 36, 37, 48, 60, 61, 121)
+
+
+def program_of(weights: str, dim: int) -> Program:
+    """One layer whose linears leave partial panels."""
+    attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
+    spec = ModelSpec(VOCAB, dim, (Layer(attention, MLP(72)),), norm=Norm(eps=1e-5), max_positions=64)
+    if weights == "bf16":
+        return lower(spec, NumberFormats("bf16", "bf16"))
+    return lower(spec, NumberFormats("f32", "f32", I8, I8))
+
+
+def outputs(executor: NativeExecutor, arrays: StepArrays, out: str, ids: np.ndarray) -> F32:
+    """What the layer's first linear makes of sequences of one token each."""
+    n = len(ids)
+    arrays.token_ids[:n], arrays.positions[:n], arrays.slots[:n] = ids, 0, range(n)
+    arrays.query_start[: n + 1] = range(n + 1)
+    for table in arrays.block_tables:
+        table[:n, 0] = range(n)
+    executor.run(n, n, 0)
+    return executor.read(out, n)
+
+
+@pytest.mark.parametrize("isa", _native.supported_isas())
+@pytest.mark.parametrize("weights", ["bf16", "i8"])
+@pytest.mark.parametrize("dim", [50, 2102])  # less than four steps over; two or three blocks of k
+def test_same_bits_for_any_number_of_rows(weights: str, dim: int, isa: str) -> None:
+    program = program_of(weights, dim)
+    limits = Limits(max_tokens=128, max_rows=128, max_logit_rows=4, max_len=64, num_blocks=140)
+    index, op = next((i, op) for i, op in enumerate(program.ops) if isinstance(op, Linear))
+    executor = NativeExecutor(program, threads=2, isa=isa)
+    for seed, param in enumerate(program.params):
+        offset = 0
+        for part in param.parts:
+            data = np.random.default_rng([seed, offset]).standard_normal(part.shape).astype(np.float32)
+            executor.put(param, offset, data, "F32")
+            offset += part.rows
+    arrays = StepArrays(limits, len(program.cache_groups))
+    executor.bind(limits, arrays)
+    executor.stop_after(index)
+    alone = np.concatenate([outputs(executor, arrays, op.out, np.array([i])) for i in range(VOCAB)])
+    assert len(np.unique(alone[:, 0])) == VOCAB
+    for rows in ROWS:
+        ids = np.random.default_rng(rows).integers(0, VOCAB, rows)
+        found = outputs(executor, arrays, op.out, ids)
+        assert np.array_equal(found.view(np.uint32), alone[ids].view(np.uint32)), rows
