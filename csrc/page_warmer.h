@@ -15,7 +15,7 @@ namespace quire {
 
 class PageWarmer {
  public:
-  static constexpr size_t kAhead = size_t{256} << 20;
+  static constexpr size_t kAhead = size_t{1} << 30;
   // Pages of [data, data + bytes), which outlive this object; their contents stay. `ahead`: bytes beyond those in use.
   PageWarmer(char* data, size_t bytes, size_t ahead = kAhead);
   ~PageWarmer();

@@ -16,6 +16,11 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int kMaxHeadDim = 512;
+constexpr int kAhead = 512;  // floats fetched ahead: where a page ends, so do the hardware's guesses
+
+QUIRE_INLINE void fetch(const float* x, int n) {
+  for (int c = 0; c < n; c += 16) prefetch(x + c);
+}
 
 // One span of `cols` elements in place, by its own moments.
 QUIRE_INLINE void normalise(float* x, int cols, const float* weight, const RopeWriteTask& t) {
@@ -59,6 +64,7 @@ QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& nor
   if (norm.weight && t.whole_norm) normalise(x, end * t.head_dim, norm.weight, t);
   for (int h = begin; h < end; ++h) {
     float* head = x + static_cast<size_t>(h) * t.head_dim;
+    fetch(head + kAhead, t.head_dim);
     if (norm.weight && !t.whole_norm) normalise(head, t.head_dim, norm.weight + h * norm.step, t);
     rotate(head, t, t.cos + at, t.sin + at);
   }
@@ -216,6 +222,8 @@ void rope_write(const RopeWriteTask& t) {
     rotate_heads(row, t.head_begin * per_kv, t.head_end * per_kv, t.q_norm, t.positions[i], t);
     float* k = row + static_cast<size_t>(t.heads) * t.head_dim;
     rotate_heads(k, t.head_begin, t.head_end, t.k_norm, t.positions[i], t);
+    // values are taken head by head, a few lines of each token's row
+    fetch(k + static_cast<size_t>(t.kv_heads + t.head_begin) * t.head_dim, (t.head_end - t.head_begin) * t.head_dim);
   }
   const auto write = t.kv.dtype == DType::f32 ? write_f32 : t.kv.dtype == DType::bf16 ? write_bf16 : write_i8;
   for (int h = t.head_begin; h < t.head_end; ++h) write(tile, h);
