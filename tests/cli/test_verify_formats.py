@@ -146,7 +146,9 @@ def test_sound_quantized_checkpoints(
 
 # A float array of each format, and what becomes NaN when its first number is.
 SCALES = {
-    "gptq": "scales", "auto-round": "scales", "awq": "scales", "compressed-tensors": "weight_scale", "hqq": "scale",
+    "gptq": "scales", "gptq-desc-act": "scales", "gptq-3-bits": "scales", "gptq-2-bits": "scales",
+    "bitsandbytes-int8": "SCB",
+    "auto-round": "scales", "awq": "scales", "compressed-tensors": "weight_scale", "hqq": "scale",
     "int-quantized": "weight_scale", "int-quantized-static": "weight_scale", "float-quantized": "weight_scale",
     "mxfp4-pack-quantized": "weight_scale", "fbgemm_fp8": "weight_scale", "modelopt": "weight_scale",
     "fp8": "weight_scale_inv", "bitsandbytes": "weight.nested_absmax",

@@ -152,6 +152,14 @@ def nf4(
     return arrays, np.array(values, np.float32).reshape(rows, cols)
 
 
+def llm_int8(rng: np.random.Generator, rows: int, cols: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """bitsandbytes' eight bits: codes of each output in parts of its largest weight."""
+    codes = rng.integers(-127, 128, (rows, cols)).astype(np.int8)
+    largest = (rng.random(rows) * 0.2 + 0.1).astype(np.float32)
+    values = codes.astype(np.float32) * largest[:, None] * np.float32(1 / 127)
+    return {"weight": codes, "SCB": largest, "weight_format": np.array(0, np.uint8)}, values
+
+
 def hqq(rng: np.random.Generator, rows: int, cols: int, *, bits: int, group: int,
         axis: int = 1) -> tuple[dict[str, np.ndarray], np.ndarray]:  # fmt: skip
     """Random HQQ arrays: codes as [groups, group] or [group, groups], equal parts of the first axis in a word."""

@@ -39,6 +39,18 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
         lambda rng, r, c: packing.gptq(rng, r, c, bits=4, group=32),
     ),
+    "gptq-desc-act": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False},
+        lambda rng, r, c: packing.gptq(rng, r, c, bits=4, group=32, g_idx=rng.permutation(np.arange(c) // 32)),
+    ),
+    "gptq-3-bits": (
+        {"quant_method": "gptq", "bits": 3, "group_size": 32, "desc_act": False},
+        lambda rng, r, c: packing.gptq(rng, r, c, bits=3, group=32),
+    ),
+    "gptq-2-bits": (
+        {"quant_method": "gptq", "bits": 2, "group_size": 32, "desc_act": False},
+        lambda rng, r, c: packing.gptq(rng, r, c, bits=2, group=32),
+    ),
     "auto-round": (
         {"quant_method": "auto-round", "bits": 8, "group_size": 32, "packing_format": "auto_round:auto_gptq"},
         lambda rng, r, c: packing.gptq(rng, r, c, bits=8, group=32),
@@ -83,6 +95,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
         {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}, "skip_modules": ["lm_head"]},
         lambda rng, r, c: packing.hqq(rng, r, c, bits=4, group=32),
     ),
+    "bitsandbytes-int8": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        packing.llm_int8,
+    ),
     "bitsandbytes": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         lambda rng, r, c: packing.nf4(rng, r, c, nested=True),
@@ -106,7 +122,7 @@ def quantized_folder(
             if LINEAR.fullmatch(prefix):
                 parts, values[name] = pack(rng, *weight.shape)
                 arrays |= {f"{prefix}.{part}": array for part, array in parts.items()}
-                if kind == "gptq":
+                if kind.startswith("gptq"):
                     arrays[f"{prefix}.bias"] = np.zeros(len(weight), np.float16)
             else:
                 arrays[name] = values[name] = weight

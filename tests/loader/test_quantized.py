@@ -81,7 +81,18 @@ def test_logits(plain: Path, tmp_path: Path, kind: str) -> None:
 
 LIMITS = Limits(max_tokens=LENGTH, max_rows=1, max_logit_rows=LENGTH, max_len=LENGTH, num_blocks=20)
 # Kinds whose numbers have no format in which kernels compute codes: float32 either way.
-FLOATS = {"bitsandbytes", "auto-round", "float-quantized", "fp8", "fbgemm_fp8", "modelopt"}
+FLOATS = {
+    "bitsandbytes",
+    "bitsandbytes-int8",
+    "gptq-desc-act",
+    "gptq-3-bits",
+    "gptq-2-bits",
+    "auto-round",
+    "float-quantized",
+    "fp8",
+    "fbgemm_fp8",
+    "modelopt",
+}
 
 
 def logits_of(model: Model, tokens: list[int], quantization: str) -> np.ndarray:

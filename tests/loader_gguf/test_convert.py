@@ -20,6 +20,7 @@ from helpers.checkpoints import (
     tiny_model,
 )
 from helpers.gguf_files import made_model, write_model
+from helpers.quantized_folders import quantized_folder
 from helpers.tokenizers import write_byte_tokenizer
 from quire.cli.main import main
 from quire.engine.opening import open_model
@@ -174,6 +175,22 @@ def test_safetensors_in_other_numbers(folder: Path, tmp_path: Path) -> None:
         for name in one.names():
             expected = torch.from_numpy(np.array(one.read(name))).bfloat16().view(torch.uint16).numpy()
             np.testing.assert_array_equal(other.read(name), expected)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "fp8", "bitsandbytes"])
+def test_quantized_safetensors(folder: Path, tmp_path: Path, kind: str) -> None:
+    """To GGUF, and to plain safetensors: the numbers that the codes stand for, rounded to bfloat16."""
+    quantized, values = quantized_folder(folder, tmp_path / kind, kind)
+    assert convert(quantized, tmp_path / "a.gguf") == 0
+    assert convert(quantized, tmp_path / "plain") == 0
+    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    with GGUFFiles(tmp_path / "a.gguf") as files, Checkpoint(tmp_path / "plain") as plain:
+        source = GGUFSource(files, files.model().tensors)
+        for name, numbers in values.items():
+            if "_proj" in name:
+                expected = from_float32(numbers, "BF16")
+                np.testing.assert_array_equal(source.read(name), expected)
+                np.testing.assert_array_equal(plain.read(name), expected)
 
 
 def test_q8_0_of_the_gguf_package() -> None:
