@@ -27,6 +27,7 @@ constexpr int kTilesPerGroup = kGroup / kTile;
 constexpr float kQuerySteps = 127.0f * 256.0f;   // a high byte of 127 and any low byte
 constexpr float kTiny = 1e-30f;                  // a largest number below this counts as zero
 constexpr size_t kNarrowBytes = 2048;            // of a tile's keys
+constexpr int kSoftmaxLines = 16;                // fetched before softmax of few rows, which takes int8 twice as long
 constexpr size_t kLine = 64;  // bytes; every format's multiply-accumulate reads one of keys or values
 
 // What the loops below ask of a cache format: `parts` rows of a query and of its probabilities, where the probabilities
@@ -481,6 +482,9 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
     if (r == 0) score_block<T, R, true>(s, first, head_dim, now, ahead);
     else score_block<T, R, false>(s, first + r, head_dim, now, ahead);
   });
+  if (rows <= kRows / T::parts)  // few rows: memory is what they wait for, and softmax must not leave it idle
+    for (int i = 0; i < kSoftmaxLines * T::parts; ++i)
+      prefetch(reinterpret_cast<const char*>(ahead.of_values(t.kv.d16, 0)) + i * kLine);
   for (int r = 0; r < rows; ++r) {
     softmax_row<T>(t, s, first + r, group);
     beside.some();
