@@ -36,11 +36,13 @@ def main() -> int:
         "client", choices=sorted(path.stem.removesuffix("_client") for path in HERE.glob("*_client.py"))
     )
     parser.add_argument("--python", default=sys.executable, help="interpreter of the client's environment")
+    parser.add_argument("--model", type=Path, help="checkpoint folder (default: a tiny one, made for this)")
     args, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "tiny"
-        save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 2048}), folder)
-        write_byte_tokenizer(folder)
+        folder = args.model or Path(name) / "tiny"
+        if args.model is None:
+            save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 2048}), folder)
+            write_byte_tokenizer(folder)
         options = {} if args.client == "schemathesis" else {"api_key": (KEY,)}
         with serving(folder, {"max_model_len": 1024}, served_model_name=("tiny",), **options) as server:
             return _run(
