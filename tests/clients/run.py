@@ -44,7 +44,8 @@ def main() -> int:
             save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 2048}), folder)
             write_byte_tokenizer(folder)
         options = {} if args.client == "schemathesis" else {"api_key": (KEY,)}
-        with serving(folder, {"max_model_len": 1024}, served_model_name=("tiny",), **options) as server:
+        engine = {"max_model_len": 1024, "dtype": "float32"}  # lm_eval compares with transformers in float32
+        with serving(folder, engine, served_model_name=("tiny",), **options) as server:
             return _run(
                 server, [args.python, str(HERE / f"{args.client}_client.py"), server.url, str(folder), *rest]
             )
