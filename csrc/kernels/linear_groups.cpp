@@ -371,6 +371,29 @@ void read_rows(const LinearTask& task, int r0, int rows, int g0, int count, cons
   }
 }
 
+// Sums [rows][64] of a tile to outputs.
+void write_tile(const LinearTask& task, int p, int r0, int rows, const float* sums) {
+  const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
+  const float* const x_scale = task.x_scale + r0;
+  const size_t ldy = task.ldy;
+  float* y = task.y + r0 * ldy + p * kPanel;
+  V16 bias[kPanel / 16];
+  const bool biased = task.bias != nullptr;
+  for (int c = 0; c < kPanel / 16; ++c)
+    bias[c] = biased ? load_n(task.bias + p * kPanel + c * 16, width - c * 16) : zero();
+  for (int r = 0; r < rows; ++r, y += ldy, sums += kPanel) {
+    const V16 scale = set1(x_scale[r]);
+    for (int c = 0; c < kPanel / 16; ++c) {
+      V16 v = mul(load(sums + c * 16), scale);
+      if (biased) v = add(v, bias[c]);
+      if (width == kPanel)
+        store(y + c * 16, v);
+      else if (width > c * 16)
+        store_n(y + c * 16, v, width - c * 16);
+    }
+  }
+}
+
 // One panel for more than two rows, block by block of input features. Sums rest in float32 in between.
 void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const GroupFormat& f = task.groups;
@@ -381,8 +404,6 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const int block = layout.factors ? GroupFormat::kSuper : (tiles > kManyTiles ? kManyTilesK : kTilesK) / f.size;
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
   const char* const end = w + f.panel_bytes(task.k);
-  for (int r = 0; r < task.rows; ++r)
-    for (int col = 0; col < kPanel; col += 16) store(s->sums[r] + col, zero());
   const int points = fetches((task.rows + tiles - 1) / tiles);
   GroupTile t;
   t.stride = static_cast<size_t>(layout.group);
@@ -406,18 +427,13 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
       read_rows(task, r0, rows, g0, count, form, &s->rows);
       t.x = static_cast<const int8_t*>(task.x) + r0 * task.ldx + static_cast<size_t>(g0) * f.size;
       t.sums = s->sums[r0];
+      if (g0 == 0)
+        for (int i = 0; i < rows * kPanel; i += 16) store(t.sums + i, zero());
       run(rows, t);
+      if (g0 + count == groups) write_tile(task, p, r0, rows, t.sums);
       t.ahead += t.fetch * t.count * (t.size / 8) * 2 * points;
     }
   }
-  const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
-  for (int r = 0; r < task.rows; ++r)
-    for (int col = 0; col < width; col += 16) {
-      float* y = task.y + r * task.ldy + p * kPanel + col;
-      V16 v = mul(load(s->sums[r] + col), set1(task.x_scale[r]));
-      if (task.bias) v = add(v, load_n(task.bias + p * kPanel + col, width - col));
-      width - col >= 16 ? store(y, v) : store_n(y, v, width - col);
-    }
 }
 
 #endif
