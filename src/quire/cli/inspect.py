@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from quire.cli import quality
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from quire.config.schema import EngineConfig, ResolvedConfig
     from quire.engine.budget import MemoryPlan
     from quire.engine.opening import Model
+    from quire.loader import Source
     from quire.program.cost import Machine, Row
     from quire.program.ops import Op, Program
     from quire.spec import ModelSpec
@@ -46,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    gc.disable()  # a large checkpoint has 10^5 tensors, and none of what is made for them is garbage
+    try:
+        return _run(args)
+    finally:
+        gc.enable()
+
+
+def _run(args: argparse.Namespace) -> int:
     from quire.engine.opening import open_model
 
     model, asked = open_model(named_model(args.model), tokenizer=args.quality), engine_config(args)
@@ -63,6 +74,22 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Everything `quire inspect` knows, as plain JSON values. Bytes are bytes, times seconds."""
+    from quire.engine.build import open_weights
+    from quire.types import QuireError
+
+    weights, problem = None, None
+    with ExitStack() as stack:
+        try:
+            weights = stack.enter_context(open_weights(model))
+        except QuireError as error:
+            problem = str(error)
+        return _report(model, asked, args, weights, problem)
+
+
+def _report(
+    model: Model, asked: EngineConfig, args: argparse.Namespace, weights: Source | None, problem: str | None
+) -> dict[str, Any]:
+    """`problem` is why there are no `weights`."""
     from quire.engine.budget import plan_memory
     from quire.engine.build import choose, machine_facts
     from quire.engine.opening import tokenizer_memory
@@ -70,7 +97,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
     from quire.program.memory import param_bytes
 
     facts = machine_facts()
-    config, program = choose(model, asked, facts)
+    config, program = choose(model, asked, facts, weights)
     try:
         files = model.gguf.files if model.gguf else None
         coming = 0 if model.tokenizer else tokenizer_memory(model.folder, files)
@@ -82,7 +109,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
         "prefill": [Row(args.prefill, 0)],
         "decode": [Row(1, args.context)] * args.batch,
     }
-    stored, problem = _stored(model, program)
+    stored, problem = ({}, problem) if weights is None else _stored(model, program, weights)
     spec = dataclasses.asdict(model.facts.spec)
     layers = spec.pop("layers")
     return {
@@ -141,11 +168,11 @@ def _active(program: Program) -> dict[str, int]:
     return {"parameters": active_parameters(program), "weight_bytes": read}
 
 
-def _stored(model: Model, program: Program) -> tuple[dict[str, Any], str | None]:
+def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, Any], str | None]:
     """The formats that weights are stored in: tensors and bytes of each, and how many of them are turned into floats;
     and why the weights could not be loaded, as far as headers tell.
     """
-    from quire.engine.build import open_weights, weight_origin
+    from quire.engine.build import weight_origin
     from quire.loader.load import check_headers
     from quire.loader.source import CodesSource
     from quire.types import QuireError
@@ -155,18 +182,18 @@ def _stored(model: Model, program: Program) -> tuple[dict[str, Any], str | None]
     try:
         rules = weight_origin(model).rules
         firsts = {stack.name: stack.experts[0][0] for stack in rules.stacks}
-        with open_weights(model) as source:
-            for name in source.names():
-                info = source.info(name)
-                entry = formats.setdefault(
-                    info.stored or info.dtype, {"tensors": 0, "bytes": 0, "dequantized": 0}
-                )
-                if info.stored:
-                    packed = source.packed(name) if isinstance(source, CodesSource) else None
-                    entry["dequantized"] += packed is None or computed.get(firsts.get(name, name)) != packed
-                entry["tensors"] += 1
-                entry["bytes"] += info.stored_bytes or info.nbytes
-            check_headers(program.params, source, rules)
+        codes = source if isinstance(source, CodesSource) else None
+        for name in source.names():
+            info = source.info(name)
+            entry = formats.setdefault(
+                info.stored or info.dtype, {"tensors": 0, "bytes": 0, "dequantized": 0}
+            )
+            if info.stored:
+                packed = codes.packed(name) if codes is not None else None
+                entry["dequantized"] += packed is None or computed.get(firsts.get(name, name)) != packed
+            entry["tensors"] += 1
+            entry["bytes"] += info.stored_bytes or info.nbytes
+        check_headers(program.params, source, rules)
     except QuireError as error:
         return formats, str(error)
     return formats, None
@@ -241,7 +268,10 @@ def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str,
     """The copy of packed weights that a start would map; None where none is kept. `bytes` is 0 when there is none."""
     from quire.engine.build import weight_origin
     from quire.engine.weights import packed_place
+    from quire.program.memory import weight_bytes
 
+    if weight_bytes(program) > config.asked.weight_cache_size:
+        return None
     try:
         place = packed_place(weight_origin(model), program, config)
     except CheckpointError:  # config files alone can be inspected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,8 +118,13 @@ def machine_facts() -> MachineFacts:
     return MachineFacts(usable_cores(), resident_bytes(), available_memory(), env.isa())
 
 
-def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[ResolvedConfig, Program]:
-    """All choices and the program, before memory is planned or weights are read."""
+def choose(
+    model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
+) -> tuple[ResolvedConfig, Program]:
+    """All choices and the program, before memory is planned or weights are read.
+
+    `weights`: the model's, where they are open already.
+    """
     spec = model.facts.spec
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
     formats = NumberFormats(
@@ -130,12 +135,14 @@ def choose(model: Model, asked: EngineConfig, machine: MachineFacts) -> tuple[Re
     )
     program = lower(spec, formats)
     if asked.quantization == "auto" and asked.load_format != "random":
-        stored = _stored_formats(model, program, asked)
+        stored = _stored_formats(model, program, asked, weights)
         program = lower(spec, replace(formats, params=stored)) if stored else program
     return config, program
 
 
-def _stored_formats(model: Model, program: Program, asked: EngineConfig) -> dict[str, WeightFormat]:
+def _stored_formats(
+    model: Model, program: Program, asked: EngineConfig, weights: Source | None
+) -> dict[str, WeightFormat]:
     """The linears whose tensors are all stored as codes that kernels compute: name -> their format; of tensors of
     several formats also `name`.0, … -> each one's.
 
@@ -144,7 +151,7 @@ def _stored_formats(model: Model, program: Program, asked: EngineConfig) -> dict
     if model.gguf is None and model.facts.quantization is None:
         return {}
     found: dict[str, WeightFormat] = {}
-    with open_weights(model) as opened:
+    with nullcontext(weights) if weights is not None else open_weights(model) as opened:
         source = LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None).view(opened)
         if not isinstance(source, CodesSource):
             return {}

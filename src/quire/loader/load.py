@@ -137,7 +137,7 @@ def load(
             progress(done, total)
     names = {item.info.name: item.info for item in items}
     dtypes = tuple(sorted({info.stored or info.dtype for info in names.values()}))
-    codes = {i.info.name for i in items if isinstance(source, CodesSource) and _is_codes(i, source)}
+    codes = {i.info.name for i in items if _is_codes(i, source)} if isinstance(source, CodesSource) else set()
     floats = {info.stored for name, info in names.items() if info.stored and name not in codes}
     dequantized = tuple(sorted(floats))
     return LoadSummary(total, len(names), dtypes, tuple(skipped), dequantized)

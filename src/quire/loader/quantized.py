@@ -34,6 +34,7 @@ class QuantizedSource:
     def __init__(self, source: Source, quantization: Quantization) -> None:
         self._source, self._quantization = source, quantization
         self._linears: dict[str, QuantizedLinear] = {}
+        self._infos: dict[str, TensorInfo] = {}
         self._parts: dict[str, dict[str, str]] = {}  # "P.weight" -> what follows P -> stored name
         reader = _READERS[quantization.layout]
         taken: set[str] = set()
@@ -84,13 +85,16 @@ class QuantizedSource:
         linear = self._linears.get(name)
         if linear is None:
             return self._source.info(name)
-        size = sum(self._source.info(part).nbytes for part in self._parts[name].values())
-        return TensorInfo(name, "F32", linear.shape, linear.label, size)
+        found = self._infos.get(name)
+        if found is None:
+            size = sum(self._source.info(part).nbytes for part in self._parts[name].values())
+            found = self._infos[name] = TensorInfo(name, "F32", linear.shape, linear.label, size)
+        return found
 
     def packed(self, name: str) -> WeightFormat | None:
         """The format in groups in which `read_codes` gives a tensor; None when it has none."""
-        linear = self._linears.get(name)
-        return linear.packed if isinstance(linear, PackedLinear) else None
+        packed: WeightFormat | None = getattr(self._linears.get(name), "packed", None)
+        return packed
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         linear = self._linears.get(name)

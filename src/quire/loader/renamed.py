@@ -19,6 +19,7 @@ class Renamed:
 
     def __init__(self, source: Source, prefixes: Sequence[tuple[str, str]]) -> None:
         self._source = source
+        self._codes_source = source if isinstance(source, CodesSource) else None
         self._stored: dict[str, str] = {}
         for name in source.names():
             wanted = _renamed(name, prefixes)
@@ -44,11 +45,11 @@ class Renamed:
 
     def packed(self, name: str) -> WeightFormat | None:
         """See CodesSource; None when the source has no codes."""
-        return self._source.packed(self._stored[name]) if isinstance(self._source, CodesSource) else None
+        return self._codes_source.packed(self._stored[name]) if self._codes_source is not None else None
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
-        assert isinstance(self._source, CodesSource)
-        return self._source.read_codes(self._stored[name], start, stop)
+        assert self._codes_source is not None
+        return self._codes_source.read_codes(self._stored[name], start, stop)
 
     def release(self, name: str) -> None:
         self._source.release(self._stored[name])

@@ -30,6 +30,7 @@ from quire.util.strict_json import parse_json_object
 MAX_HEADER_BYTES = 32 * 2**20  # some 200,000 tensors
 _MAX_AXES = 32
 _MAX_DIM = 2**48
+_KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,48 +54,64 @@ def parse_header(header: bytes, data_bytes: int, where: str) -> dict[str, Entry]
     values.pop("__metadata__", None)
     entries = [_entry(name, value, where) for name, value in values.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
-    position, before = 0, "the header"
+    position, before = 0, None
     for entry in entries:
-        name = show(entry.info.name)
-        if entry.begin < position:
-            raise CheckpointError(f"{where}: tensor {name} overlaps {before}")
-        if entry.begin > position:
-            raise CheckpointError(f"{where}: {entry.begin - position} unused bytes before tensor {name}")
-        if entry.end > data_bytes:
-            raise CheckpointError(
-                f"{where}: tensor {name} ends {entry.end - data_bytes} bytes past the file: is the download whole?"
-            )
-        position, before = entry.end, f"tensor {name}"
+        if entry.begin != position or entry.end > data_bytes:
+            raise _misplaced(entry, position, before, data_bytes, where)
+        position, before = entry.end, entry
     if position != data_bytes:
-        raise CheckpointError(f"{where}: {data_bytes - position} trailing bytes after {before}")
+        raise CheckpointError(f"{where}: {data_bytes - position} trailing bytes after {_named(before)}")
     return {entry.info.name: entry for entry in entries}
 
 
+def _misplaced(
+    entry: Entry, position: int, before: Entry | None, data_bytes: int, where: str
+) -> CheckpointError:
+    """Why a tensor cannot lie where it does, after `before`, which ends at `position`."""
+    if entry.begin < position:
+        return CheckpointError(f"{where}: {_named(entry)} overlaps {_named(before)}")
+    if entry.begin > position:
+        return CheckpointError(f"{where}: {entry.begin - position} unused bytes before {_named(entry)}")
+    past = entry.end - data_bytes
+    return CheckpointError(
+        f"{where}: {_named(entry)} ends {past} bytes past the file: is the download whole?"
+    )
+
+
+def _named(entry: Entry | None) -> str:
+    return "the header" if entry is None else f"tensor {show(entry.info.name)}"
+
+
 def _entry(name: str, value: object, where: str) -> Entry:
-    what = f"{where}: tensor {show(name)}"
-    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{what}: expected exactly dtype, shape and data_offsets")
+    def error(message: str) -> CheckpointError:
+        return CheckpointError(f"{where}: tensor {show(name)}: {message}")
+
+    if not isinstance(value, dict) or value.keys() != _KEYS:
+        raise error("expected exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in NUMPY_TYPES:
-        raise CheckpointError(f"{what}: unknown dtype {show(dtype)}")
+        raise error(f"unknown dtype {show(dtype)}")
     if not isinstance(shape, list) or len(shape) > _MAX_AXES:
-        raise CheckpointError(f"{what}: shape {show(shape)} is not a list of at most {_MAX_AXES} sizes")
-    if not all(_is_size(size, _MAX_DIM) for size in shape):
-        raise CheckpointError(f"{what}: shape {show(shape)} has a size that is not in [0, 2^48]")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(o, 2**63) for o in offsets):
-        raise CheckpointError(f"{what}: data_offsets {show(offsets)} is not a pair of offsets")
+        raise error(f"shape {show(shape)} is not a list of at most {_MAX_AXES} sizes")
+    if not _are_sizes(shape, _MAX_DIM):
+        raise error(f"shape {show(shape)} has a size that is not in [0, 2^48]")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not _are_sizes(offsets, 2**63):
+        raise error(f"data_offsets {show(offsets)} is not a pair of offsets")
     begin, end = offsets
     info = TensorInfo(name, dtype, tuple(shape))
     if end - begin != info.nbytes:
-        raise CheckpointError(
-            f"{what}: {dtype} of shape {show(shape)} needs {show(info.nbytes)} bytes, "
-            f"data_offsets give {end - begin}"
+        raise error(
+            f"{dtype} of shape {show(shape)} needs {show(info.nbytes)} bytes, data_offsets give {end - begin}"
         )
     return Entry(info, begin, end)
 
 
-def _is_size(value: object, limit: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit
+def _are_sizes(values: list[object], limit: int) -> bool:
+    """Plain loops here and there: a checkpoint may have 10^5 tensors."""
+    for value in values:  # noqa: SIM110
+        if type(value) is not int or not 0 <= value <= limit:  # a boolean is no size
+            return False
+    return True
 
 
 class SafetensorsFile:

@@ -81,6 +81,7 @@ class Unstacked:
 
     def __init__(self, source: Source, stacks: Iterable[Stack]) -> None:
         self._source = source
+        self._codes_source = source if isinstance(source, CodesSource) else None
         there = set(source.names())
         taken: set[str] = set()
         self._rows: dict[str, _Rows] = {}
@@ -132,11 +133,11 @@ class Unstacked:
         """See CodesSource; None when the source has no codes."""
         rows = self._rows.get(name)
         stored = name if rows is None else rows.stack.name
-        return self._source.packed(stored) if isinstance(self._source, CodesSource) else None
+        return self._codes_source.packed(stored) if self._codes_source is not None else None
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
-        source, rows = self._source, self._rows.get(name)
-        assert isinstance(source, CodesSource)
+        source, rows = self._codes_source, self._rows.get(name)
+        assert source is not None
         if rows is None:
             return source.read_codes(name, start, stop)
         expert, part = self._codes(source, rows), rows.of(start, stop)
