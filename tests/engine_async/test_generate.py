@@ -234,6 +234,43 @@ def test_a_sink_takes_what_it_will_in_order(endless: Path, caplog: pytest.LogCap
     assert caplog.text.count("writing a delta of r failed") <= 1
 
 
+def test_usage_knows_of_what_sinks_took(endless: Path) -> None:
+    """Several samples, one of which refuses now and then, and a reader that stops waiting and begins again."""
+    params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=60, ignore_eos=True)
+
+    class Some:
+        def __init__(self, texts: list[str], every: int) -> None:
+            self.texts, self.every, self.calls = texts, every, 0
+
+        def take(self, text: str, now: float) -> bool:
+            self.calls += 1
+            if self.calls % self.every == 0:
+                return False
+            self.texts.append(text)
+            return True
+
+    async def work() -> None:
+        async with running(endless) as engine:
+            expected = await collect(engine.generate(ask("r", params=params)))
+            stream = engine.generate(ask("r", params=params))
+            texts: list[list[str]] = [[], [], []]
+            stream.deliver_to([Some(text, every) for text, every in zip(texts, (7, 1000, 3), strict=True)])
+            while True:
+                try:
+                    async with asyncio.timeout(0.003):
+                        delta = await anext(stream)
+                except TimeoutError:
+                    continue
+                except StopAsyncIteration:
+                    break
+                texts[delta.index].append(delta.text)
+            assert ["".join(text) for text in texts] == expected[0]
+            assert [sample.token_ids for sample in stream.output.outputs] == expected[1]
+            assert stream.output.usage.completion_tokens == 180
+
+    run(work())
+
+
 @pytest.mark.parametrize("serving", [ServingConfig(reader_tokens=50), ServingConfig(reader_timeout=0.2)])
 def test_a_reader_that_never_reads_is_ended(endless: Path, serving: ServingConfig) -> None:
     async def work() -> None:

@@ -81,10 +81,24 @@ class Live:
         self.timers.clear()
         self.wake()
 
+    def wait(self) -> None:
+        """The reader waits: sinks may be asked."""
+        self.idle = True
+        for direct in self.directs:
+            if direct is not None:
+                direct.opened()
+
+    def busy(self) -> None:
+        """It no longer does."""
+        self.idle = False
+        for direct in self.directs:
+            if direct is not None:
+                direct.settle()
+
     def wake(self) -> None:
         """Let the reader look again."""
         if self.idle and self.waiter is not None:
-            self.idle = False
+            self.busy()
             if not self.waiter.done():  # it may have been cancelled in this moment
                 self.waiter.set_result(None)
 
@@ -183,14 +197,12 @@ class LiveStream:
             if live.waiter is not None:
                 raise RuntimeError("a stream has one reader")
             live.waiter = self._loop.create_future()
-            live.idle = True
-            for direct in live.directs:
-                if direct is not None:
-                    direct.opened()
+            live.wait()
             try:
                 await live.waiter
             finally:
-                live.waiter, live.idle = None, False
+                live.waiter = None
+                live.busy()
         delta = live.pending.pop(next(iter(live.pending)))
         live.unread -= len(delta.token_ids)
         if live.pending:
