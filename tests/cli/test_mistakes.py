@@ -220,6 +220,16 @@ def test_a_pointer_in_the_place_of_the_tokenizer(
     check_commands(folder, tmp_path, "tokenizer.json is a Git LFS pointer", capsys)
 
 
+def test_a_text_without_a_tokenizer_is_refused_before_weights_are_read(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(sound, tmp_path / "model"))
+    (folder / "tokenizer.json").unlink()
+    pointer(folder)
+    assert main(["generate", str(folder), "--prompt", "Hi"]) == 1
+    assert "has no tokenizer: give token ids, --prompt-token-ids" in capsys.readouterr().err
+
+
 def test_inspect_reads_no_numbers(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tied model that has its head as well: whether they are equal is for loading to see."""
     folder = Path(shutil.copytree(sound, tmp_path / "model"))

@@ -34,9 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from quire.engine.opening import find_model, has_tokenizer
     from quire.llm import LLM
 
     asked = _prompt(args)
+    folder = find_model(named_model(args.model))
+    if (
+        isinstance(asked, str)
+        and folder.is_dir()
+        and (folder / "config.json").exists()
+        and not has_tokenizer(folder)
+    ):
+        raise RequestError("prompt", f"{folder} has no tokenizer: give token ids, --prompt-token-ids")
     with LLM(named_model(args.model), progress=not args.quiet, **engine_fields(args)) as llm:
         if not args.quiet:
             notice(llm)
