@@ -19,7 +19,6 @@ import time
 from typing import Protocol
 
 PROMPT, OUTPUT, LONG = 128, 128, 1024
-WARM_REQUESTS = 4
 FIRST_ID, LAST_ID = 3, 255  # ids that every tokenizer here has
 
 
@@ -92,7 +91,7 @@ def warm_up(engine: Engine, work: str, source: random.Random) -> None:
     elif work == "prefill":
         engine.batch([prompt(LONG, source)], 1)
     else:
-        engine.batch([prompt(PROMPT, source) for _ in range(min(requests_of(work), WARM_REQUESTS))], 4)
+        engine.batch([prompt(PROMPT, source) for _ in range(requests_of(work))], 4)
 
 
 def _check(found: int, wanted: int) -> None:
