@@ -36,7 +36,10 @@ PageWarmer::~PageWarmer() {
   if (thread_.joinable()) thread_.join();
 }
 
-size_t PageWarmer::target() const { return std::min(bytes_, used_.load(std::memory_order_relaxed) + ahead_); }
+size_t PageWarmer::target() const {
+  const size_t used = used_.load(std::memory_order_relaxed);
+  return std::min(bytes_, used + std::max(used, ahead_));
+}
 
 void PageWarmer::used(size_t bytes) {
   if (bytes <= used_.load(std::memory_order_relaxed) || !thread_.joinable()) return;

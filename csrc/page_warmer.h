@@ -15,8 +15,9 @@ namespace quire {
 
 class PageWarmer {
  public:
-  static constexpr size_t kAhead = size_t{1} << 30;
-  // Pages of [data, data + bytes), which outlive this object; their contents stay. `ahead`: bytes beyond those in use.
+  static constexpr size_t kAhead = size_t{256} << 20;
+  // Pages of [data, data + bytes), which outlive this object; their contents stay. `ahead`: bytes beyond those in use,
+  // at least; as many as are in use where those are more.
   PageWarmer(char* data, size_t bytes, size_t ahead = kAhead);
   ~PageWarmer();
   PageWarmer(const PageWarmer&) = delete;

@@ -94,8 +94,12 @@ def test_pages_are_touched_a_limited_way_ahead_of_use(memory: mmap.mmap) -> None
     assert all(pages[: 2 * CHUNK // PAGE])
     assert not any(pages[2 * CHUNK // PAGE :])
 
-    warmer.used(3 * CHUNK + 1)
-    assert reaches(warmer, 6 * CHUNK)  # whole chunks
+    warmer.used(CHUNK + 1)
+    assert reaches(warmer, 4 * CHUNK)  # whole chunks
+    warmer.used(3 * CHUNK)  # more than stays ahead at rest: as much again
+    assert reaches(warmer, 6 * CHUNK)
+    time.sleep(0.05)
+    assert warmer.warmed == 6 * CHUNK
     warmer.used(CHUNK)  # less than before: nothing to do
     warmer.used(len(memory))
     assert reaches(warmer, len(memory))
