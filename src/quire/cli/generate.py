@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
     asked = _prompt(args)
-    folder = find_model(named_model(args.model))
+    name = named_model(args.model)
+    folder = find_model(name)
     if (
         isinstance(asked, str)
         and folder.is_dir()
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         and not has_tokenizer(folder)
     ):
         raise RequestError("prompt", f"{folder} has no tokenizer: give token ids, --prompt-token-ids")
-    with LLM(named_model(args.model), progress=not args.quiet, **engine_fields(args)) as llm:
+    with LLM(name, progress=not args.quiet, **engine_fields(args)) as llm:
         if not args.quiet:
             notice(llm)
         prompt = llm.encode_chat([{"role": "user", "content": asked}]) if args.chat else asked
