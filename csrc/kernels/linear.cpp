@@ -1,9 +1,9 @@
 // Linear layers over packed weights, and rows of an embedding. Packing is in pack.cpp.
 
 #include "kernels.h"
+#include "kernels/linear_tall.h"
 #include "kernels/micro.h"
 #include "kernels/table.h"
-#include "simd/tall_tile.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -164,111 +164,31 @@ QUIRE_INLINE void panel_block(const LinearTask& task, const RowBlocks& blocks, T
   }
 }
 
-// Steps of a block of k, all blocks as good as equal: a short one would fetch only part of the next.
-int equal_blocks(int k_steps, int most) {
-  const int blocks = (k_steps + most - 1) / most;
-  return (k_steps + blocks - 1) / blocks;
-}
-
-// What does not change between the row blocks of a panel.
-template <class T>
-Tile<T> panel_of(const LinearTask& task, int p) {
-  const size_t column = static_cast<size_t>(p) * kPanel;
-  Tile<T> t;
-  t.ldx = task.ldx;
-  t.ldy = task.ldy;
-  t.bias = task.bias ? task.bias + column : nullptr;
-  t.w_scale = task.w_scale ? task.w_scale + column : nullptr;
-  t.w_offset = task.w_offset ? task.w_offset + column : nullptr;
-  t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
-  return t;
-}
-
-#if QUIRE_AVX512
-
-// Rows that are done in tall tiles: with fewer, weights are better passed over in the L1 cache; of more, inputs that are
-// read twice no longer stay in it.
-constexpr int kTallFrom = 3 * kRows + 1, kTallTo = 5 * kTallRows;
-
-template <bool kBytes>
-void run_tall(int rows, const TallTile& t) {
-  switch (rows) {
-    case 8: return tall_tile<8, kBytes>(t);
-    case 9: return tall_tile<9, kBytes>(t);
-    case 10: return tall_tile<10, kBytes>(t);
-    case 11: return tall_tile<11, kBytes>(t);
-    default: return tall_tile<12, kBytes>(t);
-  }
-}
-
-// Rows [r0, r0 + rows) of a panel: sums to outputs.
-template <class T>
-void write_rows(const LinearTask& task, int p, int r0, int rows, const float* sums) {
-  Tile<T> t = panel_of<T>(task, p);
-  for (int r = r0; r < r0 + rows; ++r, sums += kPanel) {
-    typename T::sum acc[kVectors];
-    for (int c = 0; c < kVectors; ++c) acc[c] = rested(sums + c * 16, typename T::sum{});
-    t.y = task.y + r * task.ldy + static_cast<size_t>(p) * kPanel;
-    t.x_scale = task.x_scale ? task.x_scale + r : nullptr;
-    write<T, 1, kVectors>(t, 0, acc);
-  }
-}
-
-template <class T>
-void linear_tall(const LinearTask& task) {
-  constexpr size_t kStep = 4 * kPanel;  // bytes of a panel's step
-  const int k_steps = (task.k + T::step - 1) / T::step, block = equal_blocks(k_steps, kFarSteps);
-  const RowBlocks blocks{task.rows, (task.rows + kTallRows - 1) / kTallRows};
-  alignas(64) float sums[kTallTo * kPanel];
-  TallTile t;
-  t.ldx = task.ldx * sizeof(typename T::elem);
-  for (int p = task.panel_begin; p < task.panel_end; ++p) {
-    for (int k0 = 0; k0 < k_steps; k0 += block) {
-      const char* w = static_cast<const char*>(task.w) + (static_cast<size_t>(p) * k_steps + k0) * kStep;
-      t.steps = static_cast<size_t>(k_steps - k0 < block ? k_steps - k0 : block);
-      t.first = k0 == 0;
-      const bool last = k0 + block >= k_steps;
-      const char* next = last && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w + t.steps * kStep;
-      t.fetch = next ? kStep / (2 * static_cast<size_t>(blocks.count)) : 0;
-      t.ahead = next ? next : w;  // an address that is nowhere would cost a walk of the page tables each time
-      for (int b = 0; b < blocks.count; ++b) {
-        const int r0 = blocks.begin(b), rows = blocks.begin(b + 1) - r0;
-        t.x = static_cast<const char*>(task.x) + r0 * t.ldx + static_cast<size_t>(k0) * 4;
-        for (int c = 0; c < kPanel; c += 32, t.ahead += t.fetch * t.steps) {
-          t.w = w + c * 4;
-          t.sums = sums + r0 * kPanel + c;
-          run_tall<T::step == 4>(rows, t);
-        }
-        if (last) write_rows<T>(task, p, r0, rows, sums + r0 * kPanel);
-      }
-    }
-  }
-}
-
-#endif
-
 template <class T>
 void linear(const LinearTask& task) {
-#if QUIRE_AVX512
-  if constexpr (T::step > 1)
-    if (task.rows >= kTallFrom && task.rows <= kTallTo) return linear_tall<T>(task);
-#endif
   using E = typename T::elem;
   const int k_steps = (task.k + T::step - 1) / T::step;
   const size_t step_elems = static_cast<size_t>(kPanel) * T::step;
   const RowBlocks blocks{task.rows, (task.rows + kRows - 1) / kRows};
   const bool few = blocks.count > 1 && blocks.count <= kNearBlocks;
-  const int block = equal_blocks(k_steps, few ? kNearSteps : kFarSteps);
+  const int most = few ? kNearSteps : kFarSteps, blocks_of_k = (k_steps + most - 1) / most;
+  const int block = (k_steps + blocks_of_k - 1) / blocks_of_k;  // equal: a short one would fetch only part of the next
   alignas(64) float sums[kLinearRows * kPanel];
-  int turns = 0;
-  for (int b = 0; b < blocks.count; ++b) turns += passes(blocks.begin(b + 1) - blocks.begin(b));
+  Tile<T> t;
+  t.ldx = task.ldx;
+  t.ldy = task.ldy;
+  t.alone = blocks.count == 1;
+  t.near = few;
+  t.turns = 0;
+  for (int b = 0; b < blocks.count; ++b) t.turns += passes(blocks.begin(b + 1) - blocks.begin(b));
   for (int p = task.panel_begin; p < task.panel_end; ++p) {
-    float* y = task.y + static_cast<size_t>(p) * kPanel;
-    Tile<T> t = panel_of<T>(task, p);
-    t.alone = blocks.count == 1;
-    t.near = few;
-    t.turns = turns;
+    const size_t column = static_cast<size_t>(p) * kPanel;
+    float* y = task.y + column;
     t.sums = sums;
+    t.bias = task.bias ? task.bias + column : nullptr;
+    t.w_scale = task.w_scale ? task.w_scale + column : nullptr;
+    t.w_offset = task.w_offset ? task.w_offset + column : nullptr;
+    t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
     for (int k0 = 0; k0 < k_steps; k0 += block) {
       t.steps = k_steps - k0 < block ? k_steps - k0 : block;
       t.w = static_cast<const E*>(task.w) + (static_cast<size_t>(p) * k_steps + k0) * step_elems;
@@ -318,8 +238,18 @@ void embed_impl(const EmbedTask& t) {
 }  // namespace
 
 void linear_f32(const LinearTask& t) { linear<F32>(t); }
-void linear_bf16(const LinearTask& t) { linear<BF16>(t); }
-void linear_i8(const LinearTask& t) { linear<I8>(t); }
+void linear_bf16(const LinearTask& t) {
+#if QUIRE_AVX512
+  if (in_tall_tiles(t.rows)) return linear_tall_bf16(t);
+#endif
+  linear<BF16>(t);
+}
+void linear_i8(const LinearTask& t) {
+#if QUIRE_AVX512
+  if (in_tall_tiles(t.rows)) return linear_tall_i8(t);
+#endif
+  linear<I8>(t);
+}
 void embed(const EmbedTask& t) { embed_impl(t); }
 
 }  // namespace QUIRE_ISA
