@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from quire.bench.batching import (
+    POLICIES,
     CostMachine,
     Job,
     StepCost,
@@ -15,6 +19,7 @@ from quire.bench.batching import (
     longest_over_mean,
     replay,
 )
+from quire.cli.main import main
 from quire.core.scheduler_config import SchedulerConfig
 
 STEP = StepCost(base=1.0, token=0.0)  # every step takes a second
@@ -89,3 +94,34 @@ def test_chunked_prefill_bounds_what_a_long_prompt_does_to_streams() -> None:
     assert whole.ttft < chunked.ttft  # what the prompt pays for it
     with pytest.raises(ValueError, match="none ran beside"):
         interference([Job(0.0, [1], 2)], Job(50.0, [1] * 100, 2), config(), CostMachine(cost))
+
+
+def test_pictures_show_every_policy_and_both_prefills(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, report = (
+        [str(tmp_path / f"{name}.json") for name in ("batching", "interference")],
+        tmp_path / "page.html",
+    )
+    assert (
+        main(
+            ["bench", "batching", "--requests", "12", "--batch-size", "4", "--rate", "2", "--save", saved[0]]
+        )
+        == 0
+    )
+    assert main(["bench", "interference", "--prompt-len", "600", "--chunk", "64", "--save", saved[1]]) == 0
+    assert main(["bench", "report", *saved, "-o", str(report)]) == 0
+    capsys.readouterr()
+    rows = json.loads(Path(saved[0]).read_text())["tables"]
+    assert {row["policy"] for row in rows["policy_steps"]} == set(POLICIES)
+    assert len(rows["policy_requests"]) == 12 * len(POLICIES)
+    assert all(row["due"] <= row["first"] <= row["finished"] for row in rows["policy_requests"])
+    gaps = json.loads(Path(saved[1]).read_text())["tables"]["stream_gaps"]
+    worst = {name: max(row["gap"] for row in gaps if row["prefill"] == name) for name in ("chunked", "whole")}
+    assert worst["chunked"] == pytest.approx(0.02 + 0.0005 * 68)
+    assert worst["whole"] == pytest.approx(0.02 + 0.0005 * 604)
+    page = report.read_text()
+    figures = [element.text for element in ElementTree.fromstring(page.partition("\n")[2]).iter("figcaption")]
+    titles = ["Places of the batch in use", *(f"Requests under {policy} batching" for policy in POLICIES)]
+    assert figures == [*titles, "Gaps between tokens of the running streams"]
+    assert "policy steps" not in page  # a row for each step is for the picture

@@ -96,11 +96,21 @@ class RealMachine:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTaken:
+    """A step: when it began, in seconds from the first due time, how long it took, its sequences and their tokens."""
+
+    begin: float
+    seconds: float
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
-    """A run of jobs. `steps` are (rows, tokens, seconds) of each; times of records count from the first due time."""
+    """A run of jobs; times of records count from the first due time."""
 
     records: list[RequestRecord]
-    steps: list[tuple[int, int, float]]
+    steps: list[StepTaken]
     slots: int
 
     @property
@@ -110,7 +120,7 @@ class Replay:
     @property
     def slot_use(self) -> float:
         """Share of the places of all steps that held a sequence."""
-        return sum(rows for rows, _, _ in self.steps) / (self.slots * len(self.steps)) if self.steps else 0.0
+        return sum(step.rows for step in self.steps) / (self.slots * len(self.steps)) if self.steps else 0.0
 
 
 def replay(jobs: Sequence[Job], config: SchedulerConfig, machine: Machine, wait: float = math.inf) -> Replay:
@@ -130,7 +140,7 @@ def replay(jobs: Sequence[Job], config: SchedulerConfig, machine: Machine, wait:
         RequestRecord(index=i, scheduled=jobs[i].due, asked_tokens=jobs[i].output_tokens)
         for i in range(len(jobs))
     ]
-    steps: list[tuple[int, int, float]] = []
+    steps: list[StepTaken] = []
     zero, added = machine.now(), 0
     while added < len(order) or scheduler.has_work():
         now = machine.now() - zero
@@ -161,13 +171,13 @@ def _step(
     machine: Machine,
     zero: float,
     records: list[RequestRecord],
-    steps: list[tuple[int, int, float]],
+    steps: list[StepTaken],
 ) -> None:
     start = machine.now()
     out = scheduler.schedule()
     result = machine.execute(out)
     end = machine.now()
-    steps.append((len(out.scheduled), out.num_tokens, end - start))
+    steps.append(StepTaken(start - zero, end - start, len(out.scheduled), out.num_tokens))
     for event in scheduler.update(out, result):
         record = records[int(event.request_id)]
         if event.new_token_ids:

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from quire.bench.batching_plots import batching_plots, interference_plot
 from quire.bench.goodput import parse_slo
 from quire.bench.results import Result
 from quire.bench.roofline_plot import roofline
@@ -20,6 +21,8 @@ from quire.bench.timeline import RequestRecord, request_metrics
 MOST_LANES = 160
 MOST_SAMPLES = 200_000
 MOST_STEPS = 1000
+# Tables of a row for each request or step: shown as plots only.
+_PLOTTED = {"requests", "server", "steps", "policy_steps", "policy_requests", "stream_gaps"}
 _TITLES = {
     "ttft": "Time to first token", "tpot": "Time per output token", "itl": "Inter-token latency: every gap",
     "icl": "Inter-chunk latency: every gap", "e2el": "End-to-end latency", "stream_rate": "Speed of one stream",
@@ -71,10 +74,14 @@ def _section(result: Result) -> str:
         plots += _server_plots(result.tables["server"])
     if result.tables.get("steps"):
         plots += _step_plots(result.tables["steps"])
+    if result.tables.get("policy_steps"):
+        plots += batching_plots(result)
+    if result.tables.get("stream_gaps"):
+        plots.append(interference_plot(result.tables["stream_gaps"]))
     if plots:
         parts += ['<div class="plots">', *plots, "</div>"]
     for name, rows in result.tables.items():
-        if name not in {"requests", "server", "steps"} and rows:
+        if name not in _PLOTTED and rows:
             parts += [f"<h3>{escape(name.replace('_', ' '))}</h3>", _table(rows)]
     parts += [_metrics_table(result), _definitions(result), _settings(result)]
     return f"<section>{''.join(parts)}</section>"

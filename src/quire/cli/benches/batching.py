@@ -137,6 +137,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
 
 
 def _result(recording: Any, args: argparse.Namespace, found: Comparison, rounds: int) -> Result:
+    from quire.bench.batching_plots import batching_tables
     from quire.bench.results import Metric
 
     rows = []
@@ -168,7 +169,7 @@ def _result(recording: Any, args: argparse.Namespace, found: Comparison, rounds:
             "theory_by_batch": "longest output of each batch in order of arrival × its size, summed, over all tokens",
             "theory_longest_over_mean": "L_max / L-mean over all outputs: the bound for one batch of everything",
         },
-        tables={"policies": rows},
+        tables={"policies": rows, **batching_tables(found)},
     )  # fmt: skip
     return result
 

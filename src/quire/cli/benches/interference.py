@@ -79,6 +79,7 @@ def _eighth_step(streams: Any, config: Any, machine: Any) -> float:
 
 
 def _result(recording: Any, args: argparse.Namespace, found: dict[str, list[Any]]) -> Result:
+    from quire.bench.batching_plots import stream_gaps
     from quire.bench.results import metric
     from quire.bench.statistics import percentile
 
@@ -102,7 +103,7 @@ def _result(recording: Any, args: argparse.Namespace, found: dict[str, list[Any]
             "during": "token gaps of the running streams that overlap the long prompt's wait and prefill",
             "prompt_ttft": "the long prompt's own time to first token",
         },
-        tables={"gaps": rows},
+        tables={"gaps": rows, "stream_gaps": stream_gaps({name: runs[-1] for name, runs in found.items()})},
     )  # fmt: skip
     return result
 
