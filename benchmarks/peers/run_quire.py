@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import workloads
 
@@ -14,7 +15,7 @@ def main() -> None:
     quantization = {"bf16": "none"}.get(args.format, args.format)
     llm = LLM(
         args.model, threads=args.threads, quantization=quantization, max_model_len=2048,
-        enable_prefix_caching=False, progress=False,
+        enable_prefix_caching=False, progress=False, weight_cache_dir=str(Path(args.model) / "packed"),
     )  # fmt: skip
 
     def params(count: int) -> SamplingParams:
