@@ -187,7 +187,7 @@ def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
             assert len(rest) <= 2  # merged while nobody read
             assert first.text + "".join(delta.text for delta in rest) == texts[0]
             assert [*first.token_ids, *(t for delta in rest for t in delta.token_ids)] == tokens[0]
-            assert rest[-1].finish_reason is FinishReason.LENGTH
+            assert [first, *rest][-1].finish_reason is FinishReason.LENGTH
 
     run(work())
 
