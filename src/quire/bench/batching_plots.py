@@ -9,7 +9,6 @@ from quire.bench.batching import Comparison, Interference
 from quire.bench.results import Result
 from quire.bench.svg import Lane, Plot, Series, timeline
 
-MOST_LANES = 160
 MOST_POINTS = 1000
 _COLOURS = {"static": "c3", "dynamic": "c2", "continuous": "c1"}
 _PHASES = (("waiting for a place and the first token", "p2"), ("decoding", "p3"))
@@ -44,9 +43,7 @@ def batching_plots(result: Result) -> Iterator[str]:
     yield plot.svg()
     for policy in dict.fromkeys(row["policy"] for row in requests):
         own = sorted((row for row in requests if row["policy"] == policy), key=lambda row: row["due"])
-        every = -(-len(own) // MOST_LANES)
-        title = f"Requests under {policy} batching" + (f" (every {every}th)" if every > 1 else "")
-        yield timeline(title, [_lane(row) for row in own[::every]], end, _PHASES)
+        yield timeline(f"Requests under {policy} batching", [_lane(row) for row in own], end, _PHASES)
 
 
 def _lane(row: Mapping[str, Any]) -> Lane:

@@ -18,7 +18,6 @@ from quire.bench.serve_result import figure
 from quire.bench.svg import Bars, Lane, Plot, Series, histogram, timeline
 from quire.bench.timeline import RequestRecord, request_metrics
 
-MOST_LANES = 160
 MOST_SAMPLES = 200_000
 MOST_STEPS = 1000
 # Tables of a row for each request or step: shown as plots only.
@@ -135,11 +134,8 @@ def _request_plots(result: Result) -> Iterator[str]:
 
 
 def _timeline(records: Sequence[RequestRecord]) -> str:
-    shown = sorted(records, key=lambda r: r.scheduled)
-    step = -(-len(shown) // MOST_LANES)
-    shown = shown[::step]
     lanes = []
-    for record in shown:
+    for record in sorted(records, key=lambda r: r.scheduled):
         start, sent = record.scheduled, record.scheduled if record.sent is None else record.sent
         first, end = (record.times[0] if record.times else record.closed), record.finished or record.closed
         name = f"request {record.index}"
@@ -152,8 +148,7 @@ def _timeline(records: Sequence[RequestRecord]) -> str:
                 (first, end, "p3", f"{name}: {record.output_tokens} tokens in {1e3 * (end - first):.1f} ms")
             )
         lanes.append(Lane([span for span in spans if span[1] > span[0]]))
-    title = "Requests over time" + (f" (every {step}th)" if step > 1 else "")
-    return timeline(title, lanes, max(r.closed for r in records), _PHASES)
+    return timeline("Requests over time", lanes, max(r.closed for r in records), _PHASES)
 
 
 def _bounds(result: Result) -> dict[str, float]:
