@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,17 @@ def test_malformed_requests(server: LiveServer, head: bytes, status: int) -> Non
     headers, _, body = answer.partition(b"\r\n\r\n")
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
     assert b"connection: close" in headers
+
+
+def test_headers_in_pieces_cost_what_they_do_in_one(server: LiveServer) -> None:
+    """A header near the limit whose parts come one by one, on a connection that brings two such requests."""
+    pieces = [b"GET /version HTTP/1.1\r\nhost: localhost\r\na: ", *[b"b" * 10_000] * 6, b"\r\n\r\n"]
+    with server.connect() as sock:
+        for _ in range(2):
+            for piece in pieces:
+                sock.sendall(piece)
+                time.sleep(0.02)  # so that each is a read of its own
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_that_never_reads_is_ended(folder: Path) -> None:

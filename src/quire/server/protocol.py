@@ -87,7 +87,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._table = table
         self._timer: TimerHandle | None = None
         self._in_headers = False
-        self._header_bytes = 0
+        self._header_bytes = 0  # of the headers in work, as far as they are parsed
+        self._read_bytes = 0  # since the headers began, or since a refusal
         self._refusal: ApiError | None = None
         self._pending: ApiError | None = None  # why the parser was stopped
         self._active: Any = None  # the cycle that is being answered; self.cycle may be a pipelined one
@@ -127,21 +128,21 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
-            self._header_bytes += len(data)
-            if self._header_bytes > _LINGER_BYTES:
+            self._read_bytes += len(data)
+            if self._read_bytes > _LINGER_BYTES:
                 self.transport.close()
             return
         if self._timer is None and self in self._table.idle:
             self._start_timer()
         super().data_received(data)
         if self._in_headers and self._refusal is None:
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES + _READ_SLACK:
+            self._read_bytes += len(data)  # a header is parsed at its end: till then only this grows
+            if self._read_bytes > MAX_HEADER_BYTES + _READ_SLACK:
                 self._refuse(_headers_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers, self._header_bytes = True, 0
+        self._in_headers, self._header_bytes, self._read_bytes = True, 0, 0
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]
         self.scope["quire.writer"] = self  # type: ignore[typeddict-unknown-key]
@@ -253,7 +254,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application and close. Nothing is sent into the middle of another response."""
         self._refusal = error
-        self._header_bytes = 0
+        self._read_bytes = 0
         self._stop_timer()
         active = self._active
         # a request whose own body is malformed is answered here, if the application has not begun to
