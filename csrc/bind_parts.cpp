@@ -9,6 +9,7 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using quire::PageWarmer;
+using quire::Processors;
 using quire::Tasks;
 
 namespace {
@@ -24,7 +25,7 @@ std::vector<std::vector<std::vector<int>>> claim_all(int threads, const std::vec
   auto job = [&](int thread) {
     for (size_t i = 0; i < phases.size(); ++i) {
       for (int t = tasks.claim(thread); t >= 0; t = tasks.claim(thread)) found[i][thread].push_back(t);
-      pool.barrier([&] { tasks.deal(i + 1 < phases.size() ? phases[i + 1] : 0); });
+      pool.barrier(thread, [&] { tasks.deal(i + 1 < phases.size() ? phases[i + 1] : 0); });
     }
   };
   quire::on_all(pool, job);
@@ -40,10 +41,17 @@ void bind_parts(nb::module_& m) {
       .def("claim", &Tasks::claim, "thread"_a);
   m.def("claim_all", &claim_all, nb::call_guard<nb::gil_scoped_release>(), "threads"_a, "phases"_a,
         "What each thread of a pool claims of phases of so many tasks: [phase][thread][task].");
+  nb::class_<Processors>(m, "Processors")
+      .def(nb::init<int>(), "threads"_a)
+      .def("note", &Processors::note, "thread"_a)
+      .def("part", &Processors::part, "thread"_a)
+      .def("seen", &Processors::seen, "thread"_a);
   nb::class_<PageWarmer>(m, "PageWarmer")
       .def("__init__", [](PageWarmer* self, uintptr_t address, size_t size, size_t ahead) {
         new (self) PageWarmer(reinterpret_cast<char*>(address), size, ahead);
       }, "address"_a, "size"_a, "ahead"_a)
       .def("used", &PageWarmer::used, "size"_a)
+      .def("begin", &PageWarmer::begin)
+      .def("end", &PageWarmer::end)
       .def_prop_ro("warmed", &PageWarmer::warmed);
 }

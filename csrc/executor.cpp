@@ -154,7 +154,9 @@ void Executor::run_ops(size_t begin, size_t end) {
   if (begin >= end) return;
   tasks_.deal(tasks_of(ops_[begin]));
   auto job = [&](int thread) { step(begin, end, thread); };
+  kv_pages_->begin();
   on_all(pool_, job);
+  kv_pages_->end();
 }
 
 void Executor::step(size_t begin, size_t end, int thread) {
@@ -163,7 +165,7 @@ void Executor::step(size_t begin, size_t end, int thread) {
     const Op& op = ops_[i];
     for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread)) do_task(op, t, thread);
     watch.worked(i);
-    if (i + 1 < end) pool_.barrier([&] { tasks_.deal(tasks_of(ops_[i + 1])); });
+    if (i + 1 < end) pool_.barrier(thread, [&] { tasks_.deal(tasks_of(ops_[i + 1])); });
     watch.met(i);
   }
 }

@@ -1,6 +1,7 @@
 #include "page_warmer.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -13,6 +14,7 @@ namespace {
 
 constexpr size_t kChunk = size_t{2} << 20;
 constexpr size_t kPage = 4096;
+constexpr std::chrono::milliseconds kRest{20};  // without a step, before pages are warmed: an engine's steps are closer
 
 // Only this thread: it must not compete with the steps.
 void lowest_priority() {
@@ -52,11 +54,17 @@ void PageWarmer::used(size_t bytes) {
 
 void PageWarmer::work() {
   lowest_priority();
-  for (;;) {
+  for (uint64_t rested = 0;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return stop_ || warmed() < target(); });
       if (stop_) return;
+      const uint64_t steps = steps_.load(std::memory_order_relaxed);
+      if (steps % 2 || steps != rested) {
+        rested = steps;
+        changed_.wait_for(lock, kRest, [this] { return stop_; });
+        continue;
+      }
     }
     const size_t begin = warmed(), end = std::min(bytes_, begin + kChunk);
     // an atomic "or" with nothing: a step may be writing the same page

@@ -2,12 +2,14 @@
 //
 // The first touch of a page makes the kernel, and under it a hypervisor, find and clear memory: a millisecond and more
 // for two MiB. In a step that writes a prompt's keys and values that is a tenth of its time. A thread of the lowest
-// priority does it ahead of use instead, a limited way, so that memory that is never used is never taken.
+// priority does it ahead of use instead, a limited way, so that memory that is never used is never taken, and not while
+// steps follow each other: a fault holds its processor, and with it a thread of the next step, until it is over.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 
@@ -25,6 +27,9 @@ class PageWarmer {
 
   // Say that everything below `bytes` is in use.
   void used(size_t bytes);
+  // A step begins, and ends.
+  void begin() { steps_.fetch_add(1, std::memory_order_relaxed); }
+  void end() { steps_.fetch_add(1, std::memory_order_relaxed); }
   size_t warmed() const { return warmed_.load(std::memory_order_relaxed); }
 
  private:
@@ -34,6 +39,7 @@ class PageWarmer {
   char* const data_;
   const size_t bytes_, ahead_;
   std::atomic<size_t> used_{0}, warmed_{0};
+  std::atomic<uint64_t> steps_{0};  // begun and ended: odd during one
   bool stop_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;

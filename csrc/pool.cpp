@@ -33,22 +33,23 @@ void Gate::open() {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Gate::wait_while(uint32_t old) {
+bool Gate::wait_while(uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {
-    if (word_.load(std::memory_order_acquire) != old) return;
+    if (word_.load(std::memory_order_acquire) != old) return false;
     pause();
   }
   for (int i = 0; i < kYields; ++i) {
-    if (word_.load(std::memory_order_acquire) != old) return;
+    if (word_.load(std::memory_order_acquire) != old) return true;
     sched_yield();
   }
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (word_.load(std::memory_order_seq_cst) == old)
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  return true;
 }
 
-ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads) {
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), processors_(threads_) {
   for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
 }
 
@@ -63,6 +64,7 @@ void ThreadPool::run(void (*job)(void*, int), void* context) {
   context_ = context;
   finished_.store(0, std::memory_order_relaxed);
   const uint32_t before = finish_.value();
+  processors_.note(0);
   start_.open();
   job(context, 0);
   if (threads_ > 1) finish_.wait_while(before);
@@ -75,6 +77,7 @@ void ThreadPool::work(int thread) {
     // run() opens the gate once per job and waits for everyone, so the word moves by one at a time
     ++seen;
     if (stop_.load()) return;
+    processors_.part(thread);
     job_(context_, thread);
     if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_ - 1) finish_.open();
   }

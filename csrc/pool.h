@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "processors.h"
+
 namespace quire {
 
 // One word that threads wait on until it changes.
@@ -17,7 +19,7 @@ class Gate {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
   void open();                   // change the word and wake everyone
-  void wait_while(uint32_t old); // return once the word is no longer `old`
+  bool wait_while(uint32_t old); // return once the word is no longer `old`: whether it took long
 
  private:
   std::atomic<uint32_t> word_{0};
@@ -39,9 +41,13 @@ class ThreadPool {
 
   // Meet the other threads of the running job. The last to come calls between() before anyone goes on.
   template <class F>
-  void barrier(F between) {
+  void barrier(int thread, F between) {
     const uint32_t before = phase_.value();
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) return phase_.wait_while(before);
+    processors_.note(thread);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) {
+      if (phase_.wait_while(before)) processors_.part(thread);
+      return;
+    }
     arrived_.store(0, std::memory_order_relaxed);
     between();
     if (threads_ > 1) phase_.open();
@@ -51,6 +57,7 @@ class ThreadPool {
   void work(int thread);
 
   const int threads_;
+  Processors processors_;
   std::vector<std::thread> workers_;
   Gate start_, finish_, phase_;
   std::atomic<int> arrived_{0}, finished_{0};

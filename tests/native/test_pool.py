@@ -1,11 +1,13 @@
-"""How a step's tasks are shared out among threads, and how the pages of a cache are touched ahead of use."""
+"""How tasks are shared out among threads, threads among processors, and cache pages touched ahead of use."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -52,6 +54,70 @@ def test_every_task_is_done_once_by_one_thread(threads: int) -> None:
             own = [task for task in one if begin <= task < end]
             assert own == sorted(own)  # its own range from the front
             assert one[: len(own)] == own  # before it helps others
+
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+several = pytest.mark.skipif(len(ALLOWED) < 2, reason="this process may use one processor only")
+
+
+def in_thread(job: Callable[[], None]) -> None:
+    """Run a job in a thread of its own, whose affinity is its own too; its exception, raised here."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+@several
+def test_a_thread_leaves_a_processor_that_another_was_seen_on() -> None:
+    def job() -> None:
+        places = _native.Processors(2)
+        assert (places.seen(0), places.seen(1)) == (-1, -1)
+        os.sched_setaffinity(0, ALLOWED[:1])
+        places.note(0)
+        os.sched_setaffinity(0, ALLOWED)
+        assert places.seen(0) == ALLOWED[0]
+        deadline = time.monotonic() + 60
+        while not places.part(1):  # the kernel may have moved this thread by itself: back to where 0 was
+            os.sched_setaffinity(0, ALLOWED[:1])
+            os.sched_setaffinity(0, ALLOWED)
+            assert time.monotonic() < deadline
+        assert places.seen(1) in ALLOWED
+        assert sorted(os.sched_getaffinity(0)) == ALLOWED
+
+    in_thread(job)
+
+
+@several
+def test_a_thread_stays_where_nobody_else_is_or_when_no_other_is_free() -> None:
+    def job() -> None:
+        alone = _native.Processors(2)
+        assert not alone.part(0)
+        assert not alone.part(0)  # where it was seen itself
+
+        os.sched_setaffinity(0, ALLOWED[:1])
+        confined = _native.Processors(2)
+        confined.note(0)
+        assert not confined.part(1)
+        assert os.sched_getaffinity(0) == set(ALLOWED[:1])
+
+        crowded = _native.Processors(len(ALLOWED) + 1)
+        for thread, processor in enumerate(ALLOWED):
+            os.sched_setaffinity(0, [processor])
+            crowded.note(thread)
+        os.sched_setaffinity(0, ALLOWED)
+        assert not crowded.part(len(ALLOWED))
+
+    in_thread(job)
 
 
 @pytest.fixture
@@ -106,6 +172,18 @@ def test_pages_are_touched_a_limited_way_ahead_of_use(memory: mmap.mmap) -> None
     assert all(resident(memory))
     assert not any(memory[:CHUNK])
     del warmer  # before the memory goes
+
+
+def test_pages_are_not_touched_while_steps_run(memory: mmap.mmap) -> None:
+    warmer = _native.PageWarmer(address_of(memory), len(memory), 2 * CHUNK)
+    assert reaches(warmer, 2 * CHUNK)
+    warmer.begin()
+    warmer.used(len(memory))
+    time.sleep(0.1)
+    assert warmer.warmed == 2 * CHUNK
+    warmer.end()
+    assert reaches(warmer, len(memory))
+    del warmer
 
 
 def test_what_is_written_meanwhile_stays(memory: mmap.mmap) -> None:
