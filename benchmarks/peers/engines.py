@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.peers.burst import plain
+from benchmarks.peers.runs import KV8
 
 from quire.util.platform import usable_cores
 
@@ -116,7 +117,9 @@ def _text_only(name: str) -> Callable[[Place], None]:
 
 
 def _quire(place: Place, model: Path, form: str) -> Path:
-    """The checkpoint, and in "packed" what a first start writes: all that later ones read is in one folder."""
+    """The checkpoint, and in "packed" what a first start writes: all that later ones read is in one folder. Both KV
+    formats read the same."""
+    form = form.removesuffix(KV8)
     out = place.files("quire", model, form)
     if not any(out.glob("packed/*.weights")):
         (out / "packed").mkdir(parents=True, exist_ok=True)
@@ -211,6 +214,9 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine(
             "quire", "run_quire.py", {"bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)}, prepare=_quire,
+        ),
+        Engine(
+            f"quire{KV8}", "run_quire.py", {"int8": (f"int8{KV8}",), "int4": (f"int4{KV8}",)}, prepare=_quire,
         ),
         Engine(
             "llama.cpp", "run_llama_cpp.py", {"bf16": ("bf16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")},

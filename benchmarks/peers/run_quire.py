@@ -12,9 +12,10 @@ def main() -> None:
     args = workloads.arguments()
     from quire import LLM, SamplingParams
 
-    quantization = {"bf16": "none"}.get(args.format, args.format)
+    weights = args.format.removesuffix("-kv8")
     llm = LLM(
-        args.model, threads=args.threads, quantization=quantization, max_model_len=2048,
+        args.model, threads=args.threads, quantization={"bf16": "none"}.get(weights, weights),
+        kv_cache_dtype="auto" if weights == args.format else "int8", max_model_len=2048,
         enable_prefix_caching=False, progress=False, weight_cache_dir=str(Path(args.model) / "packed"),
     )  # fmt: skip
 

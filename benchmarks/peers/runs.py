@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 OURS = "quire"
+KV8 = "-kv8"  # behind the names of Quire and its formats where keys and values are kept in 8 bits
 MEMORY = "memory of "  # before a workload: the peak memory of the process that did it
+
+
+def is_peer(engine: str) -> bool:
+    """Whether an engine is not Quire, whatever its KV format."""
+    return engine.removesuffix(KV8) != OURS
 
 
 def lower_is_better(work: str) -> bool:
@@ -110,9 +116,9 @@ def gain(work: str, value: float, than: float) -> float:
 def contends(rows: Iterable[dict[str, Any]], unit: Unit, part: float) -> bool:
     """Whether another round of a unit can matter: Quire's always, a peer's where nothing is known of it yet or it
     reached `part` of the best peer's median in one of the unit's workloads."""
-    if unit.engine == OURS:
+    if not is_peer(unit.engine):
         return True
-    medians = {key: statistics.median(values) for key, values in samples(rows).items() if key[0] != OURS}
+    medians = {key: statistics.median(values) for key, values in samples(rows).items() if is_peer(key[0])}
     for work in unit.works:
         own = medians.get((unit.engine, unit.format, unit.its_format, work))
         rivals = [v for (_, form, _, w), v in medians.items() if (form, w) == (unit.format, work)]

@@ -62,7 +62,7 @@ def versions(place: Place, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
 
 def version(engine: Engine, place: Place) -> str:
     """Of what is installed now; Quire's with its commit where there is one."""
-    commit = _commit() if engine.name == runs.OURS else ""
+    commit = "" if runs.is_peer(engine.name) else _commit()
     return engine.version(place) + (f" ({commit})" if commit else "")
 
 
@@ -79,21 +79,23 @@ def with_bounds(model: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, A
     Weights count in Quire's format of as many bits whatever the engine, so that engines stay comparable.
     """
     found = []
-    needed: dict[tuple[str, str], Needed] = {}
+    needed: dict[tuple[str, str, str], Needed] = {}
     for row in rows:
         if "bandwidth" not in row or runs.lower_is_better(row["work"]):
             found.append(row)
             continue
-        key = (row["format"], row["work"])
+        cache = "int8" if row["its_format"].endswith(runs.KV8) else "auto"
+        key = (row["format"], cache, row["work"])
         if key not in needed:
-            needed[key] = needs(_program(model, row["format"]), row["work"])
+            needed[key] = needs(_program(model, row["format"], cache), row["work"])
         found.append({**row, "bound": bound(needed[key], row["bandwidth"], row["compute"])})
     return found
 
 
 @functools.cache
-def _program(model: Path, form: str) -> Program:
-    asked = EngineConfig(quantization={"bf16": "none"}.get(form, form), max_model_len=2048)
+def _program(model: Path, form: str, cache: str) -> Program:
+    quantization = {"bf16": "none"}.get(form, form)
+    asked = EngineConfig(quantization=quantization, kv_cache_dtype=cache, max_model_len=2048)
     return choose(open_model(model, tokenizer=False), asked, machine_facts())[1]
 
 

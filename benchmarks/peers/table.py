@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.peers.runs import MEMORY, OURS, better, gain, lower_is_better, samples
+from benchmarks.peers.runs import MEMORY, OURS, better, gain, is_peer, lower_is_better, samples
 from benchmarks.peers.summary import unit
 
 from quire.bench import limits as limit_lines
@@ -19,10 +19,10 @@ def markdown(result: Result) -> str:
     """The report of a result of kind "peers"."""
     rows = result.tables["runs"]
     found = {key: spread(values) for key, values in samples(rows).items()}
-    engines = sorted(dict.fromkeys(key[0] for key in found), key=lambda name: name != OURS)
+    engines = sorted(dict.fromkeys(key[0] for key in found), key=is_peer)
     env = result.environment
     lines = [
-        f"# The same work on {len(engines)} engines: {result.settings['shape']}, random weights",
+        f"# The same work on {sum(map(is_peer, engines)) + 1} engines: {result.settings['shape']}, random weights",
         "",
         f"{env.cpu}, {env.usable_cores} cores{', virtual' if env.virtual else ''}, {result.started}. Medians, in "
         "brackets the least and most and the number of rounds; tokens per second if no unit is given.",
@@ -73,7 +73,7 @@ def best_peer(found: Found, form: str, work: str) -> Key | None:
     best: Key | None = None
     for engine in dict.fromkeys(key[0] for key in found):
         key = _best(found, engine, form, work)
-        if key is None or engine == OURS:
+        if key is None or not is_peer(engine):
             continue
         if best is None or better(work, found[key].median, found[best].median):
             best = key

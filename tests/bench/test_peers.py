@@ -50,6 +50,14 @@ def test_ratio_is_to_the_best_of_the_others() -> None:
     assert runs.gain("decode", 20.0, 8.0) == 2.5
 
 
+def test_quire_with_8_bit_keys_and_values_is_no_peer() -> None:
+    rows = [row("quire", 3.0, form="int8"), row("quire-kv8", 9.0, form="int8", own="int8-kv8")]
+    assert best_peer(found(rows), "int8", "decode") is None
+    rows.append(row("a", 2.0, form="int8"))
+    assert best_peer(found(rows), "int8", "decode") == ("a", "int8", "int8", "decode")
+    assert runs.contends(rows, Unit(1, "quire-kv8", "int8", "int8-kv8", ("decode",)), 1.0)
+
+
 def test_seconds_are_better_when_fewer() -> None:
     rows = [row("quire", 2.0, "first"), row("a", 5.0, "first"), row("b", 3.0, "first")]
     assert best_peer(found(rows), "bf16", "first") == ("b", "bf16", "bf16", "first")
@@ -190,6 +198,16 @@ class Steady:
 
     def batch(self, prompts: list[list[int]], count: int) -> int:
         return len(prompts) * count - self.short
+
+
+def test_half_the_bytes_of_keys_and_values_raise_the_bound() -> None:
+    limits = {"bandwidth": 1e6, "compute": {"f32": 1e15, "bf16": 1e15, "i8": 1e15}}
+    rows = [
+        {**row("quire", 1.0, "c32", "int8"), **limits},
+        {**row("quire-kv8", 1.0, "c32", "int8", "int8-kv8"), **limits},
+    ]
+    plain, small = (one["bound"] for one in summary.with_bounds(DEFAULT, rows))
+    assert plain < small < 2 * plain
 
 
 def test_decode_counts_the_gaps_between_tokens() -> None:
