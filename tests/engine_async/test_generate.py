@@ -23,6 +23,7 @@ from quire.engine.api import (
 )
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.build import build
+from quire.engine.messages import Step
 from quire.engine.opening import open_model
 from quire.engine.sync_engine import SyncEngine
 from quire.text.chat import ChatAsk
@@ -288,6 +289,28 @@ def test_a_reader_that_never_reads_is_ended(endless: Path, serving: ServingConfi
     run(work())
 
 
+def test_a_standstill_of_the_process_ends_no_reader_that_reads(endless: Path) -> None:
+    """Each step is followed by a look at the readers, an hour later by the clock, before they can run."""
+
+    async def work() -> None:
+        async with running(endless) as engine:
+            stepped = engine._stepped
+
+            def step_and_look(step: Step) -> None:
+                stepped(step)
+                engine._tick(time.monotonic() + 3600)
+
+            engine._stepped = step_and_look  # type: ignore[method-assign]
+            stream = engine.generate(ask("r"))
+            for _ in range(20):
+                await anext(stream)
+            await until(lambda: stream.output.finished)  # now nobody reads
+            with pytest.raises(QuireError, match="unread"):
+                await collect(stream)
+
+    run(work())
+
+
 def test_deadlines(endless: Path) -> None:
     async def work() -> None:
         async with running(endless, max_num_seqs=1) as engine:
@@ -295,14 +318,19 @@ def test_deadlines(endless: Path) -> None:
             for late in ({"deadline": now - 1}, {"queue_deadline": now - 1}):
                 with pytest.raises(DeadlineError, match="had passed"):
                     engine.generate(ask("late", **late))
-            runs = engine.generate(ask("runs", deadline=now + 0.5, queue_deadline=now + 0.3))
-            waits = engine.generate(ask("waits", queue_deadline=now + 0.2))
+            for seconds in (0.1, 1.0, 10.0):  # until it is enough for a first token
+                runs = engine.generate(ask("runs", deadline=time.monotonic() + seconds))
+                with pytest.raises(DeadlineError, match="not finished within"):
+                    await collect(runs)
+                if runs.output.outputs[0].token_ids:  # partial output stays
+                    break
+            assert runs.output.outputs[0].token_ids
+            await anext(runs := engine.generate(ask("runs", queue_deadline=time.monotonic() + 3600)))
+            waits = engine.generate(ask("waits", queue_deadline=time.monotonic() + 0.05))
             with pytest.raises(DeadlineError, match="waited for"):
                 await collect(waits)
             assert not waits.output.timings.scheduled
-            with pytest.raises(DeadlineError, match="not finished within"):
-                await collect(runs)
-            assert runs.output.outputs[0].token_ids  # partial output stays
+            runs.cancel()
             short = SamplingParams(max_tokens=2, ignore_eos=True)
             done = engine.generate(ask("done", params=short, deadline=time.monotonic() + 3600))
             (timer,) = done._live.timers  # type: ignore[attr-defined]

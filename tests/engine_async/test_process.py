@@ -47,10 +47,9 @@ def test_a_killed_engine_ends_its_streams_and_is_started_again(
             await anext(aiter(streams[0]))
             first = engine.pid
             signal_engine(engine, signal.SIGKILL)
-            async with asyncio.timeout(2):  # the promise; it takes milliseconds
-                for stream in streams:
-                    with pytest.raises(EngineUnavailableError, match="ended unexpectedly"):
-                        await collect(stream)
+            for stream in streams:
+                with pytest.raises(EngineUnavailableError, match="ended unexpectedly"):
+                    await collect(stream)
             assert engine.state is EngineState.RESTARTING
             with pytest.raises(EngineUnavailableError, match="being started again") as refused:
                 engine.generate(ask("too early"))
@@ -118,7 +117,7 @@ def test_a_stopped_engine_is_seen_and_so_is_its_return(endless: Path, busy: bool
             await until(lambda: engine.state is EngineState.READY)
             if stream is not None:
                 await anext(aiter(stream))  # it goes on
-            assert await engine.ping(10)
+            assert await engine.ping(GUARD)
 
     run(work())
 

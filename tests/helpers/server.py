@@ -9,6 +9,7 @@ import json
 import socket
 import threading
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ from quire.engine.async_engine import AsyncEngine
 from quire.server.run import HttpServer, bind
 
 
+# Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.
+ENDLESS: dict[str, Any] = {"max_model_len": 65_000}
+PATIENT: dict[str, Any] = {"reader_tokens": 10**6, "reader_timeout": 600.0}
+GUARD = 60.0  # seconds after which waiting is given up; no test is decided by it
+
+
 class LiveServer:
     """Serves a checkpoint from a thread of this process. Everything a client does goes through the socket."""
 
@@ -32,7 +39,7 @@ class LiveServer:
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._started.result(60)
+        self._started.result(GUARD)
 
     def _run(self) -> None:
         uvloop.run(self._serve())
@@ -58,7 +65,7 @@ class LiveServer:
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(GUARD)
         assert not self._thread.is_alive()
 
     # ---- looking on
@@ -76,7 +83,7 @@ class LiveServer:
         stats = self.engine.stats
         return stats.running == stats.waiting == stats.blocks_used == 0
 
-    def wait(self, true: Callable[[], bool], seconds: float = 20.0) -> None:
+    def wait(self, true: Callable[[], bool], seconds: float = GUARD) -> None:
         """Wait for something that must come; the time is only a bound for a failing test."""
         end = time.monotonic() + seconds
         while not true():
@@ -89,7 +96,7 @@ class LiveServer:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Reply:
         """One request on a connection of its own. A body that is not bytes is sent as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GUARD)
         with contextlib.closing(connection):
             sent = {"content-type": "application/json"} if body is not None else {}
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -111,18 +118,34 @@ class LiveServer:
 
     def connect(self) -> socket.socket:
         """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=GUARD)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum over a metric's samples whose labels include the given ones."""
-        time.sleep(0.3)  # renderings are kept for a quarter of a second
+        """The sum over a metric's samples whose labels include the given ones, as of now."""
         total, found = 0.0, False
-        for line in self.get("/metrics").text.splitlines():
+        with unittest.mock.patch("quire.server.exposition.CACHE_SECONDS", -1.0):
+            text = self.get("/metrics").text
+        for line in text.splitlines():
             head, _, value = line.rpartition(" ")
             if head.partition("{")[0] == name and all(f'{k}="{v}"' in head for k, v in labels.items()):
                 total, found = total + float(value), True
         assert found, f"no metric {name} {labels}"
         return total
+
+    def counted(self, number: float, name: str, **labels: str) -> None:
+        """Wait for a metric to be `number`: a request is counted when its answer has gone out."""
+        self.wait(lambda: self.metric(name, **labels) == number)
+
+    @contextlib.contextmanager
+    def busy(self, requests: int, headers: str = "", **fields: Any) -> Iterator[list[socket.socket]]:
+        """Streamed requests that end when the context does. For a server made with ENDLESS and PATIENT."""
+        body = {"prompt": "on", "max_tokens": 60_000, "ignore_eos": True, "stream": True} | fields
+        with contextlib.ExitStack() as stack:
+            socks = [stack.enter_context(self.connect()) for _ in range(requests)]
+            for sock in socks:
+                sock.sendall(request_bytes("/v1/completions", body, headers=headers))
+            self.wait(lambda: self.engine.stats.running + self.engine.stats.waiting >= requests)
+            yield socks
 
 
 @dataclass(frozen=True)
@@ -224,7 +247,7 @@ class Neighbour:
 
     def stop(self) -> None:
         self._stopping = True
-        self._thread.join(60)
+        self._thread.join(GUARD)
 
 
 @contextlib.contextmanager

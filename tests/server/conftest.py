@@ -15,7 +15,7 @@ from helpers.tokenizers import write_byte_tokenizer
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "model"
-    save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 2048}), path)
+    save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 65_536}), path)
     write_byte_tokenizer(path)
     return path
 

@@ -1,15 +1,25 @@
-"""Tokens of one step: all made, then all sent; several of one stream in one write."""
+"""The protocol by itself, callback by callback. Tokens of one step: all made, then all sent; several of one stream in
+one write. Headers in pieces, and late.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+import types
 from typing import Any
 
+import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from quire.server.protocol import Connections, LimitedProtocol
+from quire.config.serving import ServingConfig
+from quire.server import context, exchange, protocol
+from quire.server.context import ServerContext
+from quire.server.errors import ApiError
+from quire.server.exchange import Exchange
+from quire.server.protocol import MAX_HEADER_BYTES, Connections, LimitedProtocol
 
 
 class Wire(asyncio.Transport):
@@ -28,11 +38,22 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closing
 
+    def close(self) -> None:
+        self.closing = True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def sent(self) -> bytes:
+        return b"".join(data for _, data in self.log)
+
 
 def connect(
     table: Connections, names: str, log: list[tuple[str, bytes]], extra: dict[str, Any] | None = None
 ) -> list[tuple[LimitedProtocol, Wire]]:
-    async def app(*_: Any) -> None: ...
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
 
     config = Config(app, interface="asgi3", log_config=None)
     config.load()
@@ -136,3 +157,96 @@ async def leave_tls_alone() -> None:
         protocol.write_chunk(b"", b"secret", b"")
         await asyncio.sleep(0)
         assert log == [("a", b"6\r\nsecret\r\n")]
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+def request(size: int) -> bytes:
+    """A request whose headers count `size` bytes."""
+    start = b"GET /version HTTP/1.1\r\nhost: localhost\r\na: "
+    counted = len(b"/version") + len(b"host") + len(b"localhost") + len(b"a") + 2 * 4
+    return start + b"b" * (size - counted) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [10_000, MAX_HEADER_BYTES, MAX_HEADER_BYTES + 1])
+@pytest.mark.parametrize("piece", [1000, 2**20, 7])
+def test_headers_in_pieces_cost_what_they_do_in_one(size: int, piece: int) -> None:
+    """On a connection that brings several such requests, cut anywhere."""
+    asyncio.run(send_in_pieces(request(size), piece, fits=size <= MAX_HEADER_BYTES))
+
+
+async def send_in_pieces(data: bytes, piece: int, *, fits: bool) -> None:
+    ((server, wire),) = connect(Connections(10, 10.0), "a", [])
+    for number in range(1, 4):
+        for at in range(0, len(data), piece):
+            server.data_received(data[at : at + piece])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if not fits:
+            assert wire.sent().startswith(b"HTTP/1.1 431 ")
+            return
+        assert wire.sent() == ANSWER * number
+
+
+@pytest.mark.parametrize("came", [b"\r\n", b""])
+def test_what_came_during_a_standstill_is_read_before_it_is_called_late(
+    came: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers that are due come first then."""
+    monkeypatch.setattr(protocol, "GRACE_SECONDS", 60.0 if came else 0.0)
+    asyncio.run(be_late(came))
+
+
+async def be_late(came: bytes) -> None:
+    ((server, wire),) = connect(Connections(10, 600.0), "a", [])
+    server.data_received(b"GET /version HTTP/1.1\r\nhost: localhost\r\n")
+    server._late()
+    if came:
+        server.data_received(came)
+    while not wire.log:
+        await asyncio.sleep(0)
+    assert wire.sent().startswith(ANSWER[:13] if came else b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("grace", [60.0, 0.0])
+def test_a_body_that_came_during_a_standstill_is_not_late(
+    grace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "GRACE_SECONDS", grace)
+
+    async def receive() -> dict[str, Any]:
+        for _ in range(100):  # its time is over, and it is there soon afterwards
+            await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"whole"}
+
+    async def send(_: Any) -> None: ...
+
+    asked = Exchange({"method": "POST", "path": "/", "headers": []}, receive, send)
+    if grace:
+        assert asyncio.run(asked.body(100, 0.0)) == b"whole"
+    else:
+        with pytest.raises(ApiError, match="not complete"):
+            asyncio.run(asked.body(100, 0.0))
+
+
+def test_a_standstill_does_not_count_as_not_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at its readers an hour has passed for this process."""
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(context, "time", types.SimpleNamespace(monotonic=lambda: next(hours)))
+    passed: list[float] = []
+
+    class Watch:
+        def waiting(self, seconds: float) -> float:
+            passed.append(seconds)
+            return 0.0
+
+    async def work() -> None:
+        served = ServerContext(None, ServingConfig(reader_timeout=0.04), None, {Watch()})  # type: ignore[arg-type]
+        sweeping = asyncio.create_task(served.sweep())
+        while len(passed) < 3:
+            await asyncio.sleep(0.001)
+        sweeping.cancel()
+
+    asyncio.run(work())
+    assert set(passed) == {0.02}

@@ -499,21 +499,26 @@ class AsyncEngine:
         return deaths
 
     def _tick(self, now: float) -> None:
-        """End the requests of readers that do not read."""
-        serving = self.serving
-        for live in list(self._live.values()):
-            if not live.pending:
-                continue
-            waited = now - live.unread_since
-            if waited > serving.reader_timeout or live.unread > serving.reader_tokens * len(
-                live.output.outputs
-            ):
-                self._end(
-                    live,
-                    QuireError(
-                        f"{live.unread} tokens were left unread for {waited:.1f} s: the request has ended"
-                    ),
-                )
+        """End the requests of readers that do not read. Readers that have been woken come first: after a standstill
+        of this process there may be some.
+        """
+        assert self._loop is not None
+        late = [live for live in self._live.values() if self._unread_too_long(live, now)]
+        if late:
+            self._loop.call_soon(self._end_unread, late, now)
+
+    def _unread_too_long(self, live: Live, now: float) -> bool:
+        limit = self.serving.reader_tokens * len(live.output.outputs)
+        return bool(live.pending) and (
+            now - live.unread_since > self.serving.reader_timeout or live.unread > limit
+        )
+
+    def _end_unread(self, late: list[Live], now: float) -> None:
+        for live in late:
+            if self._unread_too_long(live, now):
+                waited = now - live.unread_since
+                message = f"{live.unread} tokens were left unread for {waited:.1f} s: the request has ended"
+                self._end(live, QuireError(message))
 
     # -- start-up -----------------------------------------------------------------------------------------
 

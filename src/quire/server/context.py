@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -83,9 +84,15 @@ class ServerContext:
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
     async def sweep(self) -> None:
-        """End responses whose client has not read for `reader_timeout` seconds; runs until cancelled."""
+        """End responses whose client has not read for `reader_timeout` seconds; runs until cancelled.
+
+        While this process itself stood still nobody was given anything to read: that time does not count.
+        """
         limit = self.config.reader_timeout
+        pause, last = min(1.0, limit / 4), time.monotonic()
         while True:
-            await asyncio.sleep(min(1.0, limit / 4))
-            for watch in [w for w in self.watches if w.waiting() > limit]:
+            await asyncio.sleep(pause)
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * pause), now
+            for watch in [w for w in self.watches if w.waiting(passed) > limit]:
                 watch.end_slow_reader()

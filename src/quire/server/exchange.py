@@ -21,6 +21,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 JSON = b"application/json"
+# After a standstill of this process its timers come before what has arrived meanwhile: so long that is awaited.
+GRACE_SECONDS = 0.1
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -127,8 +129,11 @@ class Exchange:
         if length.isdigit() and int(length) > limit:
             raise self._too_large(limit)
         parts: list[bytes] = []
+        loop = asyncio.get_running_loop()
+        late: asyncio.TimerHandle | None = None
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(None) as deadline:
+                late = loop.call_later(seconds, lambda: deadline.reschedule(loop.time() + GRACE_SECONDS))
                 more = True
                 while more:
                     message = await self._receive()
@@ -143,6 +148,9 @@ class Exchange:
             raise ApiError(
                 408, f"the body was not complete after {seconds:g} s", code="request_timeout", close=True
             ) from None
+        finally:
+            if late is not None:
+                late.cancel()
         return b"".join(parts)
 
     @staticmethod
@@ -219,7 +227,7 @@ class HangUpWatch:
         self.exchange = exchange
         self._receive = receive
         self._reason = ""
-        self._blocked_since = 0.0
+        self._blocked = 0.0
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -239,14 +247,10 @@ class HangUpWatch:
             self._reason = reason
             self._task.cancel()
 
-    def waiting(self) -> float:
-        """Seconds that output has been piling up, as of the calls of this: call it regularly."""
-        if not self.exchange.blocked():
-            self._blocked_since = 0.0
-            return 0.0
-        now = time.monotonic()
-        self._blocked_since = self._blocked_since or now
-        return now - self._blocked_since
+    def waiting(self, passed: float) -> float:
+        """Seconds that output has been piling up, by the calls of this, `passed` seconds after the one before."""
+        self._blocked = self._blocked + passed if self.exchange.blocked() else 0.0
+        return self._blocked
 
     def end_slow_reader(self) -> None:
         """Stop the work and drop the connection with what is still buffered for it."""

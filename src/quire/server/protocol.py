@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from quire.server.errors import ApiError
+from quire.server.exchange import GRACE_SECONDS
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -241,6 +242,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
+        self._timer = self.loop.call_later(GRACE_SECONDS, self._end_late)
+
+    def _end_late(self) -> None:
         self._timer = None
         if not self._in_headers:  # nothing was asked
             self.transport.close()
