@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from helpers.server import Reply, request_bytes
+from helpers.server import GUARD, Reply, request_bytes
+from quire.server.exposition import CACHE_SECONDS
 
-SMALL = ["--max-model-len", "2000", "--threads", "1", "--memory", "700MiB"]
-_GUARD = 60.0  # seconds after which waiting is given up; no test is decided by it
+SMALL = ["--max-model-len", "65000", "--threads", "1", "--memory", "700MiB"]
 
 
 class Process:
@@ -41,6 +42,30 @@ class Process:
         else:
             pytest.fail("\n".join(self.lines))
 
+    def said(self, text: str) -> None:
+        """Wait for a line of the log that has a text."""
+        assert self.process.stderr is not None
+        with self._guarded():
+            while text not in (line := self.process.stderr.readline()):
+                assert line, f"ended without {text!r}"
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for its end; exit status and what was logged since."""
+        assert self.process.stderr is not None
+        with self._guarded():
+            rest = self.process.stderr.read()
+            return self.process.wait(), rest
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Waiting in vain ends with the process."""
+        guard = threading.Timer(GUARD, self.process.kill)
+        guard.start()
+        try:
+            yield
+        finally:
+            guard.cancel()
+
     @property
     def port(self) -> int:
         found = re.search(r":(\d+)$", self.lines[-1])
@@ -56,14 +81,13 @@ class Process:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait; exit status and what was logged."""
         self.process.send_signal(number)
-        _, rest = self.process.communicate(timeout=_GUARD)
-        return self.process.returncode, rest
+        return self.ended()
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Reply:
         """One request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_GUARD)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GUARD)
         with contextlib.closing(connection):
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data, {"content-type": "application/json"} | (headers or {}))
@@ -76,20 +100,36 @@ class Process:
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
-        time.sleep(0.3)  # renderings are kept for a quarter of a second
+        time.sleep(1.1 * CACHE_SECONDS)
         lines = [line.rpartition(" ") for line in self.request("GET", "/metrics").text.splitlines()]
         found = [float(value) for head, _, value in lines if head.partition("{")[0] == name]
         assert found, name
         return sum(found)
 
-    def stream(self, tokens: int, **fields: Any) -> socket.socket:
-        """A connection whose streamed answer has begun."""
+    def ask(self, tokens: int, **fields: Any) -> socket.socket:
+        """A connection with a request for a streamed answer."""
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "ignore_eos": True}
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=_GUARD)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=GUARD)
         asked = body | {"stream": True} | fields
         sock.sendall(request_bytes("/v1/chat/completions", asked, headers="connection: close\r\n"))
+        return sock
+
+    def stream(self, tokens: int, **fields: Any) -> socket.socket:
+        """A connection whose streamed answer has begun."""
+        sock = self.ask(tokens, **fields)
         assert sock.recv(10)
         return sock
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[None]:
+        """Its engine is stopped meanwhile: what is asked is not answered."""
+        engine = self.engine
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -106,7 +146,7 @@ def running(folder: Path, *options: str) -> Iterator[Process]:
 
 def until(true: Callable[[], bool]) -> None:
     """Wait for something that must come."""
-    end = time.monotonic() + _GUARD
+    end = time.monotonic() + GUARD
     while not true():
         assert time.monotonic() < end, "in vain"
         time.sleep(0.02)

@@ -23,7 +23,6 @@ from quire.config.serving import ServingConfig
 from quire.engine.async_engine import AsyncEngine
 from quire.server.run import HttpServer, bind
 
-
 # Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.
 ENDLESS: dict[str, Any] = {"max_model_len": 65_000}
 PATIENT: dict[str, Any] = {"reader_tokens": 10**6, "reader_timeout": 600.0}

@@ -15,7 +15,6 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from quire.config.serving import ServingConfig
-from quire.server import context, exchange, protocol
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
@@ -194,7 +193,7 @@ def test_what_came_during_a_standstill_is_read_before_it_is_called_late(
     came: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timers that are due come first then."""
-    monkeypatch.setattr(protocol, "GRACE_SECONDS", 60.0 if came else 0.0)
+    monkeypatch.setattr("quire.server.protocol.GRACE_SECONDS", 60.0 if came else 0.0)
     asyncio.run(be_late(came))
 
 
@@ -213,7 +212,7 @@ async def be_late(came: bytes) -> None:
 def test_a_body_that_came_during_a_standstill_is_not_late(
     grace: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "GRACE_SECONDS", grace)
+    monkeypatch.setattr("quire.server.exchange.GRACE_SECONDS", grace)
 
     async def receive() -> dict[str, Any]:
         for _ in range(100):  # its time is over, and it is there soon afterwards
@@ -233,7 +232,7 @@ def test_a_body_that_came_during_a_standstill_is_not_late(
 def test_a_standstill_does_not_count_as_not_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at its readers an hour has passed for this process."""
     hours = itertools.count(step=3600.0)
-    monkeypatch.setattr(context, "time", types.SimpleNamespace(monotonic=lambda: next(hours)))
+    monkeypatch.setattr("quire.server.context.time", types.SimpleNamespace(monotonic=lambda: next(hours)))
     passed: list[float] = []
 
     class Watch:

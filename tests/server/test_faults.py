@@ -32,15 +32,27 @@ FIXED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is next 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Process]:
-    with running(folder, "--stall-timeout", "1", "--engine-restarts", "50") as process:
+    patience = ("--reader-timeout", "600", "--reader-tokens", "1000000", "--hang-timeout", "0")
+    with running(folder, "--stall-timeout", "1", "--engine-restarts", "50", *patience) as process:
         yield process
 
 
 def answer(server: Process) -> str:
-    """The neighbour's: always the same."""
-    reply = server.request("POST", CHAT, FIXED)
-    assert reply.status == 200, reply.text
-    return str(reply.json["choices"][0]["message"]["content"])
+    """The neighbour's: always the same. A machine that stands still for a second has a stalled engine."""
+    return str(asked(server, FIXED).json["choices"][0]["message"]["content"])
+
+
+def asked(server: Process, body: dict[str, Any]) -> Reply:
+    """An answer, asked for again when it is refused for a time."""
+    replies: list[Reply] = []
+
+    def taken() -> bool:
+        replies.append(server.request("POST", CHAT, body))
+        return replies[-1].status != 503
+
+    until(taken)
+    assert replies[-1].status == 200, replies[-1].text
+    return replies[-1]
 
 
 def last_event(sock: socket.socket) -> Any:
@@ -51,17 +63,17 @@ def last_event(sock: socket.socket) -> Any:
 
 @pytest.mark.parametrize("moment", ["prefill", "decode"])
 def test_a_killed_engine(server: Process, moment: str) -> None:
-    """Row 59: errors that say try again, within 2 s; then the same answers, and nothing held."""
+    """Row 59: errors that say try again, at once; then the same answers, and nothing held."""
     before, held = answer(server), descriptors(server.process.pid)
     first = server.engine
     whole = socket.create_connection(("127.0.0.1", server.port))
     messages = [
         {"role": "user", "content": f"{moment} " * 9}
     ]  # not the same at two deaths: it would be blamed
-    long = {**FIXED, "max_tokens": 1900, "messages": messages}
+    long = {**FIXED, "max_tokens": 60_000, "messages": messages}
     head = "connection: close\r\n"
     if moment == "decode":
-        streaming = server.stream(1900, messages=messages)
+        streaming = server.stream(60_000, messages=messages)
         whole.sendall(request_bytes(CHAT, long, headers=head))
     else:
         os.kill(first, signal.SIGSTOP)  # so that the request is there and not begun, or begun and not done
@@ -85,25 +97,22 @@ def test_a_killed_engine(server: Process, moment: str) -> None:
     until(server.ready)
     assert server.engine != first
     assert answer(server) == before
-    assert server.metric("quire_kv_blocks_used") == 0
+    until(lambda: server.metric("quire_kv_blocks_used") == 0)
     until(lambda: descriptors(server.process.pid) <= held)
 
 
 def test_a_stopped_engine(server: Process) -> None:
     """Row 60: not ready, but alive; it refuses what comes; when it is back it goes on where it was."""
     before, engine = answer(server), server.engine
-    expected = stream_text(server.request("POST", CHAT, FIXED | {"stream": True, "max_tokens": 1900}))
+    expected = stream_text(asked(server, FIXED | {"stream": True, "max_tokens": 1900}))
     sock = server.stream(1900, messages=FIXED["messages"], seed=5)
-    os.kill(engine, signal.SIGSTOP)
-    try:
+    with server.standing():
         until(lambda: not server.ready())
         assert server.request("GET", "/health/live").status == 200
         refused = server.request("POST", CHAT, FIXED)
         refused.error(503, "engine_unavailable")
         assert int(refused.headers["retry-after"]) >= 1
         assert b'"stalled"' in server.request("GET", "/health/ready").body
-    finally:
-        os.kill(engine, signal.SIGCONT)
     until(server.ready)
     body = (b"HTTP/1.1 2" + read_all(sock)).partition(b"\r\n\r\n")[2]
     events = b"".join(chunk for chunk in body.split(b"\r\n") if chunk.startswith(b"data: "))
@@ -118,7 +127,7 @@ def test_a_killed_server_leaves_nothing(folder: Path, busy: bool) -> None:
     """Row 61."""
     with running(folder) as server:
         engine, port = server.engine, server.port
-        sock = server.stream(1900) if busy else None
+        sock = server.stream(60_000) if busy else None
         server.process.kill()
         server.process.wait()
         until(lambda: gone(engine))
@@ -207,7 +216,7 @@ class Mix:
 
 
 def _leave(server: Process) -> int:
-    with server.stream(1500) as sock:
+    with server.stream(60_000) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return 0
 
@@ -217,7 +226,7 @@ _KINDS: dict[str, Any] = {
     "bad value": lambda server: server.request("POST", CHAT, FIXED | {"temperature": -1}).status,
     "unknown model": lambda server: server.request("POST", CHAT, FIXED | {"model": "x"}).status,
     "elsewhere": lambda server: server.request("GET", "/elsewhere").status,
-    "too long": lambda server: server.request("POST", "/v1/completions", {"prompt": "word " * 2000}).status,
+    "too long": lambda server: server.request("POST", "/v1/completions", {"prompt": "word " * 65_000}).status,
     "late": lambda server: server.request("POST", CHAT, FIXED | {"deadline_ms": 1, "n": 4}).status,
     "several": lambda server: server.request("POST", CHAT, FIXED | {"n": 3, "logprobs": True}).status,
     "metrics": lambda server: server.request("GET", "/metrics").status,
@@ -239,5 +248,5 @@ def test_everything_at_once(server: Process) -> None:
     allowed = {"200", "400", "404", "503", "504", "0"}
     assert {saw.rpartition(" ")[2] for saw in mix.seen if not saw.startswith("good, ")} <= allowed, mix.seen
     until(lambda: descriptors(pid) <= files)
-    assert server.metric("quire_kv_blocks_used") == 0
+    until(lambda: server.metric("quire_kv_blocks_used") == 0)
     assert resident(pid) - memory < 24 * 2**20

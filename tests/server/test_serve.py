@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from helpers.process import SMALL, children, running
+from helpers.process import SMALL, children, running, until
 from helpers.server import read_all
 from quire.cli.main import main
 from quire.cli.serve import read_config, settings
@@ -29,39 +28,35 @@ def test_start_serve_and_drain(folder: Path) -> None:
         server.process.send_signal(signal.SIGHUP)  # there is no certificate to read again
         assert "KV blocks" in " ".join(server.lines)
         engines = children(server.process.pid)
-        sock = server.stream(1900)
-        server.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + 20
-        while True:  # still answering, no longer ready
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-            connection.request("GET", "/health/ready")
-            status = connection.getresponse().status
-            connection.close()
-            if status == 503:
-                break
-            assert time.monotonic() < end
+        with server.standing():
+            sock = server.ask(50)
+            until(lambda: server.metric("quire_waiting_tokens") > 0)
+            server.process.send_signal(signal.SIGTERM)
+            server.said("SIGTERM: draining")
+            ready = server.request("GET", "/health/ready")  # still answering, no longer ready
+            assert (ready.status, ready.json["error"]["code"]) == (503, "draining")
+            assert server.request("GET", "/health/live").status == 200
+            body = {"messages": [{"role": "user", "content": "Hi"}]}
+            assert server.request("POST", "/v1/chat/completions", body).status == 503
         text = read_all(sock)
         assert b"[DONE]" in text
-        _, log = server.process.communicate(timeout=60)
-        assert server.process.returncode == 0
+        status, log = server.ended()
+        assert status == 0
         lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-        assert any(line["message"].startswith("SIGTERM: draining") for line in lines)
-        chat = next(line for line in lines if line["message"] == "POST /v1/chat/completions")
-        assert (chat["status"], chat["completion_tokens"]) == (200, 1900)
+        answers = [line for line in lines if line["message"] == "POST /v1/chat/completions"]
+        assert [(a["status"], a.get("completion_tokens")) for a in answers] == [(503, None), (200, 50)]
         assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
 
 
 def test_a_second_signal_ends_at_once(folder: Path) -> None:
     with running(folder, "--shutdown-timeout", "600") as server:
         engines = children(server.process.pid)
-        sock = server.stream(1900)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        for _ in range(2):
-            server.process.send_signal(signal.SIGINT)
-            time.sleep(0.05)
-        _, log = server.process.communicate(timeout=60)
-        assert server.process.returncode in {0, 1}  # 0: the stream was over before the second signal
-        assert server.process.returncode == 0 or "ending at once" in log
+        sock = server.stream(60_000)
+        server.process.send_signal(signal.SIGINT)
+        server.said("SIGINT: draining")
+        status, log = server.end(signal.SIGINT)
+        assert status == 1
+        assert "SIGINT: ending at once" in log
         assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
         sock.close()
 
@@ -104,9 +99,7 @@ def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
         assert subject(server.port) == "first"
         make_certificate(key, certificate, "second")
         server.process.send_signal(signal.SIGHUP)
-        end = time.monotonic() + 20
-        while subject(server.port) != "second":
-            assert time.monotonic() < end
+        until(lambda: subject(server.port) == "second")
         assert server.end()[0] == 0
     certificate.write_text("not a certificate")
     assert main(["serve", str(folder), "--port", "0", *options]) == 1
@@ -217,10 +210,7 @@ def test_a_closed_log_does_not_matter(folder: Path) -> None:
         assert server.process.stderr is not None
         server.process.stderr.close()
         for _ in range(3):
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-            connection.request("GET", "/health")
-            assert connection.getresponse().status == 200
-            connection.close()
+            assert server.request("GET", "/health").status == 200
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(60) == 0
 
