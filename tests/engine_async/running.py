@@ -15,7 +15,7 @@ from quire.engine.async_engine import AsyncEngine
 from quire.engine.host import Host
 from quire.types import SamplingParams
 
-GUARD = 60.0  # seconds after which a test that hangs is ended; no test is decided by time
+GUARD = 300.0  # seconds after which a test that hangs is ended; no test is decided by time
 ON_AND_ON = SamplingParams(temperature=0, max_tokens=60_000, ignore_eos=True)
 
 

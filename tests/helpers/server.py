@@ -26,7 +26,7 @@ from quire.server.run import HttpServer, bind
 # Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.
 ENDLESS: dict[str, Any] = {"max_model_len": 65_000}
 PATIENT: dict[str, Any] = {"reader_tokens": 10**6, "reader_timeout": 600.0}
-GUARD = 60.0  # seconds after which waiting is given up; no test is decided by it
+GUARD = 300.0  # seconds after which waiting is given up; no test is decided by it
 
 
 class LiveServer:
