@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.checkpoints import save, tiny_model
-from helpers.tokenizers import write_byte_tokenizer
+from helpers.tokenizers import save_whole
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cli") / "model"
-    save(tiny_model("qwen3"), path)
-    write_byte_tokenizer(path)
-    return path
+    return save_whole("qwen3", tmp_path_factory.mktemp("cli") / "model")

@@ -12,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.checkpoints import save, tiny_model
 from helpers.gguf_files import write_model
-from helpers.tokenizers import write_byte_tokenizer
+from helpers.tokenizers import save_whole
 from quire.cli.main import main
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -105,10 +104,7 @@ def page(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sound")
-    save(tiny_model("llama2"), folder, torch.float32)
-    write_byte_tokenizer(folder)
-    return folder
+    return save_whole("llama2", tmp_path_factory.mktemp("sound"))
 
 
 MISTAKES: list[tuple[Callable[[Path], None], str]] = [

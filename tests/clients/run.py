@@ -17,9 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from helpers.checkpoints import TinyModel, save
-from helpers.server import LiveServer, serving
-from helpers.tokenizers import write_byte_tokenizer
+from helpers.server import LiveServer, served_folder, serving
 
 HERE = Path(__file__).parent
 KEY = "secret"
@@ -41,8 +39,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = args.model or Path(name) / "tiny"
         if args.model is None:
-            save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 2048}), folder)
-            write_byte_tokenizer(folder)
+            served_folder(folder)
         options = {} if args.client == "schemathesis" else {"api_key": (KEY,)}
         engine = {"max_model_len": 1024, "dtype": "float32"}  # lm_eval compares with transformers in float32
         with serving(folder, engine, served_model_name=("tiny",), **options) as server:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.checkpoints import save, tiny_model
-from helpers.tokenizers import Folder, write_byte_tokenizer
+from helpers.tokenizers import Folder, save_whole
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
@@ -20,10 +19,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
     def get(name: str, dtype: torch.dtype = torch.float32) -> Path:
         if (name, dtype) not in made:
-            folder = tmp_path_factory.mktemp(name)
-            save(tiny_model(name), folder, dtype)
-            write_byte_tokenizer(folder)
-            made[name, dtype] = folder
+            made[name, dtype] = save_whole(name, tmp_path_factory.mktemp(name), dtype)
         return made[name, dtype]
 
     return get

@@ -8,18 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.checkpoints import save, tiny_model
-from helpers.tokenizers import write_byte_tokenizer
+from helpers.checkpoints import tiny_model
+from helpers.tokenizers import save_whole, write_byte_tokenizer
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save(tiny_model("llama3.1"), folder)
-    write_byte_tokenizer(folder)
-    return folder
+    return save_whole("llama3.1", tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from typing import Any
 
 import uvloop
 
+from helpers.checkpoints import TinyModel
+from helpers.tokenizers import save_whole
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.async_engine import AsyncEngine
@@ -27,6 +29,11 @@ from quire.server.run import HttpServer, bind
 ENDLESS: dict[str, Any] = {"max_model_len": 65_000}
 PATIENT: dict[str, Any] = {"reader_tokens": 10**6, "reader_timeout": 600.0}
 GUARD = 300.0  # seconds after which waiting is given up; no test is decided by it
+
+
+def served_folder(folder: Path) -> Path:
+    """`folder`, now with a tiny Llama of a long context."""
+    return save_whole(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 65_536}), folder)
 
 
 class LiveServer:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
+import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from helpers.checkpoints import VOCAB
+from helpers.checkpoints import VOCAB, TinyModel, save, tiny_model
 
 Folder = Callable[..., Path]  # (name of a tiny model, dtype) -> its checkpoint folder
 
@@ -17,6 +18,13 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
+
+
+def save_whole(model: TinyModel | str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """`folder`, now with a tiny model, given or by name, of random weights and a tokenizer of its size."""
+    save(tiny_model(model) if isinstance(model, str) else model, folder, dtype)
+    write_byte_tokenizer(folder)
+    return folder
 
 
 def write_byte_tokenizer(folder: Path) -> None:

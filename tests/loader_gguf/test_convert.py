@@ -21,7 +21,7 @@ from helpers.checkpoints import (
 )
 from helpers.gguf_files import made_model, write_model
 from helpers.quantized_folders import quantized_folder
-from helpers.tokenizers import write_byte_tokenizer
+from helpers.tokenizers import save_whole
 from quire.cli.main import main
 from quire.engine.opening import open_model
 from quire.llm import LLM
@@ -36,10 +36,7 @@ _PLAIN_ROPE = rope_of("default")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("llama")
-    save(tiny_model("llama2"), found, torch.float32)
-    write_byte_tokenizer(found)
-    return found
+    return save_whole("llama2", tmp_path_factory.mktemp("llama"))
 
 
 def convert(*args: object) -> int:

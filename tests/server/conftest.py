@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers.checkpoints import TinyModel, save
-from helpers.server import LiveServer, serving
-from helpers.tokenizers import write_byte_tokenizer
+from helpers.server import LiveServer, served_folder, serving
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("served") / "model"
-    save(TinyModel("served", "LlamaConfig", {"max_position_embeddings": 65_536}), path)
-    write_byte_tokenizer(path)
-    return path
+    return served_folder(tmp_path_factory.mktemp("served") / "model")
 
 
 @pytest.fixture(scope="module")
