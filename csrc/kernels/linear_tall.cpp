@@ -1,5 +1,6 @@
 #include "kernels/linear_tall.h"
 
+#include "kernels/micro.h"
 #include "simd/tall_tile.h"
 
 #if QUIRE_AVX512
@@ -46,6 +47,33 @@ QUIRE_INLINE void write_row(const LinearTask& task, int p, int r, const float* s
   }
 }
 
+// The same for rows [begin, end) of `sums`, where all columns exist and there is no bias.
+template <bool kBytes, bool kStream>
+void write_whole(const LinearTask& task, int p, int begin, int end, const float* sums) {
+  constexpr int kVectors = kPanel / 16;
+  const size_t column = static_cast<size_t>(p) * kPanel;
+  V16 scale[kVectors];
+  I16 offset[kVectors];
+  for (int c = 0; kBytes && c < kVectors; ++c) {
+    scale[c] = load(task.w_scale + column + c * 16);
+    offset[c] = iload(task.w_offset + column + c * 16);
+  }
+  for (int r = begin; r < end; ++r) {
+    float* y = task.y + r * task.ldy + column;
+    const float* sum = sums + r * kPanel;
+    const V16 x_scale = kBytes ? set1(task.x_scale[r]) : zero();
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) {
+      V16 v;
+      if (kBytes)
+        v = mul(to_float(isub(iload(sum + c * 16), offset[c])), mul(x_scale, scale[c]));
+      else
+        v = load(sum + c * 16);
+      kStream ? stream(y + c * 16, v) : store(y + c * 16, v);
+    }
+  }
+}
+
 // Both formats take four bytes of a row a step.
 template <bool kBytes>
 void linear_tall(const LinearTask& task) {
@@ -55,6 +83,8 @@ void linear_tall(const LinearTask& task) {
   TallTile t;
   t.ldx = task.ldx * (kBytes ? 1 : 2);
   for (int p = task.panel_begin; p < task.panel_end; ++p) {
+    if (kBytes) fetch_scales(task, p);
+    const bool whole = task.n - p * kPanel >= kPanel && !task.bias;
     for (int k0 = 0; k0 < k_steps; k0 += block) {
       const char* w = static_cast<const char*>(task.w) + (static_cast<size_t>(p) * k_steps + k0) * kStepBytes;
       t.steps = static_cast<size_t>(k_steps - k0 < block ? k_steps - k0 : block);
@@ -71,10 +101,16 @@ void linear_tall(const LinearTask& task) {
           t.sums = sums + r0 * kPanel + c;
           run_tile<kBytes>(rows, t);
         }
-        for (int r = r0; last && r < r0 + rows; ++r) write_row<kBytes>(task, p, r, sums + r * kPanel);
+        if (!last) continue;
+        if (whole)
+          task.stream ? write_whole<kBytes, true>(task, p, r0, r0 + rows, sums)
+                      : write_whole<kBytes, false>(task, p, r0, r0 + rows, sums);
+        else
+          for (int r = r0; r < r0 + rows; ++r) write_row<kBytes>(task, p, r, sums + r * kPanel);
       }
     }
   }
+  if (task.stream) stream_end();
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace QUIRE_ISA {
 
 // Rows that are done in tall tiles: with fewer, weights are better passed over in the L1 cache; of more, inputs that are
 // read twice no longer stay in it.
-constexpr int kTallFrom = 19, kTallTo = 60;
+constexpr int kTallFrom = 16, kTallTo = 60;
 inline bool in_tall_tiles(int rows) { return rows >= kTallFrom && rows <= kTallTo; }
 
 void linear_tall_bf16(const LinearTask& task);

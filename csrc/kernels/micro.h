@@ -4,6 +4,7 @@
 // bits of an output depend only on its own row and column, never on R, C or who computes the neighbours.
 #pragma once
 
+#include "kernels.h"
 #include "simd/vec.h"
 
 namespace quire {
@@ -48,6 +49,14 @@ QUIRE_INLINE void micro(typename T::sum* acc, const typename T::elem* x, size_t 
     }
     x += T::step;
     w += wstride;
+  }
+}
+
+// What scales panel p of an int8 linear lies apart from its weights: fetched while they are multiplied.
+QUIRE_INLINE void fetch_scales(const LinearTask& task, int p) {
+  for (int c = p * kPanel; c < (p + 1) * kPanel; c += 16) {
+    prefetch(task.w_scale + c);
+    prefetch(task.w_offset + c);
   }
 }
 

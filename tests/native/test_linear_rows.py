@@ -15,25 +15,45 @@ from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
 
 VOCAB = 40
 # One row block; two or three; tall tiles of each height; more than those; several tasks of rows.
-ROWS = (2, 6, 7, 18, 19, 20, 23, 24, 25, 31, 35, 36, 37, 48, 60, 61, 121)
+ROWS = (2, 6, 7, 15, 16, 17, 18, 19, 20, 23, 24, 25, 31, 35, 36, 37, 48, 60, 61, 121)
 
 
-def program_of(weights: str, dim: int) -> Program:
+def program_of(weights: str, dim: int, vocab: int = VOCAB) -> Program:
     """One layer whose linears leave partial panels."""
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
-    spec = ModelSpec(VOCAB, dim, (Layer(attention, MLP(72)),), norm=Norm(eps=1e-5), max_positions=64)
+    spec = ModelSpec(vocab, dim, (Layer(attention, MLP(72)),), norm=Norm(eps=1e-5), max_positions=64)
     if weights == "bf16":
         return lower(spec, NumberFormats("bf16", "bf16"))
     return lower(spec, NumberFormats("f32", "f32", I8, I8))
 
 
-def outputs(executor: NativeExecutor, arrays: StepArrays, out: str, ids: np.ndarray) -> F32:
-    """What the layer's first linear makes of sequences of one token each."""
+def executor_of(program: Program, limits: Limits, isa: str) -> tuple[NativeExecutor, StepArrays]:
+    """The program with random weights, ready to run."""
+    executor = NativeExecutor(program, threads=2, isa=isa)
+    for seed, param in enumerate(program.params):
+        offset = 0
+        for part in param.parts:
+            data = np.random.default_rng([seed, offset]).standard_normal(part.shape).astype(np.float32)
+            executor.put(param, offset, data, "F32")
+            offset += part.rows
+    arrays = StepArrays(limits, len(program.cache_groups))
+    executor.bind(limits, arrays)
+    return executor, arrays
+
+
+def set_step(arrays: StepArrays, ids: np.ndarray) -> int:
+    """Sequences of one token each."""
     n = len(ids)
     arrays.token_ids[:n], arrays.positions[:n], arrays.slots[:n] = ids, 0, range(n)
     arrays.query_start[: n + 1] = range(n + 1)
     for table in arrays.block_tables:
         table[:n, 0] = range(n)
+    return n
+
+
+def outputs(executor: NativeExecutor, arrays: StepArrays, out: str, ids: np.ndarray) -> F32:
+    """What the layer's first linear makes of sequences of one token each."""
+    n = set_step(arrays, ids)
     executor.run(n, n, 0)
     return executor.read(out, n)
 
@@ -45,15 +65,7 @@ def test_same_bits_for_any_number_of_rows(weights: str, dim: int, isa: str) -> N
     program = program_of(weights, dim)
     limits = Limits(max_tokens=128, max_rows=128, max_logit_rows=4, max_len=64, num_blocks=140)
     index, op = next((i, op) for i, op in enumerate(program.ops) if isinstance(op, Linear))
-    executor = NativeExecutor(program, threads=2, isa=isa)
-    for seed, param in enumerate(program.params):
-        offset = 0
-        for part in param.parts:
-            data = np.random.default_rng([seed, offset]).standard_normal(part.shape).astype(np.float32)
-            executor.put(param, offset, data, "F32")
-            offset += part.rows
-    arrays = StepArrays(limits, len(program.cache_groups))
-    executor.bind(limits, arrays)
+    executor, arrays = executor_of(program, limits, isa)
     executor.stop_after(index)
     alone = np.concatenate([outputs(executor, arrays, op.out, np.array([i])) for i in range(VOCAB)])
     assert len(np.unique(alone[:, 0])) == VOCAB
@@ -61,3 +73,26 @@ def test_same_bits_for_any_number_of_rows(weights: str, dim: int, isa: str) -> N
         ids = np.random.default_rng(rows).integers(0, VOCAB, rows)
         found = outputs(executor, arrays, op.out, ids)
         assert np.array_equal(found.view(np.uint32), alone[ids].view(np.uint32)), rows
+
+
+@pytest.mark.parametrize("isa", _native.supported_isas())
+@pytest.mark.parametrize("weights", ["bf16", "i8"])
+# Rows of whole cache lines, which are written past the caches, and others.
+@pytest.mark.parametrize("vocab", [20016, 20001])
+def test_many_logits_are_those_of_few(weights: str, vocab: int, isa: str) -> None:
+    program = program_of(weights, 50, vocab)
+    limits = Limits(max_tokens=64, max_rows=64, max_logit_rows=64, max_len=64, num_blocks=64)
+    executor, arrays = executor_of(program, limits, isa)
+    ids = np.random.default_rng(0).integers(0, vocab, 62)
+    arrays.logit_rows[:64] = range(64)
+
+    def logits(ids: np.ndarray) -> F32:
+        n = set_step(arrays, ids)
+        found = executor.run(n, n, n)
+        assert found.ctypes.data % 64 == 0
+        return found.copy()
+
+    few = np.concatenate([logits(ids[i : i + 2]) for i in range(0, len(ids), 2)])
+    assert np.isfinite(few).all()
+    for rows in (54, 62):  # more than 4 MiB: in tall tiles, in blocks
+        assert np.array_equal(logits(ids[:rows]).view(np.uint32), few[:rows].view(np.uint32))
