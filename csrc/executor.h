@@ -56,7 +56,7 @@ class Executor {
 
   int add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved);
   // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns. With `group`
-  // there are scales [max rows, groups], then int32 sums of the same shape; rows are padded to whole groups.
+  // two int32 numbers of each group lie behind them (QuantizeTask); rows are padded to whole groups.
   int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows, int per);
   // A layer's cache: which group's block table, and where it starts inside a block (bytes).
   int add_kv_layer(int group, int kv_heads, int head_dim, size_t offset);

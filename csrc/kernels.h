@@ -81,7 +81,7 @@ struct LinearTask {
   const float* x_scale;     // i8 and groups: [rows] of x
   const float* w_scale;     // i8: [n64]
   const int32_t* w_offset;  // i8: [n64]
-  const int32_t* x_groups;  // groups: [rows, 2, groups], see QuantizeTask
+  const int32_t* x_groups;  // groups: [rows, groups, 2], see QuantizeTask
   GroupFormat groups;
   float* y;            // [rows, n], row pitch ldy
   size_t ldy;
@@ -120,6 +120,7 @@ struct PackCodesTask {
 // With groups: bytes signed and padded with zeros to whole groups. A group's numbers are scale · 2^bits · bytes with
 // scale = max|x| / 127 / 2^kGroupBits of the whole row, and bits in [0, kGroupBits] the fewest that hold the group.
 constexpr int kGroupBits = 8;
+constexpr int32_t kGroupOne = 0x4b400000;  // the float32 1.5 * 2^23
 struct QuantizeTask {
   const float* x;      // [rows, cols]
   uint8_t* out;        // [rows, pitch]
@@ -127,7 +128,9 @@ struct QuantizeTask {
   float* scale;        // [rows]
   int cols, row_begin, row_end;
   int group;           // 0: one scale a row
-  int32_t* groups;     // [rows, 2, groups]: minus the sum of each group's bytes, then its bits
+  // [rows, groups, 2]: of each group the bits of the float32 m = 1.5 * 2^(23 + bits), and of m - 8 * 2^bits * sum of its
+  // bytes. With codes between 0 and 15, int32 sums that begin there are those over codes less 8, shifted, as m plus them.
+  int32_t* groups;
 };
 
 struct NormTask {

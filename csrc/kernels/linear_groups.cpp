@@ -49,8 +49,8 @@ constexpr int kMaxGroups = kBlockK / 16;
 
 // What a tile's rows need of each group of a block, at fixed distances: offsets of loads are then constants.
 struct Numbers {
-  alignas(64) int32_t less[kTileRows][kMaxGroups];   // minus a group's sum
-  alignas(64) int32_t start[kTileRows][kMaxGroups];  // and that times 2^middle, or 0 with float offsets
+  alignas(64) int32_t less[kTileRows][kMaxGroups];   // minus eight times a group's sum
+  alignas(64) int32_t start[kTileRows][kMaxGroups];  // minus that sum times 2^middle, or 0 with float offsets
   alignas(64) int32_t bits[kTileRows][kMaxGroups];
 };
 
@@ -104,13 +104,12 @@ QUIRE_INLINE V16 scales(const Layout& f, const char* group, const char* factors,
   return f.scales == GroupKind::f16_u8 ? mul(load_half(reinterpret_cast<const uint16_t*>(factors) + col), s) : s;
 }
 
-// Minus the offsets: what is added for each unit of minus a group's sum of inputs.
+// Minus an eighth of the offsets: what is added for each eighth of minus a group's sum of inputs.
 QUIRE_INLINE V16 offsets(const Layout& f, const char* group, const char* factors, int col, V16 scale) {
-  const V16 raw = load_kind(group + kPanel * f.scale + col * f.offset, f.offsets);
-  if (f.offsets == GroupKind::u8) return mul(scale, raw);
+  const V16 raw = load_kind(group + kPanel * f.scale + col * f.offset, f.offsets), eighth = set1(0.125f);
   if (f.offsets == GroupKind::f16_u8)
-    return mul(load_half(reinterpret_cast<const uint16_t*>(factors) + kPanel + col), raw);
-  return sub(zero(), raw);
+    return mul(mul(load_half(reinterpret_cast<const uint16_t*>(factors) + kPanel + col), raw), eighth);
+  return mul(f.offsets == GroupKind::u8 ? mul(scale, raw) : sub(zero(), raw), eighth);
 }
 
 // acc[r][c] += codes of C vectors · four features of R rows.
@@ -257,13 +256,12 @@ Form pick(const GroupFormat& f) {
 void gather(const LinearTask& task, int r0, int r1, int g0, int count, Form form, Numbers* in) {
   const size_t groups = static_cast<size_t>(task.groups.groups(task.k));
   for (int r = r0; r < r1; ++r) {
-    const int32_t* less = task.x_groups + r * 2 * groups + g0;
-    const int32_t* bits = less + groups;
-    for (int g = 0; g < count; g += 16) {
-      const I16 sums = iload_n(less + g, count - g);
-      istore(&in->less[r - r0][g], sums);
-      istore(&in->start[r - r0][g], form.offset ? izero() : shift_left(sums, form.middle));
-      istore(&in->bits[r - r0][g], iload_n(bits + g, count - g));
+    const int32_t* numbers = task.x_groups + (r * groups + g0) * 2;
+    int32_t *less = in->less[r - r0], *start = in->start[r - r0], *bits = in->bits[r - r0];
+    for (int g = 0; g < count; ++g) {
+      less[g] = numbers[2 * g + 1] - numbers[2 * g];
+      start[g] = form.offset ? 0 : less[g] * (1 << form.middle) / 8;
+      bits[g] = (numbers[2 * g] - kGroupOne) >> 23;
     }
   }
 }
@@ -313,12 +311,11 @@ void panel(const LinearTask& task, int p, Numbers* in) {
 
 #if QUIRE_AVX512
 
-// Input features that all tiles pass over together: of few tiles, runs so long that their ends count for little.
-constexpr int kManyTiles = 8, kManyTilesK = 512, kTilesK = 1024;
+// Input features that all tiles pass over together, at the most: runs so long that their ends count for little.
+constexpr int kTilesK = 1024;
 static_assert(kTilesK / 16 <= kRunGroups);
 
 struct Scratch {
-  RowNumbers rows;
   PanelNumbers panel;
   alignas(64) float sums[kLinearRows][kPanel];
 };
@@ -355,43 +352,15 @@ void read_numbers(const Layout& f, const Form& form, const char* w, int count, P
     }
 }
 
-// What a tile of `rows` rows from r0 on needs of groups [g0, g0 + count).
-void read_rows(const LinearTask& task, int r0, int rows, int g0, int count, const Form& form, RowNumbers* to) {
-  const size_t groups = static_cast<size_t>(task.groups.groups(task.k));
-  for (int r = 0; r < rows; ++r) {
-    const int32_t* less = task.x_groups + (r0 + r) * 2 * groups + g0;
-    const int32_t* bits = less + groups;
-    for (int g = 0; g < count; g += 16) {
-      const I16 sums = iload_n(less + g, count - g), left = iload_n(bits + g, count - g);
-      const I16 magic = iadd(iset(0x4b400000), shift_left(left, 23));
-      istore(&to->start[r][g], form.offset ? magic : iadd(magic, shift_left(sums, form.middle)));
-      istore(&to->magic[r][g], magic);
-      if (form.offset) store(&to->less[r][g], to_float(shift_each(sums, left)));
-    }
-  }
-}
-
-// Sums [rows][64] of a tile to outputs.
+// Sums [rows][64] of a tile to the outputs of a panel that isn't full.
 void write_tile(const LinearTask& task, int p, int r0, int rows, const float* sums) {
-  const int width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
-  const float* const x_scale = task.x_scale + r0;
-  const size_t ldy = task.ldy;
-  float* y = task.y + r0 * ldy + p * kPanel;
-  V16 bias[kPanel / 16];
-  const bool biased = task.bias != nullptr;
-  for (int c = 0; c < kPanel / 16; ++c)
-    bias[c] = biased ? load_n(task.bias + p * kPanel + c * 16, width - c * 16) : zero();
-  for (int r = 0; r < rows; ++r, y += ldy, sums += kPanel) {
-    const V16 scale = set1(x_scale[r]);
-    for (int c = 0; c < kPanel / 16; ++c) {
-      V16 v = mul(load(sums + c * 16), scale);
-      if (biased) v = add(v, bias[c]);
-      if (width == kPanel)
-        store(y + c * 16, v);
-      else if (width > c * 16)
-        store_n(y + c * 16, v, width - c * 16);
+  const int width = task.n - p * kPanel;
+  for (int r = r0; r < r0 + rows; ++r, sums += kPanel)
+    for (int c = 0; c < width; c += 16) {
+      V16 v = mul(load(sums + c), set1(task.x_scale[r]));
+      if (task.bias) v = add(v, load_n(task.bias + p * kPanel + c, width - c));
+      store_n(task.y + r * task.ldy + p * kPanel + c, v, width - c);
     }
-  }
 }
 
 // One panel for more than two rows, block by block of input features. Sums rest in float32 in between.
@@ -401,14 +370,16 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const Form form = pick(f);
   const RunTile run = pick_tile(f);
   const int groups = f.groups(task.k), tiles = (task.rows + kTileHeight - 1) / kTileHeight;
-  const int block = layout.factors ? GroupFormat::kSuper : (tiles > kManyTiles ? kManyTilesK : kTilesK) / f.size;
+  const int cuts = (groups + kTilesK / f.size - 1) / (kTilesK / f.size);
+  const int block = layout.factors ? GroupFormat::kSuper : (groups + cuts - 1) / cuts;
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
   const char* const end = w + f.panel_bytes(task.k);
   const int points = fetches((task.rows + tiles - 1) / tiles);
+  const bool whole = task.n - p * kPanel >= kPanel;
   GroupTile t;
   t.stride = static_cast<size_t>(layout.group);
   t.ldx = task.ldx;
-  t.rows = &s->rows;
+  t.ldn = static_cast<size_t>(groups) * 2 * sizeof(int32_t);
   t.panel = &s->panel;
   t.size = static_cast<size_t>(f.size);
   for (int g0 = 0; g0 < groups; g0 += block) {
@@ -424,13 +395,16 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
     for (int b = 0; b < tiles; ++b) {
       const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
       const int rows = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles) - r0;
-      read_rows(task, r0, rows, g0, count, form, &s->rows);
       t.x = static_cast<const int8_t*>(task.x) + r0 * task.ldx + static_cast<size_t>(g0) * f.size;
-      t.sums = s->sums[r0];
-      if (g0 == 0)
-        for (int i = 0; i < rows * kPanel; i += 16) store(t.sums + i, zero());
+      t.numbers = task.x_groups + (static_cast<size_t>(r0) * groups + g0) * 2;
+      t.from = g0 ? s->sums[r0] : nullptr;
+      const bool last = g0 + count == groups, out = last && whole;
+      t.to = out ? task.y + r0 * task.ldy + p * kPanel : s->sums[r0];
+      t.ldto = (out ? task.ldy : kPanel) * sizeof(float);
+      t.x_scale = out ? task.x_scale + r0 : nullptr;
+      t.bias = out && task.bias ? task.bias + p * kPanel : nullptr;
       run(rows, t);
-      if (g0 + count == groups) write_tile(task, p, r0, rows, t.sums);
+      if (last && !whole) write_tile(task, p, r0, rows, s->sums[r0]);
       t.ahead += t.fetch * t.count * (t.size / 8) * 2 * points;
     }
   }

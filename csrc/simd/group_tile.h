@@ -2,8 +2,10 @@
 //
 // Its int32 sums and its float32 sums stay in registers. A group's int32 sums begin at the bits of 1.5 * 2^(23 + n) for
 // inputs that are to be shifted left by n: as float32 they are then that number plus the shifted sum (a group's sum is
-// below 2^22), and one exact subtraction replaces shift and conversion. It is assembly because GCC 12 copies sums around
-// every dot product of a loop (see dot_u8s8), and to begin a row's conversion while the last rows' dot products run.
+// below 2^22), and one exact subtraction replaces shift and conversion. Rounding the inputs has prepared both numbers,
+// and the tile reads them where they lie. The last run's sums leave the registers as outputs. It is assembly because
+// GCC 12 copies sums around every dot product of a loop (see dot_u8s8), and to begin a row's conversion while the last
+// rows' dot products run.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +20,6 @@ namespace QUIRE_ISA {
 constexpr int kRunGroups = 64;  // groups of a run, at the most
 constexpr int kTileHeight = 6;
 
-// What a tile's rows need of each group.
-struct RowNumbers {
-  alignas(64) int32_t start[kTileHeight][kRunGroups];  // what the int32 sums begin with
-  alignas(64) float magic[kTileHeight][kRunGroups];    // what is taken off again
-  alignas(64) float less[kTileHeight][kRunGroups];     // with float offsets: minus the sum of the inputs, shifted
-};
-
 // What the outputs of a panel need of each group.
 struct PanelNumbers {
   alignas(64) float scale[kRunGroups][64];
@@ -32,15 +27,20 @@ struct PanelNumbers {
 };
 
 struct GroupTile {
-  const uint8_t* codes;  // of the first group
-  size_t stride;         // bytes from a group's codes to the next one's
-  const int8_t* x;       // row r at r * ldx
+  const uint8_t* codes;    // of the first group
+  size_t stride;           // bytes from a group's codes to the next one's
+  const int8_t* x;         // row r at r * ldx
   size_t ldx;
-  const RowNumbers* rows;
+  const int32_t* numbers;  // of the inputs' groups, as QuantizeTask: row r at r * ldn bytes
+  size_t ldn;
   const PanelNumbers* panel;
-  float* sums;           // [rows][64]
-  size_t count, size;    // groups, features of each
-  const char* ahead;     // what is fetched meanwhile, `fetch` bytes from one to the next
+  const float* from;       // [rows][64] sums so far, or null: none
+  float* to;               // where the sums go: row r at r * ldto bytes
+  size_t ldto;
+  const float* x_scale;    // of the rows, when the sums become outputs, or null
+  const float* bias;       // of the panel's outputs, or null
+  size_t count, size;      // groups, features of each
+  const char* ahead;       // what is fetched meanwhile, `fetch` bytes from one to the next
   size_t fetch;
 };
 // How often a tile of this height fetches: in each half of each eight features.
@@ -61,49 +61,91 @@ enum class TileCodes { nibbles, nibbles_more, bytes };
 #define QUIRE_ROW_4(d) QUIRE_ROW(d "(%[x3], %[ldx])", 8, 9)
 #define QUIRE_ROW_5(d) QUIRE_ROW(d "(%[x3], %[ldx], 2)", 10, 11)
 
-#define QUIRE_BEGIN(r, c0, c1) \
-  "vpbroadcastd " #r "*%c[pitch](%[num]), %%zmm" #c0 "\n\tvmovdqa64 %%zmm" #c0 ", %%zmm" #c1 "\n\t"
-#define QUIRE_NO_OFFSET(r, s0, s1)
-#define QUIRE_OFFSET(r, s0, s1)                                                              \
-  "vfmadd231ps %c[less]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm30, %%zmm" #s0 "\n\t"       \
-  "vfmadd231ps %c[less]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm31, %%zmm" #s1 "\n\t"
-#define QUIRE_END(r, c0, c1, s0, s1, OFFSET)                                                 \
-  "vsubps %c[magic]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"      \
-  "vsubps %c[magic]+" #r "*%c[pitch](%[num])%{1to16%}, %%zmm" #c1 ", %%zmm" #c1 "\n\t"      \
-  "vfmadd231ps %%zmm" #c0 ", %%zmm28, %%zmm" #s0 "\n\t"                                      \
-  "vfmadd231ps %%zmm" #c1 ", %%zmm29, %%zmm" #s1 "\n\t" OFFSET(r, s0, s1)
+// A row's int32 sums begin: symmetric nibbles, with float offsets, nibbles with whole zero points (sixteen times the sum of
+// the inputs instead of eight), bytes (128 times).
+#define QUIRE_BEGIN_NIBBLES(at, c0) "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"
+#define QUIRE_BEGIN_OFFSET(at, c0) "vpbroadcastd " at ", %%zmm" #c0 "\n\t"
+#define QUIRE_BEGIN_MORE(at, c0)                                                  \
+  "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"                                        \
+  "vpaddd %%zmm" #c0 ", %%zmm" #c0 ", %%zmm" #c0 "\n\t"                           \
+  "vpsubd " at "%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"
+#define QUIRE_BEGIN_BYTES(at, c0)                                                 \
+  "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"                                        \
+  "vpsubd " at "%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"                        \
+  "vpslld $4, %%zmm" #c0 ", %%zmm" #c0 "\n\t"                                     \
+  "vpaddd " at "%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"
+#define QUIRE_BEGIN(KIND, at, c0, c1) QUIRE_BEGIN_##KIND(at, c0) "vmovdqa64 %%zmm" #c0 ", %%zmm" #c1 "\n\t"
+// They end. With float offsets the group's second number, less the first, is eight times minus the sum of the inputs.
+#define QUIRE_NO_OFFSET(at, c0, s0, s1)
+#define QUIRE_OFFSET(at, c0, s0, s1)                            \
+  "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"                      \
+  "vsubps %%zmm26, %%zmm" #c0 ", %%zmm" #c0 "\n\t"              \
+  "vfmadd231ps %%zmm" #c0 ", %%zmm30, %%zmm" #s0 "\n\t"         \
+  "vfmadd231ps %%zmm" #c0 ", %%zmm31, %%zmm" #s1 "\n\t"
+#define QUIRE_END(at, c0, c1, s0, s1, OFFSET)                   \
+  "vbroadcastss " at ", %%zmm26\n\t"                            \
+  "vsubps %%zmm26, %%zmm" #c0 ", %%zmm" #c0 "\n\t"              \
+  "vsubps %%zmm26, %%zmm" #c1 ", %%zmm" #c1 "\n\t"              \
+  "vfmadd231ps %%zmm" #c0 ", %%zmm28, %%zmm" #s0 "\n\t"         \
+  "vfmadd231ps %%zmm" #c1 ", %%zmm29, %%zmm" #s1 "\n\t" OFFSET(at, c0, s0, s1)
+#define QUIRE_CLEAR(s0, s1) \
+  "vpxord %%zmm" #s0 ", %%zmm" #s0 ", %%zmm" #s0 "\n\tvpxord %%zmm" #s1 ", %%zmm" #s1 ", %%zmm" #s1 "\n\t"
 #define QUIRE_LOAD(r, s0, s1) \
-  "vmovups 256*" #r "(%[sums]), %%zmm" #s0 "\n\tvmovups 256*" #r "+64(%[sums]), %%zmm" #s1 "\n\t"
-#define QUIRE_STORE(r, s0, s1) \
-  "vmovups %%zmm" #s0 ", 256*" #r "(%[sums])\n\tvmovups %%zmm" #s1 ", 256*" #r "+64(%[sums])\n\t"
-#define QUIRE_BEGIN_0 QUIRE_BEGIN(0, 0, 1)
-#define QUIRE_END_0(F) QUIRE_END(0, 0, 1, 12, 13, F)
-#define QUIRE_LOAD_0 QUIRE_LOAD(0, 12, 13)
-#define QUIRE_STORE_0 QUIRE_STORE(0, 12, 13)
-#define QUIRE_BEGIN_1 QUIRE_BEGIN(1, 2, 3)
-#define QUIRE_END_1(F) QUIRE_END(1, 2, 3, 14, 15, F)
-#define QUIRE_LOAD_1 QUIRE_LOAD(1, 14, 15)
-#define QUIRE_STORE_1 QUIRE_STORE(1, 14, 15)
-#define QUIRE_BEGIN_2 QUIRE_BEGIN(2, 4, 5)
-#define QUIRE_END_2(F) QUIRE_END(2, 4, 5, 16, 17, F)
-#define QUIRE_LOAD_2 QUIRE_LOAD(2, 16, 17)
-#define QUIRE_STORE_2 QUIRE_STORE(2, 16, 17)
-#define QUIRE_BEGIN_3 QUIRE_BEGIN(3, 6, 7)
-#define QUIRE_END_3(F) QUIRE_END(3, 6, 7, 18, 19, F)
-#define QUIRE_LOAD_3 QUIRE_LOAD(3, 18, 19)
-#define QUIRE_STORE_3 QUIRE_STORE(3, 18, 19)
-#define QUIRE_BEGIN_4 QUIRE_BEGIN(4, 8, 9)
-#define QUIRE_END_4(F) QUIRE_END(4, 8, 9, 20, 21, F)
-#define QUIRE_LOAD_4 QUIRE_LOAD(4, 20, 21)
-#define QUIRE_STORE_4 QUIRE_STORE(4, 20, 21)
-#define QUIRE_BEGIN_5 QUIRE_BEGIN(5, 10, 11)
-#define QUIRE_END_5(F) QUIRE_END(5, 10, 11, 22, 23, F)
-#define QUIRE_LOAD_5 QUIRE_LOAD(5, 22, 23)
-#define QUIRE_STORE_5 QUIRE_STORE(5, 22, 23)
-#define QUIRE_3(WHAT) WHAT##_0 WHAT##_1 WHAT##_2
-#define QUIRE_4(WHAT) QUIRE_3(WHAT) WHAT##_3
-#define QUIRE_5(WHAT) QUIRE_4(WHAT) WHAT##_4
-#define QUIRE_6(WHAT) QUIRE_5(WHAT) WHAT##_5
+  "vmovups 256*" #r "(%[n]), %%zmm" #s0 "\n\tvmovups 256*" #r "+64(%[n]), %%zmm" #s1 "\n\t"
+#define QUIRE_SCALE(r, s0, s1)                                  \
+  "vbroadcastss 4*" #r "(%[n]), %%zmm26\n\t"                    \
+  "vmulps %%zmm26, %%zmm" #s0 ", %%zmm" #s0 "\n\t"              \
+  "vmulps %%zmm26, %%zmm" #s1 ", %%zmm" #s1 "\n\t"
+#define QUIRE_BIAS(s0, s1) \
+  "vaddps %%zmm28, %%zmm" #s0 ", %%zmm" #s0 "\n\tvaddps %%zmm29, %%zmm" #s1 ", %%zmm" #s1 "\n\t"
+#define QUIRE_STORE(s0, s1) \
+  "vmovups %%zmm" #s0 ", (%[p])\n\tvmovups %%zmm" #s1 ", 64(%[p])\n\tadd %[n], %[p]\n\t"
+#define QUIRE_BEGIN_0(KIND) QUIRE_BEGIN(KIND, "(%[num])", 0, 1)
+#define QUIRE_END_0(F) QUIRE_END("(%[num])", 0, 1, 12, 13, F)
+#define QUIRE_CLEAR_0(_) QUIRE_CLEAR(12, 13)
+#define QUIRE_LOAD_0(_) QUIRE_LOAD(0, 12, 13)
+#define QUIRE_SCALE_0(_) QUIRE_SCALE(0, 12, 13)
+#define QUIRE_BIAS_0(_) QUIRE_BIAS(12, 13)
+#define QUIRE_STORE_0(_) QUIRE_STORE(12, 13)
+#define QUIRE_BEGIN_1(KIND) QUIRE_BEGIN(KIND, "(%[num], %[ldn])", 2, 3)
+#define QUIRE_END_1(F) QUIRE_END("(%[num], %[ldn])", 2, 3, 14, 15, F)
+#define QUIRE_CLEAR_1(_) QUIRE_CLEAR(14, 15)
+#define QUIRE_LOAD_1(_) QUIRE_LOAD(1, 14, 15)
+#define QUIRE_SCALE_1(_) QUIRE_SCALE(1, 14, 15)
+#define QUIRE_BIAS_1(_) QUIRE_BIAS(14, 15)
+#define QUIRE_STORE_1(_) QUIRE_STORE(14, 15)
+#define QUIRE_BEGIN_2(KIND) QUIRE_BEGIN(KIND, "(%[num], %[ldn], 2)", 4, 5)
+#define QUIRE_END_2(F) QUIRE_END("(%[num], %[ldn], 2)", 4, 5, 16, 17, F)
+#define QUIRE_CLEAR_2(_) QUIRE_CLEAR(16, 17)
+#define QUIRE_LOAD_2(_) QUIRE_LOAD(2, 16, 17)
+#define QUIRE_SCALE_2(_) QUIRE_SCALE(2, 16, 17)
+#define QUIRE_BIAS_2(_) QUIRE_BIAS(16, 17)
+#define QUIRE_STORE_2(_) QUIRE_STORE(16, 17)
+#define QUIRE_BEGIN_3(KIND) QUIRE_BEGIN(KIND, "(%[num3])", 6, 7)
+#define QUIRE_END_3(F) QUIRE_END("(%[num3])", 6, 7, 18, 19, F)
+#define QUIRE_CLEAR_3(_) QUIRE_CLEAR(18, 19)
+#define QUIRE_LOAD_3(_) QUIRE_LOAD(3, 18, 19)
+#define QUIRE_SCALE_3(_) QUIRE_SCALE(3, 18, 19)
+#define QUIRE_BIAS_3(_) QUIRE_BIAS(18, 19)
+#define QUIRE_STORE_3(_) QUIRE_STORE(18, 19)
+#define QUIRE_BEGIN_4(KIND) QUIRE_BEGIN(KIND, "(%[num3], %[ldn])", 8, 9)
+#define QUIRE_END_4(F) QUIRE_END("(%[num3], %[ldn])", 8, 9, 20, 21, F)
+#define QUIRE_CLEAR_4(_) QUIRE_CLEAR(20, 21)
+#define QUIRE_LOAD_4(_) QUIRE_LOAD(4, 20, 21)
+#define QUIRE_SCALE_4(_) QUIRE_SCALE(4, 20, 21)
+#define QUIRE_BIAS_4(_) QUIRE_BIAS(20, 21)
+#define QUIRE_STORE_4(_) QUIRE_STORE(20, 21)
+#define QUIRE_BEGIN_5(KIND) QUIRE_BEGIN(KIND, "(%[num3], %[ldn], 2)", 10, 11)
+#define QUIRE_END_5(F) QUIRE_END("(%[num3], %[ldn], 2)", 10, 11, 22, 23, F)
+#define QUIRE_CLEAR_5(_) QUIRE_CLEAR(22, 23)
+#define QUIRE_LOAD_5(_) QUIRE_LOAD(5, 22, 23)
+#define QUIRE_SCALE_5(_) QUIRE_SCALE(5, 22, 23)
+#define QUIRE_BIAS_5(_) QUIRE_BIAS(22, 23)
+#define QUIRE_STORE_5(_) QUIRE_STORE(22, 23)
+#define QUIRE_3(WHAT, _) WHAT##_0(_) WHAT##_1(_) WHAT##_2(_)
+#define QUIRE_4(WHAT, _) QUIRE_3(WHAT, _) WHAT##_3(_)
+#define QUIRE_5(WHAT, _) QUIRE_4(WHAT, _) WHAT##_4(_)
+#define QUIRE_6(WHAT, _) QUIRE_5(WHAT, _) WHAT##_5(_)
 #define QUIRE_ROWS_3(d) QUIRE_ROW_0(d) QUIRE_ROW_1(d) QUIRE_ROW_2(d)
 #define QUIRE_ROWS_4(d) QUIRE_ROWS_3(d) QUIRE_ROW_3(d)
 #define QUIRE_ROWS_5(d) QUIRE_ROWS_4(d) QUIRE_ROW_4(d)
@@ -148,32 +190,50 @@ enum class TileCodes { nibbles, nibbles_more, bytes };
 #define QUIRE_EXTRAS "vmovaps %c[extra](%[panel]), %%zmm30\n\tvmovaps %c[extra]+64(%[panel]), %%zmm31\n\t"
 #define QUIRE_NO_EXTRAS
 
-#define QUIRE_TILE(R, CODES, F, EXTRAS)                                                                                    \
+#define QUIRE_TILE(R, CODES, BEGIN, F, EXTRAS)                                                                             \
   __asm__ volatile(                                                                                                       \
-      "vpbroadcastd %[fifteen], %%zmm27\n\t" QUIRE_##R(QUIRE_LOAD) ".p2align 5\n1:\n\t"                                    \
-      "vmovaps (%[panel]), %%zmm28\n\tvmovaps 64(%[panel]), %%zmm29\n\t" EXTRAS QUIRE_##R(QUIRE_BEGIN)                      \
-      "mov %[more], %[n]\n\ttest %[n], %[n]\n\tjz 3f\n\t"                                                                 \
-      "2:\n\t" QUIRE_PAIR(R, CODES) QUIRE_NEXT_PAIR(CODES) "dec %[n]\n\tjnz 2b\n\t"                                        \
-      "3:\n\t" QUIRE_LAST_PAIR(R, CODES, F) QUIRE_NEXT_PAIR(CODES)                                                         \
-      "add %[gap], %[p]\n\tadd $4, %[num]\n\tadd $256, %[panel]\n\tdec %[count]\n\tjnz 1b\n\t" QUIRE_##R(QUIRE_STORE)       \
-      : [p] "+r"(p), [x] "+r"(x), [x3] "+r"(x3), [num] "+r"(num), [panel] "+r"(panel), [ahead] "+r"(*ahead),               \
-        [count] "+r"(count), [n] "=&r"(n)                                                                                 \
-      : [ldx] "r"(t.ldx), [sums] "r"(t.sums + column), [fetch] "r"(t.fetch), [gap] "r"(gap), [more] "rm"(more),            \
-        [fifteen] "m"(fifteen), [pitch] "i"(sizeof(int32_t) * kRunGroups), [magic] "i"(offsetof(RowNumbers, magic)),       \
-        [less] "i"(offsetof(RowNumbers, less)), [extra] "i"(offsetof(PanelNumbers, offset))                               \
+      "vpbroadcastd %c[fifteen](%[t]), %%zmm27\n\tmov %c[from](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 1f\n\t"               \
+      QUIRE_##R(QUIRE_LOAD, ) "jmp 2f\n\t1:\n\t" QUIRE_##R(QUIRE_CLEAR, ) ".p2align 5\n2:\n\t"                           \
+      "vmovaps (%[panel]), %%zmm28\n\tvmovaps 64(%[panel]), %%zmm29\n\t" EXTRAS QUIRE_##R(QUIRE_BEGIN, BEGIN)            \
+      "mov %c[more](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 4f\n\t"                                                       \
+      "3:\n\t" QUIRE_PAIR(R, CODES) QUIRE_NEXT_PAIR(CODES) "dec %[n]\n\tjnz 3b\n\t"                                     \
+      "4:\n\t" QUIRE_LAST_PAIR(R, CODES, F) QUIRE_NEXT_PAIR(CODES)                                                       \
+      "add %c[gap](%[t]), %[p]\n\tadd $8, %[num]\n\tadd $8, %[num3]\n\tadd $256, %[panel]\n\tdec %[count]\n\tjnz 2b\n\t" \
+      "mov %c[x_scale](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t" QUIRE_##R(QUIRE_SCALE, )                           \
+      "mov %c[bias](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t"                                                       \
+      "vmovups (%[n]), %%zmm28\n\tvmovups 64(%[n]), %%zmm29\n\t" QUIRE_##R(QUIRE_BIAS, )                                \
+      "5:\n\tmov %c[to](%[t]), %[p]\n\tmov %c[ldto](%[t]), %[n]\n\t" QUIRE_##R(QUIRE_STORE, )                          \
+      : [p] "+r"(p), [x] "+r"(x), [x3] "+r"(x3), [num] "+r"(num), [num3] "+r"(num3), [panel] "+r"(panel),                  \
+        [ahead] "+r"(*ahead), [count] "+r"(count), [n] "=&r"(n)                                                           \
+      : [ldx] "r"(t.ldx), [ldn] "r"(t.ldn), [fetch] "r"(t.fetch), [t] "r"(&h),                                            \
+        [fifteen] "i"(offsetof(HalfTile, fifteen)), [from] "i"(offsetof(HalfTile, from)), [to] "i"(offsetof(HalfTile, to)), \
+        [ldto] "i"(offsetof(HalfTile, ldto)), [x_scale] "i"(offsetof(HalfTile, x_scale)),                                 \
+        [bias] "i"(offsetof(HalfTile, bias)), [more] "i"(offsetof(HalfTile, more)), [gap] "i"(offsetof(HalfTile, gap)),     \
+        [extra] "i"(offsetof(PanelNumbers, offset))                                                                       \
       : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11",  \
         "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23",        \
         "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", "zmm31")
-#define QUIRE_TILES(CODES, F, EXTRAS)      \
-  if constexpr (kRows == 3) {              \
-    QUIRE_TILE(3, CODES, F, EXTRAS);       \
-  } else if constexpr (kRows == 4) {       \
-    QUIRE_TILE(4, CODES, F, EXTRAS);       \
-  } else if constexpr (kRows == 5) {       \
-    QUIRE_TILE(5, CODES, F, EXTRAS);       \
-  } else {                                 \
-    QUIRE_TILE(6, CODES, F, EXTRAS);       \
+#define QUIRE_TILES(CODES, BEGIN, F, EXTRAS)    \
+  if constexpr (kRows == 3) {                   \
+    QUIRE_TILE(3, CODES, BEGIN, F, EXTRAS);     \
+  } else if constexpr (kRows == 4) {            \
+    QUIRE_TILE(4, CODES, BEGIN, F, EXTRAS);     \
+  } else if constexpr (kRows == 5) {            \
+    QUIRE_TILE(5, CODES, BEGIN, F, EXTRAS);     \
+  } else {                                      \
+    QUIRE_TILE(6, CODES, BEGIN, F, EXTRAS);     \
   }
+
+// What the assembly reads now and then, from `column` on.
+struct HalfTile {
+  const float* from;
+  float* to;
+  size_t ldto;
+  const float *x_scale, *bias;
+  size_t more;  // pairs of eight features before a group's last
+  size_t gap;   // from the end of a group's codes to the next one's
+  uint32_t fifteen;
+};
 
 // sums += the groups' scales (and offsets) times their codes · inputs, group after group, for 32 outputs from `column` on.
 template <int kRows, TileCodes kCodes, bool kOffset>
@@ -181,22 +241,21 @@ QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) 
   constexpr bool kBytes = kCodes == TileCodes::bytes;
   const uint8_t* p = t.codes + column * 4;
   const int8_t *x = t.x, *x3 = t.x + 3 * t.ldx;
-  const int32_t* num = t.rows->start[0];
+  const char *num = reinterpret_cast<const char*>(t.numbers), *num3 = num + 3 * t.ldn;
   const float* panel = t.panel->scale[0] + column;
   size_t count = t.count, n;
-  const size_t more = t.size / 16 - 1;                           // pairs of eight features before a group's last
-  const size_t gap = t.stride - t.size * (kBytes ? 64 : 32);      // from the end of a group's codes to the next one's
-  const uint32_t fifteen = 0x0f0f0f0fu;
+  const HalfTile h{t.from ? t.from + column : nullptr, t.to + column, t.ldto, t.x_scale,
+                   t.bias ? t.bias + column : nullptr, t.size / 16 - 1, t.stride - t.size * (kBytes ? 64 : 32), 0x0f0f0f0fu};
   if constexpr (kBytes && kOffset) {
-    QUIRE_TILES(QUIRE_BYTES, QUIRE_OFFSET, QUIRE_EXTRAS)
+    QUIRE_TILES(QUIRE_BYTES, OFFSET, QUIRE_OFFSET, QUIRE_EXTRAS)
   } else if constexpr (kBytes) {
-    QUIRE_TILES(QUIRE_BYTES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
+    QUIRE_TILES(QUIRE_BYTES, BYTES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
   } else if constexpr (kCodes == TileCodes::nibbles_more) {
-    QUIRE_TILES(QUIRE_MORE, QUIRE_NO_OFFSET, QUIRE_EXTRAS)
+    QUIRE_TILES(QUIRE_MORE, MORE, QUIRE_NO_OFFSET, QUIRE_EXTRAS)
   } else if constexpr (kOffset) {
-    QUIRE_TILES(QUIRE_NIBBLES, QUIRE_OFFSET, QUIRE_EXTRAS)
+    QUIRE_TILES(QUIRE_NIBBLES, OFFSET, QUIRE_OFFSET, QUIRE_EXTRAS)
   } else {
-    QUIRE_TILES(QUIRE_NIBBLES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
+    QUIRE_TILES(QUIRE_NIBBLES, NIBBLES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
   }
 }
 
@@ -213,35 +272,60 @@ void group_tile(const GroupTile& t) {
 #undef QUIRE_ROW_3
 #undef QUIRE_ROW_4
 #undef QUIRE_ROW_5
+#undef QUIRE_BEGIN_NIBBLES
+#undef QUIRE_BEGIN_OFFSET
+#undef QUIRE_BEGIN_MORE
+#undef QUIRE_BEGIN_BYTES
 #undef QUIRE_BEGIN
 #undef QUIRE_NO_OFFSET
 #undef QUIRE_OFFSET
 #undef QUIRE_END
+#undef QUIRE_CLEAR
 #undef QUIRE_LOAD
+#undef QUIRE_SCALE
+#undef QUIRE_BIAS
 #undef QUIRE_STORE
 #undef QUIRE_BEGIN_0
 #undef QUIRE_END_0
+#undef QUIRE_CLEAR_0
 #undef QUIRE_LOAD_0
+#undef QUIRE_SCALE_0
+#undef QUIRE_BIAS_0
 #undef QUIRE_STORE_0
 #undef QUIRE_BEGIN_1
 #undef QUIRE_END_1
+#undef QUIRE_CLEAR_1
 #undef QUIRE_LOAD_1
+#undef QUIRE_SCALE_1
+#undef QUIRE_BIAS_1
 #undef QUIRE_STORE_1
 #undef QUIRE_BEGIN_2
 #undef QUIRE_END_2
+#undef QUIRE_CLEAR_2
 #undef QUIRE_LOAD_2
+#undef QUIRE_SCALE_2
+#undef QUIRE_BIAS_2
 #undef QUIRE_STORE_2
 #undef QUIRE_BEGIN_3
 #undef QUIRE_END_3
+#undef QUIRE_CLEAR_3
 #undef QUIRE_LOAD_3
+#undef QUIRE_SCALE_3
+#undef QUIRE_BIAS_3
 #undef QUIRE_STORE_3
 #undef QUIRE_BEGIN_4
 #undef QUIRE_END_4
+#undef QUIRE_CLEAR_4
 #undef QUIRE_LOAD_4
+#undef QUIRE_SCALE_4
+#undef QUIRE_BIAS_4
 #undef QUIRE_STORE_4
 #undef QUIRE_BEGIN_5
 #undef QUIRE_END_5
+#undef QUIRE_CLEAR_5
 #undef QUIRE_LOAD_5
+#undef QUIRE_SCALE_5
+#undef QUIRE_BIAS_5
 #undef QUIRE_STORE_5
 #undef QUIRE_3
 #undef QUIRE_4

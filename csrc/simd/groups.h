@@ -52,7 +52,7 @@ QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
 
 // load_half: sixteen finite float16. load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
 // four bits of each byte. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8 for bytes below 32.
-// shift_left: int32 lanes; shift_each: by a number of their own. to_float_shifted: lanes times 2^n, below 2^31, rounded
+// to_float_shifted: lanes times 2^n, below 2^31, rounded
 // once. to_int: to nearest, ties to even. store_s8: numbers in [-128, 127].
 #if QUIRE_AVX512
 
@@ -72,8 +72,6 @@ QUIRE_INLINE I16 four_times(const uint8_t* p) {
   return {_mm512_shuffle_epi8(each, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0))};
 }
 QUIRE_INLINE I16 iadd(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
-QUIRE_INLINE I16 shift_left(I16 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
-QUIRE_INLINE I16 shift_each(I16 a, I16 n) { return {_mm512_sllv_epi32(a.v, n.v)}; }
 QUIRE_INLINE V16 to_float_shifted(I16 a, const int32_t* n) {
   return {_mm512_cvtepi32_ps(_mm512_sllv_epi32(a.v, _mm512_set1_epi32(*n)))};
 }
@@ -118,7 +116,6 @@ QUIRE_INLINE I16 four_times(const uint8_t* p) {
           _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)), times)};
 }
 QUIRE_INLINE I16 iadd(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-QUIRE_INLINE I16 shift_left(I16 x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 QUIRE_INLINE V16 to_float_shifted(I16 x, const int32_t* n) {
   const __m256i bits = _mm256_set1_epi32(*n);
   return {_mm256_cvtepi32_ps(_mm256_sllv_epi32(x.a, bits)), _mm256_cvtepi32_ps(_mm256_sllv_epi32(x.b, bits))};
@@ -163,7 +160,6 @@ QUIRE_INLINE I16 four_times(const uint8_t* p) {
   return iload(t);
 }
 QUIRE_INLINE I16 iadd(I16 x, I16 y) { return {x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d}; }
-QUIRE_INLINE I16 shift_left(I16 x, int n) { return {x.a << n, x.b << n, x.c << n, x.d << n}; }
 // No vector shift by a variable in SSE2; a power of two changes no bit of the rounding.
 QUIRE_INLINE V16 to_float_shifted(I16 x, const int32_t* n) {
   return mul(to_float(x), set1(static_cast<float>(1 << *n)));
@@ -184,18 +180,6 @@ QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
 }
 
 #endif
-
-// n int32 numbers, and zeros up to sixteen.
-QUIRE_INLINE I16 iload_n(const int32_t* p, int n) {
-#if QUIRE_AVX512
-  return {_mm512_maskz_loadu_epi32(n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1u), p)};
-#else
-  if (n >= 16) return iload(p);
-  alignas(64) int32_t t[16] = {0};
-  for (int i = 0; i < n; ++i) t[i] = p[i];
-  return iload(t);
-#endif
-}
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

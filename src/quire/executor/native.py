@@ -373,7 +373,8 @@ class NativeExecutor:
         if buffer.group:
             groups = pitch // buffer.group
             numbers = self._bytes(buffer.name, at + self._most_rows(buffer) * 4, rows * groups * 8)
-            bits = numbers.view(np.int32).reshape(rows, 2, groups)[:, 1, :, None]
+            # the exponent of 1.5 * 2^(23 + bits)
+            bits = (numbers.view(np.int32).reshape(rows, groups, 2)[:, :, :1] >> 23) - 150
             bytes_ = stored.view(np.int8).reshape(rows, groups, -1).astype(np.float32)
             whole = np.ldexp(bytes_, bits).reshape(rows, pitch)[:, : buffer.cols]
             return np.multiply(whole, scales[:, None], dtype=np.float32)
