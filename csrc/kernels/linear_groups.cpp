@@ -330,17 +330,21 @@ void run_tile(int rows, const GroupTile& t) {
   }
 }
 using RunTile = void (*)(int rows, const GroupTile&);
+// Tiles read the scales themselves.
+bool own_scales(const GroupFormat& f) { return f.bits == 4 && f.scales == GroupKind::f16 && !f.offset(); }
 RunTile pick_tile(const GroupFormat& f) {
   if (f.bits == 8) return f.offset() ? run_tile<TileCodes::bytes, true> : run_tile<TileCodes::bytes, false>;
   if (f.offsets == GroupKind::u8) return run_tile<TileCodes::nibbles_more, false>;
-  return f.offset() ? run_tile<TileCodes::nibbles, true> : run_tile<TileCodes::nibbles, false>;
+  if (f.offset()) return run_tile<TileCodes::nibbles, true>;
+  return own_scales(f) ? run_tile<TileCodes::nibbles_half, false> : run_tile<TileCodes::nibbles, false>;
 }
 
 // Scales and offsets of `count` groups from w on.
 void read_numbers(const Layout& f, const Form& form, const char* w, int count, PanelNumbers* to) {
   const char* factors = w;
-  const char* group = w + f.factors;
-  for (int g = 0; g < count; ++g, group += f.group)
+  const char* group = w;
+  for (int g = 0; g < count; ++g, group += f.group) {
+    if (g % GroupFormat::kSuper == 0) factors = group, group += f.factors;
     for (int col = 0; col < kPanel; col += 16) {
       const V16 scale = scales(f, group, factors, col);
       store(to->scale[g] + col, scale);
@@ -350,6 +354,7 @@ void read_numbers(const Layout& f, const Form& form, const char* w, int count, P
         istore(to->offset[g] + col,
                isub(iset(0x10101010), four_times(reinterpret_cast<const uint8_t*>(group) + kPanel * f.scale + col)));
     }
+  }
 }
 
 // Sums [rows][64] of a tile to the outputs of a panel that isn't full.
@@ -371,13 +376,16 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const RunTile run = pick_tile(f);
   const int groups = f.groups(task.k), tiles = (task.rows + kTileHeight - 1) / kTileHeight;
   const int cuts = (groups + kTilesK / f.size - 1) / (kTilesK / f.size);
-  const int block = layout.factors ? GroupFormat::kSuper : (groups + cuts - 1) / cuts;
+  const int even = (groups + cuts - 1) / cuts, super = GroupFormat::kSuper;
+  // factors end a run where a tile has no place for them
+  const int block = !layout.factors ? even : form.offset ? (even + super - 1) / super * super : super;
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
   const char* const end = w + f.panel_bytes(task.k);
   const int points = fetches((task.rows + tiles - 1) / tiles);
   const bool whole = task.n - p * kPanel >= kPanel;
   GroupTile t;
   t.stride = static_cast<size_t>(layout.group);
+  t.factors = static_cast<size_t>(layout.factors);
   t.ldx = task.ldx;
   t.ldn = static_cast<size_t>(groups) * 2 * sizeof(int32_t);
   t.panel = &s->panel;
@@ -385,7 +393,7 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   for (int g0 = 0; g0 < groups; g0 += block) {
     const int count = groups - g0 < block ? groups - g0 : block;
     const size_t bytes = f.block_bytes(count);
-    read_numbers(layout, form, w, count, &s->panel);
+    if (!own_scales(f)) read_numbers(layout, form, w, count, &s->panel);
     t.codes = reinterpret_cast<const uint8_t*>(w) + layout.factors + layout.codes;
     t.count = static_cast<size_t>(count);
     w += bytes;

@@ -29,6 +29,7 @@ struct PanelNumbers {
 struct GroupTile {
   const uint8_t* codes;    // of the first group
   size_t stride;           // bytes from a group's codes to the next one's
+  size_t factors;          // and to those of each eighth group these more; 0 without float offsets
   const int8_t* x;         // row r at r * ldx
   size_t ldx;
   const int32_t* numbers;  // of the inputs' groups, as QuantizeTask: row r at r * ldn bytes
@@ -46,7 +47,8 @@ struct GroupTile {
 // How often a tile of this height fetches: in each half of each eight features.
 constexpr int fetches(int rows) { return rows <= 4 ? 3 : 2; }
 
-enum class TileCodes { nibbles, nibbles_more, bytes };
+// nibbles_half: float16 scales are read where they lie; nibbles_more: something is added to the nibbles.
+enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 
 // Registers: zmm0-11 int32 sums, 12-23 float32 sums, 24, 25 codes, 26 inputs, 27 the nibbles' mask, 28, 29 scales,
 // 30, 31 offsets or what is added to nibbles.
@@ -187,41 +189,47 @@ enum class TileCodes { nibbles, nibbles_more, bytes };
   QUIRE_LOW(R, CODES, 0) QUIRE_ROWS_##R("4") QUIRE_LOW(R, CODES, 1) QUIRE_LAST_##R("8+4", F)
 #define QUIRE_NEXT_PAIR(CODES) "add $" CODES##_PAIR ", %[p]\n\tadd $16, %[x]\n\tadd $16, %[x3]\n\t"
 
-#define QUIRE_EXTRAS "vmovaps %c[extra](%[panel]), %%zmm30\n\tvmovaps %c[extra]+64(%[panel]), %%zmm31\n\t"
-#define QUIRE_NO_EXTRAS
+// What outputs need of a group, and on to the next.
+#define QUIRE_SCALES "vmovaps (%[panel]), %%zmm28\n\tvmovaps 64(%[panel]), %%zmm29\n\tadd $256, %[panel]\n\t"
+#define QUIRE_SCALES_MORE                                                                                                \
+  "vmovaps %c[extra](%[panel]), %%zmm30\n\tvmovaps %c[extra]+64(%[panel]), %%zmm31\n\t" QUIRE_SCALES
+#define QUIRE_SCALES_HALF                                                                                                \
+  "vcvtph2ps (%[panel]), %%zmm28\n\tvcvtph2ps 32(%[panel]), %%zmm29\n\tadd 8*7(%[t]), %[panel]\n\t"
 
-#define QUIRE_TILE(R, CODES, BEGIN, F, EXTRAS)                                                                             \
+// Behind the last of eight groups that have common factors: those of the next ones.
+#define QUIRE_NEXT_OFFSET "decq 8*8(%[t])\n\tjnz 6f\n\tmovq $8, 8*8(%[t])\n\tadd 8*9(%[t]), %[p]\n\t6:\n\t"
+#define QUIRE_NEXT_NIBBLES
+#define QUIRE_NEXT_MORE
+#define QUIRE_NEXT_BYTES
+#define QUIRE_TILE(R, CODES, BEGIN, F, SCALES)                                                                             \
   __asm__ volatile(                                                                                                       \
-      "vpbroadcastd %c[fifteen](%[t]), %%zmm27\n\tmov %c[from](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 1f\n\t"               \
+      "mov $0x0f0f0f0f, %k[n]\n\tvpbroadcastd %k[n], %%zmm27\n\tmov 8*0(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 1f\n\t"               \
       QUIRE_##R(QUIRE_LOAD, ) "jmp 2f\n\t1:\n\t" QUIRE_##R(QUIRE_CLEAR, ) ".p2align 5\n2:\n\t"                           \
-      "vmovaps (%[panel]), %%zmm28\n\tvmovaps 64(%[panel]), %%zmm29\n\t" EXTRAS QUIRE_##R(QUIRE_BEGIN, BEGIN)            \
-      "mov %c[more](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 4f\n\t"                                                       \
+      SCALES QUIRE_##R(QUIRE_BEGIN, BEGIN)            \
+      "mov 8*5(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 4f\n\t"                                                       \
       "3:\n\t" QUIRE_PAIR(R, CODES) QUIRE_NEXT_PAIR(CODES) "dec %[n]\n\tjnz 3b\n\t"                                     \
       "4:\n\t" QUIRE_LAST_PAIR(R, CODES, F) QUIRE_NEXT_PAIR(CODES)                                                       \
-      "add %c[gap](%[t]), %[p]\n\tadd $8, %[num]\n\tadd $8, %[num3]\n\tadd $256, %[panel]\n\tdec %[count]\n\tjnz 2b\n\t" \
-      "mov %c[x_scale](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t" QUIRE_##R(QUIRE_SCALE, )                           \
-      "mov %c[bias](%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t"                                                       \
+      "add 8*6(%[t]), %[p]\n\t" QUIRE_NEXT_##BEGIN "add $8, %[num]\n\tadd $8, %[num3]\n\tdec %[count]\n\tjnz 2b\n\t" \
+      "mov 8*3(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t" QUIRE_##R(QUIRE_SCALE, )                           \
+      "mov 8*4(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t"                                                       \
       "vmovups (%[n]), %%zmm28\n\tvmovups 64(%[n]), %%zmm29\n\t" QUIRE_##R(QUIRE_BIAS, )                                \
-      "5:\n\tmov %c[to](%[t]), %[p]\n\tmov %c[ldto](%[t]), %[n]\n\t" QUIRE_##R(QUIRE_STORE, )                          \
+      "5:\n\tmov 8*1(%[t]), %[p]\n\tmov 8*2(%[t]), %[n]\n\t" QUIRE_##R(QUIRE_STORE, )                          \
       : [p] "+r"(p), [x] "+r"(x), [x3] "+r"(x3), [num] "+r"(num), [num3] "+r"(num3), [panel] "+r"(panel),                  \
         [ahead] "+r"(*ahead), [count] "+r"(count), [n] "=&r"(n)                                                           \
       : [ldx] "r"(t.ldx), [ldn] "r"(t.ldn), [fetch] "r"(t.fetch), [t] "r"(&h),                                            \
-        [fifteen] "i"(offsetof(HalfTile, fifteen)), [from] "i"(offsetof(HalfTile, from)), [to] "i"(offsetof(HalfTile, to)), \
-        [ldto] "i"(offsetof(HalfTile, ldto)), [x_scale] "i"(offsetof(HalfTile, x_scale)),                                 \
-        [bias] "i"(offsetof(HalfTile, bias)), [more] "i"(offsetof(HalfTile, more)), [gap] "i"(offsetof(HalfTile, gap)),     \
         [extra] "i"(offsetof(PanelNumbers, offset))                                                                       \
       : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11",  \
         "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23",        \
         "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", "zmm31")
-#define QUIRE_TILES(CODES, BEGIN, F, EXTRAS)    \
+#define QUIRE_TILES(CODES, BEGIN, F, SCALES)    \
   if constexpr (kRows == 3) {                   \
-    QUIRE_TILE(3, CODES, BEGIN, F, EXTRAS);     \
+    QUIRE_TILE(3, CODES, BEGIN, F, SCALES);     \
   } else if constexpr (kRows == 4) {            \
-    QUIRE_TILE(4, CODES, BEGIN, F, EXTRAS);     \
+    QUIRE_TILE(4, CODES, BEGIN, F, SCALES);     \
   } else if constexpr (kRows == 5) {            \
-    QUIRE_TILE(5, CODES, BEGIN, F, EXTRAS);     \
+    QUIRE_TILE(5, CODES, BEGIN, F, SCALES);     \
   } else {                                      \
-    QUIRE_TILE(6, CODES, BEGIN, F, EXTRAS);     \
+    QUIRE_TILE(6, CODES, BEGIN, F, SCALES);     \
   }
 
 // What the assembly reads now and then, from `column` on.
@@ -232,8 +240,11 @@ struct HalfTile {
   const float *x_scale, *bias;
   size_t more;  // pairs of eight features before a group's last
   size_t gap;   // from the end of a group's codes to the next one's
-  uint32_t fifteen;
+  size_t stride;
+  size_t until;    // groups before the next factors
+  size_t factors;  // their bytes
 };
+static_assert(sizeof(HalfTile) == 10 * 8 && offsetof(HalfTile, factors) == 9 * 8);  // the assembly counts
 
 // sums += the groups' scales (and offsets) times their codes · inputs, group after group, for 32 outputs from `column` on.
 template <int kRows, TileCodes kCodes, bool kOffset>
@@ -242,20 +253,24 @@ QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) 
   const uint8_t* p = t.codes + column * 4;
   const int8_t *x = t.x, *x3 = t.x + 3 * t.ldx;
   const char *num = reinterpret_cast<const char*>(t.numbers), *num3 = num + 3 * t.ldn;
-  const float* panel = t.panel->scale[0] + column;
+  const char* panel = kCodes == TileCodes::nibbles_half ? reinterpret_cast<const char*>(t.codes) - 64 * 2 + column * 2
+                                                        : reinterpret_cast<const char*>(t.panel->scale[0] + column);
   size_t count = t.count, n;
-  const HalfTile h{t.from ? t.from + column : nullptr, t.to + column, t.ldto, t.x_scale,
-                   t.bias ? t.bias + column : nullptr, t.size / 16 - 1, t.stride - t.size * (kBytes ? 64 : 32), 0x0f0f0f0fu};
+  HalfTile h{t.from ? t.from + column : nullptr, t.to + column, t.ldto, t.x_scale,
+             t.bias ? t.bias + column : nullptr, t.size / 16 - 1, t.stride - t.size * (kBytes ? 64 : 32), t.stride,
+             8, t.factors};
   if constexpr (kBytes && kOffset) {
-    QUIRE_TILES(QUIRE_BYTES, OFFSET, QUIRE_OFFSET, QUIRE_EXTRAS)
+    QUIRE_TILES(QUIRE_BYTES, OFFSET, QUIRE_OFFSET, QUIRE_SCALES_MORE)
   } else if constexpr (kBytes) {
-    QUIRE_TILES(QUIRE_BYTES, BYTES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
+    QUIRE_TILES(QUIRE_BYTES, BYTES, QUIRE_NO_OFFSET, QUIRE_SCALES)
   } else if constexpr (kCodes == TileCodes::nibbles_more) {
-    QUIRE_TILES(QUIRE_MORE, MORE, QUIRE_NO_OFFSET, QUIRE_EXTRAS)
+    QUIRE_TILES(QUIRE_MORE, MORE, QUIRE_NO_OFFSET, QUIRE_SCALES_MORE)
+  } else if constexpr (kCodes == TileCodes::nibbles_half) {
+    QUIRE_TILES(QUIRE_NIBBLES, NIBBLES, QUIRE_NO_OFFSET, QUIRE_SCALES_HALF)
   } else if constexpr (kOffset) {
-    QUIRE_TILES(QUIRE_NIBBLES, OFFSET, QUIRE_OFFSET, QUIRE_EXTRAS)
+    QUIRE_TILES(QUIRE_NIBBLES, OFFSET, QUIRE_OFFSET, QUIRE_SCALES_MORE)
   } else {
-    QUIRE_TILES(QUIRE_NIBBLES, NIBBLES, QUIRE_NO_OFFSET, QUIRE_NO_EXTRAS)
+    QUIRE_TILES(QUIRE_NIBBLES, NIBBLES, QUIRE_NO_OFFSET, QUIRE_SCALES)
   }
 }
 
@@ -360,8 +375,13 @@ void group_tile(const GroupTile& t) {
 #undef QUIRE_PAIR
 #undef QUIRE_LAST_PAIR
 #undef QUIRE_NEXT_PAIR
-#undef QUIRE_EXTRAS
-#undef QUIRE_NO_EXTRAS
+#undef QUIRE_SCALES
+#undef QUIRE_SCALES_MORE
+#undef QUIRE_SCALES_HALF
+#undef QUIRE_NEXT_OFFSET
+#undef QUIRE_NEXT_NIBBLES
+#undef QUIRE_NEXT_MORE
+#undef QUIRE_NEXT_BYTES
 #undef QUIRE_TILE
 #undef QUIRE_TILES
 

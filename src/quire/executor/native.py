@@ -376,7 +376,7 @@ class NativeExecutor:
             # the exponent of 1.5 * 2^(23 + bits)
             bits = (numbers.view(np.int32).reshape(rows, groups, 2)[:, :, :1] >> 23) - 150
             bytes_ = stored.view(np.int8).reshape(rows, groups, -1).astype(np.float32)
-            whole = np.ldexp(bytes_, bits).reshape(rows, pitch)[:, : buffer.cols]
+            whole: F32 = np.ldexp(bytes_, bits).reshape(rows, pitch)[:, : buffer.cols]
             return np.multiply(whole, scales[:, None], dtype=np.float32)
         plain = stored.reshape(rows, pitch)[:, : buffer.cols].astype(np.float32)
         return (plain - np.float32(128)) * scales[:, None]
