@@ -28,20 +28,34 @@ struct SoftmaxRow {
   float p_scale;         // i8: what a step of the current group's probabilities is worth
 
   bool sees(int group) const { return hi >= group && lo < group + kGroup; }
-  bool sees_all(int group) const { return lo <= group && hi >= group + kGroup - 1; }
 };
 
 QUIRE_INLINE void clear(float* p, int n) {
   for (int c = 0; c < n; c += 16) store(p + c, zero());
 }
 
-// The group's vectors with `other` in place of keys that the row does not see.
+// The group's first N vectors with `other` in place of keys that the row does not see.
+template <int N>
 QUIRE_INLINE void mask_group(const SoftmaxRow& row, int group, V16 other, V16* x) {
-  for (int c = 0; c < kGroupVectors; ++c) {
-    const int first = group + c * 16;
-    x[c] = first_n(row.hi - first + 1, x[c], other);
-    x[c] = first_n(row.lo - first, other, x[c]);
-  }
+  if (row.hi < group + 16 * N - 1)
+    for (int c = 0; c < N; ++c) x[c] = first_n(row.hi - group - c * 16 + 1, x[c], other);
+  if (row.lo > group)
+    for (int c = 0; c < N; ++c) x[c] = first_n(row.lo - group - c * 16, other, x[c]);
+}
+
+// The largest lanes of N vectors, and their sum: the same whether vectors that are left out are -infinity and 0 or not
+// there.
+template <int N>
+QUIRE_INLINE V16 largest_of(const V16* x) {
+  if constexpr (N == 1) return x[0];
+  else if constexpr (N == 2) return vmax(x[0], x[1]);
+  else return vmax(vmax(x[0], x[1]), N == 3 ? x[2] : vmax(x[2], x[3]));
+}
+template <int N>
+QUIRE_INLINE V16 sum_of(const V16* x) {
+  if constexpr (N == 1) return x[0];
+  else if constexpr (N == 2) return add(x[0], x[1]);
+  else return add(add(x[0], x[1]), N == 3 ? x[2] : add(x[2], x[3]));
 }
 
 // A partition begins: nothing has been seen in it. Its output is the caller's to start.
@@ -60,22 +74,23 @@ static __attribute__((noinline)) void raise_maximum(SoftmaxRow& row, float seen,
   row.part_max = seen;
 }
 
-// Scores of a group of keys -> probabilities, in place. `lane_sum` [16] is the partition's sum of probabilities, `acc`
-// [d16] its output so far.
+// Scores of the first N * 16 keys of a group -> probabilities, in place; the row sees none of the others. `lane_sum` [16]
+// is the partition's sum of probabilities, `acc` [d16] its output so far.
+template <int N = kGroupVectors>
 QUIRE_INLINE void softmax_group(SoftmaxRow& row, int group, float softcap, float* lane_sum, float* acc, int d16,
                                 V16* x) {
   V16 factor = set1(row.factor);
   if (softcap > 0.0f) {
     const V16 cap = set1(softcap), inner = div(factor, set1(kLog2e * softcap));
-    for (int c = 0; c < kGroupVectors; ++c) x[c] = mul(cap, tanh16(mul(x[c], inner)));
+    for (int c = 0; c < N; ++c) x[c] = mul(cap, tanh16(mul(x[c], inner)));
     factor = set1(kLog2e);
   }
-  if (!row.sees_all(group)) mask_group(row, group, set1(-INFINITY), x);
-  const V16 top = mul(vmax(vmax(x[0], x[1]), vmax(x[2], x[3])), factor);
+  mask_group<N>(row, group, set1(-INFINITY), x);
+  const V16 top = mul(largest_of<N>(x), factor);
   if (mask_gt(top, set1(row.part_max + kSlack))) raise_maximum(row, reduce_max(top), lane_sum, acc, d16);
   const V16 minus = set1(-row.part_max);
-  for (int c = 0; c < kGroupVectors; ++c) x[c] = exp2(fma(x[c], factor, minus));
-  store(lane_sum, add(load(lane_sum), add(add(x[0], x[1]), add(x[2], x[3]))));
+  for (int c = 0; c < N; ++c) x[c] = exp2(fma(x[c], factor, minus));
+  store(lane_sum, add(load(lane_sum), sum_of<N>(x)));
 }
 
 // Fold a partition's state into what came before it.
