@@ -40,18 +40,18 @@ QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head
     if (mask_not_finite(sum)) s.row[r].factor = NAN;
     const V16 inverse = set1(some ? kQuerySteps / largest : 0.0f), limit = set1(kQuerySteps);
     uint8_t* high = s.q + static_cast<size_t>(2 * r) * d16;
-    int32_t sums[2] = {0, 0};
+    V16 highs = zero(), lows = zero();  // sums of the bytes, whole numbers below 2^24
     for (int c = 0; c < d16; c += 16) {
       const V16 v = mul(load_n(q + c, head_dim - c), inverse);
-      const V16 x = round_even(vmax(vmin(v, limit), sub(zero(), limit)));
-      store_byte(high + c, add(x, set1(128.0f)), 8);
+      const V16 x = round_even(vmax(vmin(v, limit), sub(zero(), limit))), nearest = add(x, set1(128.0f));
+      store_byte(high + c, nearest, 8);
       store_byte(high + d16 + c, x, 0);
+      const V16 scaled = mul(nearest, set1(1.0f / 256.0f)), byte = sub(scaled, fraction(scaled));
+      highs = add(highs, byte);
+      lows = add(lows, fma(byte, set1(-256.0f), x));
     }
-    for (int d = 0; d < d16; ++d) {
-      sums[0] += static_cast<int8_t>(high[d]);
-      sums[1] += static_cast<int8_t>(high[d16 + d]);
-    }
-    for (int part = 0; part < 2; ++part) s.offset[2 * r + part] = -128 * sums[part];
+    s.offset[2 * r] = -128 * static_cast<int32_t>(reduce_add(highs));
+    s.offset[2 * r + 1] = -128 * static_cast<int32_t>(reduce_add(lows));
   }
 }
 
@@ -236,13 +236,9 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
     const Seen seen = seen_by(first + r, R);
     if (seen.end > fetched) score_block<T, R, true>(s, first + r, head_dim, seen, ahead), fetched = seen.end;
     else score_block<T, R, false>(s, first + r, head_dim, seen, ahead);
-  });
-  if (rows <= kRows / T::parts) {  // few rows: memory is what they wait for, and softmax must not leave it idle
-    for (int i = 0; i < kSoftmaxLines * T::parts; ++i) Ahead<T>::fetch(ahead.of_values(0), i);
-  }
-  row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
-    constexpr int R = decltype(size)::value;
-    softmax_rows<T>(t, s, first + r, R, group, seen_by(first + r, R), beside);
+    if (rows == R)  // few rows: memory is what they wait for, and softmax must not leave it idle
+      for (int i = 0; i < kSoftmaxLines * T::parts; ++i) Ahead<T>::fetch(ahead.of_values(0), i);
+    softmax_rows<T>(t, s, first + r, R, group, seen, beside);
   });
   fetched = 0;
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {

@@ -72,15 +72,14 @@ QUIRE_INLINE V16 div(V16 a, V16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 QUIRE_INLINE V16 vmax(V16 a, V16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 QUIRE_INLINE V16 vmin(V16 a, V16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 QUIRE_INLINE V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// Bit i set where i < n.
+QUIRE_INLINE __mmask16 below(int n) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(n), lane);
+}
 // Lanes below n from a, the others from b.
-QUIRE_INLINE V16 first_n(int n, V16 a, V16 b) {
-  const __mmask16 m = n >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n < 0 ? 0 : n)) - 1u);
-  return {_mm512_mask_blend_ps(m, b.v, a.v)};
-}
-QUIRE_INLINE V16 load_n(const float* p, int n) {
-  const __mmask16 m = n >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n < 0 ? 0 : n)) - 1u);
-  return {_mm512_maskz_loadu_ps(m, p)};
-}
+QUIRE_INLINE V16 first_n(int n, V16 a, V16 b) { return {_mm512_mask_blend_ps(below(n), b.v, a.v)}; }
+QUIRE_INLINE V16 load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(below(n), p)}; }
 // Bit i set where a[i] > b[i] (false for NaN).
 QUIRE_INLINE uint32_t mask_gt(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 QUIRE_INLINE uint32_t mask_ge(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
@@ -104,8 +103,12 @@ QUIRE_INLINE V16 load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
 }
-// Round to nearest even. vcvtneps2bf16 would flush subnormals; this matches float_to_bf16 for every number.
+// Round to nearest even, as float_to_bf16 does for every number: vcvtneps2bf16 alone would flush subnormals.
 QUIRE_INLINE void store_bf16(uint16_t* p, V16 a) {
+  if (__builtin_expect(_mm512_fpclass_ps_mask(a.v, 0x20) == 0, 1)) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+    return;
+  }
   const __m512i u = _mm512_castps_si512(a.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
