@@ -43,10 +43,10 @@ QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head
     V16 highs = zero(), lows = zero();  // sums of the bytes, whole numbers below 2^24
     for (int c = 0; c < d16; c += 16) {
       const V16 v = mul(load_n(q + c, head_dim - c), inverse);
-      const V16 x = round_even(vmax(vmin(v, limit), sub(zero(), limit))), nearest = add(x, set1(128.0f));
-      store_byte(high + c, nearest, 8);
+      const V16 x = round_even(vmax(vmin(v, limit), sub(zero(), limit)));
+      store_byte(high + c, add(x, set1(128.0f)), 8);
       store_byte(high + d16 + c, x, 0);
-      const V16 scaled = mul(nearest, set1(1.0f / 256.0f)), byte = sub(scaled, fraction(scaled));
+      const V16 byte = round_even(mul(add(x, set1(0.5f)), set1(1.0f / 256.0f)));  // the high one
       highs = add(highs, byte);
       lows = add(lows, fma(byte, set1(-256.0f), x));
     }
