@@ -190,9 +190,9 @@ void bind_executor(nb::module_& m) {
       .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
       .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "bias"_a, "layer"_a, "eps"_a, "out"_a)
       .def("op_add", &Executor::op_add, "x"_a, "delta"_a, "scale"_a)
-      .def("op_scale", &Executor::op_scale, "x"_a, "scale"_a, "cap"_a)
+      .def("op_scale", &Executor::op_scale, "x"_a, "scale"_a, "cap"_a, "maxima"_a)
       .def("op_linear", &Executor::op_linear, "x"_a, "weight"_a, "bias"_a, "out"_a, "first"_a, "act"_a,
-           "alpha"_a, "limit"_a)
+           "alpha"_a, "limit"_a, "maxima"_a)
       .def("op_rope_write", &Executor::op_rope_write, "qkv"_a, "heads"_a, "layer"_a, "rope"_a, "q_norm"_a,
            "k_norm"_a, "layer_norm"_a, "whole"_a, "eps"_a)
       .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a,

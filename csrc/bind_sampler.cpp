@@ -50,7 +50,7 @@ class BoundSampler {
 
   quire::Sampler& sampler() { return sampler_; }
 
-  int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> bitmask) {
+  int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> bitmask, std::optional<Logits> maxima) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     require(slots.shape(0) == logits.shape(0), "slots: as many slots as rows of logits are needed");
     require(positions.shape(0) == logits.shape(0), "positions: as many positions as rows of logits are needed");
@@ -60,6 +60,7 @@ class BoundSampler {
               "bitmask: one row of ceil(vocab / 32) words for every row of logits is needed");
       task.bitmask = reinterpret_cast<const uint32_t*>(bitmask->data());
     }
+    task.maxima = maxima_for(logits, maxima);
     nb::gil_scoped_release release;
     return sampler_.sample(task);
   }
@@ -79,14 +80,16 @@ class BoundSampler {
     return to_tuple(sampler_.logprobs()[row]);
   }
 
-  nb::object score(Logits logits, Ids targets, int count) {
+  nb::object score(Logits logits, Ids targets, int count, std::optional<Logits> maxima) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     require(targets.shape(0) == logits.shape(0), "target_token_ids: as many as rows of logits are needed");
     std::vector<Logprobs> out(targets.shape(0));
+    const quire::ScoreTask task{logits.data(), maxima_for(logits, maxima), targets.data(), static_cast<int>(out.size()),
+                                count};
     bool finite;
     {
       nb::gil_scoped_release release;
-      finite = sampler_.score(logits.data(), targets.data(), static_cast<int>(out.size()), count, out.data());
+      finite = sampler_.score(task, out.data());
     }
     if (!finite) return nb::none();
     nb::list rows;
@@ -95,6 +98,14 @@ class BoundSampler {
   }
 
  private:
+  static const float* maxima_for(const Logits& logits, const std::optional<Logits>& maxima) {
+    if (!maxima) return nullptr;
+    const int columns = quire::maxima_of(static_cast<int>(logits.shape(1)));
+    require(maxima->shape(0) == logits.shape(0) && static_cast<int>(maxima->shape(1)) == columns,
+            "maxima: one row of ceil(vocab / 64) numbers for every row of logits is needed");
+    return maxima->data();
+  }
+
   std::unique_ptr<quire::ThreadPool> own_;
   quire::Sampler sampler_;
 };
@@ -139,9 +150,10 @@ void bind_sampler(nb::module_& m) {
       }, "slot"_a, "params"_a, "tokens"_a.noconvert())
       .def("drop", [](BoundSampler& s, int slot) { s.sampler().drop(slot); }, "slot"_a)
       .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "slots"_a.noconvert(),
-           "positions"_a.noconvert(), "bitmask"_a.noconvert().none())
+           "positions"_a.noconvert(), "bitmask"_a.noconvert().none(), "maxima"_a.noconvert().none())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
-      .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a)
+      .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a,
+           "maxima"_a.noconvert().none())
       .def("tokens", [](nb::handle self) {
         return view_of(self, nb::cast<BoundSampler&>(self).sampler().tokens());
       }, "The last step's tokens, -1 where a row failed: a view of [max_slots], rewritten by the next sample().")

@@ -245,9 +245,9 @@ void Executor::do_task(const Op& op, int task, int thread) {
     case Kind::scale: {
       const int cols = buffers_[op.in].cols, chunks = ceil_div(cols, kActColumns);
       const int c = task % chunks * kActColumns;
-      kernels_.scale({f32(op.in) + static_cast<size_t>(task / chunks) * cols, op.scale, op.softcap, c,
-                      std::min(cols, c + kActColumns)});
-      return;
+      const int row = task / chunks, to = std::min(cols, c + kActColumns);
+      kernels_.scale({f32(op.in) + static_cast<size_t>(row) * cols, op.scale, op.softcap, c, to});
+      return leave_maxima(op, row, c, to);
     }
     case Kind::quantize:
       for (int r = begin; r < end; ++r)
@@ -355,6 +355,17 @@ void Executor::do_linear(const Op& op, int task, int thread) {
   else if (task + 1 == Tasks::first(s.tasks(), thread + 1, pool_.threads()))
     t.next = first_panel(op.next_linear, thread);
   op.act < 0 ? multiply(p, t) : do_gated_linear(op, t, begin, s.panels, s.panel_bytes);
+  for (int r = begin; op.maxima >= 0 && r < end; ++r)
+    leave_maxima(op, r, t.panel_begin * kPanel, std::min(p.rows, t.panel_end * kPanel));
+}
+
+// Of columns [begin, end) of a row that an op has just written, while the cache holds them.
+void Executor::leave_maxima(const Op& op, int row, int begin, int end) const {
+  static_assert(kPanel % kMaximaCols == 0 && kActColumns % kMaximaCols == 0);
+  if (op.maxima < 0) return;
+  const size_t r = static_cast<size_t>(row);
+  kernels_.sampling->maxima(f32(op.out) + r * buffers_[op.out].cols + begin, end - begin,
+                            f32(op.maxima) + r * buffers_[op.maxima].cols + begin / kMaximaCols);
 }
 
 // Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and

@@ -64,9 +64,10 @@ class Executor {
   void op_embed(int table, int out);
   void op_norm(int x, int delta, int weight, int bias, bool layer, float eps, int out);
   void op_add(int x, int delta, float scale);
-  void op_scale(int x, float scale, float cap);
-  // Columns of out from first on; with `act` (else -1) the weight is [gate | up], halves of whole panels.
-  void op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit);
+  void op_scale(int x, float scale, float cap, int maxima);
+  // Columns of out from first on; with `act` (else -1) the weight is [gate | up], halves of whole panels. `maxima`: the
+  // buffer of what SamplingKernels.maxima says of out, or -1.
+  void op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit, int maxima);
   // `rope` -1 rotates nothing; `layer_norm` and `whole` say what q_norm and k_norm do.
   void op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm, bool whole,
                      float eps);
@@ -149,6 +150,7 @@ class Executor {
     int layer = -1, rope = -1, heads = 0, window = 0, act = 0, plan = -1, first = 0;
     int next_linear = -1;  // op whose weights are read after this one
     int wide = -1;  // buffer of attention's float32 rows when `out` is int8
+    int maxima = -1;
     float eps = 0, scale = 0, softcap = 0;
     bool layer_norm = false, whole = false;
     float alpha = 0, limit = 0;
@@ -203,6 +205,8 @@ class Executor {
   const char* first_panel(int linear, int thread) const;
   int rope_ranges(const Op& op) const;
   void multiply(const Param& p, const LinearTask& t);  // by the kernel of the weight's format
+  void check_maxima(const Op& op) const;
+  void leave_maxima(const Op& op, int row, int begin, int end) const;
   void bind_experts();
   ExpertSplit split_experts(const Param& p) const;
   int expert_tasks(const Op& op) const;

@@ -180,12 +180,20 @@ void Executor::op_add(int x, int delta, float scale) {
   op.in = x, op.delta = delta, op.scale = scale, op.out = x;
   ops_.push_back(op);
 }
-void Executor::op_scale(int x, float scale, float cap) {
+void Executor::op_scale(int x, float scale, float cap, int maxima) {
   Op op{Kind::scale};
-  op.in = x, op.scale = scale, op.softcap = cap, op.out = x;
+  op.in = x, op.scale = scale, op.softcap = cap, op.out = x, op.maxima = maxima;
+  check_maxima(op);
   ops_.push_back(op);
 }
-void Executor::op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit) {
+// Of a whole row in float32, by who writes it.
+void Executor::check_maxima(const Op& op) const {
+  if (op.maxima < 0) return;
+  const Buffer &out = buffers_.at(op.out), &maxima = buffers_.at(op.maxima);
+  if (out.dtype != DType::f32 || maxima.dtype != DType::f32 || maxima.cols != maxima_of(out.cols) || op.first)
+    throw std::invalid_argument("maxima must be a column for each 64 of the float32 rows that they are of");
+}
+void Executor::op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit, int maxima) {
   const Buffer& in = buffers_.at(x);
   const Param& p = params_.at(weight);
   if (in.dtype != p.dtype || in.cols != p.cols || in.group != p.groups.size)
@@ -197,7 +205,10 @@ void Executor::op_linear(int x, int weight, int bias, int out, int first, int ac
     throw std::invalid_argument("a gated linear's halves must be whole panels, and its output as wide as one");
   Op op{Kind::linear};
   op.in = x, op.weight = weight, op.bias = bias, op.out = out, op.first = first;
-  op.act = act, op.alpha = alpha, op.limit = limit;
+  op.act = act, op.alpha = alpha, op.limit = limit, op.maxima = maxima;
+  if (maxima >= 0 && (act >= 0 || buffers_.at(out).cols != p.rows))
+    throw std::invalid_argument("maxima are of a linear that fills its rows");
+  check_maxima(op);
   ops_.push_back(op);
 }
 void Executor::op_rope_write(int qkv, int heads, int layer, int rope, int q_norm, int k_norm, bool layer_norm,

@@ -71,8 +71,9 @@ size_t RowSampler::bound(int vocab) {
 
 size_t RowSampler::bytes() const { return bound(vocab_); }
 
-View RowSampler::scan(const float* x, RowMax* top) {
-  *top = k_.row_max(x, vocab_, true, raw_block_max_.data());
+View RowSampler::scan(const float* x, const float* maxima, RowMax* top) {
+  float* block_max = raw_block_max_.data();
+  *top = maxima ? k_.row_max_of(maxima, vocab_, block_max) : k_.row_max(x, vocab_, true, block_max);
   return {x, nullptr, vocab_, raw_block_max_.data()};
 }
 

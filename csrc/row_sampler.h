@@ -40,9 +40,9 @@ class RowSampler {
  public:
   RowSampler(const SamplingKernels& kernels, int vocab);
 
-  // Maxima of a row. `scan` looks for NaN and +inf; `rescan` is for a row already checked. The View that a scan
-  // returns is valid until the next call of the same function.
-  View scan(const float* x, RowMax* top);
+  // Maxima of a row. `scan` looks for NaN and +inf, in `maxima` when they are there (see SamplingKernels); `rescan` is
+  // for a row already checked. The View that a scan returns is valid until the next call of the same function.
+  View scan(const float* x, const float* maxima, RowMax* top);
   View rescan(const float* x, RowMax* top);
 
   // Where a changed copy of a row is made, [vocab].

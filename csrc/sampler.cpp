@@ -115,6 +115,10 @@ void Sampler::check(const SampleTask& task) {
   }
 }
 
+const float* Sampler::maxima_of_row(const float* maxima, int row) const {
+  return maxima ? maxima + static_cast<size_t>(row) * maxima_of(vocab_) : nullptr;
+}
+
 // f(row, its thread's RowSampler) for every row.
 template <class F>
 void Sampler::for_rows(int rows, F f) {
@@ -146,7 +150,7 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
   };
 
   RowMax raw_max;
-  const View raw_view = rows.scan(raw, &raw_max);
+  const View raw_view = rows.scan(raw, maxima_of_row(task.maxima, row), &raw_max);
   if (!raw_max.finite) return finish(RowStatus::not_finite, -1);
   if (raw_max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
 
@@ -220,18 +224,19 @@ void Sampler::fill_logprobs(const View& row, float max, int32_t token, int count
   for (int i = 0; i < out->count; ++i) out->values[i] = static_cast<float>(out->values[i] - log_sum);
 }
 
-bool Sampler::score(const float* logits, const int32_t* targets, int num_rows, int count, Logprobs* out) {
-  check_ids("target_token_ids", targets, static_cast<size_t>(num_rows), vocab_);
-  if (count < 0 || count > kMaxLogprobs) refuse("top_n: " + std::to_string(count) + " is not in [0, 64]");
+bool Sampler::score(const ScoreTask& task, Logprobs* out) {
+  check_ids("target_token_ids", task.targets, static_cast<size_t>(task.rows), vocab_);
+  if (task.count < 0 || task.count > kMaxLogprobs)
+    refuse("top_n: " + std::to_string(task.count) + " is not in [0, 64]");
   std::atomic<bool> finite{true};
-  for_rows(num_rows, [&](int i, RowSampler& rows) {
+  for_rows(task.rows, [&](int i, RowSampler& rows) {
     RowMax max;
-    const View row = rows.scan(logits + static_cast<size_t>(i) * vocab_, &max);
+    const View row = rows.scan(task.logits + static_cast<size_t>(i) * vocab_, maxima_of_row(task.maxima, i), &max);
     if (!max.finite || max.max == -kInfinity) {
       finite.store(false, std::memory_order_relaxed);
       return;
     }
-    fill_logprobs(row, max.max, targets[i], count, rows, &out[i]);
+    fill_logprobs(row, max.max, task.targets[i], task.count, rows, &out[i]);
   });
   return finite.load();
 }

@@ -55,6 +55,14 @@ struct SampleTask {
   const int32_t* positions;  // [rows]
   const uint32_t* bitmask;   // [rows, ceil(vocab/32)] of allowed tokens, or null
   int rows;
+  const float* maxima = nullptr;  // [rows, maxima_of(vocab)] of the logits, or null: they are all read
+};
+
+struct ScoreTask {
+  const float* logits;     // [rows, vocab]
+  const float* maxima;     // as in SampleTask
+  const int32_t* targets;  // [rows]
+  int rows, count;
 };
 
 // Log-probabilities under the raw logits: of one given token and of the most likely ones.
@@ -84,9 +92,9 @@ class Sampler {
   // Throws std::invalid_argument, and changes nothing, for a bad slot or position.
   int sample(const SampleTask& task);
 
-  // Log-probabilities of targets[i] under logits row i, with the `count` most likely tokens. Returns false when a
-  // row holds NaN or +inf, or no finite value. Throws std::invalid_argument for a bad target or count.
-  bool score(const float* logits, const int32_t* targets, int rows, int count, Logprobs* out);
+  // Log-probabilities of targets[i] under row i of the task's logits, with the `count` most likely tokens. Returns
+  // false when a row holds NaN or +inf, or no finite value. Throws std::invalid_argument for a bad target or count.
+  bool score(const ScoreTask& task, Logprobs* out);
 
   int vocab() const { return vocab_; }
   int max_slots() const { return static_cast<int>(slots_.size()); }
@@ -108,6 +116,7 @@ class Sampler {
   };
 
   void check(const SampleTask& task);
+  const float* maxima_of_row(const float* maxima, int row) const;
   void sample_row(const SampleTask& task, int row, RowSampler& rows);
   const float* edit(const Slot& slot, const float* x, const uint32_t* bitmask, int outputs, RowSampler& rows) const;
   void penalize(const Slot& slot, float* x) const;

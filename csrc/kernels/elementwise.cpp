@@ -61,6 +61,8 @@ void norm(const NormTask& t) {
       const float* delta = t.delta + static_cast<size_t>(r) * t.cols;
       for (int c = 0; c < t.cols; c += 16) {
         const int n = t.cols - c;
+        prefetch(x + t.cols + c);  // the next row
+        prefetch(delta + t.cols + c);
         const V16 v = add(load_n(x + c, n), load_n(delta + c, n));
         n >= 16 ? store(x + c, v) : store_n(x + c, v, n);
       }

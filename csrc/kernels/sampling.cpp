@@ -91,6 +91,41 @@ RowMax row_max(const float* x, int n, bool check, float* block_max) {
   return {top, suspect == 0.0f || all_below_infinity(x, n)};
 }
 
+RowMax row_max_of(const float* maxima, int n, float* block_max) {
+  const int count = maxima_of(n);
+  float top = -INFINITY;
+  bool finite = true;
+  for (int i = 0, b = 0; i < count; ++b) {
+    const int end = count - i < kMaximaOfBlock ? count : i + kMaximaOfBlock;
+    float block = -INFINITY;
+    for (; i < end; ++i) {
+      block = maxima[i] > block ? maxima[i] : block;
+      finite &= maxima[i] == maxima[i];
+    }
+    block_max[b] = block;
+    top = block > top ? block : top;
+  }
+  return {top, finite};
+}
+
+void maxima(const float* x, int n, float* out) {
+  constexpr int kVectors = kMaximaCols / kLanes;
+  const V16 inf = set1(INFINITY);
+  for (; n >= kMaximaCols; n -= kMaximaCols, x += kMaximaCols) {
+    V16 v[kVectors];
+    uint32_t below = 0xffffu;
+    for (int j = 0; j < kVectors; ++j) {
+      v[j] = load(x + j * kLanes);
+      below &= mask_gt(inf, v[j]);
+    }
+    *out++ = below == 0xffffu ? reduce_max(vmax(vmax(v[0], v[1]), vmax(v[2], v[3]))) : NAN;
+  }
+  if (n == 0) return;
+  V16 top = set1(-INFINITY);
+  for (int i = 0; i < n; i += kLanes) top = vmax(load_until(x, i, n, -INFINITY), top);
+  *out = all_below_infinity(x, n) ? reduce_max(top) : NAN;
+}
+
 void mask_row(const float* x, const uint32_t* bits, int n, float* y) {
   const V16 out = set1(-INFINITY);
   for (int i = 0; i < n; i += kLanes) {
@@ -232,7 +267,7 @@ int64_t count_before(const RankTask& t) {
 
 }  // namespace
 
-const SamplingKernels sampling_table = {row_max, mask_row, exp_row, measure, collect, count_before};
+const SamplingKernels sampling_table = {row_max, row_max_of, maxima, mask_row, exp_row, measure, collect, count_before};
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -14,8 +14,12 @@ constexpr int kSampleBlock = 512;
 // e^s is exactly 0 below this s.
 constexpr float kLowestExponent = -87.0f;
 constexpr int kPivots = 4;
+// Columns that share a maximum where logits are made (Linear in program/ops.py).
+constexpr int kMaximaCols = 64;
+constexpr int kMaximaOfBlock = kSampleBlock / kMaximaCols;
 
 constexpr int sample_blocks(int n) { return (n + kSampleBlock - 1) / kSampleBlock; }
+constexpr int maxima_of(int n) { return (n + kMaximaCols - 1) / kMaximaCols; }
 
 struct RowMax {
   float max;    // -inf when every value is -inf; meaningless when not finite
@@ -63,6 +67,10 @@ struct RankTask {
 struct SamplingKernels {
   // Maxima of the row and of its blocks; optionally looks for NaN and +inf.
   RowMax (*row_max)(const float* x, int n, bool check, float* block_max);
+  // The same from what `maxima` left of the row.
+  RowMax (*row_max_of)(const float* maxima, int n, float* block_max);
+  // out[i] = the maximum of the i-th kMaximaCols of x [n], NaN when one of them is NaN or +inf.
+  void (*maxima)(const float* x, int n, float* out);
   // y = x where the token's bit is set (bit i%32 of word i/32), else -inf. y may be x.
   void (*mask_row)(const float* x, const uint32_t* bits, int n, float* y);
   void (*exp_row)(const ExpTask&);

@@ -79,7 +79,7 @@ class Executor:
         self, x: int, delta: int, weight: int, bias: int, layer: bool, eps: float, out: int
     ) -> None: ...
     def op_add(self, x: int, delta: int, scale: float) -> None: ...
-    def op_scale(self, x: int, scale: float, cap: float) -> None: ...
+    def op_scale(self, x: int, scale: float, cap: float, maxima: int) -> None: ...
     def op_linear(
         self,
         x: int,
@@ -90,6 +90,7 @@ class Executor:
         act: int,
         alpha: float,
         limit: float,
+        maxima: int,
     ) -> None: ...
     def op_rope_write(
         self,
@@ -192,10 +193,15 @@ class Sampler:
         slots: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int32],
         bitmask: npt.NDArray[np.int32] | None,
+        maxima: npt.NDArray[np.float32] | None,
     ) -> int: ...
     def logprobs(self, row: int) -> tuple[float, int, list[int], list[float]]: ...
     def score(
-        self, logits: npt.NDArray[np.float32], target_token_ids: npt.NDArray[np.int32], count: int
+        self,
+        logits: npt.NDArray[np.float32],
+        target_token_ids: npt.NDArray[np.int32],
+        count: int,
+        maxima: npt.NDArray[np.float32] | None,
     ) -> list[tuple[float, int, list[int], list[float]]] | None: ...
     def tokens(self) -> npt.NDArray[np.int32]: ...
     def status(self) -> npt.NDArray[np.int32]: ...

@@ -80,9 +80,9 @@ def test_head_keeps_what_it_reads_from_the_body() -> None:
 
 
 def test_arena_of_qwen3_0_6b_is_the_least_possible() -> None:
-    """One token: logits, last_hidden, residual and delta at the last op are the peak, by hand."""
+    """One token: logits, maxima, last_hidden, residual and delta at the last op are the peak, by hand."""
     plan = plan_arena(lower(qwen3_0_6b(), BF16), 1, 1)
-    assert plan.total == 151936 * 4 + 1024 * 2 + 1024 * 4 + 1024 * 4
+    assert plan.total == 151936 * 4 + 2374 * 4 + 40 + 1024 * 2 + 1024 * 4 + 1024 * 4
     # 512 tokens, one logit row: qkv, mixed, residual at attention.
     plan = plan_arena(lower(qwen3_0_6b(), BF16), 512, 1)
     assert plan.total == 512 * (4096 * 4 + 2048 * 2 + 1024 * 4)

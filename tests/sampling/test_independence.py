@@ -100,6 +100,45 @@ def test_the_row_number_does_not_matter() -> None:
     assert len(set(got.tolist())) == 1
 
 
+def maxima_of(logits: np.ndarray) -> np.ndarray:
+    """What an executor leaves beside its logits; see Executor.maxima."""
+    padded = np.pad(logits, ((0, 0), (0, -logits.shape[1] % 64)), constant_values=-np.inf)
+    spans = padded.reshape(len(logits), -1, 64)
+    with np.errstate(invalid="ignore"):
+        return np.where((spans < np.inf).all(2), spans.max(2), np.float32(np.nan))
+
+
+@given(sequences(), st.sampled_from(_native.supported_isas()), st.integers(0, 3))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_maxima_change_nothing(row: tuple[NewSeq, int], isa: str, ties: int) -> None:
+    """Tokens, failures, log-probabilities and ranks, also where logits are equal or -inf."""
+    seq, seed = row
+    logits = as_rows(logits_of(seed))
+    if ties:
+        logits = np.round(logits / ties) * ties
+        logits[:, seed :: ties + 1] = -np.inf
+    found = []
+    for maxima in (None, maxima_of(logits)):
+        sampler = Sampler(SIZE, 1, isa)
+        sampler.add(0, seq)
+        sampled = sampler.sample(logits, ints(0), ints(len(seq.token_ids)), maxima=maxima)
+        scored = sampler.prompt_logprobs(logits, ints(7), 3, maxima)
+        found.append((sampled.token_ids.tolist(), sampled.failed, sampled.logprobs, scored))
+    assert found[0] == found[1]
+
+
+def test_maxima_are_what_is_read() -> None:
+    """Negative control: with another row's maxima the greatest logit is not looked for."""
+    logits = as_rows(np.arange(SIZE))
+    sampler = Sampler(SIZE, 1)
+    sampler.add(0, new_seq(SamplingParams(temperature=0)))
+    wrong = maxima_of(logits)
+    wrong[0, 8:] = -np.inf  # a span of the first block is the greatest
+    assert sampler.sample(logits, ints(0), ints(0), maxima=wrong).token_ids[0] == 511
+    with pytest.raises(ValueError, match="maxima"):
+        sampler.sample(logits, ints(0), ints(0), maxima=wrong[:, 1:].copy())
+
+
 def test_an_executor_lends_its_threads() -> None:
     executor = _native.Executor("", 2)
     lent = Sampler(SIZE, 8, executor=executor)

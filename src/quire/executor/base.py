@@ -96,6 +96,12 @@ class Executor(Protocol):
     def run_head(self, num_logit_rows: int) -> F32:
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
 
+    def maxima(self, num_logit_rows: int) -> F32 | None:
+        """Maxima of the last logits, [num_logit_rows, ceil(vocab / 64)], valid as long as they are; see ops.Linear.
+
+        None when the program leaves none.
+        """
+
     def read(self, buffer: str, rows: int) -> F32:
         """The first rows of a buffer after the last run, as float32. For tests; see `stop_after`."""
 

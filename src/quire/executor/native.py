@@ -95,6 +95,7 @@ class NativeExecutor:
         self._limits: Limits | None = None
         self._arrays: StepArrays | None = None
         self._logits: F32 = np.zeros((0, program.vocab), np.float32)
+        self._maxima: F32 | None = None
 
     @property
     def core(self) -> _native.Executor:
@@ -210,6 +211,8 @@ class NativeExecutor:
             self._add_op(op)
         self._allocate(limits, arrays, plan)
         self._logits = self._view(program.logits, limits.max_logit_rows)
+        if program.maxima:
+            self._maxima = self._view(program.maxima, limits.max_logit_rows)
 
     def _allocate(self, limits: Limits, arrays: StepArrays, plan: ArenaPlan) -> None:
         native = _native.Limits()
@@ -243,11 +246,12 @@ class NativeExecutor:
             case Add():
                 core.op_add(buffers[op.x], buffers[op.delta], op.scale)
             case Scale():
-                core.op_scale(buffers[op.x], op.scale, op.cap)
+                core.op_scale(buffers[op.x], op.scale, op.cap, self._optional(op.maxima))
             case Linear():
                 weight, bias = self._params[op.weight], self._vector(op.bias)
                 act = _activation(op.act) if op.act else (-1, 0.0, 0.0)
-                core.op_linear(buffers[op.x], weight, bias, buffers[op.out], op.first, *act)
+                maxima = self._optional(op.maxima)
+                core.op_linear(buffers[op.x], weight, bias, buffers[op.out], op.first, *act, maxima)
             case Quantize():
                 core.op_quantize(buffers[op.x], buffers[op.out])
             case RopeWrite():
@@ -323,6 +327,10 @@ class NativeExecutor:
         """The head for other rows of the same step; see Executor.run_head."""
         self._core.run_head(num_logit_rows)
         return self._logits[:num_logit_rows]
+
+    def maxima(self, num_logit_rows: int) -> F32 | None:
+        """Maxima of the last logits; see Executor.maxima."""
+        return None if self._maxima is None else self._maxima[:num_logit_rows]
 
     def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
         """Only ops begin … end - 1 of Program.ops, on whatever their buffers hold: what a kernel benchmark times."""
@@ -401,6 +409,7 @@ class NativeExecutor:
     def close(self) -> None:
         """Give everything back; the executor cannot be used again."""
         self._logits = np.zeros((0, self.program.vocab), np.float32)
+        self._maxima = None
         self._arrays = None
         del self._core
 

@@ -175,7 +175,7 @@ class _Counter:
                 )
             case Scale():
                 flops = (1 + EXP_FLOPS if op.cap else 1) * self.buffers[op.x].cols
-                cost = Cost(n * flops, 0, 2 * n * self.row_bytes(op.x))
+                cost = Cost(n * flops, 0, n * (2 * self.row_bytes(op.x) + self.maxima_bytes(op)))
             case Linear():
                 cost = self.linear(op, n)
             case Quantize():
@@ -249,8 +249,11 @@ class _Counter:
         if op.act:
             cols //= 2
             flops += n * (EXP_FLOPS + 1) * cols
-        written = cols * DTYPE_BYTES[self.buffers[op.out].dtype]
+        written = cols * DTYPE_BYTES[self.buffers[op.out].dtype] + self.maxima_bytes(op)
         return Cost(flops, read, n * (self.row_bytes(op.x) + written))
+
+    def maxima_bytes(self, op: Linear | Scale) -> int:
+        return self.row_bytes(op.maxima) if op.maxima else 0
 
     def quantize(self, op: Quantize, n: int) -> Cost:
         n, cols = n * self.buffers[op.out].per, self.buffers[op.x].cols

@@ -10,6 +10,7 @@ from quire.program.fuse import fuse
 from quire.program.lower_experts import lower_experts
 from quire.program.lower_latent import latent_input, lower_latent
 from quire.program.ops import (
+    MAXIMA_COLS,
     Add,
     Attend,
     Buffer,
@@ -32,6 +33,8 @@ from quire.program.ops import (
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Rope
 from quire.spec import Norm as NormSpec
 from quire.types import CacheGroup, UnsupportedModelError
+
+MAXIMA = "logit_maxima"
 
 
 def lower(spec: ModelSpec, formats: NumberFormats, *, fused: bool = True) -> Program:
@@ -89,6 +92,7 @@ class Lowering:
             layers_per_group=cache.layers_per_group,
             kv_dtype=self.formats.kv,
             vocab=spec.vocab,
+            maxima=MAXIMA,
         )
 
     def layer(self, index: int, layer: Layer, residual: str, delta: str | None) -> str | None:
@@ -229,9 +233,12 @@ class Lowering:
             Norm(last, None, norm, spec.norm.eps, last_hidden, spec.norm.kind, bias),
         ]
         last_hidden = self.quantized(ops, last_hidden, weight)
-        ops.append(Linear(last_hidden, weight, None, logits))
+        maxima = self.buffer(MAXIMA, -(-spec.vocab // MAXIMA_COLS), "f32", logits=True)
         if spec.logits_scale != 1.0 or spec.logits_cap:
-            ops.append(Scale(logits, spec.logits_scale, spec.logits_cap))
+            ops.append(Linear(last_hidden, weight, None, logits))
+            ops.append(Scale(logits, spec.logits_scale, spec.logits_cap, maxima))
+        else:
+            ops.append(Linear(last_hidden, weight, None, logits, maxima=maxima))
         return tuple(ops)
 
     def linear(

@@ -85,13 +85,13 @@ def live_buffers(program: Program) -> list[frozenset[str]]:
 
     That is what it reads and writes, and what an earlier op wrote and a later one reads. The head may run
     again for other rows of the same step, so what it takes from the body stays live to its end; the logits
-    are the caller's.
+    and their maxima are the caller's.
     """
-    logits = frozenset((program.logits,))
-    after = logits
+    results = frozenset(name for name in (program.logits, program.maxima) if name)
+    after = results
     for op in reversed(program.head):
         after = _needed_before(op, after)
-    after |= logits
+    after |= results
     live: list[frozenset[str]] = []
     for op in reversed(program.ops):
         live.append(after | frozenset(reads(op)) | frozenset(writes(op)))

@@ -28,6 +28,8 @@ from quire.spec import Rope, Router
 from quire.spec.model import Activation, NormKind
 from quire.types import CacheGroup
 
+MAXIMA_COLS = 64  # neighbouring columns that share a maximum
+
 RowKind = Literal["tokens", "logits"]
 ParamKind = Literal["linear", "table", "vector"]
 
@@ -150,11 +152,15 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """x = scale * x, then cap * tanh(x / cap) unless cap is 0; in place (Gemma 2, arXiv 2408.00118, section 2)."""
+    """x = scale * x, then cap * tanh(x / cap) unless cap is 0; in place (Gemma 2, arXiv 2408.00118, section 2).
+
+    `maxima` as in Linear.
+    """
 
     x: str
     scale: float
     cap: float = 0.0
+    maxima: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,9 @@ class Linear:
     It fills the columns of out from `first` on; those before are kept when they are another weight's.
 
     With `act` the weight is [gate | up], and out what GatedAct makes of the product.
+
+    `maxima` is for who looks for the greatest numbers of a row (the sampler): column i is the maximum of out's columns
+    64 i … 64 i + 63, or NaN when one of them is NaN or +inf.
     """
 
     x: str
@@ -175,6 +184,7 @@ class Linear:
     out: str
     first: int = 0
     act: Activation | None = None
+    maxima: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +458,10 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A model lowered to ops. `body` runs over all tokens of a step, `head` over rows that want logits."""
+    """A model lowered to ops. `body` runs over all tokens of a step, `head` over rows that want logits.
+
+    `logits` and `maxima` (of the logits; see Linear) are the buffers that the caller reads.
+    """
 
     params: tuple[Param, ...]
     buffers: tuple[Buffer, ...]
@@ -461,6 +474,7 @@ class Program:
     kv_dtype: DType
     vocab: int
     logits: str = "logits"
+    maxima: str | None = None
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)
@@ -508,8 +522,12 @@ def writes(op: Op) -> tuple[str, ...]:
     match op:
         case Norm():
             names: tuple[str | None, ...] = (op.x if op.delta else None, op.out)
-        case Add() | Scale():
+        case Add():
             names = (op.x,)
+        case Scale():
+            names = (op.x, op.maxima)
+        case Linear():
+            names = (op.out, op.maxima)
         case RopeWrite():
             names = (op.qkv,)
         case Attend():

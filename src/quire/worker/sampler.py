@@ -97,14 +97,17 @@ class Sampler:
         """How many likely tokens the slot's prompt_logprobs asks for."""
         return self._top_n[slot]
 
-    def sample(self, logits: F32, slots: I32, positions: I32, bitmask: I32 | None = None) -> SampledRows:
+    def sample(
+        self, logits: F32, slots: I32, positions: I32, bitmask: I32 | None = None, maxima: F32 | None = None
+    ) -> SampledRows:
         """Sample one token for every row and count it as output of its slot.
 
         logits: [rows, vocab], C-contiguous, left unchanged. slots: [rows], no slot twice. positions: [rows],
         index in its sequence of the token to sample. bitmask: [rows, ceil(vocab / 32)], bit i % 32 of word
-        i // 32 set where token i is allowed. Raises ValueError, having changed nothing, when these disagree.
+        i // 32 set where token i is allowed. maxima: [rows, ceil(vocab / 64)] of the logits (see
+        Executor.maxima), which saves reading them all. Raises ValueError, having changed nothing, when these disagree.
         """
-        failures = self._native.sample(logits, slots, positions, bitmask)
+        failures = self._native.sample(logits, slots, positions, bitmask, maxima)
         rows = len(logits)
         token_ids = self._tokens[:rows].copy()
         failed: dict[int, str] = {}
@@ -118,14 +121,14 @@ class Sampler:
         return SampledRows(token_ids, failed, logprobs)
 
     def prompt_logprobs(
-        self, logits: F32, target_token_ids: I32, top_n: int
+        self, logits: F32, target_token_ids: I32, top_n: int, maxima: F32 | None = None
     ) -> list[PositionLogprobs] | None:
         """Log-probabilities of target_token_ids[i] under row i of the raw logits, and of the top_n likeliest.
 
-        None when a row holds NaN or +inf, or nothing but -inf: the sequence has failed. Raises ValueError for
-        a target outside the vocabulary or top_n outside [0, 64].
+        `maxima` as in `sample`. None when a row holds NaN or +inf, or nothing but -inf: the sequence has
+        failed. Raises ValueError for a target outside the vocabulary or top_n outside [0, 64].
         """
-        scored = self._native.score(logits, target_token_ids, top_n)
+        scored = self._native.score(logits, target_token_ids, top_n, maxima)
         if scored is None:
             return None
         return [_position(t, entry) for t, entry in zip(target_token_ids.tolist(), scored, strict=True)]

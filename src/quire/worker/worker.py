@@ -65,7 +65,8 @@ class Worker:
         rows = [scheduled[i] for i in sampling]
         lines = np.array([self._slots[item.seq_id].line for item in rows], np.int32)
         positions = np.array([item.start + len(item.token_ids) for item in rows], np.int32)
-        sampled = self._sampler.sample(logits, lines, positions)
+        maxima = self._executor.maxima(len(rows))
+        sampled = self._sampler.sample(logits, lines, positions, maxima=maxima)
         for k, (row, token) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
             if k in sampled.failed:
                 result.failed.append(row)
@@ -89,7 +90,8 @@ class Worker:
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
             logits = self._executor.run_head(last - first)
             targets = np.array(slot.prompt[first + 1 : last + 1], np.int32)
-            scored = self._sampler.prompt_logprobs(logits, targets, self._sampler.top_n(slot.line))
+            maxima = self._executor.maxima(last - first)
+            scored = self._sampler.prompt_logprobs(logits, targets, self._sampler.top_n(slot.line), maxima)
             if scored is None:
                 return None
             found += scored

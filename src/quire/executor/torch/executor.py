@@ -81,6 +81,9 @@ class TorchExecutor:
             raise RuntimeError("run_head needs a step that was run before")
         return self._run_ops(len(self.program.body), self._step, num_logit_rows)
 
+    def maxima(self, num_logit_rows: int) -> F32 | None:
+        return self.read(self.program.maxima, num_logit_rows) if self.program.maxima else None
+
     def read(self, buffer: str, rows: int) -> F32:
         found: F32 = self._bound()[0].buffers[buffer][:rows].float().cpu().numpy().copy()
         return found
@@ -161,6 +164,7 @@ class _Runner:
                 ops.add(buffer(op.x), buffer(op.delta), op.scale)
             case Scale():
                 ops.scale_cap(buffer(op.x), op.scale, op.cap)
+                self.maxima(op)
             case Linear():
                 self.linear(op)
             case Quantize():
@@ -199,6 +203,11 @@ class _Runner:
         ops.linear(x, weight, self.weights.get(op.bias), to)
         if op.act:
             ops.gated_act(to, op.act, out)
+        self.maxima(op)
+
+    def maxima(self, op: Linear | Scale) -> None:
+        if op.maxima:
+            ops.maxima(self.buffer(op.x if isinstance(op, Scale) else op.out), self.buffer(op.maxima))
 
     def run_experts(self, op: Route | Dispatch | Experts | Combine) -> None:
         weights, buffer = self.weights, self.buffer

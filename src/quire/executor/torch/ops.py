@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.program.ops import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, Norm, RopeWrite
+from quire.program.ops import (
+    MAXIMA_COLS,
+    Attend,
+    HeadShape,
+    LatentAttend,
+    LatentShape,
+    LatentWrite,
+    Norm,
+    RopeWrite,
+)
 from quire.spec.model import Activation, ClampedSwiGLU, NormKind
 
 QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
@@ -121,6 +130,13 @@ def scale_cap(x: Tensor, scale: float, cap: float) -> None:
     x.mul_(scale)
     if cap:
         x.copy_(torch.tanh(x / cap) * cap)
+
+
+def maxima(x: Tensor, out: Tensor) -> None:
+    """out [T, ceil(C / 64)] = the maximum of each 64 columns of x [T, C], NaN when one is NaN or +inf."""
+    padded = functional.pad(x, (0, -x.shape[1] % MAXIMA_COLS), value=-torch.inf)
+    spans = padded.unflatten(1, (-1, MAXIMA_COLS))
+    out.copy_(spans.amax(-1).masked_fill(~(spans < torch.inf).all(-1), torch.nan))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
