@@ -430,6 +430,15 @@ int Executor::rope_ranges(const Op& op) const {
 }
 
 void Executor::do_rope_write(const Op& op, int task) {
+  RopeWriteTask t = rope_task(op, task), after;
+  if (task + 1 < tasks_of(op)) {
+    after = rope_task(op, task + 1);
+    t.next = &after;
+  }
+  kernels_.rope_write(t);
+}
+
+RopeWriteTask Executor::rope_task(const Op& op, int task) const {
   const KVLayer& layer = kv_layers_[op.layer];
   static const Rope kNoRope{{}, {}, 0, false};
   const Rope& rope = op.rope < 0 ? kNoRope : ropes_[op.rope];
@@ -460,7 +469,7 @@ void Executor::do_rope_write(const Op& op, int task) {
   t.token_end = piece.end;
   t.head_begin = layer.kv_heads * range / ranges;
   t.head_end = layer.kv_heads * (range + 1) / ranges;
-  kernels_.rope_write(t);
+  return t;
 }
 
 LatentTask Executor::attention_task(const Op& op, const AttendPart& part, int thread) {

@@ -220,6 +220,7 @@ class Executor {
   void quantize_row(int buffer, int row, const float* x);
   void do_norm(const Op& op, int begin, int end, int thread);
   void do_gated_act(const Op& op, int task, int thread);
+  RopeWriteTask rope_task(const Op& op, int task) const;
   void do_rope_write(const Op& op, int task);
   LatentTask attention_task(const Op& op, const AttendPart& part, int thread);
   void do_attend(const Op& op, int task, int thread);
