@@ -247,7 +247,7 @@ void Executor::do_task(const Op& op, int task, int thread) {
       const int c = task % chunks * kActColumns;
       const int row = task / chunks, to = std::min(cols, c + kActColumns);
       kernels_.scale({f32(op.in) + static_cast<size_t>(row) * cols, op.scale, op.softcap, c, to});
-      return leave_maxima(op, row, c, to);
+      return leave_maxima(op, row, 1, c, to);
     }
     case Kind::quantize:
       for (int r = begin; r < end; ++r)
@@ -355,17 +355,16 @@ void Executor::do_linear(const Op& op, int task, int thread) {
   else if (task + 1 == Tasks::first(s.tasks(), thread + 1, pool_.threads()))
     t.next = first_panel(op.next_linear, thread);
   op.act < 0 ? multiply(p, t) : do_gated_linear(op, t, begin, s.panels, s.panel_bytes);
-  for (int r = begin; op.maxima >= 0 && r < end; ++r)
-    leave_maxima(op, r, t.panel_begin * kPanel, std::min(p.rows, t.panel_end * kPanel));
+  leave_maxima(op, begin, t.rows, t.panel_begin * kPanel, std::min(p.rows, t.panel_end * kPanel));
 }
 
-// Of columns [begin, end) of a row that an op has just written, while the cache holds them.
-void Executor::leave_maxima(const Op& op, int row, int begin, int end) const {
+// Of columns [begin, end) of rows that an op has just written, while the cache holds them.
+void Executor::leave_maxima(const Op& op, int row, int rows, int begin, int end) const {
   static_assert(kPanel % kMaximaCols == 0 && kActColumns % kMaximaCols == 0);
   if (op.maxima < 0) return;
-  const size_t r = static_cast<size_t>(row);
-  kernels_.sampling->maxima(f32(op.out) + r * buffers_[op.out].cols + begin, end - begin,
-                            f32(op.maxima) + r * buffers_[op.maxima].cols + begin / kMaximaCols);
+  const size_t pitch = static_cast<size_t>(buffers_[op.out].cols), count = static_cast<size_t>(buffers_[op.maxima].cols);
+  kernels_.sampling->maxima({f32(op.out) + row * pitch + begin, pitch, f32(op.maxima) + row * count + begin / kMaximaCols,
+                             count, rows, end - begin});
 }
 
 // Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and
@@ -430,15 +429,6 @@ int Executor::rope_ranges(const Op& op) const {
 }
 
 void Executor::do_rope_write(const Op& op, int task) {
-  RopeWriteTask t = rope_task(op, task), after;
-  if (task + 1 < tasks_of(op)) {
-    after = rope_task(op, task + 1);
-    t.next = &after;
-  }
-  kernels_.rope_write(t);
-}
-
-RopeWriteTask Executor::rope_task(const Op& op, int task) const {
   const KVLayer& layer = kv_layers_[op.layer];
   static const Rope kNoRope{{}, {}, 0, false};
   const Rope& rope = op.rope < 0 ? kNoRope : ropes_[op.rope];
@@ -469,7 +459,7 @@ RopeWriteTask Executor::rope_task(const Op& op, int task) const {
   t.token_end = piece.end;
   t.head_begin = layer.kv_heads * range / ranges;
   t.head_end = layer.kv_heads * (range + 1) / ranges;
-  return t;
+  kernels_.rope_write(t);
 }
 
 LatentTask Executor::attention_task(const Op& op, const AttendPart& part, int thread) {

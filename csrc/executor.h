@@ -206,7 +206,7 @@ class Executor {
   int rope_ranges(const Op& op) const;
   void multiply(const Param& p, const LinearTask& t);  // by the kernel of the weight's format
   void check_maxima(const Op& op) const;
-  void leave_maxima(const Op& op, int row, int begin, int end) const;
+  void leave_maxima(const Op& op, int row, int rows, int begin, int end) const;
   void bind_experts();
   ExpertSplit split_experts(const Param& p) const;
   int expert_tasks(const Op& op) const;
@@ -220,7 +220,6 @@ class Executor {
   void quantize_row(int buffer, int row, const float* x);
   void do_norm(const Op& op, int begin, int end, int thread);
   void do_gated_act(const Op& op, int task, int thread);
-  RopeWriteTask rope_task(const Op& op, int task) const;
   void do_rope_write(const Op& op, int task);
   LatentTask attention_task(const Op& op, const AttendPart& part, int thread);
   void do_attend(const Op& op, int task, int thread);

@@ -206,7 +206,6 @@ struct RopeWriteTask {
   KVLayout kv;
   int token_begin, token_end;  // of one row and one tile, all that the step has of it
   int head_begin, head_end;    // of keys and values, with the query heads that read them; all when whole_norm
-  const RopeWriteTask* next = nullptr;  // what the thread does after this, or null: rows and cache lines to fetch meanwhile
 };
 
 // Some queries of one row against some heads of keys and values; at most kAttendRows query rows, or one query and head.

@@ -54,31 +54,41 @@ constexpr int kLoopAccs = 6;
 
 }  // namespace
 
+// A row and its moments, `delta` added to it in the same pass.
+QUIRE_INLINE Moments add_for_moments(const NormTask& t, float* x, const float* delta) {
+  const auto value = [&](int c, int n) {
+    prefetch(x + t.cols + c);  // the next row
+    prefetch(delta + t.cols + c);
+    const V16 v = add(load_n(x + c, n), load_n(delta + c, n));
+    n >= 16 ? store(x + c, v) : store_n(x + c, v, n);
+    return v;
+  };
+  if (t.weight && !t.layer) {
+    const float sum = sum_in_fours(t.cols, [&](int c, int n, V16& s) {
+      const V16 v = value(c, n);
+      s = fma(v, v, s);
+    });
+    return {zero(), set1(inverse_root(sum, t.cols, t.eps))};
+  }
+  each16(t.cols, value);
+  return t.weight ? moments(x, t.cols, t.layer, t.eps) : Moments{};
+}
+
 void norm(const NormTask& t) {
   for (int r = t.row_begin; r < t.row_end; ++r) {
-    float* x = t.x + static_cast<size_t>(r) * t.cols;
-    if (t.delta) {
-      const float* delta = t.delta + static_cast<size_t>(r) * t.cols;
-      for (int c = 0; c < t.cols; c += 16) {
-        const int n = t.cols - c;
-        prefetch(x + t.cols + c);  // the next row
-        prefetch(delta + t.cols + c);
-        const V16 v = add(load_n(x + c, n), load_n(delta + c, n));
-        n >= 16 ? store(x + c, v) : store_n(x + c, v, n);
-      }
-    }
     const size_t base = static_cast<size_t>(r) * t.cols;
-    if (!t.weight) {
-      for (int c = 0; c < t.cols; c += 16) put(t.out, t.out_dtype, base + c, load_n(x + c, t.cols - c), t.cols - c);
-      continue;
-    }
-    const Moments m = moments(x, t.cols, t.layer, t.eps);
-    for (int c = 0; c < t.cols; c += 16) {
-      const int n = t.cols - c;
-      V16 v = mul(mul(sub(load_n(x + c, n), m.mean), m.inverse), load_n(t.weight + c, n));
-      if (t.bias) v = add(v, load_n(t.bias + c, n));
+    float* x = t.x + base;
+    Moments m{};
+    if (t.delta)
+      m = add_for_moments(t, x, t.delta + base);
+    else if (t.weight)
+      m = moments(x, t.cols, t.layer, t.eps);
+    each16(t.cols, [&](int c, int n) {
+      V16 v = load_n(x + c, n);
+      if (t.weight) v = mul(mul(sub(v, m.mean), m.inverse), load_n(t.weight + c, n));
+      if (t.weight && t.bias) v = add(v, load_n(t.bias + c, n));
       put(t.out, t.out_dtype, base + c, v, n);
-    }
+    });
   }
 }
 
@@ -210,17 +220,20 @@ void quantize(const QuantizeTask& t) {
   const V16 limit = set1(127.0f), low = set1(-127.0f);
   for (int r = t.row_begin; r < t.row_end; ++r) {
     const float* x = t.x + static_cast<size_t>(r) * t.cols;
-    V16 top = zero(), bad = zero();
-    const auto see = [&](V16 v) {
-      top = vmax(top, vmax(v, sub(zero(), v)));
-      bad = fma(v, zero(), bad);
-    };
-    for (int c = 0; c < whole; c += 16) {
+    struct {
+      V16 top, bad;
+    } seen[4] = {{zero(), zero()}, {zero(), zero()}, {zero(), zero()}, {zero(), zero()}};
+    in_fours(t.cols, seen, [&](int c, int n, auto& s) {
+      const V16 v = load_n(x + c, n);
       prefetch(x + c + kAhead);
-      see(load(x + c));
+      s.top = vmax(s.top, vmax(v, sub(zero(), v)));
+      s.bad = fma(v, zero(), s.bad);
+    });
+    for (int j = 1; j < 4; ++j) {
+      seen[0].top = vmax(seen[0].top, seen[j].top);
+      seen[0].bad = add(seen[0].bad, seen[j].bad);
     }
-    see(load_n(x + whole, left));
-    const float scale = mask_not_finite(bad) ? NAN : reduce_max(top) / 127.0f;
+    const float scale = mask_not_finite(seen[0].bad) ? NAN : reduce_max(seen[0].top) / 127.0f;
     t.scale[r] = scale;
     const V16 inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
     const auto rounded = [&](V16 v) { return round_even(vmax(vmin(mul(v, inverse), limit), low)); };

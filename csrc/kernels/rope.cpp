@@ -58,15 +58,56 @@ QUIRE_INLINE void rotate(float* head, const RopeWriteTask& t, const float* cos, 
   }
 }
 
+// Both at once, in registers: a head of kVectors vectors that is rotated whole, by halves; `weight` may be null.
+template <int kVectors>
+QUIRE_INLINE void normalise_and_rotate(float* head, const float* weight, const RopeWriteTask& t, const float* cos,
+                                       const float* sin) {
+  V16 v[kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) v[i] = load(head + 16 * i);
+  if (weight) {
+    V16 s[4] = {zero(), zero(), zero(), zero()};
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) s[i & 3] = fma(v[i], v[i], s[i & 3]);
+    const float sum = reduce_add(add(add(s[0], s[1]), add(s[2], s[3])));
+    const V16 inverse = set1(inverse_root(sum, kVectors * 16, t.eps));
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) v[i] = mul(mul(v[i], inverse), load(weight + 16 * i));
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors / 2; ++i) {
+    const V16 a = v[i], b = v[i + kVectors / 2], c = load(cos + 16 * i), s = load(sin + 16 * i);
+    store(head + 16 * i, sub(mul(a, c), mul(b, s)));
+    store(head + 16 * (i + kVectors / 2), add(mul(b, c), mul(a, s)));
+  }
+}
+
+template <int kVectors>
+QUIRE_INLINE void whole_heads(float* x, int begin, int end, const HeadNorm& norm, const RopeWriteTask& t,
+                              const float* cos, const float* sin) {
+  for (int h = begin; h < end; ++h) {
+    float* head = x + static_cast<size_t>(h) * kVectors * 16;
+    fetch(head + kAhead, kVectors * 16);
+    normalise_and_rotate<kVectors>(head, norm.weight ? norm.weight + h * norm.step : nullptr, t, cos, sin);
+  }
+}
+
 // Heads [begin, end) of one token's q or k in place.
 QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& norm, int position, const RopeWriteTask& t) {
   const size_t half = static_cast<size_t>(t.rotary_dim / 2), at = static_cast<size_t>(position) * half;
+  const float *cos = t.cos + at, *sin = t.sin + at;
+  if (t.rotary_dim == t.head_dim && !t.interleaved && !(norm.weight && (t.whole_norm || t.layer_norm))) switch (t.head_dim) {
+      case 64: return whole_heads<4>(x, begin, end, norm, t, cos, sin);
+      case 96: return whole_heads<6>(x, begin, end, norm, t, cos, sin);
+      case 128: return whole_heads<8>(x, begin, end, norm, t, cos, sin);
+      case 256: return whole_heads<16>(x, begin, end, norm, t, cos, sin);
+    }
   if (norm.weight && t.whole_norm) normalise(x, end * t.head_dim, norm.weight, t);
   for (int h = begin; h < end; ++h) {
     float* head = x + static_cast<size_t>(h) * t.head_dim;
     fetch(head + kAhead, t.head_dim);
     if (norm.weight && !t.whole_norm) normalise(head, t.head_dim, norm.weight + h * norm.step, t);
-    rotate(head, t, t.cos + at, t.sin + at);
+    rotate(head, t, cos, sin);
   }
 }
 
@@ -195,66 +236,27 @@ void write_i8(const Tile& tile, int head) {
   }
 }
 
-void write_head(const Tile& tile, int head) {
-  const DType dtype = tile.t.kv.dtype;
-  dtype == DType::f32 ? write_f32(tile, head) : dtype == DType::bf16 ? write_bf16(tile, head) : write_i8(tile, head);
-}
-
-Tile tile_of(const RopeWriteTask& t) {
-  const int first = t.positions[t.token_begin], in_block = first % t.kv.block_size;
-  char* block = static_cast<char*>(t.cache) +
-                static_cast<size_t>(t.block_table[first / t.kv.block_size]) * t.kv.block_stride * dtype_bytes(t.kv.dtype);
-  return {t, block, in_block / kTile, in_block % kTile, t.token_end - t.token_begin};
-}
-
-// A few tokens touch a line for every few bytes of a key, and wait for memory more than they compute.
-bool few(const RopeWriteTask& t) { return t.token_end - t.token_begin <= kTile / 4; }
-
-// What a head's few tokens touch of the cache: near for what comes now, else into the L2 cache.
-QUIRE_INLINE void fetch_lines(const Tile& tile, int head, bool near) {
+// A few tokens touch a line for every few bytes of a key: all at once they wait for memory once.
+void fetch(const Tile& tile) {
   const KVLayout& kv = tile.t.kv;
   const size_t bytes = dtype_bytes(kv.dtype), key_bytes = kv.v_offset() * bytes;
   const size_t row_bytes = static_cast<size_t>(kv.d16) * bytes * (4 / bytes);  // of interleaved values
-  const char* keys = tile.block + tile.elems(head) * bytes;
-  const char* values = keys + key_bytes + tile.lane * bytes / 4 * row_bytes;
-  for (size_t i = 0; i < key_bytes; i += 64) near ? prefetch(keys + i) : prefetch_l2(keys + i);
-  for (size_t i = 0; i < row_bytes; i += 64) near ? prefetch(values + i) : prefetch_l2(values + i);
-}
-
-// The part of a token's row that belongs to a head of keys.
-QUIRE_INLINE void fetch_rows(const Tile& tile, int head) {
-  const int dim = tile.t.head_dim, per_kv = tile.t.heads / tile.t.kv_heads;
-  for (int i = 0; i < tile.count; ++i) {
-    const float* q = tile.row(i) + static_cast<size_t>(head) * per_kv * dim;
-    for (int c = 0; c < per_kv * dim; c += 16) prefetch_l2(q + c);
-    for (int c = 0; c < dim; c += 16) prefetch_l2(tile.k(i, head) + c), prefetch_l2(tile.v(i, head) + c);
-  }
-}
-
-// Head by head: what the same head of the next task touches is on its way meanwhile.
-void rope_write_few(const Tile& tile) {
-  const RopeWriteTask& t = tile.t;
-  const int per_kv = t.heads / t.kv_heads;
-  const bool ahead = t.next && few(*t.next);
-  const Tile next = tile_of(ahead ? *t.next : t);
-  const int behind = ahead ? t.next->head_begin - t.head_begin : 0;  // heads of a task may be others'
-  for (int h = t.head_begin; h < t.head_end; ++h) {
-    fetch_lines(tile, h, true);
-    if (ahead && h + behind < t.next->head_end) fetch_lines(next, h + behind, false), fetch_rows(next, h + behind);
-    for (int i = t.token_begin; i < t.token_end; ++i) {
-      float* row = t.qkv + static_cast<size_t>(i) * t.pitch;
-      rotate_heads(row, h * per_kv, (h + 1) * per_kv, t.q_norm, t.positions[i], t);
-      rotate_heads(row + static_cast<size_t>(t.heads) * t.head_dim, h, h + 1, t.k_norm, t.positions[i], t);
-    }
-    write_head(tile, h);
+  for (int h = tile.t.head_begin; h < tile.t.head_end; ++h) {
+    const char* keys = tile.block + tile.elems(h) * bytes;
+    for (size_t i = 0; i < key_bytes; i += 64) prefetch(keys + i);
+    const char* values = keys + kv.v_offset() * bytes + tile.lane * bytes / 4 * row_bytes;
+    for (size_t i = 0; i < row_bytes; i += 64) prefetch(values + i);
   }
 }
 
 }  // namespace
 
 void rope_write(const RopeWriteTask& t) {
-  const Tile tile = tile_of(t);
-  if (few(t) && !t.whole_norm) return rope_write_few(tile);
+  const int first = t.positions[t.token_begin], in_block = first % t.kv.block_size;
+  char* block = static_cast<char*>(t.cache) +
+                static_cast<size_t>(t.block_table[first / t.kv.block_size]) * t.kv.block_stride * dtype_bytes(t.kv.dtype);
+  const Tile tile{t, block, in_block / kTile, in_block % kTile, t.token_end - t.token_begin};
+  if (tile.count <= kTile / 4) fetch(tile);
   const int per_kv = t.heads / t.kv_heads;
   for (int i = t.token_begin; i < t.token_end; ++i) {
     float* row = t.qkv + static_cast<size_t>(i) * t.pitch;
@@ -264,7 +266,8 @@ void rope_write(const RopeWriteTask& t) {
     // values are taken head by head, a few lines of each token's row
     fetch(k + static_cast<size_t>(t.kv_heads + t.head_begin) * t.head_dim, (t.head_end - t.head_begin) * t.head_dim);
   }
-  for (int h = t.head_begin; h < t.head_end; ++h) write_head(tile, h);
+  const auto write = t.kv.dtype == DType::f32 ? write_f32 : t.kv.dtype == DType::bf16 ? write_bf16 : write_i8;
+  for (int h = t.head_begin; h < t.head_end; ++h) write(tile, h);
 }
 
 }  // namespace QUIRE_ISA

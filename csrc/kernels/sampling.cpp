@@ -108,7 +108,7 @@ RowMax row_max_of(const float* maxima, int n, float* block_max) {
   return {top, finite};
 }
 
-void maxima(const float* x, int n, float* out) {
+QUIRE_INLINE void row_maxima(const float* x, int n, float* out) {
   constexpr int kVectors = kMaximaCols / kLanes;
   const V16 inf = set1(INFINITY);
   for (; n >= kMaximaCols; n -= kMaximaCols, x += kMaximaCols) {
@@ -124,6 +124,10 @@ void maxima(const float* x, int n, float* out) {
   V16 top = set1(-INFINITY);
   for (int i = 0; i < n; i += kLanes) top = vmax(load_until(x, i, n, -INFINITY), top);
   *out = all_below_infinity(x, n) ? reduce_max(top) : NAN;
+}
+
+void maxima(const MaximaTask& t) {
+  for (int r = 0; r < t.rows; ++r) row_maxima(t.x + r * t.ldx, t.n, t.out + r * t.ldo);
 }
 
 void mask_row(const float* x, const uint32_t* bits, int n, float* y) {

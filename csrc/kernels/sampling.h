@@ -26,6 +26,15 @@ struct RowMax {
   bool finite;  // no NaN and no +inf (-inf is allowed); true when not asked for
 };
 
+// out[r, i] = the maximum of the i-th kMaximaCols of row r, NaN when one of them is NaN or +inf.
+struct MaximaTask {
+  const float* x;  // [rows, n], row pitch ldx elements
+  size_t ldx;
+  float* out;      // [rows, maxima_of(n)], row pitch ldo
+  size_t ldo;
+  int rows, n;
+};
+
 struct ExpTask {
   const float* x;          // [n]
   int n;
@@ -69,8 +78,7 @@ struct SamplingKernels {
   RowMax (*row_max)(const float* x, int n, bool check, float* block_max);
   // The same from what `maxima` left of the row.
   RowMax (*row_max_of)(const float* maxima, int n, float* block_max);
-  // out[i] = the maximum of the i-th kMaximaCols of x [n], NaN when one of them is NaN or +inf.
-  void (*maxima)(const float* x, int n, float* out);
+  void (*maxima)(const MaximaTask&);
   // y = x where the token's bit is set (bit i%32 of word i/32), else -inf. y may be x.
   void (*mask_row)(const float* x, const uint32_t* bits, int n, float* y);
   void (*exp_row)(const ExpTask&);
