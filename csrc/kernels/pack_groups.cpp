@@ -116,24 +116,25 @@ void round_rows(const QuantizeTask& t) {
         }
       }
     };
-    // of a group first the bits of its maximum, as a positive float's order is that of its bits, and then how many bits
+    // The second half holds first the bits of each group's maximum, as a positive float's order is that of its bits, then
+    // how many bits the group has: that is read before the numbers of earlier groups reach its place.
     int32_t* numbers = t.groups + static_cast<size_t>(r) * groups * 2;
+    int32_t* bits = numbers + groups;
     int32_t widest = 0;
     for (int g = 0; g < groups; ++g) {
       V16 x[kVectors];
       vectors_of(g, x);
       V16 most = magnitude(x[0]);
       for (int v = 1; v < kVectors; ++v) most = vmax(most, magnitude(x[v]));
-      const int32_t high = static_cast<int32_t>(float_to_bits(max_lanes(most)));
-      numbers[2 * g] = high;
-      widest = high > widest ? high : widest;
+      bits[g] = static_cast<int32_t>(float_to_bits(max_lanes(most)));
+      widest = bits[g] > widest ? bits[g] : widest;
     }
     const float top = bits_to_float(static_cast<uint32_t>(widest)), scale = top < kTiny ? 0.0f : top / 127.0f;
     t.scale[r] = scale / (1 << kGroupBits);
     // how often a group can be doubled and stay within the row: exponents, less one if its mantissa is larger
     for (int g = 0; g < groups; ++g) {
-      const int doublings = (widest - numbers[2 * g]) >> 23;
-      numbers[2 * g] = doublings <= 0 ? kGroupBits : doublings < kGroupBits ? kGroupBits - doublings : 0;  // also for NaN
+      const int doublings = (widest - bits[g]) >> 23;
+      bits[g] = doublings <= 0 ? kGroupBits : doublings < kGroupBits ? kGroupBits - doublings : 0;  // also for NaN
     }
     float times[kGroupBits + 1];
     for (int b = 0; b <= kGroupBits; ++b)
@@ -142,14 +143,16 @@ void round_rows(const QuantizeTask& t) {
     for (int g = 0; g < groups; ++g, out += kSize) {
       V16 x[kVectors];
       vectors_of(g, x);
+      const V16 inverse = set1(times[bits[g]]);
+      const int32_t one = kGroupOne + (bits[g] << 23);
       I16 sum = izero();
       for (int v = 0; v < kVectors; ++v) {
-        const I16 q = to_int(mul(x[v], set1(times[numbers[2 * g]])));
+        const I16 q = to_int(mul(x[v], inverse));
         sum = iadd(sum, q);
         store_s8(out + v * 16, q);
       }
-      numbers[2 * g] = kGroupOne + (numbers[2 * g] << 23);
-      numbers[2 * g + 1] = numbers[2 * g] - 8 * static_cast<int32_t>(sum_lanes(to_float(sum)));  // exact: below 2^24
+      numbers[2 * g] = one;
+      numbers[2 * g + 1] = one - 8 * static_cast<int32_t>(sum_lanes(to_float(sum)));  // exact: below 2^24
     }
   }
 }
