@@ -1,10 +1,11 @@
 #include "packed.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <sys/mman.h>
 #include <system_error>
+#include <thread>
 #include <unistd.h>
 
 #include "executor.h"
@@ -15,7 +16,6 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15ull;  // odd, so that multiplying loses nothing
-constexpr size_t kAhead = 8;  // chunks that are asked of the disk before they are read
 
 inline uint64_t mix(uint64_t state, uint64_t word) {
   const uint64_t x = (state ^ word) * kMultiplier;
@@ -30,6 +30,30 @@ void write_all(int fd, const char* data, size_t bytes, size_t offset) {
     data += n, bytes -= static_cast<size_t>(n), offset += static_cast<size_t>(n);
   }
 }
+
+// Touches every huge page of a mapped file while it lives, so that several are on their way from the disk at once. (Asked
+// for with MADV_WILLNEED they would come as small pages, and stay so in the page cache.)
+class Readers {
+ public:
+  Readers(const char* data, size_t bytes) {
+    for (size_t i = 0; i < kReaders; ++i)
+      threads_.emplace_back([=] {
+        for (size_t at = i * kPiece; at < bytes && !stop_; at += kReaders * kPiece)
+          static_cast<void>(*static_cast<const volatile char*>(data + at));
+      });
+  }
+  ~Readers() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Readers(const Readers&) = delete;
+  Readers& operator=(const Readers&) = delete;
+
+ private:
+  static constexpr size_t kReaders = 4, kPiece = size_t{2} << 20;
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
 
 }  // namespace
 
@@ -68,13 +92,13 @@ bool Executor::map_weights(int fd, const std::vector<uint64_t>& sums) {
   if (sums.size() != chunks) throw std::invalid_argument("one checksum a chunk");
   weights_.map(fd, weight_total_);
   std::atomic<bool> good{true};
-  parallel(static_cast<int>(chunks), [&](int t) {
-    const size_t offset = t * kChunkBytes, size = std::min(kChunkBytes, weights_.bytes() - offset);
-    const size_t next = offset + kAhead * kChunkBytes;
-    if (next < weights_.bytes())
-      madvise(weights_.data() + next, std::min(kChunkBytes, weights_.bytes() - next), MADV_WILLNEED);
-    if (good && checksum(weights_.data() + offset, size, static_cast<uint64_t>(t)) != sums[t]) good = false;
-  });
+  {
+    const Readers readers(weights_.data(), weights_.bytes());
+    parallel(static_cast<int>(chunks), [&](int t) {
+      const size_t offset = t * kChunkBytes, size = std::min(kChunkBytes, weights_.bytes() - offset);
+      if (good && checksum(weights_.data() + offset, size, static_cast<uint64_t>(t)) != sums[t]) good = false;
+    });
+  }
   if (!good) allocate_weights();
   return good;
 }

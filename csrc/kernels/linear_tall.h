@@ -9,8 +9,8 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// Rows that are done in tall tiles: with fewer, weights are better passed over in the L1 cache; of more, inputs that are
-// read twice no longer stay in it.
+// Rows that are done in tall tiles: with fewer, blocks of k that stay in the L1 cache wait less for memory; of more,
+// inputs that are read twice no longer stay in it.
 constexpr int kTallFrom = 16, kTallTo = 60;
 inline bool in_tall_tiles(int rows) { return rows >= kTallFrom && rows <= kTallTo; }
 
