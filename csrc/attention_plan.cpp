@@ -25,6 +25,13 @@ int heads_per_call(const AttendShape& s, int queries) {
   return std::clamp(kAttendRows / (queries * heads_per_kv(s)), 1, s.kv_heads);
 }
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// Queries whose rows of a head fill the kernel's blocks of six rows, if a call takes a few times as many.
+int whole_queries(const AttendShape& s) {
+  int queries = 1;
+  while (queries * heads_per_kv(s) % 6) ++queries;
+  const int most = queries_per_call(heads_per_kv(s));
+  return most / queries * queries * 4 >= most * 3 ? queries : 1;
+}
 
 }  // namespace
 
@@ -67,13 +74,13 @@ void AttentionPlan::plan(int rows, const int32_t* query_start, const int32_t* po
 }
 
 void AttentionPlan::add_row(int row, int begin, int end, const int32_t* positions) {
-  const int64_t queries = end - begin;
-  const int count = ceil_div(end - begin, queries_per_call(heads_per_kv(shape_)));
+  const int whole = whole_queries(shape_), units = ceil_div(end - begin, whole);
+  const int count = ceil_div(units, queries_per_call(heads_per_kv(shape_)) / whole);
   for (int i = 0; i < count; ++i) {  // of even size
     AttendPart part{};
     part.row = row;
-    part.token_begin = begin + static_cast<int>(queries * i / count);
-    part.token_end = begin + static_cast<int>(queries * (i + 1) / count);
+    part.token_begin = begin + static_cast<int>(int64_t{units} * i / count) * whole;
+    part.token_end = std::min(end, begin + static_cast<int>(int64_t{units} * (i + 1) / count) * whole);
     const int hi = positions[part.token_end - 1];
     const int lo = shape_.window ? std::max(0, positions[part.token_begin] - shape_.window + 1) : 0;
     part.whole_begin = part.partition_begin = lo / kPartition;

@@ -20,30 +20,38 @@ namespace {
 
 // ---- rows and partitions ------------------------------------------------------------------------------------------
 
-// A row of q in the format that the cache is multiplied with.
+// What a row's scores are multiplied by, and (int8) by how much its query is to be multiplied, which is left in p_scale.
 template <class T>
-QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head_dim, float scale) {
-  const int d16 = s.d16;
-  s.row[r].factor = scale * kLog2e;
-  if constexpr (T::parts == 1) {
-    for (int c = 0; c < d16; c += 16) to_elem(s.q + static_cast<size_t>(r) * d16 + c, load_n(q + c, head_dim - c));
-  } else {
+QUIRE_INLINE void measure_query(SoftmaxRow& row, const float* q, int head_dim, float scale) {
+  row.factor = scale * kLog2e;
+  if constexpr (T::parts == 2) {
     V16 top = zero(), sum = zero();
-    for (int c = 0; c < d16; c += 16) {
-      const V16 v = magnitude(load_n(q + c, head_dim - c));
+    for (int c = 0; c < head_dim; c += 16) {
+      const V16 v = magnitude(head_dim - c >= 16 ? load(q + c) : load_n(q + c, head_dim - c));
       top = vmax(top, v);
       sum = add(sum, mul(v, set1(0.0f)));
     }
     const float largest = reduce_max(top);
     const bool some = largest > kTiny;
-    if (some) s.row[r].factor *= largest / kQuerySteps;
-    if (mask_not_finite(sum)) s.row[r].factor = NAN;
-    const V16 inverse = set1(some ? kQuerySteps / largest : 0.0f), limit = set1(kQuerySteps);
+    if (some) row.factor *= largest / kQuerySteps;
+    if (mask_not_finite(sum)) row.factor = NAN;
+    row.p_scale = some ? kQuerySteps / largest : 0.0f;
+  }
+}
+
+// A row of q in the format that the cache is multiplied with.
+template <class T>
+QUIRE_INLINE void put_query(const Scratch<T>& s, int r, const float* q, int head_dim) {
+  const int d16 = s.d16;
+  if constexpr (T::parts == 1) {
+    for (int c = 0; c < d16; c += 16) to_elem(s.q + static_cast<size_t>(r) * d16 + c, load_n(q + c, head_dim - c));
+  } else {
+    const V16 inverse = set1(s.row[r].p_scale), limit = set1(kQuerySteps), least = set1(-kQuerySteps);
     uint8_t* high = s.q + static_cast<size_t>(2 * r) * d16;
     V16 highs = zero(), lows = zero();  // sums of the bytes, whole numbers below 2^24
     for (int c = 0; c < d16; c += 16) {
-      const V16 v = mul(load_n(q + c, head_dim - c), inverse);
-      const V16 x = round_even(vmax(vmin(v, limit), sub(zero(), limit)));
+      const V16 v = mul(head_dim - c >= 16 ? load(q + c) : load_n(q + c, head_dim - c), inverse);
+      const V16 x = round_even(vmax(vmin(v, limit), least));
       store_byte(high + c, add(x, set1(128.0f)), 8);
       store_byte(high + d16 + c, x, 0);
       const V16 byte = round_even(mul(add(x, set1(0.5f)), set1(1.0f / 256.0f)));  // the high one
@@ -275,12 +283,16 @@ template <class T>
 void attend_rows(const AttendTask& t) {
   const int rows = t.rows(), of_head = t.queries() * t.heads_per_kv;
   Scratch<T> s(t.scratch, rows, t.kv.d16);
+  const auto query = [&](Place at) {
+    return t.qkv + static_cast<size_t>(at.token) * t.pitch + static_cast<size_t>(at.head) * t.kv.head_dim;
+  };
+  // Two loops: a row's largest number is long in coming, and the next row need not wait for it.
   each_row(t, [&](int r, Place at) {
     start_row(t, s.row[r], s.total_of(r), at);
     start_partition(s.row[r], s.lane_sum + r * 16);
-    const size_t column = static_cast<size_t>(at.head) * t.kv.head_dim;
-    put_query<T>(s, r, t.qkv + static_cast<size_t>(at.token) * t.pitch + column, t.kv.head_dim, t.scale);
+    measure_query<T>(s.row[r], query(at), t.kv.head_dim, t.scale);
   });
+  each_row(t, [&](int r, Place at) { put_query<T>(s, r, query(at), t.kv.head_dim); });
   const Span span(t);
   const int lo = span.lo, hi = span.hi;
   int group = span.group();
@@ -294,7 +306,6 @@ void attend_rows(const AttendTask& t) {
                             : t.next               ? first_tiles<T>(*t.next)
                                                    : now;
       const Ahead<T> ahead{now, next, t.kv.d16};
-      if (of_head <= kRows / T::parts && head + 1 == t.head_end) ahead.rest();
       attend_group<T>(t, s, (head - t.head_begin) * of_head, of_head, group, ahead, beside);
       now = next;
     }

@@ -154,19 +154,11 @@ struct Ahead {
   bool narrow() const { return values() * sizeof(elem) < kNarrowBytes; }
   const elem* of_scores(int tile) const { return narrow() ? next.k[tile] : now.k[tile] + values(); }
   const elem* of_values(int tile) const { return next.k[tile] + (narrow() ? values() : 0); }
-  // Lines of a tile's values that are read.
-  int lines(const Tiles<T>& tiles, int tile) const { return tiles.seen.steps(tile, T::step) * (d16 / kTile); }
-  // Lines that scores fetch from of_scores; the next tile's keys follow.
-  int cut(int tile) const { return narrow() ? kTile * d16 : lines(now, tile); }
-
-  // The lines of the next tiles that the products leave out.
-  void rest() const {
-    for (int tile = next.seen.begin; tile < next.seen.end; ++tile) {
-      const bool alone = tile < now.seen.begin || tile >= now.seen.end;
-      const int keys = static_cast<int>(values() * sizeof(elem) / kLine);
-      for (int i = 0; alone && i < keys; ++i) fetch(next.k[tile], i);
-      for (int i = alone ? 0 : lines(now, tile); narrow() && i < lines(next, tile); ++i) fetch(of_values(tile), i);
-    }
+  // Steps of scores that fetch from of_scores, each a line of it; the next tile's keys follow. (Bytes are multiplied in
+  // half as many steps: a second loop costs them more than the lines.)
+  int cut(int tile, int steps) const {
+    const int lines = now.seen.steps(tile, T::step) * (d16 / kTile);
+    return T::parts == 2 || narrow() || lines > steps ? steps : lines;
   }
   static void fetch(const elem* from, int line) { prefetch(reinterpret_cast<const char*>(from) + line * kLine); }
 };
@@ -213,7 +205,7 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Ahead<T>& ahead, 
   const typename T::elem* q = s.q + static_cast<size_t>(r) * T::parts * pitch;
   const typename T::elem *k[C], *fetch[C];
   for (int c = 0; c < C; ++c) k[c] = ahead.now.k[tile + c], fetch[c] = ahead.of_scores(tile + c);
-  int step = 0, until = Fetch && ahead.cut(tile + C - 1) < steps ? ahead.cut(tile + C - 1) : steps;
+  int step = 0, until = Fetch ? ahead.cut(tile + C - 1, steps) : steps;
   for (;;) {
 #pragma GCC unroll 1
     for (; step < until; ++step) {
@@ -228,7 +220,7 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Ahead<T>& ahead, 
       }
       q += T::step;
     }
-    if (!Fetch || until == steps) break;
+    if (!Fetch || T::parts == 2 || until == steps) break;
     until = steps;
     fetch[C - 1] = ahead.next.k[tile + C - 1];
   }
