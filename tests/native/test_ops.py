@@ -32,6 +32,7 @@ FORMATS = {
     "i4-f32": NumberFormats("f32", "f32", *[WeightFormat("i4", Groups(32))] * 2),
     "i4-bf16": NumberFormats("bf16", "bf16", WeightFormat("i4", Groups(64, "f16", "u8")), I8),
 }
+WHOLE = (64, 96, 128, 256)  # widths of heads that are rotated in registers
 VOCAB = 150  # no multiple of a vector or a panel
 LIMITS = Limits(max_tokens=96, max_rows=5, max_logit_rows=40, max_len=2304, num_blocks=400)
 
@@ -43,9 +44,10 @@ def shape(name: str) -> ModelSpec:
         "odd": {"heads": 6, "kv_heads": 2, "head_dim": 24, "dim": 56, "width": 40, "window": 20},
         "wide": {"heads": 2, "kv_heads": 2, "head_dim": 128, "dim": 130, "width": 66, "rotary": 32},
         "mqa": {"heads": 5, "kv_heads": 1, "head_dim": 80, "dim": 32, "width": 1100},
+        **{f"d{d}": {"heads": 2, "kv_heads": 1, "head_dim": d, "dim": 32, "width": 40} for d in WHOLE},
     }  # fmt: skip
     v = dict(variants[name])
-    if name in {"odd", "mqa"}:
+    if name in {"odd", "mqa", "d64", "d96", "d128"}:
         v["qk_norm"] = QKNorm(Norm(eps=1e-5))  # type: ignore[assignment]
     act = {"odd": "gelu", "wide": "gelu_tanh"}.get(name, "silu")
     rope = Rope(10_000.0, int(v.pop("rotary", v["head_dim"])))
@@ -144,7 +146,11 @@ def start(stepper: Stepper) -> tuple[int, int, int]:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     ("name", "formats"),
-    [*itertools.product(SHAPES, FORMATS), *itertools.product(BLOCKS, ["f32", "bf16"])],
+    [
+        *itertools.product(SHAPES, FORMATS),
+        *itertools.product(BLOCKS, ["f32", "bf16"]),
+        *((f"d{d}", "f32") for d in WHOLE),
+    ],
 )
 def test_buffers(name: str, formats: str, isa: str) -> None:
     """After every op, every buffer agrees: float32 to 5e-5, others to a few of their roundings."""
