@@ -43,7 +43,7 @@ def test_the_least_padding_within_the_limit(windows: list[int], size: int, group
     assert (plan.layers_per_group, len(plan.groups), plan.padded_layers) == (size, groups, padded)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     windows=st.lists(st.sampled_from([0, 8, 64]), min_size=1, max_size=40),
     max_groups=st.integers(3, 9),
@@ -72,7 +72,7 @@ def read_by(position: int, window: int) -> range:
     return range(max(0, position - window + 1) if window else 0, position + 1)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     window=st.integers(0, 20), size=st.integers(1, 6), computed=st.integers(0, 60), chunk=st.integers(1, 20)
 )
@@ -85,7 +85,7 @@ def test_block_arithmetic_equals_counting(window: int, size: int, computed: int,
         assert len(touched) <= window_blocks(window, chunk, size)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     windows=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     size=st.integers(1, 5),

@@ -276,7 +276,7 @@ def test_the_audit_sees_corruption(corrupt: Callable[[PrefixCache, Run], None]) 
         check(cache, run)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     groups=st.sampled_from([FULL, HYBRID, SLIDING]),
     moves=st.lists(

@@ -25,7 +25,7 @@ def whole(key: bytes) -> bytes:
     return key[: len(key) // BLOCK * BLOCK]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(known=st.lists(st.tuples(keys, namespaces), max_size=12), asked=st.lists(st.tuples(keys, namespaces)))
 def test_match_is_the_longest_known_prefix(
     known: list[tuple[bytes, str]], asked: list[tuple[bytes, str]]
@@ -78,7 +78,7 @@ class BruteForce:
         return oldest
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["insert", "insert", "touch", "lock", "unlock", "evict", "remove"]), keys)

@@ -83,7 +83,7 @@ def play(driver: Driver, script: list[tuple[str, Any]]) -> None:
     driver.drain()
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(config=configs(), script=actions, burst=st.sampled_from([1, 1, 3]), failing=st.sets(st.integers(0, 9)))
 def test_any_life_keeps_every_promise(
     config: SchedulerConfig, script: list[tuple[str, Any]], burst: int, failing: set[int]
@@ -134,7 +134,7 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
     rng = random.Random(seed)

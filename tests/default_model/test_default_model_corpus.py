@@ -118,7 +118,7 @@ def test_calls_name_an_offered_tool_with_all_its_arguments() -> None:
 
 
 @given(st.sampled_from(["add", "subtract", "multiply"]), st.integers(0, 9999), st.integers(0, 9999))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_working_is_right_line_by_line(kind: str, a: int, b: int) -> None:
     a, b = (a % 1000, b % 10) if kind == "multiply" else (max(a, b), min(a, b))
     lines = arithmetic.working(kind, a, b).split("\n")

@@ -65,7 +65,7 @@ def test_alone_or_crowded(checkpoint: Folder, name: str, dtype: str) -> None:
             assert sum(record.preempted for record in records) > 0, "no preemption was exercised"
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
     seeds=st.lists(st.integers(0, 20), min_size=1, max_size=6),
     step_tokens=st.integers(6, 50),

@@ -76,7 +76,7 @@ REPORTS: list[Report] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.data())
 def test_messages_survive_any_cutting(data: st.DataObject) -> None:
     for decode, messages in ((command_decoder().decode, COMMANDS), (report_decoder().decode, REPORTS)):

@@ -28,7 +28,7 @@ def test_every_16_bit_pattern() -> None:
         assert first_nonfinite(stored, dtype) == int(np.argmin(finite))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.lists(st.floats(width=32), max_size=8))
 def test_float32(values: list[float]) -> None:
     array = np.array(values, np.float32)

@@ -83,7 +83,7 @@ def pack(values: F32, dtype: str, source: str, isa: str, parts: list[int], scrat
         return scratch.read_bytes()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_packing_is_its_definition(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     scratch = tmp_path_factory.getbasetemp() / "scratch"

@@ -186,7 +186,7 @@ def test_refusals_allocate_next_to_nothing(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.binary(max_size=64), st.integers(0, 64), st.booleans())
 def test_arbitrary_bytes_never_crash(header: bytes, data_bytes: int, brace: bool) -> None:
     try:
@@ -206,7 +206,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500)
 @given(st.dictionaries(st.text(max_size=4), ENTRIES | VALUES, max_size=3), st.integers(0, 48))
 def test_arbitrary_entries_are_refused_or_in_range(header: dict[str, Any], data_bytes: int) -> None:
     """What is accepted tiles the data part exactly."""
@@ -221,7 +221,7 @@ def test_arbitrary_entries_are_refused_or_in_range(header: dict[str, Any], data_
     assert position == data_bytes
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_damage_to_a_good_file_is_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

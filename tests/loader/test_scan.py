@@ -75,7 +75,7 @@ def test_short_runs_of_zeros_are_fine(tmp_path: Path) -> None:
     assert findings(tmp_path, w=data) == []
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=5), st.integers(0, PAGE - 1))
 def test_runs_across_blocks_equal_a_plain_count(blocks: list[list[bool]], tail: int) -> None:
     """Blocks of used and zero pages, and a last one that ends inside a page."""

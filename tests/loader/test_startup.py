@@ -86,7 +86,7 @@ def test_an_engine_spawned_early_is_the_one_that_serves(tmp_path: Path) -> None:
     async def work() -> list[dict[str, Any]]:
         config = EngineConfig(memory=2**30, threads=1, max_model_len=64, num_kv_blocks=64)
         engine = AsyncEngine(folder, config, spawned=spawned)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await engine.start()
             assert engine.pid == spawned.process.pid
             params = SamplingParams(max_tokens=2)

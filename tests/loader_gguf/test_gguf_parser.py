@@ -124,7 +124,7 @@ def test_other_versions_are_refused_by_number(version: int) -> None:
         parse(raw(version=version) + bytes(8))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_any_damage_is_one_clear_error(data: st.DataObject) -> None:
     """Bytes changed, cut or repeated: a QuireError naming the file, or a header that fits the file."""
@@ -146,7 +146,7 @@ def test_any_damage_is_one_clear_error(data: st.DataObject) -> None:
     assert message.startswith("x.gguf: ")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=200))
 def test_any_bytes_after_the_magic(tail: bytes) -> None:
     with pytest.raises(QuireError, match=r"^x\.gguf: "):

@@ -59,7 +59,7 @@ def test_numbers_that_are_not_finite_stay_with_their_sequence(kv: DType, isa: st
     assert_nan_stays_with_its_sequence(Shape(4, 2, 24), kv, isa)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     rows=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40_000)), min_size=1, max_size=6),
     kv_heads=st.sampled_from([1, 2, 8]),

@@ -243,7 +243,7 @@ def bound(name: str, formats: str, isa: str, threads: int, seed: int) -> tuple[E
     return executor, stepper
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(SHAPES + BLOCKS),
     formats=st.sampled_from(list(FORMATS)),

@@ -47,7 +47,7 @@ ROWS = st.builds(Row, st.integers(1, 40), st.integers(0, 60))
 
 
 @given(ROWS, st.integers(0, 70))
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500)
 def test_visible_pairs_and_keys_by_counting(row: Row, window: int) -> None:
     pairs = {
         (p, key)
@@ -59,7 +59,7 @@ def test_visible_pairs_and_keys_by_counting(row: Row, window: int) -> None:
 
 
 @given(programs(), st.lists(ROWS, min_size=1, max_size=4), st.integers(0, 5))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_linear_flops_and_weights_by_counting(program: Program, rows: list[Row], logit_rows: int) -> None:
     """Every linear weight is multiplied once a row and read once a step, the head only with logits."""
     cost = step_cost(program, rows, logit_rows)

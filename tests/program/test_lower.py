@@ -122,7 +122,7 @@ def check_experts(program: Program, op: Op) -> None:
 
 
 @given(programs())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_programs_are_well_formed(program: Program) -> None:
     names = [param.name for param in program.params]
     assert sorted(names) == sorted({name for op in program.ops for name in param_names(op)})
@@ -138,7 +138,7 @@ def test_programs_are_well_formed(program: Program) -> None:
 
 
 @given(programs())
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_each_layer_has_one_place_in_the_cache(program: Program) -> None:
     for layer in program.kv_layers:
         group = program.cache_groups[layer.group]

@@ -35,7 +35,7 @@ def sizes_of(program: Program, max_tokens: int, max_logit_rows: int) -> dict[str
 
 
 @given(programs(), ROWS, ROWS)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_every_read_finds_what_was_written(program: Program, max_tokens: int, max_logit_rows: int) -> None:
     """Marks each cache line of the arena with its last writer, over a step and two more runs of the head."""
     plan, sizes = (
@@ -60,7 +60,7 @@ def test_every_read_finds_what_was_written(program: Program, max_tokens: int, ma
 
 
 @given(programs(), ROWS, ROWS)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_arena_is_aligned_and_not_wasteful(program: Program, max_tokens: int, max_logit_rows: int) -> None:
     plan, sizes = (
         plan_arena(program, max_tokens, max_logit_rows),

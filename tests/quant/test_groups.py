@@ -54,7 +54,7 @@ def test_two_levels_are_products() -> None:
         assert found[row, col] == np.float32(expected)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     bits=st.sampled_from([4, 8]), size=st.sampled_from([16, 32, 64, 128]),
     scales=st.sampled_from(["f16", "bf16", "f32"]), offsets=st.sampled_from(["none", "u8"]),

@@ -49,7 +49,7 @@ def logits_of(seed: int) -> np.ndarray:
     st.randoms(use_true_random=False),
     st.sampled_from([1, 2, 3]),
 )
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_neighbours_order_and_threads(rows: list[tuple[NewSeq, int]], random: object, threads: int) -> None:
     alone = [sample_one(logits_of(seed), seq) for seq, seed in rows]
     order = list(range(len(rows)))
@@ -66,7 +66,7 @@ def test_neighbours_order_and_threads(rows: list[tuple[NewSeq, int]], random: ob
 
 
 @given(sequences(), st.sampled_from(_native.supported_isas()))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_instruction_sets(row: tuple[NewSeq, int], isa: str) -> None:
     """Not within a tolerance: the kernels use no fused operation, so the bits are equal."""
     seq, seed = row

@@ -58,7 +58,7 @@ def test_matches_torch_log_softmax() -> None:
     st.integers(0, 64),
     st.data(),
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_prompt_logprobs_with_ties_and_impossible_tokens(
     values: list[float], count: int, data: st.DataObject
 ) -> None:

@@ -36,7 +36,7 @@ def test_allowed_and_banned_tokens() -> None:
 
 
 @given(st.sets(st.integers(0, 69), min_size=1), st.sets(st.integers(0, 69)), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_masks_combine(allowed: set[int], banned: set[int], seed: int) -> None:
     """allowed_token_ids, banned_token_ids and a grammar's bitmask: a token must pass all three."""
     rng = np.random.default_rng(seed)
@@ -107,7 +107,7 @@ params_of_penalties = st.builds(
 @given(
     params_of_penalties, st.lists(st.integers(0, 19), max_size=9), st.integers(0, 2**63), st.integers(0, 14)
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_a_whole_life_with_preemption(
     params: SamplingParams, prompt: list[int], seed: int, preempted_at: int
 ) -> None:

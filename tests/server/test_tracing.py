@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from helpers.server import serving
+from helpers.server import GUARD, serving
+from quire.server import tracing
 from quire.server.tracing import Tracer, parse_traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.fixture
-def collector() -> Iterator[tuple[str, queue.Queue[Any]]]:
-    """A collector's address and what it was sent."""
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, queue.Queue[Any]]]:
+    """A collector's address and what it was sent, however long that takes."""
+    monkeypatch.setattr(tracing, "_POST_SECONDS", GUARD)
     seen: queue.Queue[Any] = queue.Queue()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -203,7 +203,7 @@ SCALING = st.dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([f.model_type for f in FAMILIES]),
     st.dictionaries(KEYS, JSON, max_size=4),

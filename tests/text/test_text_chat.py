@@ -101,7 +101,7 @@ def test_prompts_equal_transformers(reference, template, conversation, with_tool
 CHATML, MACROS = ChatTemplate(TEMPLATES["chatml"]), ChatTemplate(TEMPLATES["macros"])
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.booleans())
 def test_any_content_renders_as_in_transformers(reference, contents, generation):
     messages = [
@@ -304,7 +304,7 @@ def test_spelled_control_tokens_are_encoded_as_text(backends):
     assert [token_id for token_id in ids if token_id in (start, end)] == [start, end, start, end, start]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.lists(

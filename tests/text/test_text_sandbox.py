@@ -315,7 +315,7 @@ filters = st.sampled_from(FILTERS.split(";"))
 methods = st.sampled_from(METHODS.split(";"))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(values, operators, values, filters, methods)
 def test_expressions_mean_what_they_mean_in_jinja2(left, operator, right, filter_name, method):
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

@@ -11,7 +11,7 @@ from quire.types import RequestError
 
 letters = st.sampled_from("ab\n")
 stops_of = st.lists(st.text(letters, min_size=1, max_size=5), min_size=1, max_size=4)
-bounded = settings(max_examples=400, deadline=None, derandomize=True)
+bounded = settings(max_examples=400)
 
 
 def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:

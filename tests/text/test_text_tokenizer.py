@@ -51,7 +51,7 @@ text = st.lists(
     ),
     max_size=8,
 ).map("".join)
-bounded = settings(max_examples=60, deadline=None, derandomize=True)
+bounded = settings(max_examples=60)
 
 
 @pytest.fixture(scope="session")
