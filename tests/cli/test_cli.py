@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from helpers.memory import memory_for
 from quire.cli.main import main
 from quire.util.sizes import format_size, parse_size
 
@@ -54,12 +55,13 @@ def test_generate_json_equals_transformers(folder: Path, capsys: pytest.CaptureF
 
 
 def test_generate_text_and_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = memory_for(2**30)
     code, out, err = run(
-        capsys, "generate", str(folder), "--prompt", "Hi", "--max-tokens", "8", "--memory", "1GiB"
+        capsys, "generate", str(folder), "--prompt", "Hi", "--max-tokens", "8", "--memory", str(memory)
     )
     assert code == 0
     assert out.endswith("\n")
-    for word in ("weights", "kv", "activations", "of 1.00 GiB"):
+    for word in ("weights", "kv", "activations", f"of {format_size(memory)}"):
         assert word in err
     assert (
         run(capsys, "generate", str(folder), "--prompt", "Hi", "--max-tokens", "8", "--quiet", "--n", "2")[0]

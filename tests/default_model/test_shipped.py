@@ -16,6 +16,7 @@ from tools.default_model.evaluate import collect, run, stop_ids
 from tools.default_model.lora import merge
 from tools.default_model.tokenizer import load as load_tokenizer
 
+from helpers.memory import memory_for
 from quire import LLM, SamplingParams
 from quire.cli.main import main
 from quire.loader import DEFAULT_MODEL, resolve_model, shipped_adapters, shipped_models
@@ -32,7 +33,7 @@ MAX_SHIPPED = 20_000_000  # bytes of everything in the package that is not code
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", progress=False, max_num_seqs=8, memory="1GiB") as made:
+    with LLM(dtype="float32", progress=False, max_num_seqs=8, memory=memory_for(2**30)) as made:
         yield made
 
 
@@ -41,7 +42,7 @@ def test_greedy_text_equals_transformers(name: str) -> None:
     folder = shipped_models()[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with LLM(name, dtype="float32", progress=False, max_num_seqs=8, memory="1GiB") as llm:
+    with LLM(name, dtype="float32", progress=False, max_num_seqs=8, memory=memory_for(2**30)) as llm:
         prompts = [llm.encode_chat([{"role": "user", "content": text}]) for text in ASKED]
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=48))
     for text, prompt, output in zip(ASKED, prompts, outputs, strict=True):
@@ -76,7 +77,7 @@ def test_a_model_of_other_weights_fails_the_items() -> None:
     """Negative control: the same folder with random weights answers nothing right."""
     tokenizer = load_tokenizer(resolve_model(DEFAULT_MODEL))
     items = [i for i in collect(2) if i.domain in {"extraction", "tools"}]
-    with LLM(load_format="random", dtype="float32", progress=False, memory="1GiB") as llm:
+    with LLM(load_format="random", dtype="float32", progress=False, memory=memory_for(2**30)) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=64)
 
         def generate(prompts: object, limit: int) -> list[list[int]]:

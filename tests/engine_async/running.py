@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from helpers.memory import memory_for
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk, Stream
@@ -39,7 +40,12 @@ async def running(
     **config: Any,
 ) -> AsyncIterator[AsyncEngine]:
     weights = "auto" if list(folder.glob("*.safetensors")) else "random"
-    config = {"memory": 2**30, "num_kv_blocks": 8192, "threads": 1, "load_format": weights} | config
+    config = {
+        "memory": memory_for(2**30),
+        "num_kv_blocks": 8192,
+        "threads": 1,
+        "load_format": weights,
+    } | config
     engine = AsyncEngine(folder, EngineConfig(**config), serving, in_process=in_process)
     if host is not None:
         engine._new_host = host

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from engine_async.running import ON_AND_ON, ask, collect, run, running, until
+from helpers.memory import memory_for
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
@@ -61,7 +62,7 @@ def mixed() -> list[tuple[list[int], SamplingParams]]:
 @pytest.fixture(scope="module")
 def expected(tiny: Path) -> list[Any]:
     """Each request alone in a SyncEngine."""
-    config = EngineConfig(memory=2**30, num_kv_blocks=512, threads=1)
+    config = EngineConfig(memory=memory_for(2**30), num_kv_blocks=512, threads=1)
     engine = SyncEngine(build(open_model(tiny), config))
     outputs = []
     for prompt, params in mixed():

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from helpers.folders import llama_folder
+from helpers.memory import memory_for
 from quire import LLM
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
@@ -84,7 +85,7 @@ def test_an_engine_spawned_early_is_the_one_that_serves(tmp_path: Path) -> None:
     spawned = Spawned()
 
     async def work() -> list[dict[str, Any]]:
-        config = EngineConfig(memory=2**30, threads=1, max_model_len=64, num_kv_blocks=64)
+        config = EngineConfig(memory=memory_for(2**30), threads=1, max_model_len=64, num_kv_blocks=64)
         engine = AsyncEngine(folder, config, spawned=spawned)
         async with asyncio.timeout(300):
             await engine.start()

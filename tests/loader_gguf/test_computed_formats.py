@@ -11,6 +11,7 @@ import torch
 
 from helpers.checkpoints import random_tokens, save, tiny_model
 from helpers.gguf_files import write_model
+from helpers.memory import memory_for
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
 from quire.engine.build import build
@@ -80,7 +81,7 @@ def logprobs(path: Path, **options: Any) -> list[float]:
 )
 def test_native_equals_torch_and_is_near_the_floats(plain: Path, tmp_path: Path, kind: str) -> None:
     path = quantized(plain, tmp_path / "q.gguf", kind)
-    built = build(open_model(path), EngineConfig(memory=2**31))
+    built = build(open_model(path), EngineConfig(memory=memory_for(2**31)))
     forms = {param.name: param.format for param in built.program.params if param.kind == "linear"}
     built.executor.close()
     assert {name for name, form in forms.items() if form == PACKED[kind]} == {
@@ -98,7 +99,7 @@ def test_native_equals_torch_and_is_near_the_floats(plain: Path, tmp_path: Path,
 def test_fused_weights_of_two_types(plain: Path, tmp_path: Path, kind: str, values: str) -> None:
     """q and k in one format, v in another, as in Q4_K_M files: each in its own codes, into one buffer."""
     path = quantized(plain, tmp_path / "q.gguf", kind, last_v=values)
-    built = build(open_model(path), EngineConfig(memory=2**31))
+    built = build(open_model(path), EngineConfig(memory=memory_for(2**31)))
     forms = {param.name: param.format for param in built.program.params if "qkv" in param.name}
     built.executor.close()
     assert forms == {
@@ -115,7 +116,7 @@ def test_a_quantized_head_and_mixed_types(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = quantized(plain, tmp_path / "q.gguf", "Q4_K", head="Q6_K")
-    built = build(open_model(path), EngineConfig(memory=2**31))
+    built = build(open_model(path), EngineConfig(memory=memory_for(2**31)))
     assert built.program.param("head").format == PACKED["Q6_K"]
     built.executor.close()
     assert main(["inspect", str(path), "--no-measure"]) == 0

@@ -34,6 +34,10 @@ class Wire(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.buffered
 
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
     def is_closing(self) -> bool:
         return self.closing
 
@@ -50,9 +54,16 @@ class Wire(asyncio.Transport):
 def connect(
     table: Connections, names: str, log: list[tuple[str, bytes]], extra: dict[str, Any] | None = None
 ) -> list[tuple[LimitedProtocol, Wire]]:
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Says what it was sent."""
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        said = scope["path"].encode() + b" " + body
+        headers = [(b"content-length", b"%d" % len(said))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": said})
 
     config = Config(app, interface="asgi3", log_config=None)
     config.load()
@@ -158,7 +169,73 @@ async def leave_tls_alone() -> None:
         assert log == [("a", b"6\r\nsecret\r\n")]
 
 
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+def answer(said: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said)
+
+
+async def ask(*pieces: bytes) -> bytes:
+    """What is answered to what comes in several reads."""
+    ((server, wire),) = connect(Connections(10, 600.0), "a", [])
+    for piece in pieces:
+        if not wire.closing:
+            server.data_received(piece)
+        await turns()
+    server.connection_lost(None)
+    return wire.sent()
+
+
+async def turns() -> None:
+    for _ in range(8):  # more than an answer needs
+        await asyncio.sleep(0)
+
+
+POST = b"POST /p HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n%b\r\nhello"
+CHUNKED = b"POST /c HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x\r\nde\r\n0\r\nt: u\r\n\r\n"
+UPGRADE = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+GET = b"GET /g?x=y HTTP/1.1\r\nhost: localhost\r\n%b\r\n"
+HELLO, ABCDE = answer(b"/p hello"), answer(b"/c abcde")
+
+
+@pytest.mark.parametrize(
+    ("data", "answers"),
+    [
+        (
+            b"\r\n" + GET % b"" + POST % b"" + CHUNKED + GET % b"",
+            answer(b"/g ") + HELLO + ABCDE + answer(b"/g "),
+        ),
+        (POST % UPGRADE + GET % UPGRADE + CHUNKED, HELLO + answer(b"/g ") + ABCDE),
+        (
+            POST % UPGRADE.replace(b"n: ", b"n: close, "),
+            HELLO.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"),
+        ),
+        (CHUNKED + GET % b"" + CHUNKED.replace(b"2;x", b"x;2"), ABCDE + answer(b"/g ") + b"HTTP/1.1 400 "),
+        (CHUNKED + b"NONSENSE\r\n\r\n", ABCDE + b"HTTP/1.1 400 "),
+        (POST.replace(b"5", b"-5") % b"", b"HTTP/1.1 400 "),
+        (CHUNKED.replace(b"transfer", b"content-length: 3\r\ntransfer"), b"HTTP/1.1 400 "),
+        (GET % b"a b: c\r\n", b"HTTP/1.1 400 "),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 400 "),
+    ],
+    ids=[
+        "pipelined",
+        "upgrades",
+        "an upgrade and the end",
+        "then a bad chunk",
+        "then nonsense",
+        "length",
+        "length and chunks",
+        "space",
+        "HTTP/2",
+    ],
+)
+def test_reads_may_end_anywhere(data: bytes, answers: bytes) -> None:
+    async def work() -> None:
+        whole = await ask(data)
+        assert whole.startswith(answers)
+        assert await ask(*(data[i : i + 1] for i in range(len(data)))) == whole
+        for at in range(1, len(data)):
+            assert await ask(data[:at], data[at:]) == whole, at
+
+    asyncio.run(work())
 
 
 def request(size: int) -> bytes:
@@ -180,12 +257,11 @@ async def send_in_pieces(data: bytes, piece: int, *, fits: bool) -> None:
     for number in range(1, 4):
         for at in range(0, len(data), piece):
             server.data_received(data[at : at + piece])
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns()
         if not fits:
             assert wire.sent().startswith(b"HTTP/1.1 431 ")
             return
-        assert wire.sent() == ANSWER * number
+        assert wire.sent() == answer(b"/version ") * number
 
 
 @pytest.mark.parametrize("came", [b"\r\n", b""])
@@ -205,7 +281,7 @@ async def be_late(came: bytes) -> None:
         server.data_received(came)
     while not wire.log:
         await asyncio.sleep(0)
-    assert wire.sent().startswith(ANSWER[:13] if came else b"HTTP/1.1 408 ")
+    assert wire.sent().startswith(b"HTTP/1.1 200 " if came else b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("grace", [60.0, 0.0])

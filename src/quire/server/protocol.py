@@ -7,6 +7,7 @@ from asyncio import AbstractEventLoop, TimerHandle, Transport
 from dataclasses import dataclass, field
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -135,11 +136,45 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._timer is None and self in self._table.idle:
             self._start_timer()
-        super().data_received(data)
+        self._parse(data)
         if self._in_headers and self._refusal is None:
             self._read_bytes += len(data)  # a header is parsed at its end: till then only this grows
             if self._read_bytes > MAX_HEADER_BYTES + _READ_SLACK:
                 self._refuse(_headers_too_large())
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. Where headers ask for another protocol it stops and takes the body for that protocol's;
+        the wish may be ignored (RFC 9110, section 7.8), so they are parsed again without it. Java's client makes it
+        with every first request.
+        """
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as stopped:
+                    rest = rest[stopped.args[0] :]
+                    head = self._head_without_upgrade()
+                    self.parser = httptools.HttpRequestParser(self)  # that one has seen the connection's end
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                    self.parser.feed_data(head)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # CONNECT is one
+            self.send_400_response("")
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [
+            b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        ]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                kept = [option for option in options if option.lower() not in {b"upgrade", b"http2-settings"}]
+                lines.append(b"connection: " + b", ".join(kept))
+            elif name != b"upgrade":
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -215,12 +250,18 @@ class LimitedProtocol(HttpToolsProtocol):
         raise error
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_headers = False
         self._stop_timer()
         self._table.idle.pop(self, None)
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fail(ApiError(400, f"more than {MAX_PIPELINED} requests are pipelined", code="pipelining"))
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active = cycle
@@ -229,7 +270,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._active.response_complete and not self.transport.is_closing():
-            self._table.idle[self] = None
+            if self._refusal is None:
+                self._table.idle[self] = None
+            else:
+                self._answer_refusal(self._refusal)
 
     # ---- refusals
 
@@ -256,27 +300,40 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(self._pending or ApiError(400, "not a valid HTTP request", code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application and close. Nothing is sent into the middle of another response."""
+        """Answer without the application and close, after the answers to what came before, wherever reads ended.
+
+        A request whose own body is malformed is answered here, if the application has not begun to.
+        """
         self._refusal = error
         self._read_bytes = 0
         self._stop_timer()
         active = self._active
-        # a request whose own body is malformed is answered here, if the application has not begun to
-        unanswered = active is self.cycle and not active.response_started if active is not None else True
-        if unanswered or active.response_complete:
-            body = error.body()
-            headers = [
-                (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"), *error.headers,
-            ]  # fmt: skip
-            lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-            self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
-                self._table.idle[self] = None  # the first to go when there are too many
-                self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
-                return
-        self.transport.close()
+        if active is None or active.response_complete:
+            self._answer_refusal(error)
+        elif active is self.cycle and active.more_body:
+            if active.response_started:
+                self.transport.close()
+            else:
+                self._answer_refusal(error)
+        elif len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.close()
+        elif self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()  # the malformed one
+
+    def _answer_refusal(self, error: ApiError) -> None:
+        body = error.body()
+        headers = [
+            (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"), *error.headers,
+        ]  # fmt: skip
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._table.idle[self] = None  # the first to go when there are too many
+            self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        else:
+            self.transport.close()
 
 
 def _headers_too_large() -> ApiError:
