@@ -15,7 +15,6 @@ constexpr int kStreamRows = 8;      // rows up to which a linear layer reads mem
 constexpr int kSmallRows = 4;       // rows of a norm task
 constexpr int kActColumns = 1024;   // columns of an activation task
 constexpr size_t kTaskBytes = 64 << 10;  // weight bytes that make a linear task worth claiming
-constexpr size_t kStreamBytes = 4 << 20;  // logits that would push as much else out of the caches
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 int round16(int n) { return ceil_div(n, 16) * 16; }
@@ -342,8 +341,6 @@ void Executor::do_linear(const Op& op, int task, int thread) {
   t.bias = vector(op.bias);
   t.ldy = static_cast<size_t>(buffers_[op.out].cols);
   t.y = op.act < 0 ? f32(op.out) + begin * t.ldy + op.first : nullptr;
-  t.stream = head && t.y && t.ldy % 16 == 0 && rows * t.ldy * sizeof(float) >= kStreamBytes &&
-             reinterpret_cast<uintptr_t>(t.y) % 64 == 0;
   t.rows = end - begin;
   t.k = p.cols;
   t.n = p.rows;

@@ -88,7 +88,6 @@ struct LinearTask {
   int rows, k, n;
   int panel_begin, panel_end;
   const void* next = nullptr;  // weights that the thread reads after these panels, or null: what to prefetch at their end
-  bool stream = false;  // more outputs than caches should hold: y and its pitch are whole cache lines
 };
 
 struct PackTask {

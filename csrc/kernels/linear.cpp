@@ -23,9 +23,6 @@ constexpr int kNearBlocks = 3;  // row blocks that are few
 // One row block alone: how far ahead of the running load it prefetches, in steps of the lines that it loads.
 constexpr size_t kPrefetch = 4096;
 
-// Where outputs go. kSome: not all columns of the panel exist, or there is a bias. kStream: past the caches.
-enum class Out { kSome, kWhole, kStream };
-
 template <class T>
 struct Tile {
   const typename T::elem* x;
@@ -40,7 +37,7 @@ struct Tile {
   const int32_t* w_offset;
   int steps, width;   // width: valid columns of the panel
   bool first, last;
-  Out out;
+  bool whole;  // all columns exist, and there is no bias
   // What is prefetched: alone, the running stream; else the weights at `next` (nothing when null), an even share of
   // them in each of the `turns` passes of all row blocks. `turn` is the first pass of this one.
   const char* next;
@@ -90,17 +87,15 @@ QUIRE_INLINE void walk(const Tile<T>& t, int pass, const typename T::elem* w, ty
   }
 }
 
-template <Out kOut, class T, int R, int C>
+template <bool kWhole, class T, int R, int C>
 QUIRE_INLINE void write(const Tile<T>& t, int c0, const typename T::sum* acc) {
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) {
       const int col = (c0 + c) * 16;
       float* y = t.y + r * t.ldy + col;
       V16 v = finish<T>(t, acc[r * C + c], r, col);
-      if (kOut == Out::kSome && t.bias) v = add(v, load_n(t.bias + col, t.width - col));
-      if (kOut == Out::kStream)
-        stream(y, v);
-      else if (kOut == Out::kWhole || t.width - col >= 16)
+      if (!kWhole && t.bias) v = add(v, load_n(t.bias + col, t.width - col));
+      if (kWhole || t.width - col >= 16)
         store(y, v);
       else if (t.width > col)
         store_n(y, v, t.width - col);
@@ -120,10 +115,7 @@ QUIRE_INLINE void tile_rows(const Tile<T>& t) {
         acc[r * C + c] = t.first ? clear(Sum{}) : rested(t.sums + r * kPanel + (c0 + c) * 16, Sum{});
     walk<T, R, C>(t, c0 / C, t.w + c0 * 16 * T::step, acc);
     if (t.last) {
-      if (t.out == Out::kWhole)
-        write<Out::kWhole, T, R, C>(t, c0, acc);
-      else
-        t.out == Out::kSome ? write<Out::kSome, T, R, C>(t, c0, acc) : write<Out::kStream, T, R, C>(t, c0, acc);
+      t.whole ? write<true, T, R, C>(t, c0, acc) : write<false, T, R, C>(t, c0, acc);
       continue;
     }
 #pragma GCC unroll 6
@@ -199,7 +191,7 @@ void linear(const LinearTask& task) {
     t.w_scale = task.w_scale ? task.w_scale + column : nullptr;
     t.w_offset = task.w_offset ? task.w_offset + column : nullptr;
     t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
-    t.out = t.width < kPanel || t.bias ? Out::kSome : task.stream ? Out::kStream : Out::kWhole;
+    t.whole = t.width == kPanel && !t.bias;
     if (task.w_scale) fetch_scales(task, p);
     for (int k0 = 0; k0 < k_steps; k0 += block) {
       t.steps = k_steps - k0 < block ? k_steps - k0 : block;
@@ -212,7 +204,6 @@ void linear(const LinearTask& task) {
       panel_block<T>(task, blocks, t, y, k0);
     }
   }
-  if (task.stream) stream_end();
 }
 
 QUIRE_INLINE float source(const void* src, DType type, size_t i) {

@@ -48,7 +48,7 @@ QUIRE_INLINE void write_row(const LinearTask& task, int p, int r, const float* s
 }
 
 // The same for rows [begin, end) of `sums`, where all columns exist and there is no bias.
-template <bool kBytes, bool kStream>
+template <bool kBytes>
 void write_whole(const LinearTask& task, int p, int begin, int end, const float* sums) {
   constexpr int kVectors = kPanel / 16;
   const size_t column = static_cast<size_t>(p) * kPanel;
@@ -69,7 +69,7 @@ void write_whole(const LinearTask& task, int p, int begin, int end, const float*
         v = mul(to_float(isub(iload(sum + c * 16), offset[c])), mul(x_scale, scale[c]));
       else
         v = load(sum + c * 16);
-      kStream ? stream(y + c * 16, v) : store(y + c * 16, v);
+      store(y + c * 16, v);
     }
   }
 }
@@ -103,14 +103,12 @@ void linear_tall(const LinearTask& task) {
         }
         if (!last) continue;
         if (whole)
-          task.stream ? write_whole<kBytes, true>(task, p, r0, r0 + rows, sums)
-                      : write_whole<kBytes, false>(task, p, r0, r0 + rows, sums);
+          write_whole<kBytes>(task, p, r0, r0 + rows, sums);
         else
           for (int r = r0; r < r0 + rows; ++r) write_row<kBytes>(task, p, r, sums + r * kPanel);
       }
     }
   }
-  if (task.stream) stream_end();
 }
 
 }  // namespace

@@ -60,9 +60,6 @@ struct V16 {
 };
 QUIRE_INLINE V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 QUIRE_INLINE void store(float* p, V16 a) { _mm512_storeu_ps(p, a.v); }
-// A store past the caches to an aligned place; others see it after stream_end().
-QUIRE_INLINE void stream(float* p, V16 a) { _mm512_stream_ps(p, a.v); }
-QUIRE_INLINE void stream_end() { _mm_sfence(); }
 QUIRE_INLINE V16 set1(float x) { return {_mm512_set1_ps(x)}; }
 QUIRE_INLINE V16 zero() { return {_mm512_setzero_ps()}; }
 QUIRE_INLINE V16 add(V16 a, V16 b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -204,11 +201,6 @@ QUIRE_INLINE void store(float* p, V16 x) {
   _mm256_storeu_ps(p, x.a);
   _mm256_storeu_ps(p + 8, x.b);
 }
-QUIRE_INLINE void stream(float* p, V16 x) {
-  _mm256_stream_ps(p, x.a);
-  _mm256_stream_ps(p + 8, x.b);
-}
-QUIRE_INLINE void stream_end() { _mm_sfence(); }
 QUIRE_INLINE V16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 QUIRE_INLINE V16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 #define QUIRE_BINARY(name, intrinsic) \
@@ -386,8 +378,6 @@ QUIRE_INLINE V16 load(const float* p) {
   return r;
 }
 QUIRE_INLINE void store(float* p, V16 x) { std::memcpy(p, &x, 64); }
-QUIRE_INLINE void stream(float* p, V16 x) { store(p, x); }
-QUIRE_INLINE void stream_end() {}
 QUIRE_INLINE V16 set1(float x) {
   const F4 f = {x, x, x, x};
   return {f, f, f, f};

@@ -77,9 +77,9 @@ def test_same_bits_for_any_number_of_rows(weights: str, dim: int, isa: str) -> N
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
 @pytest.mark.parametrize("weights", ["bf16", "i8"])
-# Rows of whole cache lines, which are written past the caches, and others.
-@pytest.mark.parametrize("vocab", [20016, 20001])
-def test_many_logits_are_those_of_few(weights: str, vocab: int, isa: str) -> None:
+def test_logits_of_many_rows_are_those_of_few(weights: str, isa: str) -> None:
+    """The head: whole panels without a bias, and one that is not whole."""
+    vocab = 200
     program = program_of(weights, 50, vocab)
     limits = Limits(max_tokens=64, max_rows=64, max_logit_rows=64, max_len=64, num_blocks=64)
     executor, arrays = executor_of(program, limits, isa)
@@ -88,11 +88,9 @@ def test_many_logits_are_those_of_few(weights: str, vocab: int, isa: str) -> Non
 
     def logits(ids: np.ndarray) -> F32:
         n = set_step(arrays, ids)
-        found = executor.run(n, n, n)
-        assert found.ctypes.data % 64 == 0
-        return found.copy()
+        return executor.run(n, n, n).copy()
 
     few = np.concatenate([logits(ids[i : i + 2]) for i in range(0, len(ids), 2)])
     assert np.isfinite(few).all()
-    for rows in (54, 62):  # more than 4 MiB: in tall tiles, in blocks
+    for rows in (12, 16, 31, 62):  # in blocks, in tall tiles, in blocks
         assert np.array_equal(logits(ids[:rows]).view(np.uint32), few[:rows].view(np.uint32))
