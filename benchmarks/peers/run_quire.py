@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 
 import workloads
+from runs import KV8
 
 
 def main() -> None:
     args = workloads.arguments()
     from quire import LLM, SamplingParams
 
-    weights = args.format.removesuffix("-kv8")
+    weights = args.format.removesuffix(KV8)
     llm = LLM(
         args.model, threads=args.threads, quantization={"bf16": "none"}.get(weights, weights),
         kv_cache_dtype="auto" if weights == args.format else "int8", max_model_len=2048,
