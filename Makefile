@@ -1,5 +1,6 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
 # make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name, or none) over HTTP
+# make test-MARKER  the slow tests of one marker: chaos, fuzz, memory or wheels
 # make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
 PYTHON ?= python3
 VENV ?= .venv
@@ -31,6 +32,9 @@ check: $(VENV)/.dev
 
 test: check
 	$(BIN)/python -m pytest -n 2 $(TESTS)
+
+test-%: $(VENV)/.dev
+	$(BIN)/python -m pytest -m $* $(TESTS)
 
 # MODEL unset: the small model that ships with Quire.
 MODEL ?=
