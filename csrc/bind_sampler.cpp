@@ -44,7 +44,7 @@ int thread_count(int threads) {
 class BoundSampler {
  public:
   BoundSampler(int vocab, int max_slots, const std::string& isa, int threads)
-      : own_(thread_count(threads) > 1 ? std::make_unique<quire::ThreadPool>(threads) : nullptr),
+      : own_(thread_count(threads) > 1 ? new quire::ThreadPool(threads) : nullptr),
         sampler_(vocab, max_slots, quire::kernels_for(isa), own_.get()) {}
   BoundSampler(int vocab, int max_slots, Executor& e) : sampler_(vocab, max_slots, e.kernels(), &e.pool()) {}
 
@@ -106,7 +106,7 @@ class BoundSampler {
     return maxima->data();
   }
 
-  std::unique_ptr<quire::ThreadPool> own_;
+  quire::ThreadOwner<quire::ThreadPool> own_;
   quire::Sampler sampler_;
 };
 

@@ -22,7 +22,7 @@ int round16(int n) { return ceil_div(n, 16) * 16; }
 }  // namespace
 
 Executor::Executor(const std::string& isa, int threads)
-    : kernels_(kernels_for(isa)), pool_(threads), tasks_(pool_.threads()) {}
+    : kernels_(kernels_for(isa)), pool_owner_(new ThreadPool(threads)), pool_(*pool_owner_), tasks_(pool_.threads()) {}
 
 void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes,
                     DType kv_dtype) {
@@ -33,7 +33,7 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   kv_dtype_ = kv_dtype;
   activations_.allocate(arena_bytes);
   kv_.allocate(block_bytes * static_cast<size_t>(limits.num_blocks));
-  kv_pages_ = std::make_unique<PageWarmer>(kv_.data(), kv_.bytes());
+  kv_pages_ = ThreadOwner<PageWarmer>(new PageWarmer(kv_.data(), kv_.bytes()));
   bind_attention();
   bind_rounding();
   bind_experts();

@@ -235,7 +235,8 @@ class Executor {
   void parallel(int tasks, F f);  // f(task) for every task, on all threads
 
   const Kernels& kernels_;
-  ThreadPool pool_;
+  const ThreadOwner<ThreadPool> pool_owner_;
+  ThreadPool& pool_;
   std::vector<Param> params_;
   std::vector<Buffer> buffers_;
   std::vector<Rope> ropes_;
@@ -245,7 +246,7 @@ class Executor {
   size_t weight_total_ = 0;
   Arena weights_, kv_, activations_, scratch_, expert_memory_, rounded_rows_;
   size_t rounded_row_bytes_ = 0;  // of one thread
-  std::unique_ptr<PageWarmer> kv_pages_;  // after the arena: it ends first
+  ThreadOwner<PageWarmer> kv_pages_;  // after the arena: it ends first
   ExpertPlan expert_plan_;
   size_t block_bytes_ = 0;
   AttentionMemory attention_memory_{0, 0, 0};

@@ -5,14 +5,29 @@
 // then sleeps, so a busy machine or an idle engine costs no core.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "processors.h"
 
 namespace quire {
+
+// The owner of an object with threads. A forked child has a copy of the object and none of its threads: there the
+// object is left alone, for to wait for the end of threads that are not there would never end.
+template <class T>
+struct DeleteAtHome {
+  pid_t home = getpid();
+  void operator()(T* object) const {
+    if (getpid() == home) delete object;
+  }
+};
+template <class T>
+using ThreadOwner = std::unique_ptr<T, DeleteAtHome<T>>;
 
 // One word that threads wait on until it changes.
 class Gate {

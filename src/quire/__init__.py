@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from quire.llm import LLM
+    from quire.llm.asynchronous import AsyncLLM
     from quire.types import RequestOutput, SamplingParams
 
-_HOMES = {"LLM": "quire.llm", "SamplingParams": "quire.types", "RequestOutput": "quire.types"}
+_HOMES = {
+    "AsyncLLM": "quire.llm.asynchronous",
+    "LLM": "quire.llm",
+    "RequestOutput": "quire.types",
+    "SamplingParams": "quire.types",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from quire.config.schema import EngineConfig
 from quire.engine.build import Built, build
 from quire.engine.opening import open_model
 from quire.engine.output import TextDelta
-from quire.engine.sync_engine import SyncEngine
+from quire.engine.shared_engine import Ask, SharedEngine
+from quire.llm.asked import (
+    Message,
+    Prompt,
+    check_salt,
+    conversations,
+    engine_options,
+    one_each,
+    one_prompt,
+    priority_list,
+    prompt_list,
+)
 from quire.loader import DEFAULT_MODEL
 from quire.types import RequestError, RequestOutput, SamplingParams, StepRecord
 from quire.util.progress import ByteProgress
-from quire.util.sizes import parse_size
 from quire.util.startup import Startup
 
 if TYPE_CHECKING:
     from quire.text.chat import ChatRenderer
-
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -36,18 +42,19 @@ class LLM:
 
     `model` is a checkpoint folder, a GGUF file or a hub name (default: the small model that ships with Quire). Options
     are the fields of EngineConfig; `memory` may be a string such as "6GiB". Raises CheckpointError,
-    UnsupportedModelError, MemoryBudgetError or ValueError, each naming what is wrong. Not thread-safe.
+    UnsupportedModelError, MemoryBudgetError or ValueError, each naming what is wrong.
+
+    Several threads may use it, and several streams may be open: whoever waits for a token runs a step for all. It
+    belongs to the process that made it; a forked child must make its own. For asyncio there is AsyncLLM.
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, *, progress: bool = True, **options: Any) -> None:
-        if isinstance(options.get("memory"), str):
-            options["memory"] = parse_size(options["memory"])
         self._startup = Startup()
-        config = EngineConfig(**options)
+        config = engine_options(options)
         with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
             opened = open_model(model, later=True, startup=self._startup)
             self._built = build(opened, config, bar, startup=self._startup)
-        self._engine = SyncEngine(self._built)
+        self._engine = SharedEngine(self._built)
         self._chat: ChatRenderer | None = None
         self._startup.mark("ready")
 
@@ -88,34 +95,37 @@ class LLM:
         One SamplingParams for all or one a prompt; None takes the checkpoint's defaults. `progress` shows a bar on
         a terminal. When one prompt is refused, RequestError is raised and none has run.
         """
-        asks = _prompts(prompts)
-        each = self._params(params, len(asks))
-        outputs: list[RequestOutput] = []
+        items = prompt_list(prompts)
+        each = self._params(params, len(items))
+        ranks = priority_list(priorities, len(items), self._built.config.asked.scheduling_policy)
+        check_salt(cache_salt)
+        asks = [
+            Ask(prompt=prompt, params=one, priority=rank, cache_salt=cache_salt)
+            for prompt, one, rank in zip(items, each, ranks, strict=True)
+        ]
+        outputs = self._engine.add(asks)
         try:
-            for i, (prompt, one) in enumerate(zip(asks, each, strict=True)):
-                priority = priorities[i] if priorities else 0
-                outputs.append(self._engine.add(prompt, one, priority=priority, cache_salt=cache_salt))
             self._run(outputs, progress)
         except BaseException:
-            self._abort(outputs)
+            self._engine.abort(outputs)
             raise
         return outputs
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[TextDelta]:
-        """Generate one prompt, yielding what each step adds. Closing the iterator aborts the request."""
-        return self._stream(self._engine.add(prompt, params or self.default_params()))
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+        """Generate one prompt, yielding what each step adds. Closing the stream aborts the request."""
+        item = one_prompt(prompt)
+        (one,) = self._params(params, 1)
+        (output,) = self._engine.add([Ask(prompt=item, params=one)], stream=True)
+        return TextStream(self._engine, output, self._startup)
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the checkpoint's chat template."""
-        many = messages if messages and not isinstance(messages[0], Mapping) else [messages]
-        prompts = [self.encode_chat(conversation) for conversation in many]  # type: ignore[arg-type]
+        prompts = [self.encode_chat(conversation) for conversation in conversations(messages)]
         return self.generate(prompts, params)
 
-    def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
-    ) -> Iterator[TextDelta]:
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
         """Answer one conversation, yielding what each step adds."""
         return self.stream(self.encode_chat(messages), params)
 
@@ -132,11 +142,12 @@ class LLM:
 
     def step_records(self) -> list[StepRecord]:
         """The latest steps: what each held and what it cost."""
-        return list(self._engine.core.records)
+        return list(self._built.core.records)
 
     def close(self) -> None:
-        """Give memory back. The LLM cannot be used afterwards."""
-        self._built.executor.close()
+        """Give memory back. The LLM cannot be used afterwards; closing again changes nothing."""
+        if self._engine.close():
+            self._built.executor.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -149,13 +160,7 @@ class LLM:
     def _params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        if params is None:
-            return [self.default_params()] * count
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if len(params) != count:
-            raise RequestError("params", f"{len(params)} sampling parameters for {count} prompts")
-        return list(params)
+        return one_each("params", params, count, SamplingParams, self.default_params)
 
     def _run(self, outputs: list[RequestOutput], progress: bool) -> None:
         bar = None
@@ -163,43 +168,53 @@ class LLM:
             from tqdm import tqdm
 
             bar = tqdm(total=len(outputs), desc="requests", unit="req")
-        started, done, tokens = time.perf_counter(), 0, 0
-        while self._engine.has_work():
-            for delta in self._step():
-                tokens += len(delta.token_ids)
+        started, done = time.perf_counter(), 0
+        while done < len(outputs):
+            self._engine.advance(outputs)
+            self._startup.mark("first token")
+            finished = sum(output.finished for output in outputs)
             if bar is not None:
-                finished = sum(out.finished for out in outputs)
+                tokens = sum(output.usage.completion_tokens for output in outputs)
                 bar.set_postfix_str(f"{tokens / (time.perf_counter() - started):.1f} tokens/s", refresh=False)
                 bar.update(finished - done)
-                done = finished
+            done = finished
         if bar is not None:
             bar.close()
 
-    def _step(self) -> list[TextDelta]:
-        deltas = self._engine.step()
-        if deltas:
-            self._startup.mark("first token")
-        return deltas
 
-    def _stream(self, output: RequestOutput) -> Iterator[TextDelta]:
-        try:
-            while not output.finished:
-                for delta in self._step():
-                    if delta.request_id == output.request_id:
-                        yield delta
-        finally:
-            self._abort([output])
+class TextStream(Iterator[TextDelta]):
+    """What each step adds to one request. Closing it, or dropping it before its end, aborts the request.
 
-    def _abort(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            if not output.finished:
-                self._engine.abort(output.request_id)
+    `output` grows as steps are run, also by other callers of the same LLM; what they left is read at once.
+    """
 
+    def __init__(self, engine: SharedEngine, output: RequestOutput, startup: Startup) -> None:
+        self.output = output
+        self._engine, self._startup = engine, startup
+        self._open = True
 
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several: a string, or a list of ids, is one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    def __next__(self) -> TextDelta:
+        delta = self._engine.read(self.output) if self._open else None
+        if delta is None:
+            self._open = False
+            raise StopIteration
+        self._startup.mark("first token")
+        return delta
+
+    def close(self) -> None:
+        """Abort the request; harmless when it has ended."""
+        if self._open:
+            self._open = False
+            self._engine.abort([self.output])
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._open:
+            self._engine.drop(self.output)

@@ -1,0 +1,155 @@
+"""SharedEngine: one SyncEngine for several streams, calls and threads at once.
+
+There is no thread of its own. A caller that needs a token takes a turn: it finds what the turns of others have left
+for it, or runs one step for all. So one caller alone pays nothing for the others that might be there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.engine.build import Built
+from quire.engine.output import TextDelta
+from quire.engine.sync_engine import SyncEngine
+from quire.types import QuireError, RequestOutput, SamplingParams
+from quire.util.turns import Turns, interrupts_wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One prompt, as text or token ids, and how to continue it."""
+
+    prompt: str | Sequence[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class SharedEngine:
+    """Any thread may call any method. Raises QuireError once closed, once a step failed, and in a forked child."""
+
+    def __init__(self, built: Built) -> None:
+        self._engine = SyncEngine(built)
+        self._turns = Turns()
+        self._news: dict[str, deque[TextDelta]] = {}  # of streams: what was made and not read
+        self._dropped: deque[str] = deque()  # streams that were collected during another turn
+        self._ended = ""  # why there are no more steps
+        self._pid = os.getpid()
+
+    def add(self, asks: Sequence[Ask], *, stream: bool = False) -> list[RequestOutput]:
+        """Queue requests, all or none; with `stream` their deltas are kept for `read`. Raises RequestError."""
+        self._check()
+        texts = [ask.prompt if isinstance(ask.prompt, str) else None for ask in asks]
+        prompts = [
+            ask.prompt if text is None else self._engine.encode(text)
+            for ask, text in zip(asks, texts, strict=True)
+        ]
+        outputs: list[RequestOutput] = []
+        with self._turns:
+            self._check()
+            try:
+                for ask, text, ids in zip(asks, texts, prompts, strict=True):
+                    outputs.append(
+                        self._engine.add(
+                            ids,
+                            ask.params,
+                            priority=ask.priority,
+                            cache_salt=ask.cache_salt,
+                            prompt_text=text,
+                        )
+                    )
+            except BaseException:
+                self._abort(outputs)
+                raise
+            if stream:
+                self._news |= {output.request_id: deque() for output in outputs}
+        return outputs
+
+    def advance(self, outputs: Sequence[RequestOutput]) -> None:
+        """Run a step unless all of these have finished meanwhile."""
+        self._check()
+        with self._turns:
+            if not all(output.finished for output in outputs):
+                self._step()
+
+    def read(self, output: RequestOutput) -> TextDelta | None:
+        """The next delta of a stream, after as many steps as it takes; None at its end."""
+        self._check()
+        while True:
+            with self._turns:
+                news = self._news.get(output.request_id)
+                if news:
+                    return news.popleft()
+                if output.finished or news is None:
+                    self._news.pop(output.request_id, None)
+                    return None
+                self._step()
+
+    def abort(self, outputs: Sequence[RequestOutput]) -> None:
+        """End requests now; harmless for those that have ended, and when nothing runs any more."""
+        if os.getpid() != self._pid:
+            return
+        with self._turns:
+            self._abort(outputs)
+
+    def drop(self, output: RequestOutput) -> None:
+        """As `abort`, from a finalizer: these run at any moment, also within a turn of the same thread."""
+        if os.getpid() != self._pid:
+            return
+        self._dropped.append(output.request_id)
+        if self._turns.acquire(blocking=False):
+            try:
+                self._abort_dropped()
+            finally:
+                self._turns.release()
+
+    def close(self) -> bool:
+        """Let nothing run any more. True for the first call in the process that made this engine."""
+        if os.getpid() != self._pid:
+            return False
+        with self._turns:
+            first = self._ended != _CLOSED
+            self._ended = _CLOSED
+        return first
+
+    def _step(self) -> None:
+        self._check()
+        self._abort_dropped()
+        with interrupts_wait():
+            try:
+                deltas = self._engine.step()
+            except BaseException as error:
+                # The scheduler has handed out a step whose end it will never see.
+                self._ended = f"a step failed ({type(error).__name__}: {error}); make a new LLM"
+                raise
+        for delta in deltas:
+            news = self._news.get(delta.request_id)
+            if news is not None:
+                news.append(delta)
+
+    def _abort(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            self._news.pop(output.request_id, None)
+            if not output.finished and not self._ended:
+                self._engine.abort(output.request_id)
+
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            request_id = self._dropped.popleft()
+            if self._news.pop(request_id, None) is not None and not self._ended:
+                self._engine.abort(request_id)
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise QuireError(
+                f"this LLM belongs to process {self._pid}: a forked child has none of its threads. "
+                "Make the LLM in the process that uses it"
+            )
+        if self._ended:
+            raise QuireError(self._ended)
+
+
+_CLOSED = "this LLM is closed; make a new one"

@@ -1,0 +1,5 @@
+"""The Python API: LLM for scripts and notebooks, AsyncLLM (quire.llm.asynchronous) for programs on asyncio."""
+
+from quire.llm.sync import LLM, TextStream
+
+__all__ = ["LLM", "TextStream"]

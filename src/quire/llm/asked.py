@@ -1,0 +1,129 @@
+"""What callers of the Python API hand over, checked: each refusal names the argument and what it may be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from quire.config.schema import SIZES, EngineConfig
+from quire.types import RequestError
+from quire.util.sizes import parse_size
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def engine_options(options: Mapping[str, Any]) -> EngineConfig:
+    """The engine's options; sizes may be strings like "6GiB". Raises ValueError naming the option."""
+    known = [field.name for field in fields(EngineConfig)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ValueError(f"{name} is not an option" + (f"; did you mean {near[0]}?" if near else ""))
+    sizes = {name: parse_size(options[name]) for name in SIZES if isinstance(options.get(name), str)}
+    return EngineConfig(**{**options, **sizes})
+
+
+def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> list[Prompt]:
+    """One prompt or several, as a list: a string, or a list of integers, is one. Raises RequestError."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = _listed(prompts)
+    if items is None:
+        raise RequestError(
+            field, f"must be a text, a list of token ids or a list of those, not {_kind(prompts)}"
+        )
+    if items and _is_id(items[0]):
+        return [_ids(items, field)]
+    found: list[Prompt] = []
+    for i, item in enumerate(items):
+        ids = item if isinstance(item, str) else _listed(item)
+        if ids is None:
+            raise RequestError(field, f"item {i} must be a text or a list of token ids, not {_kind(item)}")
+        found.append(ids if isinstance(ids, str) else _ids(ids, f"{field}[{i}]"))
+    return found
+
+
+def one_prompt(prompt: Prompt) -> Prompt:
+    """A prompt to stream. Raises RequestError."""
+    items = prompt_list(prompt, "prompt")
+    if len(items) != 1:
+        raise RequestError("prompt", f"one prompt is streamed at a time, not {len(items)}")
+    return items[0]
+
+
+def priority_list(priorities: Sequence[int] | None, count: int, policy: str) -> list[int]:
+    """A priority for each prompt. Raises RequestError, also where the scheduler would not look at it."""
+    if priorities is not None and policy != "priority":
+        raise RequestError(
+            "priorities", f"the scheduling policy is {policy}: use scheduling_policy='priority'"
+        )
+    return one_each("priorities", priorities, count, int, int)
+
+
+def check_salt(cache_salt: object) -> None:
+    """Raise RequestError unless a cache salt is a text."""
+    if not isinstance(cache_salt, str):
+        raise RequestError("cache_salt", f"must be a text, not {_kind(cache_salt)}")
+
+
+def one_each(
+    field: str, values: T | Sequence[T] | None, count: int, kind: type[T], default: Callable[[], T]
+) -> list[T]:
+    """A value for each of `count` prompts: one for all, or one a prompt. Raises RequestError."""
+    if values is None:
+        return [default()] * count
+    if isinstance(values, kind):
+        return [values] * count
+    items = _listed(values)
+    if items is None or not all(isinstance(item, kind) for item in items):
+        wrong = values if items is None else next(item for item in items if not isinstance(item, kind))
+        raise RequestError(
+            field, f"must be {kind.__name__} or a list with one for each prompt, not {_kind(wrong)}"
+        )
+    if len(items) != count:
+        raise RequestError(field, f"{len(items)} were given for {count} prompts")
+    return items
+
+
+def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    """One conversation or several, as a list. Raises RequestError."""
+    items = _listed(messages)
+    if items is None:
+        raise RequestError(
+            "messages", f"must be a list of messages or of conversations, not {_kind(messages)}"
+        )
+    if items and isinstance(items[0], Mapping):
+        return [items]
+    for i, item in enumerate(items):
+        if _listed(item) is None:
+            raise RequestError(
+                "messages", f"item {i} must be a message or a list of messages, not {_kind(item)}"
+            )
+    return items
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """A sequence, an array or a tensor as a list; None for what is none of them."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return list(value)
+    made = value.tolist() if hasattr(value, "tolist") else None  # numpy, torch
+    return made if isinstance(made, list) else None
+
+
+def _is_id(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _ids(items: list[Any], field: str) -> list[int]:
+    for item in items:
+        if not _is_id(item):
+            raise RequestError(field, f"{item!r} is not a token id")
+    return [item.__index__() for item in items]
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__

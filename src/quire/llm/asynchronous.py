@@ -1,0 +1,193 @@
+"""AsyncLLM: a model in a process of its own, for programs on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from quire.config.serving import ServingConfig
+from quire.engine.api import GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta
+from quire.engine.async_engine import AsyncEngine
+from quire.llm.asked import (
+    Message,
+    Prompt,
+    check_salt,
+    conversations,
+    engine_options,
+    one_each,
+    one_prompt,
+    priority_list,
+    prompt_list,
+)
+from quire.loader import DEFAULT_MODEL
+from quire.text.chat import ChatAsk
+from quire.types import QuireError, RequestError, RequestOutput, SamplingParams
+
+# Requests that are in the engine at once; more wait here, where they cost their prompt alone.
+_AT_ONCE = 1024
+
+
+class AsyncLLM:
+    """Loads a model and generates, beside whatever else the event loop does.
+
+        async with AsyncLLM("path/to/model", memory="6GiB") as llm:
+            async for delta in llm.stream("Hello", SamplingParams(max_tokens=32)):
+                print(delta.text, end="")
+            outputs = await llm.generate(["One", "Two"])
+
+    Arguments and errors are LLM's. The model runs in a process of its own and is loaded when the block is entered,
+    or by `await llm.start()`. All calls belong to the event loop that started it; any number may run at once.
+    """
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
+        serving = ServingConfig(  # a library waits for its caller, whatever that takes
+            max_num_queued_reqs=_AT_ONCE, max_num_queued_tokens=2**62, reader_tokens=2**31, reader_timeout=1e9
+        )
+        self._config = engine_options(options)
+        self._engine = AsyncEngine(model, self._config, serving)
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._numbers = itertools.count()
+        self._state = "not started: enter its `async with` block, or await its start()"
+
+    @property
+    def card(self) -> ModelCard:
+        """What the model is: architecture, context length, vocabulary, recommended sampling."""
+        self._check()
+        return self._engine.card
+
+    async def start(self) -> None:
+        """Load the model. Raises CheckpointError, UnsupportedModelError, MemoryBudgetError or QuireError."""
+        if not self._state:
+            return
+        if self._state == _CLOSED:
+            self._check()
+        await self._engine.start()
+        self._state = ""
+
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priorities: Sequence[int] | None = None,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """Run prompts (texts or token ids) to their end; outputs in the order of the prompts.
+
+        When one is refused or fails, the others are aborted and its error is raised.
+        """
+        self._check()
+        items = prompt_list(prompts)
+        each = one_each("params", params, len(items), SamplingParams, self._default)
+        ranks = priority_list(priorities, len(items), self._config.scheduling_policy)
+        check_salt(cache_salt)
+        tasks = [
+            asyncio.create_task(self._whole(prompt, one, rank, cache_salt))
+            for prompt, one, rank in zip(items, each, ranks, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[StreamDelta]:
+        """Generate one prompt, yielding what each step adds; leaving the loop aborts the request."""
+        self._check()
+        item = one_prompt(prompt)
+        (one,) = one_each("params", params, 1, SamplingParams, self._default)
+        async with self._places:
+            running = await self._submit(item, one)
+            try:
+                async for delta in running:
+                    yield delta
+            finally:
+                running.cancel()
+
+    async def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, rendered with the checkpoint's chat template."""
+        self._check()
+        return await self.generate(
+            [await self.encode_chat(conversation) for conversation in conversations(messages)], params
+        )
+
+    async def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> AsyncIterator[StreamDelta]:
+        """Answer one conversation, yielding what each step adds."""
+        async for delta in self.stream(await self.encode_chat(messages), params):
+            yield delta
+
+    async def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
+        """Token ids of a conversation under the checkpoint's chat template; options are ChatAsk's."""
+        self._check()
+        return await self._engine.encode_chat(ChatAsk(messages=messages, **options))
+
+    async def close(self) -> None:
+        """End running requests and the engine process; closing again changes nothing."""
+        state, self._state = self._state, _CLOSED
+        if not state:
+            await self._engine.stop(drain_seconds=0)
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _default(self) -> SamplingParams:
+        fields: dict[str, Any] = dict(self._engine.card.default_sampling)
+        return SamplingParams(**fields)
+
+    async def _whole(
+        self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str
+    ) -> RequestOutput:
+        async with self._places:
+            running = await self._submit(prompt, params, priority, cache_salt)
+            try:
+                async for _ in running:
+                    pass
+            finally:
+                running.cancel()
+        return running.output
+
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams, priority: int = 0, cache_salt: str = ""
+    ) -> Stream:
+        text = prompt if isinstance(prompt, str) else None
+        ids = await self._engine.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise RequestError("prompt", "the prompt has no tokens")
+        ask = GenerateAsk(
+            request_id=f"request-{next(self._numbers)}",
+            prompt_token_ids=ids,
+            params=params,
+            prompt_text=text,
+            priority=priority,
+            namespace=cache_salt,
+        )
+        while True:
+            try:
+                return self._engine.generate(ask)
+            except OverloadedError as error:
+                await asyncio.sleep(error.retry_after)
+
+    def _check(self) -> None:
+        if self._state:
+            raise QuireError(f"this AsyncLLM is {self._state}")
+
+
+_CLOSED = "closed; make a new one"
