@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.elsewhere import ALWAYS, CALLED, REFUSED, explain
-from quire.cli.options import Parser
+from quire.cli.elsewhere import ALWAYS, CALLED, PASSING, REFUSED, explain
+from quire.cli.parser import Parser
 from quire.cli.serve import add_arguments, settings
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
@@ -59,17 +59,76 @@ def test_options_of_vllm_are_there_and_explained(parser: Parser) -> None:
 def test_options_of_other_servers_are_there_or_explained(
     parser: Parser, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {*KNOWN, *EVERY}
-    for name in BROUGHT.split():
-        if f"--{name}" in own:
+    actions = {flag for action in parser._actions for flag in action.option_strings}
+    for name in (*BROUGHT.split(), *REFUSED, *CALLED):
+        flag = name if name.startswith("-") else f"--{name}"
+        if flag in actions:
             continue
         with pytest.raises(SystemExit):
-            parser.parse_args(["model", f"--{name}", "1"])
-        assert f"--{name} {explain(name)}" in capsys.readouterr().err
+            parser.parse_args(["model", flag, "1"])
         assert explain(name)
-    targets = {text for text in CALLED.values() if text.startswith("--")}
-    assert targets <= own
-    assert not own & {f"--{name}" for name in (*REFUSED, *ALWAYS, *CALLED)}
+        assert f"{flag} {explain(name)}" in capsys.readouterr().err
+    own = {*KNOWN, *EVERY, "--no-enable-prefix-caching"}
+    assert {text for text in CALLED.values() if text.startswith("--")} <= own
+    assert not own & {f"--{name}" for name in (*REFUSED, *ALWAYS, *PASSING, *CALLED)}
+
+
+def test_what_asks_for_nothing_else_is_taken(parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
+    """vLLM's command lines as they are: what is done anyway passes with the value that says so, and no other."""
+    flags = [name if name.startswith("-") else f"--{name}" for name in ALWAYS]
+    found = parser.parse_args([*flags, "m", "--tensor-parallel-size", "1", "-ngl", "0", "--runner=generate"])
+    assert found.model == "m"
+    for name, (values, why) in PASSING.items():
+        flag = name if name.startswith("-") else f"--{name}"
+        assert parser.parse_args([flag, values[0], "m"]).model == "m"
+        with pytest.raises(SystemExit):
+            parser.parse_args(["m", flag, "other"])
+        assert f"{flag} other: takes only {values[0]}" in (told := capsys.readouterr().err)
+        assert why in told
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        (["-c", "8k"], "max_model_len", 8000),
+        (["--max-model-len", "8K"], "max_model_len", 8192),
+        (["--max-num-batched-tokens", "2.5k"], "max_num_batched_tokens", 2500),
+        (["-np", "4"], "max_num_seqs", 4),
+        (["-t", "2"], "threads", 2),
+        (["--dtype", "bf16"], "dtype", "bfloat16"),
+        (["--dtype", "float"], "dtype", "float32"),
+        (["--load-format", "safetensors"], "load_format", "safetensors"),
+        (["--load-format", "dummy"], "load_format", "random"),
+        (["--quantization", "awq_marlin"], "quantization", "awq"),
+    ],
+)
+def test_values_as_other_servers_write_them(
+    parser: Parser, words: list[str], option: str, value: object
+) -> None:
+    assert getattr(parser.parse_args([*words, "m"]), option) == value
+
+
+def test_an_option_is_suggested_only_when_it_works(
+    parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {flag for action in parser._actions if action.help != argparse.SUPPRESS
+             for flag in action.option_strings}  # fmt: skip
+    names = (
+        "slo",
+        "schedule",
+        "disable-log",
+        "served-name",
+        "max-models-len",
+        "tokenizers",
+        "lor",
+        "parallels",
+    )
+    for name in (*names, *(name + "s" for name in BROUGHT.split())):
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"--{name}", "1"])
+        told = capsys.readouterr().err
+        suggested = re.findall(r"did you mean (\S+)\?", told)
+        assert set(suggested) <= shown, told
 
 
 def test_every_option_of_the_server_is_documented() -> None:
@@ -86,10 +145,10 @@ def test_every_option_of_the_server_is_documented() -> None:
         (
             {"memory": 1, "gpu_memory_utilization": 0.5},
             {},
-            "gpu_memory_utilization and memory: the command line",
+            "gpu_memory_utilization and memory: both are set in the command line",
         ),
-        ({}, {"uds": "s", "port": 1}, "port and uds: the config file gives both"),
-        ({"uds": "s", "host": "h", "port": 1}, {}, "host and port and uds: the command line"),
+        ({}, {"uds": "s", "port": 1}, "port and uds: both are set in the config file"),
+        ({"uds": "s", "host": "h", "port": 1}, {}, "host and port and uds: both are set in the command line"),
         ({"ssl_keyfile": "k"}, {}, "give both or neither"),
     ],
 )
@@ -101,3 +160,6 @@ def test_options_that_contradict(given: dict[str, object], file: dict[str, objec
 def test_the_command_line_wins_over_a_file_that_says_it_otherwise() -> None:
     assert settings({"model": "m", "uds": "s"}, {"port": 1})[2].port == 8000
     assert settings({"model": "m", "port": 1}, {"uds": "s"})[2].uds is None
+    assert settings({"model": "m"}, {"uds": "s"}, {"port": 1})[2].port == 1
+    assert settings({"port": 2}, {"model": "m", "port": 3}, {"model": "n", "port": 1})[2].port == 2
+    assert settings({"port": 2}, {"model": "m"}, {"model": "n"})[0] == "n"

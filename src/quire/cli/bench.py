@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.cli.options import Parser
+    from quire.cli.parser import Parser
 
     bench = importlib.import_module(BENCHES[args.bench][0])
     parser = Parser(

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--system", help="system message")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
-    add_sampling_options(parser, max_tokens=1024)
+    add_sampling_options(parser)
     add_engine_options(parser, seed=False)
 
 
@@ -29,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
     start = [{"role": "system", "content": args.system}] if args.system else []
-    with LLM(named_model(args.model), progress=not args.quiet, **engine_fields(args)) as llm:
+    with LLM(
+        named_model(args.model, quiet=args.quiet), progress=not args.quiet, **engine_fields(args)
+    ) as llm:
         if not args.quiet:
             notice(llm)
         params = sampling_params(args, llm.default_params())

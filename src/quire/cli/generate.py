@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
-    add_sampling_options(parser, max_tokens=256)
+    add_sampling_options(parser)
     add_engine_options(parser, seed=False)
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
     asked = _prompt(args)
-    name = named_model(args.model)
+    name = named_model(args.model, quiet=args.quiet)
     folder = find_model(name)
     if (
         isinstance(asked, str)

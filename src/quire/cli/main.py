@@ -8,9 +8,14 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from quire import __version__
 from quire.util import startup as _startup  # noqa: F401  first: its import is where start-up's clock begins
+from quire.util.standard_error import say
+
+if TYPE_CHECKING:
+    from quire.cli.parser import Parser
 
 # name -> (module, one line of help)
 COMMANDS = {
@@ -21,41 +26,107 @@ COMMANDS = {
     "inspect": ("quire.cli.inspect", "show what a model is, what it costs and what would be computed"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, parts that do not fit"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
+    "completions": ("quire.cli.completions", "print what completes commands and options in a shell"),
 }
+# A benchmark's result file names its command line, so that has to say everything.
+READ_ENVIRONMENT = ("serve", "generate", "chat", "convert", "inspect", "verify")
+_ENVIRONMENT = (
+    "Each option has an environment variable: QUIRE_MAX_MODEL_LEN is the default of --max-model-len."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 1 the model or request was refused, 2 bad usage."""
+    _open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    if args[:1] == ["help"]:
+        args = [*args[1:2], "--help"]
     if not args or args[0] not in COMMANDS:
-        parser.parse_args(args or ["--help"])
-        return 0
-    from quire.cli.options import Parser
-
-    command = importlib.import_module(COMMANDS[args[0]][0])
-    sub = Parser(prog=f"quire {args[0]}", description=command.__doc__)
-    command.add_arguments(sub)
-    options = sub.parse_args(args[1:])
+        return _no_command(args)
+    parser = command_parser(args[0])
+    options = parser.parse_args(args[1:])
+    if not getattr(options, "quiet", False):
+        _name_unknown_variables(args[0], parser)
     from quire.types import QuireError
 
     try:
-        status = int(command.run(options))
+        status = int(_command(args[0]).run(options))
         sys.stdout.flush()
         return status
     except QuireError as error:
-        print(f"quire: {error}", file=sys.stderr)
+        say(f"quire: {error}")
     except ValueError as error:
         # a choice that cannot be met: the message starts with the field, which is the option's name
-        print(f"quire: {error}", file=sys.stderr)
+        say(f"quire: {error}")
         return 2
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        say("")
         return 130
     except BrokenPipeError:
         if not _reader_left():
             raise
     return 1
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of a command, with its options."""
+    from quire.cli.parser import Parser
+
+    command, environment = _command(name), name in READ_ENVIRONMENT
+    parser = Parser(
+        prog=f"quire {name}",
+        description=command.__doc__,
+        environment=environment,
+        epilog=_ENVIRONMENT if environment else None,
+    )
+    command.add_arguments(parser)
+    return parser
+
+
+def _command(name: str) -> Any:
+    return importlib.import_module(COMMANDS[name][0])
+
+
+def _no_command(args: list[str]) -> int:
+    """What `quire` answers without a command: its options, or what is wrong with the word."""
+    if args and not args[0].startswith("-"):
+        from quire.cli.parser import nearest
+
+        say(
+            f"quire: unknown command: {args[0]}{nearest(args[0], COMMANDS)}\n(quire --help lists the commands)"
+        )
+        return 2
+    _parser().parse_args(args or ["--help"])
+    return 0
+
+
+def _name_unknown_variables(name: str, parser: Parser) -> None:
+    """Warn of variables that look like options and are none of any command."""
+    from quire.config.env import VARIABLES, option_variables
+
+    if name not in READ_ENVIRONMENT:
+        return
+    found, known = option_variables(), set(parser.variables())
+    if found.keys() <= known:
+        return
+    for other in READ_ENVIRONMENT:
+        known |= command_parser(other).variables().keys()
+    from quire.cli.parser import nearest
+
+    for variable in sorted(found.keys() - known):
+        hint = nearest(variable, {*known, *VARIABLES})
+        say(f"quire: the environment variable {variable} is unknown and ignored{hint}")
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller closed lead nowhere; else what is opened next would take their place."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  as long as the process lasts
 
 
 def _reader_left() -> bool:
@@ -69,14 +140,14 @@ def _reader_left() -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
+    listing = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="quire",
         description="LLM inference and serving: native CPU kernels, paged KV cache, the same bits whatever the load.",
-        epilog=f"commands:\n{listing}\n\nquire COMMAND --help explains a command.",
+        usage="quire COMMAND [OPTION …]",
+        epilog=f"commands:\n{listing}\n\nquire help COMMAND explains a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=list(COMMANDS), help="what to do", metavar="COMMAND")
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     return parser
 

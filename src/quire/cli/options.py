@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from quire.config.schema import SIZES, EngineConfig
+from quire.cli.parser import Several, add_passing_options
+from quire.config import schema, serving
+from quire.config.schema import ALIASES, SIZES, EngineConfig
 from quire.types import SamplingParams
 from quire.util.sizes import format_size, parse_size
 
-
-class Parser(argparse.ArgumentParser):
-    """A parser that takes no abbreviations and names the nearest option for one that it does not know."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = self.parse_known_args(args, namespace)
-        if rest:
-            known = [flag for action in self._actions for flag in action.option_strings]
-            flags = [word for word in rest if word.startswith("-")]  # values of unknown options are no news
-            self.error("; ".join(_unknown(word, known) for word in flags or rest))
-        return found
-
-
-def _unknown(word: str, known: list[str]) -> str:
-    name = word.partition("=")[0]
-    return f"unrecognized argument: {word}{nearest(name, known)}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean …?)" for the name most like `name`, "" when none is."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
+# Options of one letter or two, as llama.cpp writes them.
+_SHORT = {"max_model_len": "-c", "max_num_seqs": "-np", "threads": "-t"}
+_NUMBER = re.compile(r"([+-]?\d+(?:_\d+)*)|(\d+(?:\.\d+)?)([kmgt])|(\d+)([KMGT])", re.ASCII)
 
 
 def add_model_argument(parser: argparse.ArgumentParser, *, default: Any = None) -> None:
@@ -48,18 +28,19 @@ def add_model_argument(parser: argparse.ArgumentParser, *, default: Any = None) 
         default=default,
         help="checkpoint folder, GGUF file, or hub name like organisation/name (default: the one shipped)",
     )
+    option: dict[str, Any] = {"dest": "model_option", "metavar": "MODEL", "default": argparse.SUPPRESS}
+    parser.add_argument("-m", "--model", "-hf", **option, help="the model, as an option")
+    parser.add_argument("--model-path", "--model-id", "--hf-repo", **option, help=argparse.SUPPRESS)
 
 
-def named_model(model: str | None) -> str:
-    """The model that was named, or the shipped one, saying so."""
+def named_model(model: str | None, *, quiet: bool = False) -> str:
+    """The model that was named, or the shipped one, saying so unless `quiet`."""
     if model is not None:
         return model
     from quire.config.shipped import DEFAULT_MODEL
 
-    print(
-        f"quire: no model named, so {DEFAULT_MODEL} it is: small, ships with Quire, knows next to nothing",
-        file=sys.stderr,
-    )
+    if not quiet:
+        print(f"quire: no model given; using the small demo model {DEFAULT_MODEL}", file=sys.stderr)
     return DEFAULT_MODEL
 
 
@@ -71,47 +52,81 @@ def add_engine_options(
     `prefix_caching` is the default of --enable-prefix-caching.
     """
     skip = () if seed else ("seed",)
-    add_config_options(parser, EngineConfig, "engine", skip=skip, enable_prefix_caching=prefix_caching)
+    add_config_options(parser, EngineConfig, skip=skip, enable_prefix_caching=prefix_caching)
+    add_passing_options(parser)
 
 
 def add_config_options(
     parser: argparse.ArgumentParser,
-    schema: type[Any],
-    title: str,
+    config: type[Any],
     *,
     skip: Sequence[str] = (),
     explicit_only: bool = False,
     **defaults: bool,
 ) -> None:
-    """An option for every field of a config dataclass; `explicit_only` leaves out what was not given.
+    """An option for every field of a config dataclass, by subject; `explicit_only` leaves out what was not given.
 
     `defaults` are of switches, in place of the schema's.
     """
-    group = parser.add_argument_group(title)
-    for field in dataclasses.fields(schema):
-        if field.name in skip:
-            continue
-        flag, meta = "--" + field.name.replace("_", "-"), field.metadata
-        default = argparse.SUPPRESS if explicit_only else field.default
-        if isinstance(field.default, bool):
-            on = defaults.get(field.name, field.default)
-            text = f"{meta['help']} (default: {'on' if on else 'off'})"
-            group.add_argument(
-                flag,
-                action=argparse.BooleanOptionalAction,
-                default=default if explicit_only else on,
-                help=text,
-            )
-            continue
-        unset = field.default is None or field.default == ()
-        value: Any = field.default
-        shown = format_size(value) if field.name in SIZES and not unset else value
-        text = meta["help"] if unset else f"{meta['help']} (default: {shown})"
-        several: dict[str, Any] = {"action": "extend", "nargs": "+"} if field.default == () else {}
-        group.add_argument(
-            flag, type=value_type(field), default=default, help=text, choices=meta["choices"] or None,
-            metavar=None if meta["choices"] else meta["metavar"], **several,
-        )  # fmt: skip
+    subjects, groups = subjects_of(config), {}
+    for field in dataclasses.fields(config):
+        subject = subjects[field.name]
+        if subject not in groups:
+            groups[subject] = parser.add_argument_group(subject)
+        if field.name not in skip:
+            _add_option(groups[subject], field, explicit_only=explicit_only, on=defaults.get(field.name))
+
+
+def subjects_of(config: type[Any]) -> dict[str, str]:
+    """What each field of a config dataclass is about: a word or two."""
+    begins = schema.SUBJECTS if config is EngineConfig else serving.SUBJECTS
+    found, subject = {}, ""
+    for field in dataclasses.fields(config):
+        found[field.name] = subject = begins.get(field.name, subject)
+    return found
+
+
+def _add_option(
+    group: argparse._ArgumentGroup, field: dataclasses.Field[Any], *, explicit_only: bool, on: bool | None
+) -> None:
+    """`on` is the default of a switch, in place of the field's."""
+    flag, meta = option_name(field), field.metadata
+    default = field.default if on is None else on
+    shown = default_text(default, field.name)
+    options: dict[str, Any] = {
+        "default": argparse.SUPPRESS if explicit_only else default,
+        "help": f"{meta['help']} (default: {shown})" if shown else meta["help"],
+    }
+    if isinstance(field.default, bool):
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        return
+    if field.default == ():
+        options |= {"action": Several, "nargs": "+"}
+    flags = [flag, _SHORT[field.name]] if field.name in _SHORT else [flag]
+    group.add_argument(
+        *flags, type=value_type(field), choices=meta["choices"] or None,
+        metavar=None if meta["choices"] else meta["metavar"], **options,
+    )  # fmt: skip
+
+
+def option_name(field: dataclasses.Field[Any]) -> str:
+    """The option of a config field."""
+    return "--" + field.name.replace("_", "-")
+
+
+def default_text(default: Any, name: str) -> str:
+    """A default as people read it; "" for one that the help says in words."""
+    if default is None or default == ():
+        return ""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return (
+        format_size(default)
+        if name in SIZES
+        else f"{default:g}"
+        if isinstance(default, float)
+        else str(default)
+    )
 
 
 def value_type(field: dataclasses.Field[Any]) -> Any:
@@ -119,7 +134,31 @@ def value_type(field: dataclasses.Field[Any]) -> Any:
     if field.name in SIZES:
         return size
     annotation = str(field.type)
-    return str if "str" in annotation else float if "float" in annotation else int
+    if "str" in annotation:
+        names = ALIASES.get(field.name, {})
+        return lambda text: names.get(text, text)
+    return _float if "float" in annotation else number
+
+
+def number(text: str) -> int:
+    """Argument type of a whole number; k, m, g and t stand for powers of 1000, K, M, G and T for those of 1024."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number like 8192, 8K (8 × 1024) or 8k (8 × 1000)"
+        )
+    if match[1]:
+        return int(match[1])
+    if match[2]:
+        return round(float(match[2]) * float(f"1e{3 * 'kmgt'.index(match[3]) + 3}"))
+    return int(match[4]) << (10 * "KMGT".index(match[5]) + 10)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -154,21 +193,21 @@ _SAMPLING = (
 )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Options for the fields of SamplingParams."""
     group = parser.add_argument_group("sampling (defaults: what the checkpoint recommends)")
     group.add_argument(
-        "--max-tokens", type=int, default=max_tokens, metavar="N",
-        help=f"tokens to generate at most (default: {max_tokens})",
+        "--max-tokens", type=number, default=None, metavar="N",
+        help="tokens to generate at most (default: the rest of the context)",
     )  # fmt: skip
     for name, kind, metavar, text in _SAMPLING:
         group.add_argument("--" + name.replace("_", "-"), type=kind, default=None, metavar=metavar, help=text)
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated"
+        "--stop", action=Several, default=[], metavar="TEXT", help="end at this text; may be repeated"
     )
     group.add_argument(
         "--stop-token-id",
-        action="append",
+        action=Several,
         type=int,
         default=[],
         metavar="ID",

@@ -5,72 +5,67 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import sys
-import tomllib
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.elsewhere import ALWAYS, CALLED, REFUSED, explain
-from quire.cli.options import add_config_options, add_model_argument, named_model, nearest, value_type
-from quire.config.schema import SIZES, EngineConfig
+from quire.cli.config_file import read_config
+from quire.cli.options import add_config_options, add_model_argument, named_model
+from quire.cli.parser import add_passing_options
+from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.types import CheckpointError
 from quire.util.platform import available_memory
-from quire.util.strict_json import parse_json_object
 
 if TYPE_CHECKING:
     from quire.engine.spawn import Spawned
 
-_EXTRA = ("config", "gpu_memory_utilization", "model")
 # Options that say the same thing in two ways: one source may give only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
-
-
-class _Refuse(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        flag = rest[-1]
-        parser.error(f"{flag} {explain(flag.removeprefix('--'))}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser, default=argparse.SUPPRESS)
     parser.add_argument(
-        "--config", metavar="FILE", help="options from a TOML or JSON file; those of the command line win"
+        "--config", metavar="FILE", help="options from a YAML, TOML or JSON file; see docs/server.md"
     )
     parser.add_argument(
         "--gpu-memory-utilization", type=float, default=argparse.SUPPRESS, metavar="F",
         help="--memory as a share of what is available",
     )  # fmt: skip
-    for name in (*REFUSED, *ALWAYS, *CALLED):
-        parser.add_argument(
-            f"--{name}", nargs="?", action=_Refuse, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-    add_config_options(parser, EngineConfig, "engine", explicit_only=True)
-    add_config_options(parser, ServingConfig, "server", explicit_only=True)
+    add_config_options(parser, ServingConfig, explicit_only=True)
+    add_config_options(parser, EngineConfig, explicit_only=True)
+    add_passing_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    given = {name: value for name, value in vars(args).items() if name != "config"}
+    environment = args.__dict__.pop("environment", {})
+    file = args.__dict__.pop("config")
+    environment.pop("config", None)
+    given = {name: value for name, value in vars(args).items() if name not in environment}
     model, engine_config, serving = settings(
-        given, {} if args.config is None else read_config(Path(args.config))
+        given, {} if file is None else read_config(Path(file)), environment
     )
     return _serve(model, engine_config, serving)
 
 
-def settings(given: dict[str, Any], file: dict[str, Any]) -> tuple[str, EngineConfig, ServingConfig]:
-    """The model and its configs from the command line and a config file; the command line wins.
+def settings(
+    given: dict[str, Any], file: dict[str, Any], environment: dict[str, Any] | None = None
+) -> tuple[str, EngineConfig, ServingConfig]:
+    """The model and its configs: the command line wins over the environment, and that over a config file.
 
     Raises ValueError naming the option that contradicts another, or is out of range.
     """
-    for sides in _EXCLUSIVE:
-        for source, options in (("command line", given), ("config file", file)):
-            if all(side & options.keys() for side in sides):
-                names = " and ".join(sorted(set.union(*sides) & options.keys()))
-                raise ValueError(f"{names}: the {source} gives both; give one")
-        if any(side & given.keys() for side in sides):
-            file = {name: value for name, value in file.items() if name not in set.union(*sides)}
-    options = file | given
+    options: dict[str, Any] = {}
+    sources = {"config file": file, "environment": environment or {}, "command line": given}
+    for source, found in sources.items():
+        for sides in _EXCLUSIVE:
+            both = set.union(*sides)
+            if all(side & found.keys() for side in sides):
+                names = " and ".join(sorted(both & found.keys()))
+                raise ValueError(f"{names}: both are set in the {source}; set only one")
+            if both & found.keys():
+                options = {name: value for name, value in options.items() if name not in both}
+        options |= found
     share = options.pop("gpu_memory_utilization", None)
     if share is not None:
         if not 0 < share <= 1:
@@ -84,57 +79,6 @@ def settings(given: dict[str, Any], file: dict[str, Any]) -> tuple[str, EngineCo
         EngineConfig(**{name: value for name, value in chosen.items() if name in engine}),
         ServingConfig(**{name: value for name, value in chosen.items() if name not in engine}),
     )
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The options of a TOML or JSON file, by field name. Raises ValueError for anything that is not an option."""
-    try:
-        data = path.read_bytes()
-        json_file = path.suffix != ".toml"
-        values: dict[str, Any] = (
-            parse_json_object(data, path.name) if json_file else tomllib.loads(data.decode())
-        )
-    except (OSError, ValueError, CheckpointError) as error:
-        raise ValueError(f"config: {path}: {error}") from None
-    known = {f.name: f for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)}
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = key.replace("-", "_")
-        if name not in known and name not in _EXTRA[1:]:
-            why = explain(name.replace("_", "-")) or f"is unknown{nearest(name, [*known, *_EXTRA[1:]])}"
-            raise ValueError(f"config: {path}: {key!r} {why}")
-        if name in found:
-            raise ValueError(f"config: {path}: {key!r} is given twice")
-        found[name] = _checked(key, value, known.get(name), path)
-    return found
-
-
-def _checked(key: str, value: Any, field: dataclasses.Field[Any] | None, path: Path) -> Any:
-    """A file's value as its option wants it."""
-    if field is None:
-        kind: Any = str if key == "model" else float
-    else:
-        kind = bool if isinstance(field.default, bool) else value_type(field)
-    if field is not None and field.default == ():
-        values = value if isinstance(value, list) else [value]
-        if all(isinstance(item, str) for item in values):
-            return values
-    elif field is not None and field.name in SIZES and isinstance(value, str):
-        return _size(key, value, path)
-    elif kind is float and type(value) in {int, float}:
-        return float(value)
-    elif type(value) is (int if field is not None and field.name in SIZES else kind):
-        return value
-    raise ValueError(f"config: {path}: {key}: {value!r} is not of the right type")
-
-
-def _size(key: str, text: str, path: Path) -> int:
-    from quire.util.sizes import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ValueError(f"config: {path}: {key}: {error}") from None
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
@@ -159,18 +103,14 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     read_keys(serving)  # a key file that cannot be read ends the start here
     sock = bind(serving)
     try:
-        with ServerLog(serving), ByteProgress("loading weights", "saving packed weights") as bar:
+        with ServerLog(serving) as log, ByteProgress("loading weights", "saving packed weights") as bar:
             engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:
                 gc.freeze()  # nor is the vocabulary
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):
-                    print(f"  {line}", file=sys.stderr)
-                print(
-                    f"quire: serving {engine.card.name} at {address(serving, sock)}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                    log.say(f"  {line}")
+                log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")
 
             return uvloop.run(serve(engine, serving, sock, announce))
     finally:

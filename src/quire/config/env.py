@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 # name -> what it does
@@ -10,11 +11,27 @@ VARIABLES = {
     "QUIRE_ISA": "force an instruction set of the kernels: baseline, avx2 or avx512",
     "QUIRE_CACHE_DIR": "folder for what can be made again: packed weights (default: XDG_CACHE_HOME/quire)",
 }
+# The other ones are options of the command: QUIRE_MAX_MODEL_LEN is --max-model-len.
+OPTION_PREFIX = "QUIRE_"
+# What Kubernetes sets in every pod beside a service of the name quire (QUIRE_PORT=tcp://10.0.0.7:8000).
+_SERVICE_LINK = re.compile(r"QUIRE_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
 
 
 def isa() -> str:
     """The forced instruction set, or "" for the best of the machine."""
     return os.environ.get("QUIRE_ISA", "")
+
+
+def option_variables() -> dict[str, str]:
+    """The variables that are set and may stand for options of a command."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if name.startswith(OPTION_PREFIX)
+        and name not in VARIABLES
+        and not _SERVICE_LINK.fullmatch(name)
+        and not (name == "QUIRE_PORT" and "://" in text)
+    }
 
 
 def cache_folder() -> Path | None:

@@ -13,6 +13,33 @@ SIZES = ("memory", "weight_cache_size")  # fields in bytes, written like 6GiB
 # An engine that collects looks idle: longer, and it could not be told from one that hangs.
 MAX_BATCH_WAIT_MS = 1000.0
 GROUP_SIZES = (32, 64, 128)  # of int4 weights that are rounded at load
+# Methods of quantized checkpoints, as `quantization` takes them and as messages call them: each says what a checkpoint
+# must be in, and changes nothing.
+STORED = {
+    "gptq": "GPTQ", "awq": "AWQ", "auto-round": "AutoRound", "compressed-tensors": "compressed-tensors", "fp8": "FP8",
+    "fbgemm_fp8": "FBGEMM FP8", "modelopt": "ModelOpt FP8", "bitsandbytes": "bitsandbytes", "hqq": "HQQ",
+    "mxfp4": "MXFP4", "gguf": "GGUF",
+}  # fmt: skip
+_DTYPES = {
+    "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
+    "f32": "float32",
+}  # fmt: skip
+# Other names of values, as vLLM, PyTorch and llama.cpp write them: field -> {name: value}.
+ALIASES: dict[str, dict[str, str]] = {
+    "dtype": _DTYPES,
+    "kv_cache_dtype": _DTYPES,
+    "quantization": {"gptq_marlin": "gptq", "awq_marlin": "awq", "intel/auto-round": "auto-round"},
+    "load_format": {"dummy": "random"},
+}
+# What the fields are about, in sections: the first field of each.
+SUBJECTS = {
+    "dtype": "number formats",
+    "memory": "memory and limits",
+    "block_size": "KV cache",
+    "enable_chunked_prefill": "scheduling",
+    "load_format": "loading",
+    "seed": "execution",
+}
 
 
 def option(default: Any, text: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -38,8 +65,9 @@ class EngineConfig:
         "auto",
         "what linear weights are computed in; auto: as they are stored, a quantized checkpoint's in its own codes; "
         "none: floats; or rounded at load: int8, one scale an output; int4, a scale for each group of inputs. "
-        "Inputs of quantized weights are rounded to int8",
-        choices=("auto", "none", "int8", "int4"),
+        "Inputs of quantized weights are rounded to int8. The method of a quantized checkpoint means auto, and must be "
+        "the checkpoint's own",
+        choices=("auto", "none", "int8", "int4", *STORED),
     )
     quantization_group_size: int = option(
         32, "input features that share a scale in int4: 32, 64 or 128", metavar="N"
@@ -80,8 +108,9 @@ class EngineConfig:
     )
     load_format: str = option(
         "auto",
-        "random: seeded random weights from config.json alone, for benchmarks",
-        choices=("auto", "random"),
+        "random: seeded random weights from config.json alone, for benchmarks; safetensors or gguf: auto, and the "
+        "model must be in that format",
+        choices=("auto", "random", "safetensors", "gguf"),
     )
     weight_cache: str = option(
         "on",
@@ -105,10 +134,17 @@ class EngineConfig:
     device: str = option("cpu", "device of the torch executor", metavar="NAME")
 
     def __post_init__(self) -> None:
+        for name, values in ALIASES.items():
+            asked = getattr(self, name)
+            object.__setattr__(self, name, values.get(asked, asked))
         for f in fields(self):
             choices, value = f.metadata["choices"], getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
+        if self.device != "cpu" and self.executor == "native":
+            raise ValueError(
+                f"device: {self.device!r} needs the torch executor (executor: torch); native kernels run on the CPU"
+            )
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

@@ -19,6 +19,18 @@ _POSITIVE = (
     "body_timeout",
     "keep_alive_timeout",
 )
+# What the fields are about, in sections: the first field of each.
+SUBJECTS = {
+    "host": "address and TLS",
+    "api_key": "access",
+    "served_model_name": "API",
+    "ssl_keyfile": "address and TLS",
+    "allowed_hosts": "access",
+    "unknown_fields": "API",
+    "max_num_queued_reqs": "limits and time-outs",
+    "shutdown_timeout": "supervision",
+    "log_format": "logs and traces",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,5 +120,7 @@ class ServingConfig:
             raise ValueError(f"port: {self.port} is not in [0, 65535]")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile: give both or neither")
-        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_key):
-            raise ValueError("api_key: a key must be printable ASCII and not empty")
+        if any(not key.strip() or not key.isascii() or not key.isprintable() for key in self.api_key):
+            raise ValueError("api_key: a key must be printable ASCII and not empty or blank")
+        if any(key != key.strip() for key in self.api_key):
+            raise ValueError("api_key: a key begins or ends with a space, which no client can send")

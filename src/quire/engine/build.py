@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quire.config import env
 from quire.config.resolve import MachineFacts, resolve
 from quire.config.resolve import ModelFacts as ConfigFacts
-from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.config.schema import STORED, EngineConfig, ResolvedConfig
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
@@ -125,7 +125,7 @@ def choose(
 
     `weights`: the model's, where they are open already.
     """
-    spec = model.facts.spec
+    spec, asked = model.facts.spec, _agreed(model, asked)
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
     formats = NumberFormats(
         weights=_dtype(config.weights),
@@ -138,6 +138,24 @@ def choose(
         stored = _stored_formats(model, program, asked, weights)
         program = lower(spec, replace(formats, params=stored)) if stored else program
     return config, program
+
+
+def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
+    """What was asked, with "auto" for a format that the checkpoint has. Raises ValueError for one that it has not."""
+    quantization, form = model.facts.quantization, "safetensors" if model.gguf is None else "gguf"
+    method = "GGUF" if model.gguf else quantization.method if quantization else "not quantized"
+    layout = quantization.layout if quantization else ""
+    if asked.quantization in STORED and asked.quantization != layout and STORED[asked.quantization] != method:
+        raise ValueError(
+            f"quantization: {asked.quantization!r} was asked for, but the checkpoint is {method}"
+        )
+    if asked.load_format in {"safetensors", "gguf"} - {form}:
+        raise ValueError(f"load_format: {asked.load_format!r} was asked for, but the model is in {form}")
+    return replace(
+        asked,
+        quantization="auto" if asked.quantization in STORED else asked.quantization,
+        load_format="random" if asked.load_format == "random" else "auto",
+    )
 
 
 def _stored_formats(

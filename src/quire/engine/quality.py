@@ -71,7 +71,7 @@ def measure(
     """
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens; at least 2 are needed to compare predictions")
-    wanted = ["int8", "int4"] if asked.quantization in {"auto", "none"} else [asked.quantization]
+    wanted = [asked.quantization] if asked.quantization in {"int8", "int4"} else ["int8", "int4"]
     window = min(WINDOW, model.facts.spec.max_positions)
     windows = [tokens[i : i + window] for i in range(0, len(tokens), window)]
     plain = _Scorer(model, dataclasses.replace(asked, quantization="none", quantize_head="none"), windows)

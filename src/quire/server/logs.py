@@ -6,12 +6,12 @@ import json
 import logging
 import logging.handlers
 import queue
-import sys
 import time
 from typing import Any
 
 from quire.config.serving import ServingConfig
 from quire.server.exchange import Exchange
+from quire.util.standard_error import PATIENCE, Writer
 
 MAX_WAITING_LINES = 10_000
 log = logging.getLogger("quire.server")
@@ -56,14 +56,21 @@ class _Handler(logging.handlers.QueueHandler):
         return record
 
 
+class _Writer(logging.StreamHandler[Writer]):
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record) if record.name else record.getMessage()
+
+
 class ServerLog:
     """Installs the log on standard error for as long as the context lasts."""
 
     def __init__(self, config: ServingConfig) -> None:
         self._level = getattr(logging, config.log_level.upper())
-        writer = logging.StreamHandler(sys.stderr)
+        self._stream = Writer()
+        writer = _Writer(self._stream)
         writer.setFormatter(JsonFormatter() if config.log_format == "json" else HumanFormatter())
         waiting: queue.Queue[Any] = queue.Queue(MAX_WAITING_LINES)
+        self._waiting = waiting
         self._handler = _Handler(waiting)
         self._listener = logging.handlers.QueueListener(waiting, writer)
 
@@ -80,7 +87,13 @@ class ServerLog:
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger().removeHandler(self._handler)
+        self._stream.end(PATIENCE)
+        self._waiting.join()  # a full queue would not take the word to stop
         self._listener.stop()
+
+    def say(self, line: str) -> None:
+        """Write a line as it is."""
+        self._handler.emit(logging.makeLogRecord({"name": "", "msg": line}))
 
 
 def log_access(exchange: Exchange) -> None:

@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench.goodput import OBJECTIVES, PRESETS
     from quire.bench.listings import LISTINGS
     from quire.bench.metrics import DEFINITIONS
-    from quire.cli.options import nearest
+    from quire.cli.parser import nearest
 
     listings = [one for one in LISTINGS if args.name in {None, one.name}]
     definitions = {name: text for name, text in DEFINITIONS.items() if args.name in {None, name}}

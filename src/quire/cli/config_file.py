@@ -1,0 +1,94 @@
+"""Options of `quire serve` from a YAML, TOML or JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from quire.cli.elsewhere import explain, passes
+from quire.cli.options import value_type
+from quire.cli.parser import nearest, switch
+from quire.config.schema import SIZES, EngineConfig
+from quire.config.serving import ServingConfig
+from quire.types import CheckpointError
+from quire.util.strict_json import parse_json_object
+
+# Options that are no field of a config.
+_EXTRA: dict[str, Any] = {"model": str, "gpu_memory_utilization": float}
+_YAML = (".yaml", ".yml")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options of a file, by field name. Raises ValueError for anything that is not an option."""
+    try:
+        values = _parse(path.read_bytes(), path)
+    except (OSError, ValueError, CheckpointError) as error:
+        raise ValueError(f"config: {path}: {error}") from None
+    known = {f.name: f for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in known and name not in _EXTRA:
+            option = name.replace("_", "-")
+            if passes(option, value):
+                continue
+            why = explain(option) or f"is unknown{nearest(name, [*known, *_EXTRA])}"
+            raise ValueError(f"config: {path}: {key!r} {why}")
+        if name in found:
+            raise ValueError(f"config: {path}: {key!r} is given twice")
+        try:
+            found[name] = _value(value, name, known.get(name), texts=path.suffix in _YAML)
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            raise ValueError(f"config: {path}: {key}: {error}") from None
+    return found
+
+
+def _parse(data: bytes, path: Path) -> dict[str, Any]:
+    if path.suffix in _YAML:
+        return _parse_yaml(data)
+    return tomllib.loads(data.decode()) if path.suffix == ".toml" else parse_json_object(data, path.name)
+
+
+def _parse_yaml(data: bytes) -> dict[str, Any]:
+    """A mapping whose scalars are all texts: what is a number or a switch is for the option to say."""
+    import yaml  # not needed without such a file
+
+    try:
+        root = yaml.compose(data, Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not valid YAML: {error}") from None
+    if root is None:  # nothing but comments
+        return {}
+    if root.id != "mapping":
+        raise ValueError("expected a mapping, like port: 8000")
+    found: dict[str, Any] = {}
+    for key, node in root.value:
+        if key.id != "scalar" or key.value in found:
+            raise ValueError(f"line {key.start_mark.line + 1}: a key must be a text and given once")
+        found[key.value] = [item.value for item in node.value] if node.id == "sequence" else node.value
+    return found
+
+
+def _value(value: Any, name: str, field: dataclasses.Field[Any] | None, *, texts: bool) -> Any:
+    """A file's value as its option wants it. With `texts` every scalar is one, as on the command line."""
+    if field is not None and field.default == ():
+        values = value if isinstance(value, list) else [value]
+        if all(isinstance(item, str) for item in values):
+            return values
+        raise ValueError(f"{value!r} is not a text or a list of texts")
+    annotation = _EXTRA[name].__name__ if field is None else str(field.type)
+    if isinstance(value, str):
+        if texts or "str" in annotation or name in SIZES:
+            read = _EXTRA[name] if field is None else switch if annotation == "bool" else value_type(field)
+            return read(value)
+    elif annotation == "bool":
+        if isinstance(value, bool):
+            return value
+    elif "float" in annotation and type(value) in {int, float}:
+        return float(value)
+    elif "int" in annotation and type(value) is int:
+        return value
+    raise ValueError(f"{value!r} is not of the right type")
