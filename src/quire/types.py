@@ -36,6 +36,29 @@ class RequestError(QuireError):
         self.message = message
 
 
+class ContextLengthError(RequestError):
+    """A prompt, or what is to be generated after it, does not fit."""
+
+
+def check_window(
+    prompt: int,
+    max_tokens: int | None,
+    window: int,
+    name: str = "prompt_token_ids",
+    asked: str = "max_tokens",
+) -> None:
+    """Raise ContextLengthError when a prompt of so many tokens and what is asked for after it do not fit a context.
+
+    A length that was not asked for (None) is the rest of the context. `name` and `asked` are the caller's fields.
+    """
+    context = f"the model's context of {window} tokens (max_model_len)"
+    if prompt >= window:
+        raise ContextLengthError(name, f"{prompt} tokens leave no room for an output token in {context}")
+    if max_tokens is not None and prompt + max_tokens > window:
+        total = f"{prompt} prompt tokens and {max_tokens} to generate are {prompt + max_tokens}"
+        raise ContextLengthError(asked, f"{total}, over {context}")
+
+
 class CheckpointError(QuireError):
     """A checkpoint file is missing, malformed, or disagrees with its config."""
 

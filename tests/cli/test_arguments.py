@@ -23,8 +23,11 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path / "model")
 
 
+SERVE = command_parser("serve")
+
+
 def served(*words: str) -> dict[str, Any]:
-    found = vars(command_parser("serve").parse_args(words))
+    found = vars(SERVE.parse_args(words))
     return {name: value for name, value in found.items() if name not in {"config", "environment"}}
 
 
@@ -266,7 +269,7 @@ def test_closed_streams(closed: str) -> None:
     """The text comes, or the exit status says why not; what is opened never takes a stream's place."""
     for words, status in (
         ("generate quire-mini --prompt Hi --max-tokens 3", 0),
-        ("generate nothing/here.gguf --prompt x", 1),
+        ("generate no/such/folder --prompt x", 1),
     ):
         command = f"exec {sys.executable} -m quire {words} {closed}"
         done = subprocess.run(

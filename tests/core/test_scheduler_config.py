@@ -50,7 +50,7 @@ def test_a_pool_too_small_for_one_token_is_refused() -> None:
 def test_the_limit_is_prompt_and_max_tokens_within_the_model() -> None:
     roomy = config(num_blocks=1000)
     assert limit(roomy, [1] * 10, 5) == 15
-    assert limit(roomy, [1] * 10, 500) == 100
+    assert limit(roomy, [1] * 10, 90) == 100
     assert limit(roomy, [1] * 10) == 100
 
 
@@ -75,7 +75,8 @@ def test_sliding_groups_count_by_their_window() -> None:
         ({}, ["a"], 5, "prompt_token_ids", "integers below"),
         ({}, [2**31], 5, "prompt_token_ids", "integers below"),
         ({}, [4, -1], 5, "prompt_token_ids", "-1 is not a token id"),
-        ({}, [1] * 100, 5, "prompt_token_ids", "100 tokens are more than max_model_len 100"),
+        ({}, [1] * 100, 5, "prompt_token_ids", "100 tokens leave no room for an output token in .* of 100 tokens"),
+        ({}, [1] * 10, 91, "max_tokens", "10 prompt tokens and 91 to generate are 101, over the model's context of 100"),
         ({}, [1] * 41, 5, "prompt_token_ids", "41 tokens and one of output .* holds 41 tokens"),
         ({}, [1] * 40, 2, "max_tokens", "40 prompt tokens and 2 of output .* holds 41 tokens"),
         (

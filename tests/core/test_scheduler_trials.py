@@ -129,7 +129,7 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "namespace": rng.choice(["", "", "a"]),
         "eos": rng.choice([(), (3,)]),
         "n": rng.choice([1, 1, 1, 2, 5]),
-        "max_tokens": rng.choice([None, 1, rng.randint(1, 40)]),
+        "max_tokens": rng.choice([None, 1, rng.randint(1, config.max_model_len - len(base[:longest]))]),
         "prompt_logprobs": rng.choice([None, None, None, 2]),
     }
 

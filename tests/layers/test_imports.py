@@ -24,6 +24,7 @@ RANKS = [
     {"server", "router", "sim"},
     {"llm", "bench"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 # Broad exception handlers stand only at edges: file -> why.

@@ -145,10 +145,10 @@ def test_every_option_of_the_server_is_documented() -> None:
         (
             {"memory": 1, "gpu_memory_utilization": 0.5},
             {},
-            "gpu_memory_utilization and memory: both are set in the command line",
+            "gpu_memory_utilization and memory: the command line sets",
         ),
-        ({}, {"uds": "s", "port": 1}, "port and uds: both are set in the config file"),
-        ({"uds": "s", "host": "h", "port": 1}, {}, "host and port and uds: both are set in the command line"),
+        ({}, {"uds": "s", "port": 1}, "port and uds: the config file sets"),
+        ({"uds": "s", "host": "h", "port": 1}, {}, "host and port and uds: the command line sets"),
         ({"ssl_keyfile": "k"}, {}, "give both or neither"),
     ],
 )
@@ -160,6 +160,7 @@ def test_options_that_contradict(given: dict[str, object], file: dict[str, objec
 def test_the_command_line_wins_over_a_file_that_says_it_otherwise() -> None:
     assert settings({"model": "m", "uds": "s"}, {"port": 1})[2].port == 8000
     assert settings({"model": "m", "port": 1}, {"uds": "s"})[2].uds is None
+    assert settings({"model": "m", "port": 1}, {"host": "h"})[2].host == "h"
     assert settings({"model": "m"}, {"uds": "s"}, {"port": 1})[2].port == 1
     assert settings({"port": 2}, {"model": "m", "port": 3}, {"model": "n", "port": 1})[2].port == 2
     assert settings({"port": 2}, {"model": "m"}, {"model": "n"})[0] == "n"

@@ -141,7 +141,7 @@ def test_a_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--prot", "1"], "did you mean --port?"),
         (["--max-model-length", "1"], "did you mean --max-model-len?"),
         (["--trust-remote-code"], "code in checkpoints is never run"),
-        (["--port", "x"], "invalid int value"),
+        (["--port", "x"], "is not a whole number"),
         (["--unknown-fields", "maybe"], "invalid choice"),
         (["--max-model", "100"], "did you mean --max-model-len?"),
     ],
@@ -165,7 +165,7 @@ def test_unusable_options(
         ("a.json", '{"port": 1, "port": 2}', "duplicate key"),
         ("a.toml", "max-model-len = 3\nmax_model_len = 4", "given twice"),
         ("a.toml", 'memory = "much"', "is not a size"),
-        ("a.toml", "memory = 1\ngpu_memory_utilization = 0.5", "give one"),
+        ("a.toml", "memory = 1\ngpu_memory_utilization = 0.5", "set one"),
         ("a.toml", "port = 99999", "port: 99999"),
         ("a.toml", 'ssl_keyfile = "k"', "give both or neither"),
         ("a.toml", 'api_key_file = "/nonexistent"', "api_key_file"),
@@ -199,7 +199,7 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
     shared = settings({"model": "m", "gpu_memory_utilization": 0.5}, {"memory": 5})[1].memory
     assert shared is not None
     assert shared > 5
-    with pytest.raises(ValueError, match="give one"):
+    with pytest.raises(ValueError, match="set one"):
         settings({"model": "m", "gpu_memory_utilization": 0.5, "memory": 1}, {})
     assert settings({}, {})[0] == "quire-mini"
 

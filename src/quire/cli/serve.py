@@ -59,12 +59,13 @@ def settings(
     sources = {"config file": file, "environment": environment or {}, "command line": given}
     for source, found in sources.items():
         for sides in _EXCLUSIVE:
-            both = set.union(*sides)
-            if all(side & found.keys() for side in sides):
-                names = " and ".join(sorted(both & found.keys()))
-                raise ValueError(f"{names}: both are set in the {source}; set only one")
-            if both & found.keys():
-                options = {name: value for name, value in options.items() if name not in both}
+            one, other = (side & found.keys() for side in sides)
+            if one and other:
+                names = " and ".join(sorted(one | other))
+                raise ValueError(f"{names}: the {source} sets several that exclude each other; set one")
+            if one or other:
+                beaten = sides[1] if one else sides[0]
+                options = {name: value for name, value in options.items() if name not in beaten}
         options |= found
     share = options.pop("gpu_memory_utilization", None)
     if share is not None:

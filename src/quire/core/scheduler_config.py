@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import BATCHING, POLICIES
-from quire.types import CacheGroup, Request, RequestError
+from quire.types import CacheGroup, ContextLengthError, Request, RequestError, check_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,36 +64,27 @@ class SchedulerConfig:
         """
         prompt = request.prompt_token_ids
         _check_token_ids(prompt)
-        length = len(prompt)
-        self.check_length(length)
+        length, max_tokens = len(prompt), request.params.max_tokens
+        check_window(length, max_tokens, self.max_model_len)
         if not self.enable_chunked_prefill:
             self._check_whole_prompt(length)
         # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.
         holds = 1 + most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len - 1)
         if length + 1 > holds:
-            raise RequestError(
+            raise ContextLengthError(
                 "prompt_token_ids",
                 f"{length} tokens and one of output do not fit the KV cache, which holds {holds} tokens",
             )
-        max_tokens = request.params.max_tokens
         if max_tokens is None:
             return holds
-        limit = min(length + max_tokens, self.max_model_len)
+        limit = length + max_tokens
         if limit > holds:
-            raise RequestError(
+            raise ContextLengthError(
                 "max_tokens",
                 f"{length} prompt tokens and {max_tokens} of output do not fit the KV cache,"
                 f" which holds {holds} tokens",
             )
         return limit
-
-    def check_length(self, length: int) -> None:
-        """Raise RequestError when a prompt of `length` tokens leaves no room in the context window."""
-        if length > self.max_model_len - 1:
-            raise RequestError(
-                "prompt_token_ids",
-                f"{length} tokens are more than max_model_len {self.max_model_len} less one for the output",
-            )
 
     def _check_whole_prompt(self, length: int) -> None:
         if length > self.max_num_batched_tokens:

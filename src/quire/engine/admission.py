@@ -41,7 +41,6 @@ class Admission:
     def check(self, request: Request) -> None:
         """Raise RequestError, naming field and limit, for what this engine could never run."""
         facts = self._facts
-        facts.scheduler.check_length(len(request.prompt_token_ids))
         facts.scheduler.length_limit(request)
         highest = max(request.prompt_token_ids)
         if highest >= facts.vocab:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from quire.text.chat import ChatAsk, ChatRenderer
 from quire.text.tokenizer import Tokenizer
-from quire.types import CheckpointError, RequestError
+from quire.types import CheckpointError, ContextLengthError, RequestError
 from quire.util.strict_json import read_small_file
 
 # Characters of prompt for each token of context. No natural text comes near; a text of this many characters has
@@ -90,7 +90,7 @@ class TextService:
         """Text of ids."""
         tokenizer = self._require("tokens")
         if len(token_ids) > self._max_tokens + 1:
-            raise RequestError(
+            raise ContextLengthError(
                 "tokens", f"{len(token_ids)} tokens are more than max_model_len {self._max_tokens + 1}"
             )
         return await self._run(
@@ -112,12 +112,12 @@ class TextService:
         except RequestError as error:
             if error.field not in {"text", "token_ids"}:
                 raise
-            raise RequestError(name, error.message) from None  # as the caller's field is called
+            raise type(error)(name, error.message) from None  # as the caller's field is called
 
     def _check_chars(self, name: str, count: int) -> None:
         limit = CHARS_PER_TOKEN * self._max_tokens
         if count > limit:
-            raise RequestError(
+            raise ContextLengthError(
                 name,
                 f"{count} characters are more than {limit}, {CHARS_PER_TOKEN} for each of the {self._max_tokens}"
                 " tokens that a prompt may have",

@@ -26,9 +26,9 @@ from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from quire.server.requests import ChatCompletionRequest, RenderRequest, TokenizeRequest
 from quire.server.responses import ChatChoice, ChatCompletion, ChatMessage, RenderedPrompt
-from quire.server.sampling import chat_params, check_logprobs, check_window, make_ask
+from quire.server.sampling import chat_params, check_logprobs, make_ask
 from quire.text.chat import ChatAsk
-from quire.types import CompletionOutput
+from quire.types import CompletionOutput, check_window
 
 
 def chat_ask(
@@ -58,7 +58,8 @@ async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
     check_streaming(body)
     params = await off_loop(len(read.raw), lambda: chat_params(body, card.default_sampling))
     prompt = await context.engine.encode_chat(chat_ask(body, body.messages))
-    check_window(len(prompt), params, card.max_model_len, "messages")
+    asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(exchange, body, params, prompt, envelope.id)
     texts = TokenTexts(context.engine, as_ids=bool(body.return_tokens_as_token_ids))

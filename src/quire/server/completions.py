@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import UNSET
@@ -29,8 +28,8 @@ from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import CompletionLogprobsWriter, TokenTexts, joined, prompt_logprobs
 from quire.server.requests import CompletionRequest, Prompt
 from quire.server.responses import Completion, CompletionChoice, CompletionLogprobs
-from quire.server.sampling import check_logprobs, check_window, completion_params, make_ask
-from quire.types import CompletionOutput, RequestOutput
+from quire.server.sampling import check_logprobs, completion_params, make_ask
+from quire.types import CompletionOutput, RequestOutput, SamplingParams, check_window
 
 MAX_PROMPTS = 1024
 
@@ -56,12 +55,15 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     split = await off_loop(len(read.raw), lambda: _split(body.prompt, card))
     prompts = await _prompts(context, body, *split)
     for prompt in prompts:
-        check_window(len(prompt.token_ids), params, card.max_model_len, "prompt")
+        check_window(len(prompt.token_ids), body.max_tokens, card.max_model_len, "prompt")
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     asks = [
-        make_ask(exchange, body, params, prompt.token_ids, f"{envelope.id}-{i}" if i else envelope.id)
+        make_ask(
+            exchange, body, _within(params, prompt, card), prompt.token_ids,
+            f"{envelope.id}-{i}" if i else envelope.id,
+        )
         for i, prompt in enumerate(prompts)
-    ]
+    ]  # fmt: skip
     texts = TokenTexts(context.engine, as_ids=bool(body.return_tokens_as_token_ids))
     if not body.stream:
         run = await run_whole(context, exchange, asks)
@@ -110,7 +112,7 @@ def _split(prompt: Prompt, card: ModelCard) -> tuple[list[str], list[list[int]]]
     if isinstance(prompt, str):
         return [prompt], []
     if prompt and type(prompt[0]) is int:
-        _check_length(prompt, card)
+        check_window(len(prompt), None, card.max_model_len, "prompt")
     elif len(prompt) > MAX_PROMPTS:
         raise bad_request("prompt", f"prompt: {len(prompt)} prompts are over the limit of {MAX_PROMPTS}")
     kinds = set(map(type, prompt))
@@ -131,20 +133,17 @@ def _split(prompt: Prompt, card: ModelCard) -> tuple[list[str], list[list[int]]]
 def _check_ids(ids: list[int], card: ModelCard) -> None:
     if not ids:
         raise bad_request("prompt", "prompt: has no tokens")
-    _check_length(ids, card)
+    check_window(len(ids), None, card.max_model_len, "prompt")
     if min(ids) < 0 or max(ids) >= card.vocab_size:
         wrong = next(token for token in ids if not 0 <= token < card.vocab_size)
         message = f"prompt: {wrong} is not a token id below the vocabulary size {card.vocab_size}"
         raise bad_request("prompt", message)
 
 
-def _check_length(ids: Sequence[object], card: ModelCard) -> None:
-    if len(ids) > card.max_model_len:
-        message = (
-            f"prompt: {len(ids)} tokens are over the model's context of {card.max_model_len} tokens"
-            " (max_model_len)"
-        )
-        raise bad_request("prompt", message, "context_length_exceeded")
+def _within(params: SamplingParams, prompt: _Prompt, card: ModelCard) -> SamplingParams:
+    """A length that was not asked for ends with the context."""
+    rest = card.max_model_len - len(prompt.token_ids)
+    return params if (params.max_tokens or 0) <= rest else replace(params, max_tokens=rest)
 
 
 class _Answer:

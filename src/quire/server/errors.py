@@ -13,7 +13,7 @@ from quire.engine.api import (
     OverloadedError,
     RequestBlockedError,
 )
-from quire.types import CheckpointError, QuireError, RequestError
+from quire.types import CheckpointError, ContextLengthError, QuireError, RequestError
 
 MAX_ERROR_BYTES = 4096
 # Long values quoted in a message are cut so that the whole body keeps below MAX_ERROR_BYTES in any spelling.
@@ -100,8 +100,10 @@ def api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             found = error
+        case ContextLengthError(field=name):
+            found = ApiError(400, str(error), code="context_length_exceeded", param=name)
         case RequestError(field=name):
-            found = ApiError(400, str(error), code=_code_of(error), param=name)
+            found = ApiError(400, str(error), code="invalid_value", param=name)
         case OverloadedError(retry_after=seconds):
             found = ApiError(429, str(error), code="queue_full", headers=retry_headers(seconds))
         case EngineUnavailableError(retry_after=seconds):
@@ -118,11 +120,6 @@ def api_error(error: Exception) -> ApiError:
             message = "internal error; the log has the details under this request id"
             found = ApiError(500, message, code="internal_error")
     return found
-
-
-def _code_of(error: RequestError) -> str:
-    window = "max_model_len" in error.message or "context" in error.message
-    return "context_length_exceeded" if window else "invalid_value"
 
 
 def _type_of(status: int) -> str:

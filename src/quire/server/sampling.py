@@ -144,17 +144,3 @@ def _limit(exchange: Exchange, name: str, milliseconds: float | None) -> float |
             504, f"{name}: {milliseconds:g} ms have already passed", code="deadline_exceeded", param=name
         )
     return exchange.arrival + milliseconds / 1000
-
-
-def check_window(prompt: int, params: SamplingParams, window: int, name: str) -> None:
-    """Raise ApiError 400 with the counts when prompt and output cannot fit the model's window."""
-    if prompt >= window:
-        message = (f"{name}: {prompt} tokens leave no room for an output token in the model's context of "
-                   f"{window} tokens (max_model_len)")  # fmt: skip
-        raise bad_request(name, message, "context_length_exceeded")
-    if params.max_tokens is not None and prompt + params.max_tokens > window:
-        message = (
-            f"max_tokens: {prompt} prompt tokens and {params.max_tokens} to generate are {prompt + params.max_tokens}, "
-            f"over the model's context of {window} tokens (max_model_len)"
-        )
-        raise bad_request("max_tokens", message, "context_length_exceeded")

@@ -20,7 +20,7 @@ from quire.text.vocabulary import (
     hide,
     recognise_decoder,
 )
-from quire.types import CheckpointError, RequestError
+from quire.types import CheckpointError, RequestError, check_window
 
 # From here on the library is called in a way that lets other threads run; for less it would only cost time.
 _LONG_TEXT = 4096  # characters, about 2 ms
@@ -348,8 +348,8 @@ def _encode(
         raise RequestError("text", "holds a lone surrogate, which is not valid Unicode text") from None
     except BaseException as error:
         raise _readable(error) from None
-    if max_tokens is not None and len(encoding) > max_tokens:  # counted before any list is made
-        raise RequestError("text", f"{len(encoding)} tokens are more than the limit of {max_tokens}")
+    if max_tokens is not None:  # counted before any list is made
+        check_window(len(encoding), None, max_tokens + 1, "text")
     return encoding
 
 
