@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from helpers.quantized_folders import quantized_folder
+from helpers.tokenizers import save_whole
 from quire.cli.main import COMMANDS, READ_ENVIRONMENT, command_parser, main
 from quire.cli.serve import settings
+from quire.config.schema import ALIASES, STORED
+from quire.spec.quantization import METHODS
 
 
 @pytest.fixture
@@ -95,6 +100,24 @@ def test_without_a_model_values_are_values() -> None:
     assert served("--served-model-name", "org/name") == {"served_model_name": ["org/name"]}
     assert served("--api-key", "secret", "quire-mini") == {"api_key": ["secret"], "model": "quire-mini"}
     assert served("--api-key", "k1", "--api-key", "k2", "--", "m") == {"api_key": ["k1", "k2"], "model": "m"}
+
+
+def test_a_quantization_is_the_checkpoints_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = save_whole("llama2", tmp_path / "plain")
+    assert set(METHODS) <= {*STORED, *ALIASES["quantization"]}
+    for kind, asked, wrong in (
+        ("awq", "awq_marlin", "gptq"), ("gptq", "gptq", "awq"), ("int-quantized", "compressed-tensors", "fp8"),
+    ):  # fmt: skip
+        folder, _ = quantized_folder(plain, tmp_path / kind, kind)
+        inspect = ["inspect", str(folder), "--no-measure", "--json", "--quantization"]
+        found = []
+        for method in ("auto", asked):
+            assert main([*inspect, method]) == 0
+            found.append(json.loads(capsys.readouterr().out)["params"])
+        assert found[0] == found[1]
+        assert main([*inspect, wrong]) == 2
+        name = STORED[ALIASES["quantization"].get(asked, asked)]
+        assert f"'{wrong}' was asked for, but the checkpoint is {name}" in capsys.readouterr().err
 
 
 # ---- the environment

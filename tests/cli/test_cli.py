@@ -44,6 +44,8 @@ def test_generate_json_equals_transformers(folder: Path, capsys: pytest.CaptureF
     assert sample["finish_reason"] == "length"
     assert len(sample["logprobs"]) == 16
     assert len(sample["logprobs"][0]["top"]) == 2
+    pieces = [entry["token"] for entry in sample["logprobs"]]
+    assert "".join(pieces) == tokenizer.decode(expected, skip_special_tokens=False)
     assert len(found["prompt_logprobs"]) == len(found["prompt_token_ids"])
     assert found["usage"] == {
         "prompt_tokens": 11, "completion_tokens": 16, "total_tokens": 27, "cached_tokens": 0
@@ -67,6 +69,29 @@ def test_generate_text_and_report(folder: Path, capsys: pytest.CaptureFixture[st
         run(capsys, "generate", str(folder), "--prompt", "Hi", "--max-tokens", "8", "--quiet", "--n", "2")[0]
         == 0
     )
+
+
+def test_logprobs_on_a_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("generate", str(folder), "--prompt", "Hi", "--max-tokens", "3", "--ignore-eos", "--quiet")
+    _, text, _ = run(capsys, *words, "--seed", "1")
+    _, out, _ = run(capsys, *words, "--seed", "1", "--logprobs", "2", "--prompt-logprobs", "0")
+    assert out.startswith(text)
+    prompt, sample = out[len(text) :].split("\n\n")
+    assert prompt.split()[:3] == ["prompt", "logprob", "rank"]
+    assert sample.split("\n")[0].split() == ["token", "logprob", "rank", "most", "likely"]
+    rows = sample.strip().split("\n")[1:]
+    assert len(rows) == 3
+    for row in rows:  # the token, its logprob and rank, and two more with theirs
+        assert re.fullmatch(r"\S.* -\d+\.\d{3} +\d+  (\S.* -\d+\.\d{3}){2}", row), row
+    _, out, _ = run(capsys, *words, "--seed", "1", "--logprobs", "0", "--n", "2")
+    assert out.count("\nsample ") == 2
+
+
+def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "generate", "--prompt", "Once", "--max-tokens", "2", "--quiet")
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    assert "no model given" in run(capsys, "generate", "--prompt", "Once", "--max-tokens", "2")[2]
 
 
 def test_prompt_of_ids_and_standard_input(
@@ -180,6 +205,26 @@ def test_inspect_quality_of_one_format_and_its_refusals(
     [
         (("generate", "{}", "--prompt", "x", "--temperature", "-1"), 1, "temperature"),
         (("generate", "{}", "--prompt", "x", "--max-tokens", "0"), 1, "max_tokens"),
+        (
+            ("generate", "{}", "--prompt", "x", "--max-tokens", "99k"),
+            1,
+            "1 prompt tokens and 99000 to generate are 99001",
+        ),
+        (
+            ("generate", "{}", "--prompt", "x", "--device", "cuda"),
+            2,
+            "device: 'cuda' needs the executor torch",
+        ),
+        (
+            ("generate", "{}", "--prompt", "x", "--quantization", "awq"),
+            2,
+            "'awq' was asked for, but the checkpoint is not",
+        ),
+        (
+            ("generate", "{}", "--prompt", "x", "--load-format", "gguf"),
+            2,
+            "'gguf' was asked for, but the model is in safe",
+        ),
         (("generate", "{}", "--prompt", ""), 1, "prompt"),
         (("generate", "{}", "--prompt-token-ids", "1,x"), 1, "prompt-token-ids"),
         (("generate", "{}", "--prompt", "x", "--memory", "1MiB"), 1, "raise --memory"),

@@ -75,8 +75,20 @@ def test_sliding_groups_count_by_their_window() -> None:
         ({}, ["a"], 5, "prompt_token_ids", "integers below"),
         ({}, [2**31], 5, "prompt_token_ids", "integers below"),
         ({}, [4, -1], 5, "prompt_token_ids", "-1 is not a token id"),
-        ({}, [1] * 100, 5, "prompt_token_ids", "100 tokens leave no room for an output token in .* of 100 tokens"),
-        ({}, [1] * 10, 91, "max_tokens", "10 prompt tokens and 91 to generate are 101, over the model's context of 100"),
+        (
+            {},
+            [1] * 100,
+            5,
+            "prompt_token_ids",
+            "100 tokens leave no room for an output token in .* of 100 tokens",
+        ),
+        (
+            {},
+            [1] * 10,
+            91,
+            "max_tokens",
+            "10 prompt tokens and 91 to generate are 101, over the model's context of 100",
+        ),
         ({}, [1] * 41, 5, "prompt_token_ids", "41 tokens and one of output .* holds 41 tokens"),
         ({}, [1] * 40, 2, "max_tokens", "40 prompt tokens and 2 of output .* holds 41 tokens"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -171,6 +172,17 @@ def test_unusable_options(
         ("a.toml", 'api_key_file = "/nonexistent"', "api_key_file"),
         ("a.toml", "model = 3", "model"),
         ("a.json", "[]", "expected a JSON object"),
+        ("a.yaml", "port: eighty", "port: 'eighty' is not a whole number"),
+        ("a.yaml", "port: 1\nport: 2", "line 2: a key must be a text and given once"),
+        ("a.yaml", "port: [1, 2]", "port: ['1', '2'] is not of the right type"),
+        ("a.yaml", "access-log: maybe", "access-log: 'maybe' is not one of 1, true"),
+        ("a.yaml", "- port", "expected a mapping"),
+        ("a.yml", "port: {a: b}", "is not of the right type"),
+        ("a.yml", "a: b: c", "not valid YAML"),
+        ("a.yaml", "tensor-parallel-size: 2", "takes only 1: one process computes a model"),
+        ("a.yaml", "enable-lora: true", "adapters are not supported"),
+        ("a.yaml", "dtype: fp7", "dtype: 'fp7' is not one of"),
+        ("a.yaml", "api-key: ' '", "api_key: a key must be printable ASCII and not empty or blank"),
     ],
 )
 def test_unusable_config_files(
@@ -192,6 +204,17 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
     file.write_text(json.dumps(values))
     toml.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()))
     assert read_config(toml) == read_config(file)
+    yaml = tmp_path / "c.yaml"
+    yaml.write_text("# the same\n" + file.read_text())  # JSON is YAML
+    assert read_config(yaml) == read_config(file)
+    yaml.write_text(
+        "model: org/name\nmax-model-len: 8k\napi-key:\n  - '0123'\n  - no\nweight-cache: off\naccess-log: on\n"
+        "port: 0080\nstall_timeout: 1e1\nserved-model-name: 007\ntensor-parallel-size: 1\nenforce-eager: true\n"
+    )
+    assert read_config(yaml) == {
+        "model": "org/name", "max_model_len": 8000, "api_key": ["0123", "no"], "weight_cache": "off",
+        "access_log": True, "port": 80, "stall_timeout": 10.0, "served_model_name": ["007"],
+    }  # fmt: skip
     model, engine, serving = settings({"max_model_len": 400, "port": 1234}, read_config(toml))
     assert (model, engine.max_model_len, engine.memory, serving.port) == ("m", 400, 2 << 30, 1234)
     assert (serving.api_key, serving.served_model_name, serving.reader_timeout) == (("a", "b"), ("one",), 3.0)
@@ -213,6 +236,18 @@ def test_a_closed_log_does_not_matter(folder: Path) -> None:
             assert server.request("GET", "/health").status == 200
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(60) == 0
+
+
+def test_a_log_that_is_not_read_does_not_stop_the_end(folder: Path) -> None:
+    """Standard error is a full pipe: requests are answered, and SIGTERM ends the server."""
+    with running(folder, "--access-log") as server:
+        assert server.process.stderr is not None
+        fcntl.fcntl(server.process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+        for _ in range(100):
+            assert server.request("GET", "/health").status == 200
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        assert "/health" in server.process.stderr.read()
 
 
 def test_the_http_process_starts_with_what_it_needs() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.cli.parser import Parser
 
 # name -> (module with add_arguments(parser) and run(args) -> exit status, one line of help)
 BENCHES = {
@@ -30,16 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def run(args: argparse.Namespace) -> int:
+def bench_parser(name: str) -> Parser:
+    """The parser of a benchmark, with its options."""
     from quire.cli.parser import Parser
 
-    bench = importlib.import_module(BENCHES[args.bench][0])
+    bench = importlib.import_module(BENCHES[name][0])
     parser = Parser(
-        prog=f"quire bench {args.bench}",
+        prog=f"quire bench {name}",
         description=bench.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     bench.add_arguments(parser)
-    options = parser.parse_args(args.rest)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    options = bench_parser(args.bench).parse_args(args.rest)
     options.words = ["quire", "bench", args.bench, *args.rest]  # the command, for the result file
-    return int(bench.run(options))
+    return int(importlib.import_module(BENCHES[args.bench][0]).run(options))

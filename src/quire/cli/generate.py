@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import (
     add_engine_options,
@@ -16,7 +17,12 @@ from quire.cli.options import (
     sampling_params,
 )
 from quire.cli.report import notice
-from quire.types import PositionLogprobs, RequestError, RequestOutput
+from quire.types import PositionLogprobs, RequestError, RequestOutput, TokenLogprob
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+
+Piece = Callable[[int], str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,16 +60,19 @@ def run(args: argparse.Namespace) -> int:
         params = sampling_params(args, llm.default_params())
         if args.json:
             (output,) = llm.generate([prompt], params, progress=False)
-            json.dump({**to_json(output), "startup": llm.startup}, sys.stdout, ensure_ascii=False)
+            found = {**to_json(output, _piece_of(llm)), "startup": llm.startup}
+            json.dump(found, sys.stdout, ensure_ascii=False)
             print()
-        elif params.n == 1:
+        elif params.n == 1 and params.logprobs is params.prompt_logprobs is None:
             for delta in llm.stream(prompt, params):
                 print(delta.text, end="", flush=True)
             print()
         else:
             (output,) = llm.generate([prompt], params, progress=False)
             for sample in output.outputs:
-                print(f"[{sample.index}] {sample.text}")
+                print(sample.text if params.n == 1 else f"[{sample.index}] {sample.text}")
+            for line in _tables(output, _piece_of(llm)):
+                print(line)
     return 0
 
 
@@ -85,7 +94,31 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
     return sys.stdin.read() if args.prompt == "-" else str(args.prompt)
 
 
-def to_json(output: RequestOutput) -> dict[str, Any]:
+def _piece_of(llm: LLM) -> Piece:
+    """What tells a token's text; of a model without a tokenizer it is empty."""
+    tokenizer = llm.built.model.tokenizer
+    return lambda token: "" if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def _tables(output: RequestOutput, piece: Piece) -> Iterator[str]:
+    """The logprobs that were asked for, a line a token: its own, its rank, and the most likely ones there."""
+    found = [(f"sample {s.index}" if len(output.outputs) > 1 else "", s.logprobs) for s in output.outputs]
+    for name, positions in (("prompt", output.prompt_logprobs), *found):
+        known = [position for position in positions or () if position]
+        if known:
+            yield ""
+            likely = "  most likely" if len(known[0]) > 1 else ""
+            yield f"{name or 'token':<20} {'logprob':>9} {'rank':>6}{likely}"
+        for chosen, *top in known:
+            shown = "  ".join(f"{_shown(c, piece)} {c.logprob:.3f}" for c in top)
+            yield f"{_shown(chosen, piece):<20} {chosen.logprob:>9.3f} {chosen.rank:>6}  {shown}".rstrip()
+
+
+def _shown(token: TokenLogprob, piece: Piece) -> str:
+    return repr(piece(token.token_id)) if piece(token.token_id) else str(token.token_id)
+
+
+def to_json(output: RequestOutput, piece: Piece) -> dict[str, Any]:
     """A request's output as plain JSON values. Times are seconds; logprobs are natural logarithms."""
     timings, usage = output.timings, output.usage
     decoded = usage.completion_tokens - len(output.outputs)
@@ -101,7 +134,11 @@ def to_json(output: RequestOutput) -> dict[str, Any]:
                 "token_ids": sample.token_ids,
                 "finish_reason": sample.finish_reason,
                 "stop_reason": sample.stop_reason,
-                **({} if sample.logprobs is None else {"logprobs": [_logprobs(p) for p in sample.logprobs]}),
+                **(
+                    {}
+                    if sample.logprobs is None
+                    else {"logprobs": [_logprobs(p, piece) for p in sample.logprobs]}
+                ),
             }
             for sample in output.outputs
         ],
@@ -123,10 +160,13 @@ def to_json(output: RequestOutput) -> dict[str, Any]:
         },
     }
     if output.prompt_logprobs is not None:
-        result["prompt_logprobs"] = [None if p is None else _logprobs(p) for p in output.prompt_logprobs]
+        result["prompt_logprobs"] = [p and _logprobs(p, piece) for p in output.prompt_logprobs]
     return result
 
 
-def _logprobs(position: PositionLogprobs) -> dict[str, Any]:
-    chosen, *top = [{"token_id": c.token_id, "logprob": c.logprob, "rank": c.rank} for c in position]
+def _logprobs(position: PositionLogprobs, piece: Piece) -> dict[str, Any]:
+    chosen, *top = [
+        {"token_id": c.token_id, "token": piece(c.token_id), "logprob": c.logprob, "rank": c.rank}
+        for c in position
+    ]
     return {**chosen, "top": top}

@@ -143,7 +143,7 @@ class EngineConfig:
                 raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
         if self.device != "cpu" and self.executor == "native":
             raise ValueError(
-                f"device: {self.device!r} needs the torch executor (executor: torch); native kernels run on the CPU"
+                f"device: {self.device!r} needs the executor torch, and the executor is native, which runs on the CPU"
             )
         for name in _COUNTS:
             value = getattr(self, name)
