@@ -1,0 +1,49 @@
+"""The options in docs/server.md, from the parser: python -m tools.options_table rewrites them, a test compares."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.cli.main import command_parser
+
+PAGE = Path(__file__).parents[1] / "docs" / "server.md"
+_PLACE = re.compile(r"(<!-- options -->\n).*?(<!-- end -->)", re.DOTALL)
+_DEFAULT = re.compile(r" \(default: (.*)\)$")
+
+
+def _row(action: argparse.Action) -> str:
+    text = (action.help or "").replace("%%", "%").replace("|", "\\|")
+    found = _DEFAULT.search(text)
+    text = _DEFAULT.sub("", text)
+    if action.choices:
+        text += f" ({', '.join(f'`{choice}`' for choice in action.choices)})"
+    long = [flag for flag in action.option_strings if flag.startswith("--") and not flag.startswith("--no-")]
+    flags = [*long, *(flag for flag in action.option_strings if not flag.startswith("--"))]
+    return f"| {', '.join(f'`{flag}`' for flag in flags)} | {found[1] if found else ''} | {text} |"
+
+
+def _tables() -> Iterator[str]:
+    for group in command_parser("serve")._action_groups:
+        shown = [a for a in group._group_actions if a.help != argparse.SUPPRESS and a.option_strings]
+        rows = [_row(action) for action in shown if action.dest != "help"]
+        if rows:
+            title = "general" if group.title == "options" else group.title
+            yield "\n".join(
+                [f"**{title}**", "", "| option | default | what it does |", "|---|---|---|", *rows, ""]
+            )
+
+
+def render(page: str) -> str:
+    """The page with its options as they are."""
+    table = "\n".join(_tables())
+    page, found = _PLACE.subn(lambda match: f"{match[1]}{table}{match[2]}", page)
+    if found != 1:
+        raise ValueError(f"{PAGE.name}: {found} places for the options")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text()))
