@@ -17,7 +17,7 @@ import pytest
 
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
-from quire.types import QuireError, RequestError, RequestOutput
+from quire.types import ContextLengthError, QuireError, RequestError, RequestOutput
 from quire.util.turns import Turns
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -232,3 +232,27 @@ def test_turns_go_round() -> None:
     turns.release()
     for thread in threads:
         thread.join()
+
+
+def test_a_length_that_does_not_fit_is_refused_and_none_is_the_rest(llm: LLM) -> None:
+    for prompt, params, field, numbers in (
+        (
+            [5] * 10,
+            SamplingParams(max_tokens=99_999),
+            "max_tokens",
+            "10 prompt tokens and 99999 to generate are 100009",
+        ),
+        (
+            [5] * 10,
+            SamplingParams(max_tokens=191),
+            "max_tokens",
+            "201, over the model's context of 200 tokens",
+        ),
+        ([5] * 200, SamplingParams(max_tokens=1), "prompt_token_ids", "200 tokens leave no room"),
+    ):
+        with pytest.raises(ContextLengthError, match=numbers) as refused:
+            llm.generate(prompt, params)
+        assert refused.value.field == field
+    for length in (190, None):
+        (output,) = llm.generate([5] * 10, SamplingParams(max_tokens=length, ignore_eos=True))
+        assert output.usage.completion_tokens == 190

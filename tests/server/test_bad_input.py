@@ -90,6 +90,10 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
     (10, "max_tokens text", chat(max_tokens="10"), "invalid_type", "max_tokens"),
     (10, "max_tokens fraction", chat(max_tokens=1.5), "invalid_type", "max_tokens"),
     (10, "max_tokens over the window", chat(max_tokens=WINDOW), "context_length_exceeded", "max_tokens"),
+    (10, "max_completion_tokens over the window", chat(max_completion_tokens=WINDOW, max_tokens=None),
+     "context_length_exceeded", "max_completion_tokens"),
+    (10, "a chat over the window", chat(messages=[{"role": "user", "content": "x" * WINDOW}]), "context_length_exceeded",
+     "messages"),
     (10, "max_completion_tokens 0", chat(max_completion_tokens=0, max_tokens=None), "invalid_value",
      "max_completion_tokens"),
     (10, "two lengths", chat(max_completion_tokens=3), "invalid_value", "max_completion_tokens"),
@@ -131,7 +135,8 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
     (22, "raw NUL", b'{"messages":[{"role":"user","content":"\x00"}]}', "invalid_json", None),
     (22, "byte order mark", b"\xef\xbb\xbf" + chat(), "invalid_json", None),
     (22, "stop is a surrogate", b'{"messages":[{"role":"user","content":"a"}],"stop":"\\udc00"}', "invalid_json", None),
-    (24, "10 MB of text", chat(messages=[{"role": "user", "content": "word " * 2_000_000}]), "", "messages"),
+    (24, "10 MB of text", chat(messages=[{"role": "user", "content": "word " * 2_000_000}]), "context_length_exceeded",
+     "messages"),
     (25, "1 MB of one letter", chat(messages=[{"role": "user", "content": "a" * 2**20}]), "", "messages"),
     (25, "1 MB of one emoji", chat(messages=[{"role": "user", "content": "\U0001f600" * 2**18}]), "", "messages"),
     (39, "template in the request", chat(chat_template="{{ 1 }}"), "unsupported_parameter", "chat_template"),
@@ -168,7 +173,21 @@ COMPLETION_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
     (20, "mixed list", complete(prompt=["a", 3]), "invalid_value", "prompt"),
     (20, "prompt missing", b"{}", "invalid_type", "prompt"),
     (24, "1M ids", complete(prompt=[5] * 10**6), "context_length_exceeded", "prompt"),
-    (24, "10 MB of text", complete(prompt="word " * 2_000_000), "", "prompt"),
+    (24, "10 MB of text", complete(prompt="word " * 2_000_000), "context_length_exceeded", "prompt"),
+    (
+        24,
+        "a text of the window",
+        complete(prompt="x" * WINDOW, max_tokens=1),
+        "context_length_exceeded",
+        "prompt",
+    ),
+    (
+        24,
+        "a text and too long an answer",
+        complete(prompt="x" * (WINDOW - 1)),
+        "context_length_exceeded",
+        "max_tokens",
+    ),
     (26, "negative id", complete(prompt=[5, -1]), "invalid_value", "prompt"),
     (26, "id of no token", complete(prompt=[VOCAB]), "invalid_value", "prompt"),
     (26, "id 2^31", complete(prompt=[2**31]), "invalid_value", "prompt"),
@@ -407,3 +426,14 @@ def test_what_other_servers_call_otherwise_is_not_dropped(server: LiveServer) ->
     ):
         server.chat(max_tokens=1, **{name: value}).error(400, "unsupported_parameter", name)
     assert server.chat(max_tokens=1, typical_p=1, repeat_penalty=1.0, cache_prompt=True).status == 200
+
+
+def test_a_length_that_was_not_asked_for_ends_with_the_window(server: LiveServer) -> None:
+    for prompt, tokens in (
+        ("x" * (WINDOW - 5), 5),
+        ([5] * (WINDOW - 16), 16),
+        (["x", "x" * (WINDOW - 3)], 16 + 3),
+    ):
+        reply = server.complete(prompt, ignore_eos=True)
+        assert reply.status == 200, reply.text
+        assert reply.json["usage"]["completion_tokens"] == tokens
