@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -130,10 +131,10 @@ def test_every_option_of_a_command_can_be_set_by_the_environment(monkeypatch: py
             flag
             for a in command_parser(name)._actions
             for flag in a.option_strings
-            if a.help != "==SUPPRESS=="
+            if a.help != argparse.SUPPRESS
         }
         of = {flag for action in variables.values() for flag in action.option_strings}
-        assert flags - of <= {"-h", "--help", "-m", "--model", "-hf", "--prompt", "--prompt-token-ids"}
+        assert flags - of <= {"-h", "--help", "-m", "--model", "-hf", "-p", "--prompt", "--prompt-token-ids"}
     for variable, text, option, value in (
         ("QUIRE_API_KEY", "k1, k2", "api_key", ["k1", "k2"]),
         ("QUIRE_PORT", "81", "port", 81),

@@ -28,7 +28,7 @@ Piece = Callable[[int], str]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", help="text to continue; - reads standard input")
+    source.add_argument("--prompt", "-p", help="text to continue; - reads standard input")
     source.add_argument("--prompt-token-ids", metavar="IDS", help="token ids to continue, like 1,2,3")
     parser.add_argument(
         "--chat", action="store_true", help="ask the prompt as a user's message, under the chat template"

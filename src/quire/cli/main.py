@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _no_command(args)
     parser = command_parser(args[0])
     options = parser.parse_args(args[1:])
-    if not getattr(options, "quiet", False):
+    if getattr(options, "quiet", False):
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    else:
         _name_unknown_variables(args[0], parser)
     from quire.types import QuireError
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.cli.parser import Several, add_passing_options
-from quire.config import schema, serving
-from quire.config.schema import ALIASES, SIZES, EngineConfig
+from quire.config.schema import ALIASES, SIZES, SUBJECTS, EngineConfig
 from quire.types import SamplingParams
 from quire.util.sizes import format_size, parse_size
 
@@ -79,7 +78,10 @@ def add_config_options(
 
 def subjects_of(config: type[Any]) -> dict[str, str]:
     """What each field of a config dataclass is about: a word or two."""
-    begins = schema.SUBJECTS if config is EngineConfig else serving.SUBJECTS
+    if config is EngineConfig:
+        begins = SUBJECTS
+    else:
+        from quire.config.serving import SUBJECTS as begins  # only a server has it
     found, subject = {}, ""
     for field in dataclasses.fields(config):
         found[field.name] = subject = begins.get(field.name, subject)

@@ -24,6 +24,7 @@ _SWITCH = {
     "off": False,
     "no": False,
 }
+_ALIKE = 0.7
 # organisation/name, also with a choice of a GGUF file behind it
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+|/[\w./-]+\.gguf)?", re.ASCII)
 
@@ -178,8 +179,15 @@ def _unknown(word: str, known: list[str]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """ " (did you mean …?)" for the name most like `name`, "" when none is."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
+    found = max(known, key=lambda other: _likeness(name, other), default="")
+    return f" (did you mean {found}?)" if found and _likeness(name, found) >= _ALIKE else ""
+
+
+def _likeness(name: str, other: str) -> float:
+    """How like two names are, or a name and another one's beginning; 1 when they are equal."""
+    name, other = name.lstrip("-"), other.lstrip("-")
+    begins = difflib.SequenceMatcher(None, name, other[: len(name)]).ratio() if len(name) > 3 else 0.0
+    return max(difflib.SequenceMatcher(None, name, other).ratio(), 0.9 * begins)
 
 
 class _Passing(argparse.Action):
