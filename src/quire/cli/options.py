@@ -81,7 +81,9 @@ def subjects_of(config: type[Any]) -> dict[str, str]:
     if config is EngineConfig:
         begins = SUBJECTS
     else:
-        from quire.config.serving import SUBJECTS as begins  # only a server has it
+        from quire.config import serving  # only a server has it
+
+        begins = serving.SUBJECTS
     found, subject = {}, ""
     for field in dataclasses.fields(config):
         found[field.name] = subject = begins.get(field.name, subject)
