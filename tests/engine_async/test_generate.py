@@ -392,7 +392,11 @@ def test_text_is_handled_off_the_loop_and_bounded(tiny: Path) -> None:
                 (engine.encode("x" * 64), "prompt", "64 tokens"),
                 (engine.encode("x" * 10**6), "prompt", "1000000 characters"),
                 (engine.encode("\ud800"), "prompt", "surrogate"),
-                (engine.encode_chat(long), "messages", "tokens are more than the limit of 63"),
+                (
+                    engine.encode_chat(long),
+                    "messages",
+                    "no room for an output token in the model's context of 64",
+                ),
                 (engine.decode([5] * 65), "tokens", "65"),
             ):
                 with pytest.raises(RequestError, match=number) as refused:
