@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["help"]:
-        args = [*args[1:2], "--help"]
+        args = [*args[1:], "--help"]
     if not args or args[0] not in COMMANDS:
         return _no_command(args)
     parser = command_parser(args[0])

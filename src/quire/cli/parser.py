@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from quire.cli.elsewhere import ALWAYS, PASSING, explain
@@ -73,10 +73,9 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         if self.usage is None:
-            names = [
-                a.metavar or a.dest for a in self._get_positional_actions() if a.help != argparse.SUPPRESS
-            ]
-            words = [f"[{name}]".upper() for name in names]
+            places = [a for a in self._get_positional_actions() if a.help != argparse.SUPPRESS]
+            names = [(str(a.metavar or a.dest).upper(), a.nargs == "?") for a in places]
+            words = [f"[{name}]" if optional else name for name, optional in names]
             self.usage = " ".join(["%(prog)s", *words, "[OPTION …]"])
         return super().format_help()
 
@@ -90,7 +89,10 @@ class Parser(argparse.ArgumentParser):
         return {
             OPTION_PREFIX + action.dest.upper(): action
             for action in self._actions
-            if (action.dest == "model" or any(flag.startswith("--") for flag in action.option_strings))
+            if (
+                (action.dest == "model" and action.nargs == "?")
+                or any(flag.startswith("--") for flag in action.option_strings)
+            )
             and action.help != argparse.SUPPRESS
             and action.dest not in {"help", "model_option"}
             and id(action) not in asked
@@ -143,11 +145,10 @@ class Parser(argparse.ArgumentParser):
                 getattr(found, self._option_string_actions[flag].dest).remove(values.pop())
                 return
         if doubtful and place.default in {None, argparse.SUPPRESS}:
-            flag, values = doubtful[0]
-            value = next(filter(_may_be_model, values))
-            self.error(
-                f"{flag}: is {value} a value of this option or the model? Write the model first ({self.prog} {value} "
-                f"{flag} …) or as --model {value}; a value of the option as {flag}={value}"
+            flag = doubtful[0][0]
+            self.error(  # values may be secret
+                f"{flag}: a value looks like a model, and no model is named: write the model first ({self.prog} MODEL "
+                f"{flag} …) or as --model MODEL, and a value that only looks like one as {flag}=VALUE"
             )
 
 
@@ -160,10 +161,12 @@ def switch(text: str) -> bool:
 
 def _is_model(text: str) -> bool:
     """Whether this is surely meant as the model: one that ships with Quire, or is there."""
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return "/" in text and ((path / "config.json").exists() or any(path.glob("*.gguf")))
-    return text in shipped_models() or (path.suffix == ".gguf" and path.exists())
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        return "/" in text and any(
+            name == "config.json" or name.endswith(".gguf") for name in os.listdir(path)
+        )
+    return text in shipped_models() or (text.endswith(".gguf") and os.path.exists(path))
 
 
 def _may_be_model(text: str) -> bool:
