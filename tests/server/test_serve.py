@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from helpers.process import SMALL, children, running, until
-from helpers.server import read_all
+from helpers.server import GUARD, read_all
 from quire.cli.main import main
 from quire.cli.serve import read_config, settings
 
@@ -236,6 +237,30 @@ def test_a_closed_log_does_not_matter(folder: Path) -> None:
             assert server.request("GET", "/health").status == 200
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(60) == 0
+
+
+def test_a_quiet_server(folder: Path, tmp_path: Path) -> None:
+    """Not a word on standard error from its start to its end."""
+    path = str(tmp_path / "s")
+    words = [str(folder), *SMALL, "--quiet", "--uds", path]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "quire", "serve", *words], stderr=subprocess.PIPE, text=True
+    )
+
+    def ready() -> bool:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(path)
+            sock.sendall(b"GET /health/ready HTTP/1.0\r\n\r\n")
+            return b" 200 " in read_all(sock)
+        return False
+
+    try:
+        until(ready)
+        server.terminate()
+        assert server.communicate(timeout=GUARD) == (None, "")
+        assert server.returncode == 0
+    finally:
+        server.kill()
 
 
 def test_a_log_that_is_not_read_does_not_stop_the_end(folder: Path) -> None:

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not measure this machine's limits; no bounds are printed",
     )
+    parser.add_argument("--quiet", action="store_true", help="no progress and no notes")
     quality.add_arguments(parser)
     add_engine_options(parser)
 
@@ -59,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from quire.engine.opening import open_model
 
-    model, asked = open_model(named_model(args.model), tokenizer=args.quality), engine_config(args)
+    model, asked = (
+        open_model(named_model(args.model, quiet=args.quiet), tokenizer=args.quality),
+        engine_config(args),
+    )
     report = describe(model, asked, args)
     found = quality.report(model, asked, args)
     if found is not None:

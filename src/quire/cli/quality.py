@@ -45,7 +45,11 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
     if model.tokenizer is None:
         raise ValueError(f"quality: {model.folder} has no tokenizer, so a text cannot be scored")
     tokens = model.tokenizer.encode(_text(args.text))
-    with ByteProgress("loading weights") as loading, CountProgress("comparing", "predictions") as comparing:
+    shown = not args.quiet
+    with (
+        ByteProgress("loading weights", enabled=shown) as loading,
+        CountProgress("comparing", "predictions", enabled=shown) as comparing,
+    ):
         quality = measure(model, asked, tokens, loading=loading, comparing=comparing)
     return {"text": args.text or "built in", **dataclasses.asdict(quality)}
 

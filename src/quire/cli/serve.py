@@ -72,7 +72,7 @@ def settings(
         if not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization: {share:g} is not in (0, 1]")
         options["memory"] = int(share * available_memory())
-    model = named_model(options.pop("model", None))
+    model = named_model(options.pop("model", None), quiet=options.get("quiet", False))
     engine = {f.name for f in dataclasses.fields(EngineConfig)}
     chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     return (
@@ -104,11 +104,14 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     read_keys(serving)  # a key file that cannot be read ends the start here
     sock = bind(serving)
     try:
-        with ServerLog(serving) as log, ByteProgress("loading weights", "saving packed weights") as bar:
+        bar = ByteProgress("loading weights", "saving packed weights", enabled=not serving.quiet)
+        with ServerLog(serving) as log, bar:
             engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:
                 gc.freeze()  # nor is the vocabulary
+                if serving.quiet:
+                    return
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):
                     log.say(f"  {line}")
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-weights", action="store_true", help="do not read the weights, only their headers"
     )
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument("--quiet", "--no-progress", action="store_true", help="no progress bar")
 
 
 @dataclass
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             name: digest for name, digest in before.items() if Path(name).suffix not in _WEIGHTS
         }
     total = sum(file.stat().st_size for file in [*files, *([] if args.no_weights else weights)])
-    with ByteProgress("verifying", enabled=not args.no_progress) as bar:
+    with ByteProgress("verifying", enabled=not args.quiet) as bar:
         advance = _counter(bar, total)
         _files(report, files, before, advance)
         model = _config(report, path)

@@ -101,6 +101,7 @@ class ServingConfig:
         "info", "least severe lines logged", choices=("debug", "info", "warning", "error")
     )
     access_log: bool = option(False, "log a line for every request")
+    quiet: bool = option(False, "write nothing but errors to standard error")
     otlp_traces_endpoint: str | None = option(
         None, "send one OpenTelemetry span a request to this collector (default: off)", metavar="URL"
     )
@@ -120,6 +121,8 @@ class ServingConfig:
             raise ValueError(f"port: {self.port} is not in [0, 65535]")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile: give both or neither")
+        if self.quiet and self.access_log:
+            raise ValueError("quiet and access_log: they exclude each other; set one")
         if any(not key.strip() or not key.isascii() or not key.isprintable() for key in self.api_key):
             raise ValueError("api_key: a key must be printable ASCII and not empty or blank")
         if any(key != key.strip() for key in self.api_key):

@@ -65,7 +65,7 @@ class ServerLog:
     """Installs the log on standard error for as long as the context lasts."""
 
     def __init__(self, config: ServingConfig) -> None:
-        self._level = getattr(logging, config.log_level.upper())
+        self._level = logging.ERROR if config.quiet else getattr(logging, config.log_level.upper())
         self._stream = Writer()
         writer = _Writer(self._stream)
         writer.setFormatter(JsonFormatter() if config.log_format == "json" else HumanFormatter())
@@ -78,7 +78,7 @@ class ServerLog:
         logging.raiseExceptions = False  # a closed pipe or a full queue loses lines, never requests
         root = logging.getLogger()
         root.addHandler(self._handler)
-        root.setLevel(logging.WARNING)
+        root.setLevel(max(self._level, logging.WARNING))
         logging.getLogger("quire").setLevel(self._level)
         # what strangers send wrong is answered, not logged
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
