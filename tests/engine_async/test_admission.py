@@ -25,7 +25,7 @@ def request(prompt: list[int], **params: object) -> Request:
 @pytest.mark.parametrize(
     ("asked", "field", "numbers"),
     [
-        (request([5] * 200), "prompt_token_ids", ["200", "max_model_len 200"]),
+        (request([5] * 200), "prompt_token_ids", ["200 tokens", "of 200 tokens (max_model_len)"]),
         (request([5] * 150), "prompt_token_ids", ["150", "holds 129"]),
         (request([5] * 100, max_tokens=30), "max_tokens", ["100", "30", "129"]),
         (request([5, 128]), "prompt_token_ids", ["128", "vocabulary size 128"]),
