@@ -32,6 +32,7 @@ BROAD = {
     "loader/hub.py": "the network edge: three HTTP libraries without a common base",
     "text/tokenizer.py": "the tokenizers library raises plain Exception and panics",
     "engine/stream.py": "what a reader's sink raises must not end the step of all the others",
+    "server/tracing.py": "the network edge: a collector must not end the thread that posts",
     "server/app.py": "the edge of a request: whatever fails becomes one error response and a log line",
 }
 

@@ -157,6 +157,10 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
      "continue_final_message"),
     (0, "salt too long", chat(cache_salt="x" * 1000), "invalid_value", "cache_salt"),
     (0, "priority too large", chat(priority=2**40), "invalid_value", "priority"),
+    (0, "priority under first-come", chat(priority=1), "invalid_value", "priority"),
+    (0, "a tier", chat(service_tier="priority"), "unsupported_parameter", "service_tier"),
+    (0, "a price", chat(max_cost=1), "unsupported_parameter", "max_cost"),
+    (0, "a day of cache", chat(prompt_cache_retention="24h"), "unsupported_parameter", "prompt_cache_retention"),
 ]  # fmt: skip
 
 COMPLETION_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
@@ -395,7 +399,8 @@ SHARED_FIELDS = """
 CHAT_FIELDS = """
     messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls metadata store
     reasoning_effort verbosity service_tier prediction modalities prompt_cache_key prompt_cache_retention
-    prompt_cache_options safety_identifier add_generation_prompt continue_final_message documents chat_template
+    prompt_cache_options safety_identifier cache_control max_cost add_generation_prompt
+    continue_final_message documents chat_template
     chat_template_kwargs include_reasoning function_call functions audio web_search_options
 """
 
@@ -422,9 +427,17 @@ def test_what_other_servers_call_otherwise_is_not_dropped(server: LiveServer) ->
         ("n_predict", 3),
         ("typical_p", 0.5),
         ("repeat_penalty", 1.1),
+        ("format", "json"),
+        ("options", {"num_predict": 3}),
+        ("system", "Be brief."),
+        ("template", "{{ .Prompt }}"),
+        ("think", True),
+        ("raw", True),
     ):
         server.chat(max_tokens=1, **{name: value}).error(400, "unsupported_parameter", name)
-    assert server.chat(max_tokens=1, typical_p=1, repeat_penalty=1.0, cache_prompt=True).status == 200
+    harmless = {"typical_p": 1, "repeat_penalty": 1.0, "cache_prompt": True, "service_tier": "auto", "priority": 0,
+                "cache_control": {"type": "ephemeral"}, "raw": False, "options": {}}  # fmt: skip
+    assert server.chat(max_tokens=1, **harmless).status == 200
 
 
 def test_a_length_that_was_not_asked_for_ends_with_the_window(server: LiveServer) -> None:

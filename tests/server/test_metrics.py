@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, serving
+from quire import __version__
 from quire.server import exposition
 from quire.server.histogram import Histogram
 
@@ -25,6 +26,10 @@ VLLM = {
     "vllm:request_inference_time_seconds": "histogram", "vllm:request_prefill_time_seconds": "histogram",
     "vllm:request_decode_time_seconds": "histogram", "vllm:cache_config_info": "gauge",
     "vllm:iteration_tokens_total": "histogram",
+}  # fmt: skip
+VLLM_OLDER = {
+    "vllm:time_per_output_token_seconds": "histogram", "vllm:gpu_cache_usage_perc": "gauge",
+    "vllm:gpu_prefix_cache_queries": "counter", "vllm:gpu_prefix_cache_hits": "counter",
 }  # fmt: skip
 
 
@@ -43,8 +48,11 @@ def test_names_and_types(server: LiveServer) -> None:
             assert found.get(name.replace("vllm:", "quire_")) == kind, name
     for name in ("http_requests", "quire_kv_waste_tokens", "quire_wasted_tokens", "quire_step_phase_seconds",
                  "quire_memory_bytes", "quire_engine_resident_bytes", "http_request_duration_seconds",
-                 "quire_startup_seconds"):  # fmt: skip
+                 "quire_startup_seconds", "quire_engine_restarts", "quire_build_info", "process_resident_memory_bytes",
+                 "process_cpu_seconds", "process_open_fds", "process_start_time_seconds"):  # fmt: skip
         assert name in found
+    assert {name: found.get(name) for name in VLLM_OLDER} == VLLM_OLDER
+    assert f'version="{__version__}"' in server.get("/metrics").text
 
 
 def test_counts(server: LiveServer) -> None:

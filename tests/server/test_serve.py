@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -273,6 +274,16 @@ def test_a_log_that_is_not_read_does_not_stop_the_end(folder: Path) -> None:
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(60) == 0
         assert "/health" in server.process.stderr.read()
+
+
+def test_a_server_whose_engine_is_given_up_ends(folder: Path, tmp_path: Path) -> None:
+    """An orchestrator starts it anew; one that only answers 503 would stay so."""
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    with running(model, "--engine-restarts", "1") as server:
+        (model / "model.safetensors").unlink()
+        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+        assert server.process.wait(60) == 1
 
 
 def test_the_http_process_starts_with_what_it_needs() -> None:

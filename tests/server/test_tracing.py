@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,28 @@ def test_a_collector_that_is_not_there(folder: Path) -> None:
     with serving(folder, otlp_traces_endpoint="http://127.0.0.1:9") as live:
         for _ in range(3):
             assert live.chat(max_tokens=1).status == 200
+
+
+def test_a_collector_that_answers_garbage() -> None:
+    """What it says ends neither the thread nor the spans after it."""
+    garbage = (
+        b"\0\xff no HTTP\r\n\r\n",
+        b"",
+        b"HTTP/1.1 9999 x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200,
+        b"HTTP/1.1 302 \r\nlocation: ftp://[\r\n\r\n",
+    )
+    good = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        tracer = Tracer(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        for answer in (*garbage, good):
+            tracer._spans.put({})
+            connection, _ = listening.accept()
+            with connection:
+                assert connection.recv(2**16).startswith(b"POST /v1/traces")
+                connection.sendall(answer)
+        tracer.close()
+        assert not tracer._thread.is_alive()
 
 
 def test_an_address_that_is_none() -> None:

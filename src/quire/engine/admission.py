@@ -42,6 +42,11 @@ class Admission:
         """Raise RequestError, naming field and limit, for what this engine could never run."""
         facts = self._facts
         facts.scheduler.length_limit(request)
+        if request.priority and facts.scheduler.policy != "priority":
+            raise RequestError(
+                "priority",
+                "requests run in the order of their arrival; --scheduling-policy priority changes that",
+            )
         highest = max(request.prompt_token_ids)
         if highest >= facts.vocab:
             raise RequestError(

@@ -167,6 +167,7 @@ class EngineStats:
     wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
     step_tokens: tuple[int, ...] = ()
     resident_bytes: int = 0
+    restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -156,6 +156,7 @@ class AsyncEngine:
             | {"running": self._running, "waiting": self._waiting},  # as of the last step
             waiting_tokens=admission.waiting_tokens if admission else 0,
             wasted_tokens=self._wasted,
+            restarts=self._supervisor.restarts if self._supervisor else 0,
             memory_parts=facts.memory_parts if facts else {},
         )
 

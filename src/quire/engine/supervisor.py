@@ -56,6 +56,7 @@ class Supervisor:
         self.state = EngineState.STARTING
         self._load, self._serving, self._new_host, self._hooks = load, serving, new_host, hooks
         self._connection: Connection | None = None
+        self.restarts = 0
         self._failures: deque[float] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dying: set[Host] = set()  # killed, and not yet seen to have ended
@@ -182,6 +183,7 @@ class Supervisor:
                 logger.error("the engine could not be started again: %s", error)
                 continue
             self._hooks.ready(ready)
+            self.restarts += 1
             self.state = EngineState.READY
             logger.warning("the engine has been started again")
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from quire import __version__
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineState, EngineStats
 from quire.server.histogram import Histogram
 from quire.server.metrics import FINE, ServerMetrics
@@ -26,6 +28,7 @@ class Exposition(Collector):
         self._metrics = metrics
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)  # process_*: of this process, which serves HTTP
         self._rendered: tuple[float, bytes] = (-1.0, b"")
 
     def render(self) -> bytes:
@@ -44,7 +47,8 @@ class Exposition(Collector):
         labels = {"model_name": self._metrics.engine.card.name if ready else "", "engine": "0"}
         stats = self._metrics.engine.stats
         for named in self._metrics.histograms.values():
-            for name, bounds in (named.quire, named.vllm):
+            names = (named.quire, named.vllm, (named.older, named.vllm[1]))
+            for name, bounds in (pair for pair in names if pair[0]):
                 family = HistogramMetricFamily(name, named.text, labels=list(labels))
                 family.add_metric(
                     list(labels.values()), named.histogram.buckets(bounds), named.histogram.total
@@ -54,6 +58,9 @@ class Exposition(Collector):
         yield _startup_family(self._metrics.engine.startup)
         yield from self._token_families(labels)
         yield from self._http_families()
+        yield _family(GaugeMetricFamily, "quire_build_info", "the version that runs, and what it runs on",
+                      {"version": __version__, "python": platform.python_version(), "machine": platform.machine()},
+                      1)  # fmt: skip
         yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the state that the engine is in",
                       {"state": str(self._metrics.engine.state)}, 1)  # fmt: skip
 
@@ -106,6 +113,12 @@ _SHARED: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ..
     ("prefix_cache_hits", CounterMetricFamily, "prompt tokens found", lambda s: s.prefix_hit_tokens),
     ("num_preemptions", CounterMetricFamily, "sequences put back to the queue", lambda s: s.preemptions),
 )  # fmt: skip
+# What vLLM called them before.
+_OLDER = {
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "prefix_cache_queries": "gpu_prefix_cache_queries",
+    "prefix_cache_hits": "gpu_prefix_cache_hits",
+}
 _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] = (
     ("quire_waiting_tokens", GaugeMetricFamily, "prompt tokens that wait", lambda s: s.waiting_tokens),
     ("quire_kv_blocks", GaugeMetricFamily, "KV blocks there are", lambda s: s.blocks),
@@ -117,6 +130,7 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_step_prefill_tokens", CounterMetricFamily, "prompt tokens computed", lambda s: s.prefill_tokens),
     ("quire_step_decode_tokens", CounterMetricFamily, "tokens decoded", lambda s: s.decode_tokens),
     ("quire_wasted_tokens", CounterMetricFamily, "tokens computed for nobody", lambda s: s.wasted_tokens),
+    ("quire_engine_restarts", CounterMetricFamily, "starts of the engine after its first", lambda s: s.restarts),
     ("quire_engine_resident_bytes", GaugeMetricFamily, "memory of the engine process", lambda s: s.resident_bytes),
 )  # fmt: skip
 
@@ -125,6 +139,8 @@ def _engine_families(stats: EngineStats, labels: dict[str, str]) -> Iterator[Met
     for name, kind, text, value in _SHARED:
         yield _family(kind, f"quire_{name}", text, labels, value(stats))
         yield _family(kind, f"vllm:{name}", text, labels, value(stats))
+        if name in _OLDER:
+            yield _family(kind, f"vllm:{_OLDER[name]}", text, labels, value(stats))
     for name, kind, text, value in _OWN:
         yield _family(kind, name, text, labels, value(stats))
     buckets = _step_buckets(stats.step_tokens)

@@ -16,11 +16,11 @@ from quire.server.requests import (
     TokenizeRequest,
 )
 
-# Fields that never change the result: accepted and ignored.
+# Fields that change neither the answer nor what it costs here: accepted and ignored (docs/server.md says why).
 IGNORED = frozenset((
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "parallel_tool_calls",
-    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "session_id", "include_reasoning",
-    "truncation_side", "spaces_between_special_tokens", "logprobs_mode", "cache_prompt", "id_slot", "n_cache_reuse",
+    "user", "metadata", "store", "safety_identifier", "prediction", "parallel_tool_calls",
+    "prompt_cache_key", "cache_control", "session_id", "include_reasoning", "truncation_side",
+    "spaces_between_special_tokens", "logprobs_mode", "cache_prompt", "id_slot", "n_cache_reuse",
     "timings_per_token", "return_progress", "sse_ping_interval",
 ))  # fmt: skip
 
@@ -34,6 +34,10 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
+    "max_cost": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in-memory", "in_memory"),
+    "service_tier": ("auto", "default"),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "lora_request": (),
@@ -46,12 +50,13 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
-# llama-server's and TGI's, on the same routes.
+# Ollama's, llama-server's and TGI's, on the same routes.
 _COMMON |= {
     "adapter_id": (),
     "do_sample": (True,),
     "dry_multiplier": (0, 0.0),
     "dynatemp_range": (0, 0.0),
+    "format": ("",),
     "grammar": ("",),
     "json_schema": ({},),
     "lora": ([],),
@@ -61,9 +66,14 @@ _COMMON |= {
     "n_keep": (0,),
     "n_predict": (),
     "n_probs": (0,),
+    "options": ({},),
+    "raw": (False,),
     "repeat_penalty": (1, 1.0),
     "samplers": (),
+    "system": ("",),
     "t_max_predict_ms": (0,),
+    "template": ("",),
+    "think": (),
     "top_n_sigma": (-1, -1.0),
     "typical_p": (1, 1.0),
     "watermark": (False,),
@@ -87,8 +97,15 @@ _COMPLETION: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "top_logprobs": (
 _WHY = {
     "chat_template": "templates are part of the model and are never taken from a request",
     "prompt_embeds": "prompts are text or token ids",
+    "max_cost": "requests have no price here; bound them by max_tokens and deadline_ms",
     "max_new_tokens": "it is max_tokens here",
     "n_predict": "it is max_tokens here",
+    "options": "its fields stand beside the others here: temperature, top_k, seed, …",
+    "prompt_cache_retention": "cached prefixes stay until others need their blocks",
+    "service_tier": "there is one tier; send auto or default",
+    "system": "send it as a message with the role system",
+    "template": "templates are part of the model and are never taken from a request",
+    "think": "templates that can think read a variable of chat_template_kwargs, such as enable_thinking",
     "repeat_penalty": "it is repetition_penalty here",
 }
 

@@ -48,10 +48,13 @@ class Named:
     quire: tuple[str, Sequence[float]]
     vllm: tuple[str, Sequence[float]]
     text: str
+    older: str = ""  # what vLLM called it before
 
 
-def _named(quire: str, vllm: str, fine: Sequence[float], coarse: Sequence[float], text: str) -> Named:
-    return Named(Histogram(sorted({*fine, *coarse})), (quire, fine), (vllm, coarse), text)
+def _named(
+    quire: str, vllm: str, fine: Sequence[float], coarse: Sequence[float], text: str, older: str = ""
+) -> Named:
+    return Named(Histogram(sorted({*fine, *coarse})), (quire, fine), (vllm, coarse), text, older)
 
 
 class ServerMetrics:
@@ -131,7 +134,7 @@ def _request_histograms() -> dict[str, Named]:
         "ttft": _named("quire_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", FINE, _VLLM_TTFT,
                        "headers in to a request's first token"),
         "itl": _named("quire_inter_token_latency_seconds", "vllm:inter_token_latency_seconds", FINE, _VLLM_GAP,
-                      "time between tokens of one sample"),
+                      "time between tokens of one sample", "vllm:time_per_output_token_seconds"),
         "tpot": _named("quire_request_time_per_output_token_seconds", "vllm:request_time_per_output_token_seconds",
                        FINE, _VLLM_GAP, "mean time of a request's tokens after the first"),
         "e2e": _named("quire_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds", FINE, _VLLM_REQUEST,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine
+from quire.engine.api import AsyncEngine, EngineState
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.logs import log
@@ -28,6 +28,7 @@ from quire.types import QuireError
 SEND_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048
 _CLOSE_SECONDS = 5
+_FAILURE_SECONDS = 0.5  # between two looks at the state of the engine
 
 
 class BindError(QuireError):
@@ -170,7 +171,11 @@ async def serve(
         if not await _start_engine(engine, signals):
             return 1
         announce()
-        first = await signals.get()
+        first = await _signal_or_failure(engine, signals)
+        if first is None:
+            log.error("the engine has failed for good: the server ends")
+            await engine.stop(0.0)
+            return 1
         log.info("%s: draining for up to %g s; again to end at once", first.name, config.shutdown_timeout)
         return await _drain(engine, config.shutdown_timeout, signals)
     finally:
@@ -191,6 +196,19 @@ async def _start_engine(engine: AsyncEngine, signals: asyncio.Queue[signal.Signa
     await asyncio.gather(starting, return_exceptions=True)
     await engine.stop(0.0)
     return False
+
+
+async def _signal_or_failure(
+    engine: AsyncEngine, signals: asyncio.Queue[signal.Signals]
+) -> signal.Signals | None:
+    """The next signal; None when the engine has failed first, so that an orchestrator starts the server anew."""
+    while True:
+        try:
+            async with asyncio.timeout(_FAILURE_SECONDS):
+                return await signals.get()
+        except TimeoutError:
+            if engine.state is EngineState.FAILED:
+                return None
 
 
 async def _drain(engine: AsyncEngine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:

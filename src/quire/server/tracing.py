@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from quire import __version__
+from quire.server.errors import shorten
 from quire.server.exchange import Exchange
 from quire.server.logs import log
 from quire.types import Timings
@@ -109,10 +110,12 @@ class Tracer:
         try:
             with urllib.request.urlopen(request, timeout=_POST_SECONDS):
                 return
-        except (OSError, ValueError) as error:  # urllib's errors are OSErrors
+        except Exception as error:
+            # Of a collector that answers garbage http.client raises errors without a common base.
             if time.monotonic() - self._complained > _QUIET_SECONDS:
                 self._complained = time.monotonic()
-                log.warning("%d spans were not taken by the collector: %s", len(batch), error)
+                reason = shorten(str(error) or type(error).__name__, 200)
+                log.warning("the trace collector did not take %d spans: %r", len(batch), reason)
 
 
 def make_span(exchange: Exchange, operation: str, parent: Parent | None) -> dict[str, Any]:
