@@ -8,6 +8,8 @@ import pytest
 
 from quire.bench.goodput import PRESETS, SLO, compute_goodput, goodput, parse_slo
 from quire.bench.metrics import compute_metrics, mean_itl, summarize
+from quire.bench.serve_result import latency_table
+from quire.bench.statistics import PERCENTILES
 from quire.bench.timeline import RequestRecord, gaps, request_metrics, token_times
 
 
@@ -96,13 +98,27 @@ def test_rates_count_from_the_first_send_to_the_last_answer() -> None:
     assert any("1 of 3 requests failed" in text for text in found.warnings())
 
 
+@pytest.mark.parametrize(
+    ("count", "last"), [(9, 50.0), (10, 90.0), (20, 95.0), (99, 95.0), (100, 99.0), (1000, 99.9)]
+)
+def test_percentiles_that_the_samples_cannot_carry_are_left_out(count: int, last: float) -> None:
+    found = summarize([record([0.001 * i]) for i in range(1, count + 1)]).distributions["ttft"]
+    assert max(found.points) == last
+    for point in found.points.values():
+        assert (point.low or 0) <= point.value <= (point.high or math.inf)
+    row = found.row()
+    assert all((row[f"p{percent:g}"] is None) == (percent > last) for percent in PERCENTILES)
+    assert "–" in latency_table([row])[1]
+
+
 def test_failures_are_infinitely_late_where_they_count() -> None:
-    found = summarize([record([0.1 * i]) for i in range(1, 10)] + [failure()]).distributions["ttft"]
-    assert found.count == 9
+    good = [record([0.01 * i]) for i in range(1, 100)]
+    found = summarize([*good, *[failure() for _ in range(11)]]).distributions["ttft"]
+    assert found.count == 99
     assert found.points[50.0].value == pytest.approx(500)
-    assert found.with_failures[50.0] == pytest.approx(550)
+    assert found.with_failures[50.0] == pytest.approx(555)
     assert math.isinf(found.with_failures[99.0])
-    assert math.isfinite(found.points[99.0].value)
+    assert math.isfinite(found.points[95.0].value)
     assert found.row()["p99_with_failures"] is None
 
 

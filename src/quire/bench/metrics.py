@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.bench.goodput import SLO, Goodput, goodput
 from quire.bench.results import Better, Metric
-from quire.bench.statistics import PERCENTILES, Estimate, cluster_estimates, estimate, percentile
+from quire.bench.statistics import PERCENTILES, Estimate, carried, cluster_estimates, estimate, percentile
 from quire.bench.timeline import RequestMetrics, RequestRecord, gaps, request_metrics
 
 TAIL_RATIO = 10.0  # p99 / p50 above this is a tail problem
@@ -36,8 +36,8 @@ DEFINITIONS = {
     "concurrency": "requests in flight, averaged over seconds (sum of their times / seconds)",
     "failure_rate": "failed requests / all requests",
     "goodput": "requests that met every objective / seconds; a failure meets none",
-    "percentiles": "of raw samples, linear between neighbours; 95 % intervals by order statistics, for token gaps by "
-    "resampling whole requests",
+    "percentiles": "of raw samples, linear between neighbours, where a sample is expected beyond them (p99 takes 100); "
+    "95 % intervals by order statistics, for token gaps by resampling whole requests",
     "with_failures": "the same percentiles with each failed request as infinitely late",
 }
 
@@ -55,7 +55,9 @@ _LATENCIES: dict[str, tuple[str, Better, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One latency of a run, in `unit`. `points` are percentiles by number, `with_failures` as DEFINITIONS says."""
+    """One latency of a run, in `unit`. `points` are percentiles by number, those that the samples can carry;
+    `with_failures` as DEFINITIONS says.
+    """
 
     name: str
     unit: str
@@ -68,10 +70,17 @@ class Distribution:
     points: dict[float, Estimate]
     with_failures: dict[float, float] = field(default_factory=dict)
 
+    def at(self, percent: float) -> float | None:
+        """A percentile, None where there are too few samples for it."""
+        point = self.points.get(percent)
+        return None if point is None else point.value
+
     @property
-    def tail(self) -> float:
-        """p99 / p50; infinite where the median is zero and the tail is not."""
-        middle, far = self.points[50.0].value, self.points[99.0].value
+    def tail(self) -> float | None:
+        """p99 / p50; infinite where the median is zero and the tail is not, None without a p99."""
+        middle, far = self.points[50.0].value, self.at(99.0)
+        if far is None:
+            return None
         return far / middle if middle else math.inf if far else 1.0
 
     def row(self) -> dict[str, Any]:
@@ -80,9 +89,13 @@ class Distribution:
             "name": self.name, "unit": self.unit, "count": self.count, "mean": self.mean, "std": self.std,
             "min": self.low, "max": self.high,
         }  # fmt: skip
-        for percent, point in self.points.items():
-            name = f"p{percent:g}"
-            row |= {name: point.value, f"{name}_low": point.low, f"{name}_high": point.high}
+        for percent in PERCENTILES:
+            name, point = f"p{percent:g}", self.points.get(percent)
+            row |= {
+                name: self.at(percent),
+                f"{name}_low": point and point.low,
+                f"{name}_high": point and point.high,
+            }
         for percent, value in self.with_failures.items():
             row[f"p{percent:g}_with_failures"] = value if math.isfinite(value) else None
         return row
@@ -117,9 +130,10 @@ class Summary:
             found.append(f"{self.failed} of {self.total} requests failed: {kinds}")
         for name in ("ttft", "tpot", "itl", "e2el"):
             one = self.distributions.get(name)
-            if one is not None and one.count >= 20 and one.points[50.0].value > 0 and one.tail > TAIL_RATIO:
+            tail = one.tail if one is not None and one.points[50.0].value > 0 else None
+            if tail is not None and tail > TAIL_RATIO:
                 found.append(
-                    f"tail: p99 of {name.upper()} is {one.tail:.1f} × its median (more than {TAIL_RATIO:g} ×)"
+                    f"tail: p99 of {name.upper()} is {tail:.1f} × its median (more than {TAIL_RATIO:g} ×)"
                 )
         return found
 
@@ -143,8 +157,8 @@ class Summary:
             found["goodput_share"] = Metric(self.goodput.share, "share", "higher")
         for name, one in self.distributions.items():
             found[f"{name}_mean"] = Metric(one.mean, one.unit, one.better)
-            for percent, point in one.points.items():
-                found[f"{name}_p{percent:g}"] = Metric(point.value, one.unit, one.better)
+            for percent in PERCENTILES:
+                found[f"{name}_p{percent:g}"] = Metric(one.at(percent), one.unit, one.better)
         return found
 
 
@@ -190,20 +204,22 @@ def _distributions(good: Sequence[RequestMetrics], failed: int) -> dict[str, Dis
     for name in _LATENCIES:
         if per_request.get(name):
             samples = sorted(per_request[name])
-            points = [estimate(samples, percent) for percent in PERCENTILES]
+            points = {percent: estimate(samples, percent) for percent in carried(len(samples))}
             late = {}
             if failed and name in {"ttft", "e2el"}:
                 ends = [*samples, *[math.inf] * failed]
-                late = {percent: percentile(ends, percent) * 1e3 for percent in PERCENTILES}
+                late = {percent: percentile(ends, percent) * 1e3 for percent in carried(len(ends))}
             found[name] = _distribution(name, samples, points, late)
         elif clusters.get(name):
             samples = sorted(gap for cluster in clusters[name] for gap in cluster)
-            found[name] = _distribution(name, samples, cluster_estimates(clusters[name], PERCENTILES), {})
+            percents = carried(len(samples))
+            estimates = cluster_estimates(clusters[name], percents)
+            found[name] = _distribution(name, samples, dict(zip(percents, estimates, strict=True)), {})
     return found
 
 
 def _distribution(
-    name: str, samples: Sequence[float], points: Sequence[Estimate], late: dict[float, float]
+    name: str, samples: Sequence[float], points: dict[float, Estimate], late: dict[float, float]
 ) -> Distribution:
     unit, better, factor = _LATENCIES[name]
 
@@ -221,7 +237,7 @@ def _distribution(
         high=samples[-1] * factor,
         points={
             percent: Estimate(point.value * factor, scaled(point.low), scaled(point.high))
-            for percent, point in zip(PERCENTILES, points, strict=True)
+            for percent, point in points.items()
         },
         with_failures=late,
     )

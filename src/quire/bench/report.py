@@ -126,7 +126,8 @@ def _request_plots(result: Result) -> Iterator[str]:
         if values:
             values = values[:: len(values) // MOST_SAMPLES + 1]  # noqa: PLW2901
             row = points.get(name, {})
-            rules = [(row[p], f"{p} {figure(row[p])}", "rule") for p in ("p50", "p90", "p99") if p in row]
+            rules = [(row[p], f"{p} {figure(row[p])}", "rule") for p in ("p50", "p90", "p99")
+                     if row.get(p) is not None]  # fmt: skip
             if name in bounds:
                 rules.append((bounds[name], f"SLO {bounds[name]:g} ms", "slo"))
             yield histogram(_TITLES[name], values, "ms", rules)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from quire.types import QuireError
 
 CALIBRATION = (32, 160)  # words of the two prompts that show how the server counts
 BUSY_CLIENT = 0.5  # of one core, above which the client itself may be the limit
+CACHED_SHARE = 0.05  # of prompt tokens; more changes what a run measures
 LATE_CLIENT = 0.1  # of the median TTFT, above which the client's own delay is told
 Progress = Callable[[RequestRecord], None]
 
@@ -203,7 +204,10 @@ class ServerBench:
             server_means=watch.means(),
             server_counters=watch.counters(),
             server_samples=watch.samples,
-            notes=_notes(summary, overhead, sender, drained, open_loop=times is not None),
+            notes=[
+                *_notes(summary, overhead, sender, drained, open_loop=times is not None),
+                *_cache_notes(watch.counters()),
+            ],
             drained=drained,
         )
 
@@ -248,6 +252,17 @@ class ServerBench:
         if self.round_trip is not None:
             found["round_trip"] = self.round_trip
         return found
+
+
+def _cache_notes(counters: Mapping[str, float]) -> list[str]:
+    """A second run with the same seed sends the same prompts, and a server that caches prefixes has them."""
+    asked, hits = counters.get("prefix_queries", 0.0), counters.get("prefix_hits", 0.0)
+    if hits <= CACHED_SHARE * asked:
+        return []
+    return [
+        f"{hits / asked:.0%} of prompt tokens were in the server's prefix cache, from this run or one before it: TTFT "
+        "is that of repeated prompts. Another --seed sends others"
+    ]
 
 
 def _unlike(turn: Turn, number: int) -> Turn:

@@ -111,7 +111,7 @@ def lines(result: Result) -> list[str]:
 
 
 def latency_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Percentiles with their 95 % intervals; "–" where the samples don't reach."""
+    """Percentiles with their 95 % intervals; "–" where there are too few samples."""
     columns = [
         key for key in (rows[0] if rows else {}) if key.startswith("p") and key[1:].replace(".", "").isdigit()
     ]
@@ -121,13 +121,15 @@ def latency_table(rows: Sequence[dict[str, Any]]) -> list[str]:
         cells = [row["name"], row["unit"], f"{row['count']:,}", figure(row["mean"]), figure(row["min"])]
         for column in columns:
             low, high = row[f"{column}_low"], row[f"{column}_high"]
-            cells.append(f"{figure(row[column])} [{figure(low)}, {figure(high)}]")
+            value = row[column]
+            cells.append("–" if value is None else f"{figure(value)} [{figure(low)}, {figure(high)}]")
         table.append([*cells, figure(row["max"])])
-        late = [row.get(f"{column}_with_failures", 0.0) for column in columns]
-        if any(f"{column}_with_failures" in row for column in columns):
-            table.append(
-                ["  with failures", "", "", "", "", *("∞" if v is None else figure(v) for v in late), ""]
-            )
+        names = [f"{column}_with_failures" for column in columns]
+        if any(name in row for name in names):
+            late = [
+                "–" if name not in row else "∞" if row[name] is None else figure(row[name]) for name in names
+            ]
+            table.append(["  with failures", "", "", "", "", *late, ""])
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
     return ["  " + "  ".join(_cell(row[i], width, i) for i, width in enumerate(widths)) for row in table]
 

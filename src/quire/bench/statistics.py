@@ -34,6 +34,11 @@ class Estimate:
     high: float | None
 
 
+def carried(count: int) -> tuple[float, ...]:
+    """The percentiles that `count` samples can carry: the median, and those with a sample expected beyond them."""
+    return tuple(p for p in PERCENTILES if p == 50.0 or count * (100.0 - p) >= 100.0 - 1e-6)
+
+
 def percentile(samples: Sequence[float] | Floats, percent: float) -> float:
     """The `percent`-th percentile, 0 to 100, of samples in rising order. Raises ValueError without samples."""
     if not len(samples):

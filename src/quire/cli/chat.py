@@ -1,9 +1,11 @@
-"""Talk to a model. Type a message and press return; /clear starts over, /exit or end of input leaves."""
+"""Talk to a model. Type a message and press return; /help lists the commands, Ctrl-D leaves."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+from typing import TYPE_CHECKING
 
 from quire.cli.generate import engine_fields
 from quire.cli.options import (
@@ -13,14 +15,24 @@ from quire.cli.options import (
     named_model,
     sampling_params,
 )
+from quire.cli.prompt import COMMANDS, LEAVE, Prompt
 from quire.cli.report import notice
-from quire.types import RequestError
+from quire.types import ContextLengthError, RequestError, SamplingParams
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+
+# Room that dropping the oldest turns leaves for what comes, as a share of the context.
+ROOM = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--system", help="system message")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
+    parser.add_argument("--quiet", action="store_true", help="no progress, no memory report, no tokens/s")
+    parser.add_argument(
+        "--no-history", action="store_true", help="do not keep what is typed for the next chat"
+    )
     add_sampling_options(parser)
     add_engine_options(parser, seed=False)
 
@@ -28,41 +40,132 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
-    start = [{"role": "system", "content": args.system}] if args.system else []
     with LLM(
         named_model(args.model, quiet=args.quiet), progress=not args.quiet, **engine_fields(args)
     ) as llm:
         if not args.quiet:
             notice(llm)
-        params = sampling_params(args, llm.default_params())
-        messages = list(start)
-        while (line := _ask()) is not None:
-            if line == "/exit":
-                break
-            if line == "/clear":
-                messages = list(start)
-                continue
-            if not line.strip():
-                continue
-            messages.append({"role": "user", "content": line})
-            reply = ""
-            try:
-                for delta in llm.stream_chat(messages, params):
-                    reply += delta.text
-                    print(delta.text, end="", flush=True)
-            except KeyboardInterrupt:
-                pass  # what was said so far stays in the conversation
-            except RequestError as error:
-                messages.pop()
-                print(f"quire: {error}", file=sys.stderr)
-                continue
-            print()
-            messages.append({"role": "assistant", "content": reply})
+        with Prompt(keep=not args.no_history) as prompt:
+            chat = Chat(
+                llm, sampling_params(args, llm.default_params()), prompt, args.system, quiet=args.quiet
+            )
+            if prompt.interactive and not args.quiet:
+                print("/help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+            while (line := prompt.read()) is not None and chat.take(line):
+                pass
     return 0
 
 
-def _ask() -> str | None:
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
+class Chat:
+    """A conversation with a model. What was said stays, also when an answer is interrupted."""
+
+    def __init__(
+        self, llm: LLM, params: SamplingParams, prompt: Prompt, system: str | None, *, quiet: bool
+    ) -> None:
+        self._llm, self._params, self._prompt = llm, params, prompt
+        self._start = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._start)
+        self._rates = prompt.interactive and not quiet
+
+    def take(self, line: str) -> bool:
+        """Do what a line asks; False when it asks to leave."""
+        if line in LEAVE:
+            return False
+        if line.startswith("/"):
+            self._command(line)
+        elif line.strip():
+            self._messages.append({"role": "user", "content": line})
+            self._answer()
+        return True
+
+    def _command(self, line: str) -> None:
+        if line == "/help":
+            for name, text in COMMANDS.items():
+                _tell(f"  {name:<8}{text}")
+        elif line == "/clear":
+            self._messages = list(self._start)
+        elif line == "/drop":
+            if not self._drop_oldest():
+                _tell("there is no earlier turn to drop")
+        else:
+            _tell(
+                f"unknown command {line.split(maxsplit=1)[0]}; /help lists them. A leading space sends it as a message"
+            )
+
+    def _answer(self) -> None:
+        """Answer the last message. One that is refused is taken back."""
+        while True:
+            try:
+                reply = self._generate()
+            except ContextLengthError as error:
+                if self._make_room(error):
+                    continue
+                self._messages.pop()
+            except RequestError as error:
+                self._messages.pop()
+                _tell(str(error))
+            else:
+                self._messages.append({"role": "assistant", "content": reply})
+            return
+
+    def _generate(self) -> str:
+        stream = self._llm.stream_chat(self._messages, self._params)
+        reply, started = "", time.perf_counter()
+        first = started
+        try:
+            with stream:
+                for delta in stream:
+                    first = time.perf_counter() if first == started else first
+                    reply += delta.text
+                    print(delta.text, end="", flush=True)
+        except KeyboardInterrupt:
+            pass  # what was said so far stays in the conversation
+        print(flush=True)
+        self._report(stream.output.usage.completion_tokens, first - started, time.perf_counter() - first)
+        used = stream.output.usage.prompt_tokens + stream.output.usage.completion_tokens
+        if used >= self._window:
+            _tell(f"the answer ends here: the context of {self._window} tokens is full")
+        return reply
+
+    def _report(self, tokens: int, wait: float, seconds: float) -> None:
+        if self._rates and tokens > 1:
+            _tell(
+                f"[{tokens} tokens, the first after {wait:.2f} s, then {(tokens - 1) / seconds:.1f} tokens/s]"
+            )
+
+    @property
+    def _window(self) -> int:
+        return self._llm.built.plan.limits.max_len
+
+    def _make_room(self, error: ContextLengthError) -> bool:
+        """Ask what to give up when the conversation no longer fits; True when there is room now."""
+        _tell(str(error))
+        last = self._messages[-1]
+        if not self._prompt.interactive or len(self._messages) == len(self._start) + 1:
+            return False
+        choice = self._prompt.ask("Drop the oldest turns, clear the conversation, or cancel? [d/c/N] ")
+        if choice == "c":
+            self._messages = [*self._start, last]
+            return True
+        if choice != "d":
+            return False
+        room = int((1 - ROOM) * self._window)
+        while self._drop_oldest() and len(self._llm.encode_chat(self._messages)) > room:
+            pass
+        return True
+
+    def _drop_oldest(self) -> bool:
+        """Drop the oldest message of the user and what answered it; the newest stays. False when it is the only one."""
+        turns = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
+        unanswered = bool(self._messages) and self._messages[-1]["role"] == "user"
+        if len(turns) < 1 + unanswered:
+            return False
+        end = turns[1] if len(turns) > 1 else len(self._messages)
+        del self._messages[turns[0] : end]
+        return True
+
+
+def _tell(text: str) -> None:
+    print(
+        f"quire: {text}" if not sys.stderr.isatty() else f"\033[2m{text}\033[0m", file=sys.stderr, flush=True
+    )

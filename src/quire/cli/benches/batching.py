@@ -143,12 +143,12 @@ def _result(recording: Any, args: argparse.Namespace, found: Comparison, rounds:
     rows = []
     for policy, one in found.runs.items():
         summary = one.summary
-        ttft, e2el = summary.distributions["ttft"].points, summary.distributions["e2el"].points
+        ttft, e2el = summary.distributions["ttft"], summary.distributions["e2el"]
         rows.append({
             "policy": policy, "output_token_rate": found.rate(policy), "ratio": found.ratio(policy),
             "step_ratio": found.step_ratio(policy), "steps": len(one.steps), "slot_use": one.slot_use,
-            "ttft_p50": ttft[50.0].value, "ttft_p99": ttft[99.0].value, "e2el_p50": e2el[50.0].value,
-            "e2el_p99": e2el[99.0].value, "seconds": summary.seconds,
+            "ttft_p50": ttft.at(50.0), "ttft_p99": ttft.at(99.0), "e2el_p50": e2el.at(50.0),
+            "e2el_p99": e2el.at(99.0), "seconds": summary.seconds,
         })  # fmt: skip
     ratios = {
         "measured_ratio": found.ratio("continuous"), "measured_step_ratio": found.step_ratio("continuous"),
