@@ -13,8 +13,8 @@ from jinja2 import meta
 
 from quire.text import messages as shapes
 from quire.text.content import ContentForm, content_form
-from quire.text.guarded import ControlTokens, find_free_marks
 from quire.text.meter import LimitExceededError, Meter, TemplateLimits
+from quire.text.provenance import TemplateText, concat, own_spans
 from quire.text.sandbox import ChatSandbox, TemplateRefusal
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, RequestError
@@ -30,6 +30,10 @@ _RESERVED = frozenset(
         "tokenize",
         "chat_template",
     )
+)
+# Names that a template may make part of a control token ("<|" + role + "|>"): a role is the caller's to choose.
+_ROLES = frozenset(
+    ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation")
 )
 # What jinja2 and its filters raise for values they cannot handle.
 _FAILURES = (
@@ -63,12 +67,12 @@ class ChatAsk:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt. `literals` are the character ranges where the caller's own text spells a control token:
-    they are text, not control; see Tokenizer.encode_guarded.
+    """A prompt. `own` are the character ranges that the template wrote itself, in rising order: only there is a
+    control token's spelling one; see Tokenizer.encode_guarded.
     """
 
     text: str
-    literals: tuple[tuple[int, int], ...] = ()
+    own: tuple[tuple[int, int], ...] = ()
 
 
 class ChatTemplate:
@@ -82,14 +86,14 @@ class ChatTemplate:
         source: str,
         *,
         special_tokens: Mapping[str, str] | None = None,
-        control_texts: Sequence[str] | frozenset[str] = (),
         limits: TemplateLimits | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = source
         self.limits = limits or TemplateLimits()
-        self._special_tokens = dict(special_tokens or {})
-        self._control = ControlTokens(control_texts)
+        self._special_tokens = {
+            name: TemplateText(text) for name, text in (special_tokens or {}).items()
+        }
         if len(source) > self.limits.source_chars:
             raise CheckpointError(
                 f"chat template has {len(source)} characters, over the limit of {self.limits.source_chars}"
@@ -118,20 +122,14 @@ class ChatTemplate:
         """
         copier = shapes.PlainCopier(limits or shapes.MessageLimits())
         values = self._variables_of(ask, copier, limits or shapes.MessageLimits())
-        marks = (
-            find_free_marks(values) if ask.continue_final_message or self._control.occurs_in(values) else None
-        )
-        if marks is not None:
-            self._control.mark(values, marks)
-            if ask.continue_final_message:
-                _tag_final_message(values["messages"], marks.tag)
-        text = self._run({**self._special_tokens, **values}, 8 * copier.nodes + copier.chars // 2)
-        if marks is None:
-            return RenderedChat(text)
-        text = marks.unescape(text)
+        tag = ""
         if ask.continue_final_message:
-            text = _cut_at_tag(text, marks.tag)
-        return RenderedChat(*self._control.unmark(text, marks))
+            tag = shapes.free_tag(values)
+            _tag_final_message(values["messages"], tag)
+        text = self._run({**self._special_tokens, **values}, 8 * copier.nodes + copier.chars // 2)
+        if tag:
+            text = _cut_at_tag(text, tag)
+        return RenderedChat(str.__str__(text), own_spans(text))
 
     def _variables_of(
         self, ask: ChatAsk, copier: shapes.PlainCopier, limits: shapes.MessageLimits
@@ -144,6 +142,9 @@ class ChatTemplate:
             shapes.flatten(messages)
         elif self._form is ContentForm.PARTS:
             shapes.wrap(messages)
+        for message in messages:
+            if message["role"] in _ROLES:
+                message["role"] = TemplateText(message["role"])
         values["messages"] = messages
         values["tools"] = _objects("tools", ask.tools, copier)
         values["documents"] = _objects("documents", ask.documents, copier)
@@ -188,7 +189,7 @@ class ChatTemplate:
             raise CheckpointError(f"chat template stopped: {_short(error) or type(error).__name__}") from None
         except _FAILURES as error:
             raise RequestError("messages", f"the chat template cannot render them: {_short(error)}") from None
-        return "".join(parts)
+        return concat(parts)
 
 
 class ChatRenderer:
@@ -221,7 +222,6 @@ class ChatRenderer:
             name: ChatTemplate(
                 source,
                 special_tokens=tokenizer.special_tokens,
-                control_texts=tokenizer.special_texts,
                 limits=limits,
                 now=now,
             )
@@ -242,7 +242,7 @@ class ChatRenderer:
     def encode(self, ask: ChatAsk) -> list[int]:
         """The prompt's token ids. Control tokens spelled in the caller's text are encoded as text."""
         chat = self.render(ask)
-        return self._tokenizer.encode_guarded(chat.text, chat.literals)
+        return self._tokenizer.encode_guarded(chat.text, chat.own)
 
 
 def _objects(
@@ -271,13 +271,14 @@ def _tag_final_message(messages: list[shapes.Message], tag: str) -> None:
 
 
 def _cut_at_tag(text: str, tag: str) -> str:
-    position = text.rfind(tag)
-    if position < 0:
-        raise RequestError(
-            "continue_final_message", "the chat template does not print the last message as it is"
-        )
-    cut = text[:position]
-    return cut if text.startswith(" ", position + len(tag)) else cut.rstrip()
+    for spelled in (tag, shapes.escaped(tag)):
+        position = text.rfind(spelled)
+        if position >= 0:
+            cut = text[:position]
+            return cut if text.startswith(" ", position + len(spelled)) else cut.rstrip()
+    raise RequestError(
+        "continue_final_message", "the chat template does not print the last message as it is"
+    )
 
 
 def _short(error: BaseException) -> str:

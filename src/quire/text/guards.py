@@ -8,6 +8,7 @@ from string import Formatter
 from typing import Any
 
 from quire.text.meter import LimitExceededError, Meter
+from quire.text.provenance import TemplateText, concat, own_of, percent
 
 Arguments = tuple[Any, ...]
 
@@ -37,10 +38,12 @@ def binary(meter: Meter, operation: str, left: Any, right: Any) -> Any:
             meter.bits(left.bit_length() * right)
         meter.spend()
         return operator.pow(left, right)
-    if isinstance(left, str):
-        percent(meter, left, right)
     meter.spend()
-    result = operator.mod(left, right)
+    if isinstance(left, str):
+        check_percent(meter, left, right)
+        result: Any = percent(left, right)
+    else:
+        result = operator.mod(left, right)
     meter.result(result)
     return result
 
@@ -61,7 +64,7 @@ def _repeat(meter: Meter, left: Any, right: Any) -> None:
         meter.spend()
 
 
-def percent(meter: Meter, template: str, values: Any) -> None:
+def check_percent(meter: Meter, template: str, values: Any) -> None:
     """Check a printf-style format: its widths, and the size of what its conversions would print."""
     conversions = 0
     for width in _conversion_widths(template):
@@ -103,7 +106,23 @@ class MeteredFormatter(Formatter):
     def __init__(self, meter: Meter, get: Callable[[Any, str, bool], Any]) -> None:
         self._meter = meter
         self._get = get  # (object, name, is an attribute) -> value, by the sandbox's rules
-        self._automatic = 0
+        self._template = ""
+        self._parts: list[str] = []
+
+    def format_text(self, template: str, args: Any, kwargs: Any) -> str:
+        """The formatted text; what a template wrote of it stays known."""
+        self._template = template
+        text = self.vformat(template, args, kwargs)
+        followed = concat(self._parts)
+        return followed if followed == text else text  # fields within a field's format are not followed
+
+    def parse(self, format_string: str) -> Iterable[Any]:
+        outer = format_string is self._template  # else it is a field's format
+        own = outer and all(own_of(format_string))
+        for literal, *field in super().parse(format_string):
+            if outer:
+                self._parts.append(TemplateText(literal) if own else literal)
+            yield literal, *field
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         first, rest = _split_field_name(field_name)
@@ -123,6 +142,7 @@ class MeteredFormatter(Formatter):
         self._meter.deep(value)
         text = str(super().format_field(value, format_spec))
         self._meter.text(len(text))
+        self._parts.append(text)
         return text
 
 
@@ -219,7 +239,7 @@ def _replace_filter(meter: Meter, value: Any, old: Any, new: Any, *_: Any, **__:
 
 
 def _format(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
-    percent(meter, str(value), kwargs or args)
+    check_percent(meter, str(value), kwargs or args)
 
 
 def _batch(meter: Meter, value: Any, linecount: Any, *_: Any, **__: Any) -> None:

@@ -11,6 +11,7 @@ from quire.types import RequestError
 
 Message = dict[str, Any]
 
+_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned: Unicode 15, section 23.7
 # Names a message's reasoning goes by; the first is the one templates read (as in transformers).
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -175,3 +176,26 @@ def wrap(messages: list[Message]) -> None:
     for message in messages:
         if isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]
+
+
+def free_tag(values: Any) -> str:
+    """A character that no string in `values` contains, plain or as a JSON escape."""
+    taken: set[str] = set()
+    stack = [values]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            taken.update(char for char in _NONCHARACTERS if char in node or escaped(char) in node)
+        elif isinstance(node, dict):
+            stack += [*node, *node.values()]
+        elif isinstance(node, list):
+            stack += node
+    free = [char for char in _NONCHARACTERS if char not in taken]
+    if not free:
+        raise RequestError("messages", "the text uses all Unicode noncharacters from U+FDD0 to U+FDEF")
+    return free[0]
+
+
+def escaped(char: str) -> str:
+    """What a JSON filter restricted to ASCII makes of a character."""
+    return f"\\u{ord(char):04x}"

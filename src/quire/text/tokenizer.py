@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tokenizers import decoders, pre_tokenizers
 from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PieceDetokenizer, WindowedDetokenizer
 from quire.text.files import LoadBudget
 from quire.text.folder import TokenizerFolder, read_folder
+from quire.text.guarded import GuardedEncoder
 from quire.text.vocabulary import (
     ByteLevelDecoder,
     PieceDecoder,
@@ -51,7 +52,6 @@ class Tokenizer:
         self.special_ids = frozenset(
             token_id for token_id, token in added.items() if token.content in self._special_text
         )
-        self._added_ids = frozenset(added)
         self._decoder = recognise_decoder(_state(backend.decoder))
         # A twin without added tokens: the same model (shared, not copied) that reads control tokens as
         # plain text.
@@ -109,11 +109,6 @@ class Tokenizer:
         """The vocabulary and pipeline as the text of a tokenizer.json."""
         return str(self._backend.to_str(pretty=False))
 
-    @property
-    def special_texts(self) -> frozenset[str]:
-        """The text of every special (control) token."""
-        return self._special_text
-
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, None when there is none."""
         return self._backend.token_to_id(token)
@@ -151,40 +146,30 @@ class Tokenizer:
         return list(_encode(backend, text, add_special_tokens, max_tokens).ids)
 
     def encode_guarded(
-        self, text: str, literals: Sequence[tuple[int, int]], *, max_tokens: int | None = None
+        self, text: str, own: Sequence[tuple[int, int]], *, max_tokens: int | None = None
     ) -> list[int]:
-        """Ids of a rendered chat in which the spans `literals` (character ranges, sorted) are plain text.
+        """Ids of a rendered chat of which a template wrote the spans `own` (character ranges, sorted).
 
-        Spelling a control token inside a literal span gives ordinary tokens; everything else is encoded as
-        `encode(text, add_special_tokens=False)` does. Text between two real control tokens is tokenized in
-        one piece. RequestError when there are more than `max_tokens`.
+        A control token is read where all of its spelling is the template's; its spelling elsewhere, or in part
+        elsewhere, gives ordinary tokens. Everything else is encoded as `encode(text, add_special_tokens=False)`
+        does: text between two real control tokens is tokenized in one piece. RequestError when there are more
+        than `max_tokens`.
         """
-        encoding = _encode(self._backend, text, False, max_tokens)
-        ids: list[int] = list(encoding.ids)
-        if not literals:
-            return ids
-        real: list[tuple[int, int, int]] = []  # added tokens outside the literal spans: id, start, end
-        forged = False
-        for token_id, (start, end) in zip(ids, encoding.offsets, strict=True):
-            if token_id in self._added_ids:
-                if token_id in self.special_ids and _overlaps(literals, start, end):
-                    forged = True
-                else:
-                    real.append((token_id, start, end))
-        return self._encode_between(text, real) if forged else ids
+        return self._guarded.encode(text, own, max_tokens)
 
-    def _encode_between(self, text: str, real: list[tuple[int, int, int]]) -> list[int]:
-        """The added tokens `real` as they are, and the text between them without added tokens."""
-        ids: list[int] = []
-        position = 0
-        for token_id, start, end in [*real, (-1, len(text), len(text))]:
-            if start > position:
-                backend = self._plain if position == 0 else self._plain_inner
-                ids.extend(_encode(backend, text[position:start], False).ids)
-            if token_id >= 0:
-                ids.append(token_id)
-            position = end
-        return ids
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that `encode_guarded` gives to a template's own text only: special tokens and their like."""
+        return self._guarded.control_ids
+
+    @cached_property
+    def _guarded(self) -> GuardedEncoder:
+        return GuardedEncoder(
+            self._backend,
+            self._plain,
+            self._plain_inner,
+            lambda backend, text, max_tokens: _encode(backend, text, False, max_tokens),
+        )
 
     # -- ids to text -------------------------------------------------------------------------------
 
@@ -360,10 +345,6 @@ def _state(component: object | None) -> bytes | None:
 
 def _piece_bytes(piece: str | int) -> bytes:
     return bytes([piece]) if isinstance(piece, int) else piece.encode("utf-8")
-
-
-def _overlaps(spans: Iterable[tuple[int, int]], start: int, end: int) -> bool:
-    return any(low < end and start < high for low, high in spans)
 
 
 def _checked(token_id: int) -> int:
