@@ -91,9 +91,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self.limits = limits or TemplateLimits()
-        self._special_tokens = {
-            name: TemplateText(text) for name, text in (special_tokens or {}).items()
-        }
+        self._special_tokens = {name: TemplateText(text) for name, text in (special_tokens or {}).items()}
         if len(source) > self.limits.source_chars:
             raise CheckpointError(
                 f"chat template has {len(source)} characters, over the limit of {self.limits.source_chars}"
@@ -276,9 +274,7 @@ def _cut_at_tag(text: str, tag: str) -> str:
         if position >= 0:
             cut = text[:position]
             return cut if text.startswith(" ", position + len(spelled)) else cut.rstrip()
-    raise RequestError(
-        "continue_final_message", "the chat template does not print the last message as it is"
-    )
+    raise RequestError("continue_final_message", "the chat template does not print the last message as it is")
 
 
 def _short(error: BaseException) -> str:

@@ -80,9 +80,7 @@ class GuardedEncoder:
         encoding = self._encode(self._backend, run, None)
         return tuple(token[:3] for token in self._tokens(run, encoding, self.control_ids))
 
-    def _tokens(
-        self, text: str, encoding: tokenizers.Encoding, wanted: Container[int]
-    ) -> Iterator[_Token]:
+    def _tokens(self, text: str, encoding: tokenizers.Encoding, wanted: Container[int]) -> Iterator[_Token]:
         """The tokens of `wanted` in an encoding of `text`."""
         ids = encoding.ids
         for index in [index for index, number in enumerate(ids) if number in wanted]:
