@@ -191,6 +191,13 @@ EITHER = (
     "{% endfor %}"
 )
 
+# Kimi K2 reads it so: the only loop is over what a method call gave.
+GETTING = (
+    "{% macro render(msg) %}{% set c = msg.get('content') %}{% if c is string %}{{ c }}{% elif c is not none %}"
+    "{% for part in c %}{{ part['text'] }}{% endfor %}{% endif %}{% endmacro %}"
+    "{% for m in messages %}{{ render(m) }}{% endfor %}"
+)
+
 
 @pytest.mark.parametrize(
     ("source", "content", "expected"),
@@ -201,11 +208,52 @@ EITHER = (
         (LOOPING, "text", "[text]"),
         (EITHER, PARTS, "<one><two>"),
         (EITHER, " text ", "text"),
+        (GETTING, PARTS, "onetwo"),
+        (GETTING, "text", "text"),
     ],
 )
 def test_content_takes_the_form_the_template_reads(source, content, expected):
     messages = [{"role": "user", "content": content}]
     assert ChatTemplate(source).render(ChatAsk(messages=messages)).text == expected
+
+
+CALL_TEXT = "{% set f = messages[1].tool_calls[0].function %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '>>>' + f.name + '\n' + f['arguments'] }}",
+        "{{ '<' ~ f.arguments ~ '>' }}",
+        "{{ f.get('arguments') }}",
+        "{% set args = f.arguments %}{{ args if args is string else args | tojson }}",
+        "{% if f.arguments is mapping %}{{ f.arguments | items }}{% else %}{{ f.arguments }}{% endif %}",
+    ],
+)
+def test_tool_call_arguments_stay_json_text_where_the_template_takes_it(reference, source):
+    """As in transformers, which hands messages on unchanged."""
+    call = copy.deepcopy(CALL)
+    call["tool_calls"][0]["function"]["arguments"] = '{"b": 2,  "a": "\u00e9"}'
+    del call["content"]
+    expected = reference.apply_chat_template([USER, call], chat_template=CALL_TEXT + source, tokenize=False)
+    assert ours(CALL_TEXT + source, reference, ChatAsk(messages=[USER, call])) == expected
+    assert '{"b": 2,  "a": "\u00e9"}' in expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for key, value in f.arguments | items %}{{ key }}{% endfor %}",
+        "{% set args = f.arguments %}{% for key in args %}{{ key }}{% endfor %}",
+        "{{ f.arguments.keys() | join }}",
+        "{{ 'x' ~ f.arguments | tojson }}",
+    ],
+)
+def test_tool_call_arguments_become_objects_where_the_template_needs_one(source):
+    call = copy.deepcopy(CALL)
+    as_object = ChatTemplate(CALL_TEXT + source).render(ChatAsk(messages=[USER, call]))
+    call["tool_calls"][0]["function"]["arguments"] = '{"b": 2, "a": "1 <\u00e9>"}'
+    assert ChatTemplate(CALL_TEXT + source).render(ChatAsk(messages=[USER, call])) == as_object
 
 
 def test_tool_call_arguments_as_json_text_become_objects():
@@ -264,6 +312,9 @@ def test_deep_nesting_is_refused():
         (ChatAsk(messages=[USER], tools="x"), "tools"),
         (ChatAsk(messages=[USER], tools=["x"]), "tools"),
         (ChatAsk(messages=[USER], documents=[1]), "documents"),
+        (ChatAsk(messages=[USER], documents=[{"text": "x"}]), "documents"),
+        (ChatAsk(messages=[USER], reasoning_effort="low"), "^reasoning_effort"),
+        (ChatAsk(messages=[USER], template_kwargs={"reasoning_effort": "low"}), "^chat_template_kwargs"),
         (ChatAsk(messages=[USER], continue_final_message=True), "continue_final_message"),
         (
             ChatAsk(messages=[USER, CALL], add_generation_prompt=False, continue_final_message=True),

@@ -12,7 +12,7 @@ import jinja2
 from jinja2 import meta
 
 from quire.text import messages as shapes
-from quire.text.content import ContentForm, content_form
+from quire.text.content import ContentForm, content_form, takes_json_arguments
 from quire.text.meter import LimitExceededError, Meter, TemplateLimits
 from quire.text.provenance import TemplateText, concat, own_spans
 from quire.text.sandbox import ChatSandbox, TemplateRefusal
@@ -53,8 +53,8 @@ class ChatAsk:
     """One conversation to render.
 
     `tools` and `documents` are lists of JSON objects; `template_kwargs` are further variables the template
-    reads (enable_thinking, …). `add_generation_prompt` opens the assistant's turn; `continue_final_message`
-    leaves the last message open instead, so that the model goes on writing it.
+    reads (enable_thinking, …), as is `reasoning_effort`. `add_generation_prompt` opens the assistant's turn;
+    `continue_final_message` leaves the last message open instead, so that the model goes on writing it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -63,6 +63,7 @@ class ChatAsk:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class ChatTemplate:
             tree = self._sandbox.parse(source)
             self.variables: frozenset[str] = frozenset(meta.find_undeclared_variables(tree))
             self._form = content_form(tree)
+            self._json_arguments = takes_json_arguments(tree)
             self._compiled = self._sandbox.from_string(source)
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None)
@@ -134,32 +136,39 @@ class ChatTemplate:
     ) -> dict[str, Any]:
         if ask.continue_final_message and ask.add_generation_prompt:
             raise RequestError("continue_final_message", "cannot be combined with add_generation_prompt")
-        values = dict(self._template_kwargs(ask.template_kwargs, copier))
+        values = dict(self._template_kwargs(ask, copier))
         messages = shapes.check_messages(ask.messages, copier, limits)
         if self._form is ContentForm.STRING:
             shapes.flatten(messages)
         elif self._form is ContentForm.PARTS:
             shapes.wrap(messages)
+        if not self._json_arguments:
+            shapes.parse_arguments(messages)
         for message in messages:
             if message["role"] in _ROLES:
                 message["role"] = TemplateText(message["role"])
         values["messages"] = messages
+        if ask.documents and "documents" not in self.variables:
+            raise RequestError("documents", "this model's chat template does not read documents")
         values["tools"] = _objects("tools", ask.tools, copier)
         values["documents"] = _objects("documents", ask.documents, copier)
         values["add_generation_prompt"] = bool(ask.add_generation_prompt)
         return values
 
-    def _template_kwargs(self, kwargs: Mapping[str, Any], copier: shapes.PlainCopier) -> dict[str, Any]:
-        for name in kwargs:
+    def _template_kwargs(self, ask: ChatAsk, copier: shapes.PlainCopier) -> dict[str, Any]:
+        given = {name: ("chat_template_kwargs", value) for name, value in ask.template_kwargs.items()}
+        if ask.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", ("reasoning_effort", ask.reasoning_effort))
+        for name, (field_name, _) in given.items():
             if name in _RESERVED or name not in self.variables:
                 known = sorted(
                     self.variables - _RESERVED - set(self._special_tokens) - set(self._sandbox.globals)
                 )
                 raise RequestError(
-                    "chat_template_kwargs",
+                    field_name,
                     f"{name!r} is not an argument of this template, which reads {', '.join(known) or 'none'}",
                 )
-        return {name: copier.copy("chat_template_kwargs", value) for name, value in kwargs.items()}
+        return {name: copier.copy(field_name, value) for name, (field_name, value) in given.items()}
 
     def _run(self, values: dict[str, Any], input_size: int) -> str:
         parts: list[str] = []

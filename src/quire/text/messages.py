@@ -105,7 +105,7 @@ def _check_message(index: int, message: Message, limits: MessageLimits) -> Messa
     if len(role) > limits.role_chars:
         raise RequestError("messages", f"message {index} has a role of {len(role)} characters")
     if "tool_calls" in message:
-        message["tool_calls"] = _check_tool_calls(index, message["tool_calls"])
+        _check_tool_calls(index, message["tool_calls"])
     content = message.get("content")
     if content is None:
         if role != "assistant" or not (message.get("tool_calls") or message.get("function_call")):
@@ -136,7 +136,7 @@ def _check_part(index: int, part: Any) -> None:
         raise RequestError("messages", f"message {index}: a text part needs a string in 'text'")
 
 
-def _check_tool_calls(index: int, calls: Any) -> list[Any]:
+def _check_tool_calls(index: int, calls: Any) -> None:
     if not isinstance(calls, list):
         raise RequestError(
             "messages", f"message {index}: tool_calls must be a list, not {type(calls).__name__}"
@@ -147,9 +147,6 @@ def _check_tool_calls(index: int, calls: Any) -> list[Any]:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError("messages", f"message {index}: a tool call needs a function with a name")
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = _parse_arguments(index, function["arguments"])
-    return calls
 
 
 def _parse_arguments(index: int, text: str) -> Any:
@@ -162,6 +159,15 @@ def _parse_arguments(index: int, text: str) -> Any:
     if not isinstance(value, dict):
         raise RequestError("messages", f"message {index}: tool call arguments must be a JSON object")
     return value
+
+
+def parse_arguments(messages: list[Message]) -> None:
+    """Make JSON text in tool calls' arguments objects, in place, for templates that work with objects."""
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            function = call.get("function", call)
+            if isinstance(function.get("arguments"), str):
+                function["arguments"] = _parse_arguments(index, function["arguments"])
 
 
 def flatten(messages: list[Message]) -> None:
