@@ -37,8 +37,14 @@ def takes_json_arguments(template: nodes.Template) -> bool:
     if arguments.tested(frozenset(("string", "mapping"))):
         return True
     as_object = (
-        any(use.name in _MAPPING_FILTERS and arguments.has(use.node) for use in template.find_all(nodes.Filter))
-        or any(use.attr in _MAPPING_METHODS and arguments.has(use.node) for use in template.find_all(nodes.Getattr))
+        any(
+            use.name in _MAPPING_FILTERS and arguments.has(use.node)
+            for use in template.find_all(nodes.Filter)
+        )
+        or any(
+            use.attr in _MAPPING_METHODS and arguments.has(use.node)
+            for use in template.find_all(nodes.Getattr)
+        )
         or any(arguments.has(loop.iter) for loop in template.find_all(nodes.For))
     )
     return not as_object and (  # the meter makes a concatenation (~) a list

@@ -12,6 +12,7 @@ from tokenizers import decoders, pre_tokenizers
 from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PieceDetokenizer, WindowedDetokenizer
 from quire.text.files import LoadBudget
 from quire.text.folder import TokenizerFolder, read_folder
+from quire.text.growth import Growth, check_added
 from quire.text.guarded import GuardedEncoder
 from quire.text.vocabulary import (
     ByteLevelDecoder,
@@ -47,6 +48,7 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
+        self._growth = _growth(backend)
         added = backend.get_added_tokens_decoder()
         self._special_text = frozenset(token.content for token in added.values() if token.special)
         self.special_ids = frozenset(
@@ -139,10 +141,12 @@ class Tokenizer:
 
         `add_special_tokens` adds what the checkpoint puts around a text (a beginning-of-sequence token).
         `parse_special` false reads every added token's spelling as plain text: for content that is not
-        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, or when
-        there are more than `max_tokens`.
+        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, when the
+        tokenizer could make it too long (text.growth), or when there are more than `max_tokens`.
         """
         backend = self._backend if parse_special else self._plain
+        if isinstance(text, str):
+            self._growth.check(text)
         return list(_encode(backend, text, add_special_tokens, max_tokens).ids)
 
     def encode_guarded(
@@ -155,6 +159,7 @@ class Tokenizer:
         does: text between two real control tokens is tokenized in one piece. RequestError when there are more
         than `max_tokens`.
         """
+        self._growth.check(text)
         return self._guarded.encode(text, own, max_tokens)
 
     @property
@@ -277,6 +282,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
     for token in missing:
         token.special = token.special or token.content in special
     if missing:
+        check_added([token.content for token in missing], _growth(backend).normalizer)
         backend.add_tokens(missing)
 
 
@@ -336,6 +342,11 @@ def _encode(
     if max_tokens is not None:  # counted before any list is made
         check_window(len(encoding), None, max_tokens + 1, "text")
     return encoding
+
+
+def _growth(backend: tokenizers.Tokenizer) -> Growth:
+    parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
+    return Growth(*map(_state, parts))
 
 
 def _state(component: object | None) -> bytes | None:
