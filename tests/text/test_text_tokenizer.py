@@ -142,6 +142,22 @@ def test_guarded_encoding_reads_control_tokens_in_own_spans_only(pairs, kind):
     assert "".join(ours.pieces(inner)).count("▁▁") == 0
 
 
+def test_a_token_that_is_special_in_one_file_is_skipped_as_in_transformers(tmp_path):
+    """Gemma 3's <mask>: special in tokenizer.json, ordinary in tokenizer_config.json."""
+    backend = byte_level()
+    backend.add_special_tokens(["<mask>"])
+    number = backend.token_to_id("<mask>")
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": False}
+    config = {"added_tokens_decoder": {str(number): {"content": "<mask>", **flags}}}
+    folder = write_folder(tmp_path, backend, tokenizer_class="PreTrainedTokenizerFast", **config)
+    ours, theirs = Tokenizer.from_dir(folder), AutoTokenizer.from_pretrained(folder)
+    ids = [*ours.encode("a b"), number, *ours.encode(" c")]
+    assert theirs.decode(ids, skip_special_tokens=True) == "a b c"
+    detokenizer = ours.detokenizer()
+    assert ours.decode(ids) == detokenizer.push(ids) + detokenizer.finish() == "a b c"
+    assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids) == "a b<mask> c"
+
+
 def test_token_bytes_spell_the_text(pairs):
     for kind in ("gpt2", "qwen"):
         ours, _ = pairs[kind]

@@ -47,9 +47,8 @@ def takes_json_arguments(template: nodes.Template) -> bool:
         )
         or any(arguments.has(loop.iter) for loop in template.find_all(nodes.For))
     )
-    return not as_object and (  # the meter makes a concatenation (~) a list
-        any(arguments.has(node.left) or arguments.has(node.right) for node in template.find_all(nodes.Add))
-        or any(arguments.has(part) for output in template.find_all(nodes.Output) for part in output.nodes)
+    return not as_object and (  # the sandbox makes what + and ~ join a list
+        any(arguments.has(part) for output in template.find_all(nodes.Output) for part in output.nodes)
         or any(arguments.has(part) for joined in template.find_all(nodes.List) for part in joined.items)
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import compress, count, pairwise
 from typing import NamedTuple
 
 import tokenizers
 
 Spans = Sequence[tuple[int, int]]
+_Spelled = tuple[int, int, int]  # a token's id, and the range of the characters that spell it
 Encode = Callable[[tokenizers.Tokenizer, str, int | None], tokenizers.Encoding]
 
 # Checkpoints declare some control tokens as ordinary added ones; llama.cpp goes by this shape, too.
@@ -54,8 +55,8 @@ class GuardedEncoder:
             for number, token in added.items()
             if token.special or _CONTROL_SHAPE.fullmatch(token.content)
         )
-        # What the model itself makes of characters that it does not know is no control token.
-        self._unknown = self.control_ids.intersection(encode(plain, chr(_SIGNS[0]), None).ids)
+        # What the model itself makes of characters that it does not know is no added token.
+        self._unknown = self._added.keys() & encode(plain, chr(_SIGNS[0]), None).ids
         self._control_of_run = lru_cache(_CACHED_RUNS)(self._scan_run)
 
     def encode(self, text: str, own: Spans, max_tokens: int | None = None) -> list[int]:
@@ -63,33 +64,45 @@ class GuardedEncoder:
         else those control tokens, and what lies between them as text.
         """
         encoding = self._encode(self._backend, text, max_tokens)
-        found = [token[:3] for token in self._tokens(text, encoding, self.control_ids)]
-        if found == list(self._expected(text, own)):
-            ids: list[int] = encoding.ids
+        ids: list[int] = encoding.ids
+        if self._found(text, encoding, ids) == self._expected(text, own):
             return ids
         return self._encode_apart(text, own, encoding)
 
-    def _expected(self, text: str, own: Spans) -> Iterator[tuple[int, int, int]]:
+    def _found(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> list[_Spelled]:
+        """The control tokens in an encoding of `text`."""
+        found: list[_Spelled] = []
+        for index in compress(count(), map(self.control_ids.__contains__, ids)):
+            number = ids[index]
+            start, end = encoding.token_to_chars(index) or (0, 0)
+            if text[start:end] != self._added[number]:
+                start, end = _without_space(text, start, end)
+                if number in self._unknown and text[start:end] != self._added[number]:
+                    continue
+            found.append((number, start, end))
+        return found
+
+    def _expected(self, text: str, own: Spans) -> list[_Spelled]:
+        """The control tokens of the own spans, each span by itself."""
+        expected: list[_Spelled] = []
         for start, end in own:
             run = text[start:end]
-            found = self._control_of_run(run) if len(run) <= _LONGEST_CACHED else self._scan_run(run)
-            for number, low, high in found:
-                yield number, start + low, start + high
+            found = self._control_of_run(run) if end - start <= _LONGEST_CACHED else self._scan_run(run)
+            expected += [(number, start + low, start + high) for number, low, high in found]
+        return expected
 
-    def _scan_run(self, run: str) -> tuple[tuple[int, int, int], ...]:
+    def _scan_run(self, run: str) -> list[_Spelled]:
         encoding = self._encode(self._backend, run, None)
-        return tuple(token[:3] for token in self._tokens(run, encoding, self.control_ids))
+        return self._found(run, encoding, encoding.ids)
 
-    def _tokens(self, text: str, encoding: tokenizers.Encoding, wanted: Container[int]) -> Iterator[_Token]:
-        """The tokens of `wanted` in an encoding of `text`."""
-        ids = encoding.ids
-        for index in [index for index, number in enumerate(ids) if number in wanted]:
-            start, end = encoding.token_to_chars(index) or (0, 0)
-            spelled = text[start:end].strip()
-            low = text.index(spelled, start) if spelled else start
-            high = low + len(spelled) if spelled else end
-            if ids[index] not in self._unknown or spelled == self._added[ids[index]]:
-                yield _Token(ids[index], low, high, start, end)
+    def _tokens(self, text: str, encoding: tokenizers.Encoding, wanted: Collection[int]) -> Iterator[_Token]:
+        """The added tokens of `wanted` in an encoding of `text`."""
+        for index, number in enumerate(encoding.ids):
+            if number in wanted:
+                start, end = encoding.token_to_chars(index) or (0, 0)
+                low, high = _without_space(text, start, end)
+                if number not in self._unknown or text[low:high] == self._added[number]:
+                    yield _Token(number, low, high, start, end)
 
     def _encode_apart(self, text: str, own: Spans, encoding: tokenizers.Encoding) -> list[int]:
         """The added tokens of the own spans, other added tokens but for control tokens, and text between them."""
@@ -127,16 +140,24 @@ class GuardedEncoder:
             return []
         encoding = self._encode(self._plain_inner if inner else self._plain, text, None)
         ids: list[int] = encoding.ids
-        forged = list(self._tokens(text, encoding, self.control_ids))
+        forged = self._found(text, encoding, ids)
         if not forged:
             return ids
         cuts = {0, len(text)}
-        for token in forged:
-            cuts |= {(token.low + token.high) // 2} if token.high - token.low > 1 else {token.low, token.high}
+        for _, low, high in forged:
+            cuts |= {(low + high) // 2} if high - low > 1 else {low, high}
         at = sorted(cuts)
         if len(at) == 2:  # one character, which has no other spelling
             return [number for number in ids if number not in self.control_ids] or [*self._unknown]
         return [n for a, b in pairwise(at) for n in self._plain_ids(text[a:b], inner=inner or a > 0)]
+
+
+def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
+    """The range without the white space that some tokens take in; as it is where there is nothing else."""
+    spelled = text[start:end]
+    low = start + len(spelled) - len(spelled.lstrip())
+    high = start + len(spelled.rstrip())
+    return (low, high) if low < high else (start, end)
 
 
 def _merged(real: list[_Token], others: Iterator[_Token]) -> list[_Token]:

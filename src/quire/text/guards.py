@@ -170,10 +170,17 @@ def string_method(meter: Meter, text: str, name: str, args: Arguments, kwargs: d
     elif name == "join" and args:
         args = (joinable(meter, text, args[0]), *args[1:])
     elif name in ("split", "rsplit") and args and isinstance(args[0], str) and args[0]:
-        meter.items(text.count(args[0]) + 1)
+        _pieces(meter, text, text.count(args[0]) + 1)
     elif name in ("split", "rsplit", "splitlines"):
-        meter.items(1 + sum(map(text.count, _SPACES)))
+        _pieces(meter, text, 1 + sum(map(text.count, _SPACES)))
     return args
+
+
+def _pieces(meter: Meter, text: str, count: int) -> None:
+    """Account for cutting a text in pieces. Each piece of a template's own text is an object of some 150 bytes."""
+    meter.items(count)
+    if isinstance(text, TemplateText):
+        meter.spend(count)
 
 
 def joinable(meter: Meter, separator: str, items: Any) -> Any:
@@ -181,6 +188,8 @@ def joinable(meter: Meter, separator: str, items: Any) -> Any:
     if isinstance(items, Iterable) and not isinstance(items, str | list | tuple | dict):
         items = list(meter.each(items))
     chars = meter.deep(items)
+    if isinstance(items, str):
+        _pieces(meter, items, len(items))
     count = len(items) if isinstance(items, str | list | tuple | dict) else 1
     meter.text(chars + count * len(separator))
     return items
@@ -214,7 +223,7 @@ def _integer(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
 def _listed(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
     """For filters that make a list of the characters or words of a text."""
     if isinstance(value, str):
-        meter.items(len(value))
+        _pieces(meter, value, len(value))
     meter.result(value)
 
 

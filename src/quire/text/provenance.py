@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
-_OWN, _CALLERS = b"\1", b"\0"
+_OWN = b"\1"
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^()]*)\))?[#0\- +]*\d*(?:\.\d*)?[hlL]?(?P<kind>.)", re.DOTALL)
 _OWN_RUN = re.compile(b"\1+")
+_LONGEST_IN_CHARS = 1 << 16  # a character of its own takes some 150 bytes
 
 
 class TemplateText(str):
@@ -55,6 +56,8 @@ class TemplateText(str):
         return _text(str.__getitem__(self, index), own if isinstance(own, bytes) else bytes((own,)))
 
     def __iter__(self) -> Iterator[str]:
+        if len(self) > _LONGEST_IN_CHARS:
+            return str.__iter__(self)
         return map(_text, str.__iter__(self), map(bytes, zip(self._own, strict=True)))
 
     def upper(self) -> str:
@@ -145,7 +148,7 @@ class TemplateText(str):
 
 def own_of(text: str) -> bytes:
     """A 1 for each character that the template wrote, a 0 for each of the caller's."""
-    return text._own if type(text) is TemplateText else _CALLERS * len(text)
+    return text._own if type(text) is TemplateText else bytes(len(text))
 
 
 def own_spans(text: str) -> tuple[tuple[int, int], ...]:
@@ -155,15 +158,17 @@ def own_spans(text: str) -> tuple[tuple[int, int], ...]:
 
 def followed(text: str) -> TemplateText:
     """`text` as one whose methods follow what the template wrote, in arguments too."""
-    return text if type(text) is TemplateText else TemplateText(text, _CALLERS * len(text))
+    return text if type(text) is TemplateText else TemplateText(text, bytes(len(text)))
 
 
 def concat(parts: list[str]) -> str:
     """The parts as one text."""
     text = "".join(parts)
-    if all(type(part) is not TemplateText for part in parts):
+    if TemplateText not in map(type, parts):
         return text
-    return _text(text, b"".join(map(own_of, parts)))
+    made = str.__new__(TemplateText, text)
+    made._own = b"".join([part._own if type(part) is TemplateText else bytes(len(part)) for part in parts])
+    return made
 
 
 def indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:

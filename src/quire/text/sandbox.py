@@ -39,7 +39,8 @@ _MAX_TIME_FORMAT = 256
 _MACRO_UNITS = 10  # a macro call costs several microseconds
 
 # Names that no template can spell: the meter's own filters, put into the syntax tree.
-_EACH, _DEEP, _CONCAT, _SIZED = "meter each", "meter deep", "meter concat", "meter sized"
+_EACH, _DEEP, _CONCAT, _SIZED, _ADD = "meter each", "meter deep", "meter concat", "meter sized", "meter add"
+_TEXTS = frozenset((str, TemplateText))
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -71,7 +72,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     """
 
     code_generator_class = _OwnTexts
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("*", "**", "%"))
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
@@ -92,7 +93,13 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         for name, function in self.tests.items():
             self.tests[name] = self._metered_test(function)
         self.filters.update(
-            {_EACH: self._each, _DEEP: self._deep, _CONCAT: self._join_outputs, _SIZED: self._sized}
+            {
+                _EACH: self._each,
+                _DEEP: self._deep,
+                _CONCAT: self._join_outputs,
+                _SIZED: self._sized,
+                _ADD: self._add,
+            }
         )
         self.globals.clear()
         self.globals.update(
@@ -211,6 +218,14 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         meter.text(sum(len(part) if isinstance(part, str) else meter.deep(part) for part in parts))
         return markup_join(parts) if context.autoescape else concat([str(part) for part in parts])
 
+    def _add(self, parts: list[Any]) -> Any:
+        if set(map(type, parts)) <= _TEXTS:
+            return self._concat(parts)
+        total = parts[0]
+        for part in parts[1:]:
+            total = guards.binary(self._meter, "+", total, part)
+        return total
+
     # -- filters and tests -------------------------------------------------------------------------
 
     def _metered_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -284,6 +299,15 @@ class _MeterInserter(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
+        """A chain of + in one step: most of what a template does is to add texts."""
+        parts: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add):
+            parts.append(left.right)
+            left = left.left
+        return _filtered(self.generic_visit(nodes.List([left, *parts[::-1]], lineno=node.lineno)), _ADD)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         """Tuples are hashed and compared through, and one holding another twice doubles that each time."""

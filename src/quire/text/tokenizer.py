@@ -278,7 +278,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
         if token.content not in contents:
             missing.append(token)
             contents.add(token.content)
-    special = set(folder.special_tokens.values())
+    # The library skips what was special once, whatever is added over it (Gemma's <mask>).
+    special = {token.content for token in present if token.special} | set(folder.special_tokens.values())
     for token in missing:
         token.special = token.special or token.content in special
     if missing:
