@@ -142,19 +142,25 @@ def test_guarded_encoding_reads_control_tokens_in_own_spans_only(pairs, kind):
     assert "".join(ours.pieces(inner)).count("▁▁") == 0
 
 
-def test_a_token_that_is_special_in_one_file_is_skipped_as_in_transformers(tmp_path):
-    """Gemma 3's <mask>: special in tokenizer.json, ordinary in tokenizer_config.json."""
+@pytest.mark.parametrize("by_role", [False, True], ids=["no-role", "role"])
+@pytest.mark.parametrize("in_config", [None, False, True], ids=["absent", "ordinary", "special"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["file-ordinary", "file-special"])
+def test_a_token_is_special_that_is_so_in_any_file(tmp_path, in_file, in_config, by_role):
+    """Gemma 3's <mask>: special by its role, or in one of two files that disagree."""
     backend = byte_level()
-    backend.add_special_tokens(["<mask>"])
+    (backend.add_special_tokens if in_file else backend.add_tokens)(["<mask>"])
     number = backend.token_to_id("<mask>")
-    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": False}
-    config = {"added_tokens_decoder": {str(number): {"content": "<mask>", **flags}}}
+    config: dict[str, object] = {"mask_token": "<mask>"} if by_role else {}
+    if in_config is not None:
+        flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+        config["added_tokens_decoder"] = {str(number): {"content": "<mask>", "special": in_config, **flags}}
     folder = write_folder(tmp_path, backend, tokenizer_class="PreTrainedTokenizerFast", **config)
     ours, theirs = Tokenizer.from_dir(folder), AutoTokenizer.from_pretrained(folder)
     ids = [*ours.encode("a b"), number, *ours.encode(" c")]
-    assert theirs.decode(ids, skip_special_tokens=True) == "a b c"
     detokenizer = ours.detokenizer()
-    assert ours.decode(ids) == detokenizer.push(ids) + detokenizer.finish() == "a b c"
+    expected = theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids) == detokenizer.push(ids) + detokenizer.finish() == expected
+    assert ("<mask>" in expected) == (not (in_file or in_config or by_role))
     assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids) == "a b<mask> c"
 
 

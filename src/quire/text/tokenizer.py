@@ -278,13 +278,20 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
         if token.content not in contents:
             missing.append(token)
             contents.add(token.content)
-    # The library skips what was special once, whatever is added over it (Gemma's <mask>).
+    # The library skips what was special once, whatever is added over it.
     special = {token.content for token in present if token.special} | set(folder.special_tokens.values())
     for token in missing:
         token.special = token.special or token.content in special
+    check_added([token.content for token in [*missing, *folder.named_tokens]], _growth(backend).normalizer)
     if missing:
-        check_added([token.content for token in missing], _growth(backend).normalizer)
         backend.add_tokens(missing)
+    # As in transformers, every token with a role is special in the end, whatever the files say of it.
+    flags = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
+    for token in folder.named_tokens:
+        token.special = True
+    named = [token for token in folder.named_tokens if repr(token) != flags.get(token.content)]
+    if named:
+        backend.add_special_tokens(named)
 
 
 def _adopt_llama_pipeline(backend: tokenizers.Tokenizer, prefix: str) -> None:
