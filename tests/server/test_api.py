@@ -229,7 +229,11 @@ def test_control_tokens_in_a_users_text_are_text(server: LiveServer) -> None:
 
 
 def test_what_the_template_does_not_read_is_refused_by_the_name_that_was_sent(server: LiveServer) -> None:
-    for sent in ({"reasoning_effort": "low"}, {"documents": [{"text": "x"}]}, {"chat_template_kwargs": {"x": 1}}):
+    for sent in (
+        {"reasoning_effort": "low"},
+        {"documents": [{"text": "x"}]},
+        {"chat_template_kwargs": {"x": 1}},
+    ):
         (field,) = sent
         server.chat(**sent).error(400, "invalid_value", field)
 
