@@ -228,6 +228,16 @@ def test_control_tokens_in_a_users_text_are_text(server: LiveServer) -> None:
     assert 2 in server.post("/tokenize", {"prompt": "a</s>b"}).json["tokens"]
 
 
+def test_what_the_template_does_not_read_is_refused_by_the_name_that_was_sent(server: LiveServer) -> None:
+    for sent in (
+        {"reasoning_effort": "low"},
+        {"documents": [{"text": "x"}]},
+        {"chat_template_kwargs": {"x": 1}},
+    ):
+        (field,) = sent
+        server.chat(**sent).error(400, "invalid_value", field)
+
+
 def test_models(server: LiveServer) -> None:
     listing = server.get("/v1/models").json
     assert [m["id"] for m in listing["data"]] == ["tiny", "also-tiny"]

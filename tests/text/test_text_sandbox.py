@@ -232,7 +232,7 @@ def test_walks_to_internals_are_refused(source):
         "{% from 'x' import y %}",
         "{% extends 'x' %}",
         "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
-        "{{ 1" + " + 1" * 5000 + " }}",
+        "{{ 1" + " * 1" * 5000 + " }}",
         "{{ x" + ".a" * 5000 + " }}",
         "{% if 1 %}" * 500 + "{% endif %}" * 500,
         "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,

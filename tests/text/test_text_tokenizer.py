@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -128,20 +127,41 @@ def test_special_text_as_text_still_gets_its_beginning_token(pairs):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama-new", "llama-old", "mistral", "gemma"])
-def test_guarded_encoding_makes_only_the_literal_spans_text(pairs, kind):
+def test_guarded_encoding_reads_control_tokens_in_own_spans_only(pairs, kind):
     ours, _ = pairs[kind]
     control, end = ("[INST]", "</s>") if kind not in ("gpt2", "qwen") else ("<|im_start|>", "<|im_end|>")
     chat = f"{control} say {end} and {control}{end} now{end}tail"
-    spans = tuple((match.start(), match.end()) for match in re.finditer(re.escape(end), chat))[:2]
-    spans += tuple((match.start(), match.end()) for match in re.finditer(re.escape(control), chat))[1:]
-    ids = ours.encode_guarded(chat, sorted(spans))
+    own = ((0, len(control)), (chat.rindex(end), chat.rindex("tail")))
+    ids = ours.encode_guarded(chat, own)
     added = [token_id for token_id in ids if token_id in ours.special_ids]
     assert added == [ours.token_to_id(control), ours.token_to_id(end)]
     assert ours.decode(ids, skip_special_tokens=False).replace(" ", "") == chat.replace(" ", "")
-    assert ours.encode_guarded(chat, ()) == ours.encode(chat, add_special_tokens=False)
+    assert ours.encode_guarded(chat, ((0, len(chat)),)) == ours.encode(chat, add_special_tokens=False)
     # The stretch between the two real control tokens is tokenized in one piece, as text in a text.
     inner = ids[ids.index(added[0]) + 1 : ids.index(added[1])]
     assert "".join(ours.pieces(inner)).count("▁▁") == 0
+
+
+@pytest.mark.parametrize("by_role", [False, True], ids=["no-role", "role"])
+@pytest.mark.parametrize("in_config", [None, False, True], ids=["absent", "ordinary", "special"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["file-ordinary", "file-special"])
+def test_a_token_is_special_that_is_so_in_any_file(tmp_path, in_file, in_config, by_role):
+    """Gemma 3's <mask>: special by its role, or in one of two files that disagree."""
+    backend = byte_level()
+    (backend.add_special_tokens if in_file else backend.add_tokens)(["<mask>"])
+    number = backend.token_to_id("<mask>")
+    config: dict[str, object] = {"mask_token": "<mask>"} if by_role else {}
+    if in_config is not None:
+        flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+        config["added_tokens_decoder"] = {str(number): {"content": "<mask>", "special": in_config, **flags}}
+    folder = write_folder(tmp_path, backend, tokenizer_class="PreTrainedTokenizerFast", **config)
+    ours, theirs = Tokenizer.from_dir(folder), AutoTokenizer.from_pretrained(folder)
+    ids = [*ours.encode("a b"), number, *ours.encode(" c")]
+    detokenizer = ours.detokenizer()
+    expected = theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ids) == detokenizer.push(ids) + detokenizer.finish() == expected
+    assert ("<mask>" in expected) == (not (in_file or in_config or by_role))
+    assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids) == "a b<mask> c"
 
 
 def test_token_bytes_spell_the_text(pairs):

@@ -77,7 +77,7 @@ class TextService:
         def work() -> list[int]:
             rendered = chat.render(ask)
             self._check_chars("messages", len(rendered.text))
-            return tokenizer.encode_guarded(rendered.text, rendered.literals, max_tokens=limit)
+            return tokenizer.encode_guarded(rendered.text, rendered.own, max_tokens=limit)
 
         return await self._run("messages", _size(ask), work)
 

@@ -34,18 +34,15 @@ from quire.types import CompletionOutput, check_window
 def chat_ask(
     body: ChatCompletionRequest | RenderRequest | TokenizeRequest, messages: list[dict[str, Any]]
 ) -> ChatAsk:
-    """The conversation of a request; `reasoning_effort` is a template variable like any other."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    effort = getattr(body, "reasoning_effort", None)
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
+    """The conversation of a request."""
     opens = body.add_generation_prompt
     return ChatAsk(
         messages=messages,
         documents=getattr(body, "documents", None),
         add_generation_prompt=not body.continue_final_message if opens is None else opens,
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=kwargs,
+        template_kwargs=body.chat_template_kwargs or {},
+        reasoning_effort=getattr(body, "reasoning_effort", None),
     )
 
 

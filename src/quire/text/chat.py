@@ -12,9 +12,9 @@ import jinja2
 from jinja2 import meta
 
 from quire.text import messages as shapes
-from quire.text.content import ContentForm, content_form
-from quire.text.guarded import ControlTokens, find_free_marks
+from quire.text.content import ContentForm, content_form, takes_json_arguments
 from quire.text.meter import LimitExceededError, Meter, TemplateLimits
+from quire.text.provenance import TemplateText, concat, own_spans
 from quire.text.sandbox import ChatSandbox, TemplateRefusal
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, RequestError
@@ -30,6 +30,10 @@ _RESERVED = frozenset(
         "tokenize",
         "chat_template",
     )
+)
+# Names that a template may make part of a control token ("<|" + role + "|>"): a role is the caller's to choose.
+_ROLES = frozenset(
+    ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation")
 )
 # What jinja2 and its filters raise for values they cannot handle.
 _FAILURES = (
@@ -49,8 +53,8 @@ class ChatAsk:
     """One conversation to render.
 
     `tools` and `documents` are lists of JSON objects; `template_kwargs` are further variables the template
-    reads (enable_thinking, …). `add_generation_prompt` opens the assistant's turn; `continue_final_message`
-    leaves the last message open instead, so that the model goes on writing it.
+    reads (enable_thinking, …), as is `reasoning_effort`. `add_generation_prompt` opens the assistant's turn;
+    `continue_final_message` leaves the last message open instead, so that the model goes on writing it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -59,16 +63,17 @@ class ChatAsk:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt. `literals` are the character ranges where the caller's own text spells a control token:
-    they are text, not control; see Tokenizer.encode_guarded.
+    """A prompt. `own` are the character ranges that the template wrote itself, in rising order: only there is a
+    control token's spelling one; see Tokenizer.encode_guarded.
     """
 
     text: str
-    literals: tuple[tuple[int, int], ...] = ()
+    own: tuple[tuple[int, int], ...] = ()
 
 
 class ChatTemplate:
@@ -82,14 +87,12 @@ class ChatTemplate:
         source: str,
         *,
         special_tokens: Mapping[str, str] | None = None,
-        control_texts: Sequence[str] | frozenset[str] = (),
         limits: TemplateLimits | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = source
         self.limits = limits or TemplateLimits()
-        self._special_tokens = dict(special_tokens or {})
-        self._control = ControlTokens(control_texts)
+        self._special_tokens = {name: TemplateText(text) for name, text in (special_tokens or {}).items()}
         if len(source) > self.limits.source_chars:
             raise CheckpointError(
                 f"chat template has {len(source)} characters, over the limit of {self.limits.source_chars}"
@@ -99,6 +102,7 @@ class ChatTemplate:
             tree = self._sandbox.parse(source)
             self.variables: frozenset[str] = frozenset(meta.find_undeclared_variables(tree))
             self._form = content_form(tree)
+            self._json_arguments = takes_json_arguments(tree)
             self._compiled = self._sandbox.from_string(source)
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None)
@@ -118,49 +122,53 @@ class ChatTemplate:
         """
         copier = shapes.PlainCopier(limits or shapes.MessageLimits())
         values = self._variables_of(ask, copier, limits or shapes.MessageLimits())
-        marks = (
-            find_free_marks(values) if ask.continue_final_message or self._control.occurs_in(values) else None
-        )
-        if marks is not None:
-            self._control.mark(values, marks)
-            if ask.continue_final_message:
-                _tag_final_message(values["messages"], marks.tag)
-        text = self._run({**self._special_tokens, **values}, 8 * copier.nodes + copier.chars // 2)
-        if marks is None:
-            return RenderedChat(text)
-        text = marks.unescape(text)
+        tag = ""
         if ask.continue_final_message:
-            text = _cut_at_tag(text, marks.tag)
-        return RenderedChat(*self._control.unmark(text, marks))
+            tag = shapes.free_tag(values)
+            _tag_final_message(values["messages"], tag)
+        text = self._run({**self._special_tokens, **values}, 8 * copier.nodes + copier.chars // 2)
+        if tag:
+            text = _cut_at_tag(text, tag)
+        return RenderedChat(str.__str__(text), own_spans(text))
 
     def _variables_of(
         self, ask: ChatAsk, copier: shapes.PlainCopier, limits: shapes.MessageLimits
     ) -> dict[str, Any]:
         if ask.continue_final_message and ask.add_generation_prompt:
             raise RequestError("continue_final_message", "cannot be combined with add_generation_prompt")
-        values = dict(self._template_kwargs(ask.template_kwargs, copier))
+        values = dict(self._template_kwargs(ask, copier))
         messages = shapes.check_messages(ask.messages, copier, limits)
         if self._form is ContentForm.STRING:
             shapes.flatten(messages)
         elif self._form is ContentForm.PARTS:
             shapes.wrap(messages)
+        if not self._json_arguments:
+            shapes.parse_arguments(messages)
+        for message in messages:
+            if message["role"] in _ROLES:
+                message["role"] = TemplateText(message["role"])
         values["messages"] = messages
+        if ask.documents and "documents" not in self.variables:
+            raise RequestError("documents", "this model's chat template does not read documents")
         values["tools"] = _objects("tools", ask.tools, copier)
         values["documents"] = _objects("documents", ask.documents, copier)
         values["add_generation_prompt"] = bool(ask.add_generation_prompt)
         return values
 
-    def _template_kwargs(self, kwargs: Mapping[str, Any], copier: shapes.PlainCopier) -> dict[str, Any]:
-        for name in kwargs:
+    def _template_kwargs(self, ask: ChatAsk, copier: shapes.PlainCopier) -> dict[str, Any]:
+        given = {name: ("chat_template_kwargs", value) for name, value in ask.template_kwargs.items()}
+        if ask.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", ("reasoning_effort", ask.reasoning_effort))
+        for name, (field_name, _) in given.items():
             if name in _RESERVED or name not in self.variables:
                 known = sorted(
                     self.variables - _RESERVED - set(self._special_tokens) - set(self._sandbox.globals)
                 )
                 raise RequestError(
-                    "chat_template_kwargs",
+                    field_name,
                     f"{name!r} is not an argument of this template, which reads {', '.join(known) or 'none'}",
                 )
-        return {name: copier.copy("chat_template_kwargs", value) for name, value in kwargs.items()}
+        return {name: copier.copy(field_name, value) for name, (field_name, value) in given.items()}
 
     def _run(self, values: dict[str, Any], input_size: int) -> str:
         parts: list[str] = []
@@ -188,7 +196,7 @@ class ChatTemplate:
             raise CheckpointError(f"chat template stopped: {_short(error) or type(error).__name__}") from None
         except _FAILURES as error:
             raise RequestError("messages", f"the chat template cannot render them: {_short(error)}") from None
-        return "".join(parts)
+        return concat(parts)
 
 
 class ChatRenderer:
@@ -221,7 +229,6 @@ class ChatRenderer:
             name: ChatTemplate(
                 source,
                 special_tokens=tokenizer.special_tokens,
-                control_texts=tokenizer.special_texts,
                 limits=limits,
                 now=now,
             )
@@ -242,7 +249,7 @@ class ChatRenderer:
     def encode(self, ask: ChatAsk) -> list[int]:
         """The prompt's token ids. Control tokens spelled in the caller's text are encoded as text."""
         chat = self.render(ask)
-        return self._tokenizer.encode_guarded(chat.text, chat.literals)
+        return self._tokenizer.encode_guarded(chat.text, chat.own)
 
 
 def _objects(
@@ -271,13 +278,12 @@ def _tag_final_message(messages: list[shapes.Message], tag: str) -> None:
 
 
 def _cut_at_tag(text: str, tag: str) -> str:
-    position = text.rfind(tag)
-    if position < 0:
-        raise RequestError(
-            "continue_final_message", "the chat template does not print the last message as it is"
-        )
-    cut = text[:position]
-    return cut if text.startswith(" ", position + len(tag)) else cut.rstrip()
+    for spelled in (tag, shapes.escaped(tag)):
+        position = text.rfind(spelled)
+        if position >= 0:
+            cut = text[:position]
+            return cut if text.startswith(" ", position + len(spelled)) else cut.rstrip()
+    raise RequestError("continue_final_message", "the chat template does not print the last message as it is")
 
 
 def _short(error: BaseException) -> str:

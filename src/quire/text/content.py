@@ -1,4 +1,4 @@
-"""How a template reads a message's content: as a string, as a list of parts, or as either."""
+"""How a template reads a message's content and a tool call's arguments, as its syntax tree shows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import enum
 from jinja2 import nodes
 
 _TYPE_TESTS = frozenset(("string", "mapping", "iterable", "sequence", "none"))
+_MAPPING_FILTERS = frozenset(("tojson", "items", "dictsort"))
+_MAPPING_METHODS = frozenset(("items", "keys", "values"))
 
 
 class ContentForm(enum.Enum):
@@ -19,44 +21,72 @@ class ContentForm(enum.Enum):
 
 def content_form(template: nodes.Template) -> ContentForm:
     """Read the form off the syntax tree: does anything loop over, or index, a message's content?"""
-    names = _content_names(template)
+    content = _Readings(template, "content")
     # Asking for the length or an index of content is left out: strings have both.
-    loops = any(_is_content(loop.iter, names) for loop in template.find_all(nodes.For))
+    loops = any(content.has(loop.iter) for loop in template.find_all(nodes.For))
     if not loops:
         return ContentForm.STRING
-    tested = any(
-        test.name in _TYPE_TESTS and _is_content(test.node, names) for test in template.find_all(nodes.Test)
-    )
-    return ContentForm.EITHER if tested else ContentForm.PARTS
+    return ContentForm.EITHER if content.tested(_TYPE_TESTS) else ContentForm.PARTS
 
 
-def _content_names(template: nodes.Template) -> set[str]:
-    """Variables that hold a message's content: "content" itself (often a macro's argument) and what is set
-    from it.
+def takes_json_arguments(template: nodes.Template) -> bool:
+    """Whether JSON text in a tool call's `arguments` stays text: the template tests for it, or prints it as it is
+    and does nothing that needs an object.
     """
-    names = {"content"}
-    assignments = [
-        (assign.target.name, assign.node)
-        for assign in template.find_all(nodes.Assign)
-        if isinstance(assign.target, nodes.Name)
-    ]
-    grown = True
-    while grown:
-        grown = False
-        for name, value in assignments:
-            if name not in names and _is_content(value, names):
-                names.add(name)
-                grown = True
-    return names
+    arguments = _Readings(template, "arguments")
+    if arguments.tested(frozenset(("string", "mapping"))):
+        return True
+    as_object = (
+        any(
+            use.name in _MAPPING_FILTERS and arguments.has(use.node)
+            for use in template.find_all(nodes.Filter)
+        )
+        or any(
+            use.attr in _MAPPING_METHODS and arguments.has(use.node)
+            for use in template.find_all(nodes.Getattr)
+        )
+        or any(arguments.has(loop.iter) for loop in template.find_all(nodes.For))
+    )
+    return not as_object and (  # the sandbox makes what + and ~ join a list
+        any(arguments.has(part) for output in template.find_all(nodes.Output) for part in output.nodes)
+        or any(arguments.has(part) for joined in template.find_all(nodes.List) for part in joined.items)
+    )
 
 
-def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    if isinstance(node, nodes.Filter):  # the meter wraps loops; |trim and the like keep the form
-        return _is_content(node.node, names)
-    if isinstance(node, nodes.CondExpr):
-        return _is_content(node.expr1, names) or _is_content(node.expr2, names)
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return isinstance(node, nodes.Name) and node.name in names
+class _Readings:
+    """Expressions of a template that read one field, whatever they read it from."""
+
+    def __init__(self, template: nodes.Template, field: str) -> None:
+        self._template, self._field = template, field
+        self._names = {field}  # the field's own name is often a macro's argument
+        assignments = [
+            (assign.target.name, assign.node)
+            for assign in template.find_all(nodes.Assign)
+            if isinstance(assign.target, nodes.Name)
+        ]
+        size = 0
+        while size < len(self._names):
+            size = len(self._names)
+            self._names.update(name for name, value in assignments if self.has(value))
+
+    def has(self, node: nodes.Node | None) -> bool:
+        """Whether the expression is the field, or was set from it."""
+        if isinstance(node, nodes.Filter):  # the meter wraps loops; |trim and the like keep the form
+            return node.name not in _MAPPING_FILTERS and self.has(node.node)
+        if isinstance(node, nodes.CondExpr):
+            return self.has(node.expr1) or self.has(node.expr2)
+        if isinstance(node, nodes.Getattr):
+            return node.attr == self._field
+        if isinstance(node, nodes.Getitem):
+            return self._is_field(node.arg)
+        if isinstance(node, nodes.Call):
+            getter = isinstance(node.node, nodes.Getattr) and node.node.attr == "get"
+            return getter and bool(node.args) and self._is_field(node.args[0])
+        return isinstance(node, nodes.Name) and node.name in self._names
+
+    def tested(self, tests: frozenset[str]) -> bool:
+        """Whether the template asks for its type by one of `tests`."""
+        return any(test.name in tests and self.has(test.node) for test in self._template.find_all(nodes.Test))
+
+    def _is_field(self, node: nodes.Node) -> bool:
+        return isinstance(node, nodes.Const) and node.value == self._field

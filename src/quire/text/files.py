@@ -37,7 +37,7 @@ MAX_REGEX_REPEAT = 1000
 _REGEX_KEY = b'"Regex"'
 _REGEX_VALUE = re.compile(rb'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 # JSON may spell the key itself with escapes ("Regex"); no writer does, so such a file takes the slow road.
-_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def _quantify(pattern: str, quantifier: re.Match[str], outer: _Group, inner: _Gr
 
 def _regexes(data: bytes) -> Iterator[str]:
     # Nearly all of a file is vocabulary: `in` and `find` pass over it ten times as fast as an expression does.
-    if b"\\u00" in data and _ESCAPED_LETTER.search(data):
+    if b"\\u00" in data and ESCAPED_LETTER.search(data):
         yield from _regexes_of(_parse(data))
         return
     position = data.find(_REGEX_KEY)

@@ -18,6 +18,7 @@ from quire.text.files import (
     read_json_object,
     read_text,
 )
+from quire.text.growth import check_normalizer
 from quire.types import CheckpointError
 from quire.util.lfs import POINTER, is_pointer
 
@@ -77,6 +78,7 @@ def _read_tokenizer_json(path: Path, budget: LoadBudget) -> bytes:
     if is_pointer(data):
         raise CheckpointError(f"tokenizer.json {POINTER}")
     check_tokenizer_json(data, budget)
+    check_normalizer(data)
     return data
 
 

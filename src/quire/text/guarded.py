@@ -1,103 +1,173 @@
-"""Control tokens spelled in a caller's text: followed through a template, so that they can be encoded as
-text.
-
-Only when a caller's string spells one (which ordinary requests do not), each occurrence is wrapped in a
-pair of noncharacters before rendering; the pairs are found, and removed, in what the template printed. A
-pair that a template took apart is dropped without effect.
-"""
+"""Encodes a rendered chat so that control tokens come from the template's own text and from nothing else."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
+from itertools import compress, count, pairwise
+from typing import NamedTuple
 
-from quire.types import RequestError
+import tokenizers
 
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned: Unicode 15, section 23.7
+Spans = Sequence[tuple[int, int]]
+_Spelled = tuple[int, int, int]  # a token's id, and the range of the characters that spell it
+Encode = Callable[[tokenizers.Tokenizer, str, int | None], tokenizers.Encoding]
+
+# Checkpoints declare some control tokens as ordinary added ones; llama.cpp goes by this shape, too.
+_CONTROL_SHAPE = re.compile(r"<\|.+\|>|<\uff5c.+\uff5c>", re.DOTALL)
+_CACHED_RUNS = 256
+_LONGEST_CACHED = 1 << 14  # characters
+_WORD, _SIGN = re.compile(r"\w"), re.compile(r"[^\w\s]")
+_WORDS, _SIGNS = range(0xA000, 0xA48D), range(0xFDD0, 0xFDF0)  # Yi syllables; noncharacters
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """Three characters that occur nowhere in the input: around a spelled control token, and the end of a
-    text.
+class _Token(NamedTuple):
+    """A token in a text: its id, the characters that spell it, and those it takes (white space beside it, too)."""
+
+    number: int
+    low: int
+    high: int
+    start: int
+    end: int
+
+
+class GuardedEncoder:
+    """Ids of a text of which some spans are a chat template's own.
+
+    `plain` and `plain_inner` are `backend` without added tokens, for the start of a text and for what follows a
+    token; `encode` calls the library. A control token is one that `backend` calls special, or that looks like one.
     """
 
-    start: str
-    end: str
-    tag: str
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        plain: tokenizers.Tokenizer,
+        plain_inner: tokenizers.Tokenizer,
+        encode: Encode,
+    ) -> None:
+        self._backend, self._plain, self._plain_inner, self._encode = backend, plain, plain_inner, encode
+        added = backend.get_added_tokens_decoder()
+        self._added = {number: token.content for number, token in added.items()}
+        self.control_ids = frozenset(
+            number
+            for number, token in added.items()
+            if token.special or _CONTROL_SHAPE.fullmatch(token.content)
+        )
+        # What the model itself makes of characters that it does not know is no added token.
+        self._unknown = self._added.keys() & encode(plain, chr(_SIGNS[0]), None).ids
+        self._control_of_run = lru_cache(_CACHED_RUNS)(self._scan_run)
 
-    def unescape(self, text: str) -> str:
-        """Undo the escapes that a JSON filter restricted to ASCII gives the marks."""
-        for mark in (self.start, self.end, self.tag):
-            text = text.replace(_escape(mark), mark)
-        return text
+    def encode(self, text: str, own: Spans, max_tokens: int | None = None) -> list[int]:
+        """The ids as the library gives them, where the control tokens that it finds are those of the own spans;
+        else those control tokens, and what lies between them as text.
+        """
+        encoding = self._encode(self._backend, text, max_tokens)
+        ids: list[int] = encoding.ids
+        if self._found(text, encoding, ids) == self._expected(text, own):
+            return ids
+        return self._encode_apart(text, own, encoding)
 
+    def _found(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> list[_Spelled]:
+        """The control tokens in an encoding of `text`."""
+        found: list[_Spelled] = []
+        for index in compress(count(), map(self.control_ids.__contains__, ids)):
+            number = ids[index]
+            start, end = encoding.token_to_chars(index) or (0, 0)
+            if text[start:end] != self._added[number]:
+                start, end = _without_space(text, start, end)
+                if number in self._unknown and text[start:end] != self._added[number]:
+                    continue
+            found.append((number, start, end))
+        return found
 
-def find_free_marks(values: Any) -> Marks:
-    """Three marks that no string in `values` contains, plain or as a JSON escape."""
-    taken: set[str] = set()
-    for text in _strings(values):
-        taken.update(mark for mark in _NONCHARACTERS if mark in text or _escape(mark) in text)
-    free = [mark for mark in _NONCHARACTERS if mark not in taken]
-    if len(free) < 3:
-        raise RequestError("messages", "the text uses too many Unicode noncharacters (U+FDD0 to U+FDEF)")
-    return Marks(*free[:3])
+    def _expected(self, text: str, own: Spans) -> list[_Spelled]:
+        """The control tokens of the own spans, each span by itself."""
+        expected: list[_Spelled] = []
+        for start, end in own:
+            run = text[start:end]
+            found = self._control_of_run(run) if end - start <= _LONGEST_CACHED else self._scan_run(run)
+            expected += [(number, start + low, start + high) for number, low, high in found]
+        return expected
 
+    def _scan_run(self, run: str) -> list[_Spelled]:
+        encoding = self._encode(self._backend, run, None)
+        return self._found(run, encoding, encoding.ids)
 
-class ControlTokens:
-    """The spellings of a vocabulary's control tokens."""
+    def _tokens(self, text: str, encoding: tokenizers.Encoding, wanted: Collection[int]) -> Iterator[_Token]:
+        """The added tokens of `wanted` in an encoding of `text`."""
+        for index, number in enumerate(encoding.ids):
+            if number in wanted:
+                start, end = encoding.token_to_chars(index) or (0, 0)
+                low, high = _without_space(text, start, end)
+                if number not in self._unknown or text[low:high] == self._added[number]:
+                    yield _Token(number, low, high, start, end)
 
-    def __init__(self, texts: Collection[str]) -> None:
-        longest_first = sorted((text for text in texts if text), key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    def _encode_apart(self, text: str, own: Spans, encoding: tokenizers.Encoding) -> list[int]:
+        """The added tokens of the own spans, other added tokens but for control tokens, and text between them."""
+        masked = self._masked(text, own)
+        starts = [start for start, _ in own]
+        real = [
+            token
+            for token in self._tokens(masked, self._encode(self._backend, masked, None), self._added)
+            if (index := bisect_right(starts, token.low)) and token.high <= own[index - 1][1]
+        ]
+        others = self._tokens(text, encoding, self._added.keys() - self.control_ids)
+        ids: list[int] = []
+        position = 0
+        for token in _merged(real, others):
+            ids += self._plain_ids(text[position : token.start], inner=position > 0)
+            ids.append(token.number)
+            position = max(position, token.end)
+        return ids + self._plain_ids(text[position:], inner=position > 0)
 
-    def occurs_in(self, values: Any) -> bool:
-        """Whether any string in `values` spells a control token."""
-        return any(self._any.search(text) for text in _strings(values))
-
-    def mark(self, values: Any, marks: Marks) -> None:
-        """Wrap every spelled control token in the values of `values` (nested dicts and lists), in place."""
-        stack = [values]
-        while stack:
-            node = stack.pop()
-            for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
-                if isinstance(value, str):
-                    node[key] = self._any.sub(lambda match: f"{marks.start}{match[0]}{marks.end}", value)
-                elif isinstance(value, dict | list):
-                    stack.append(value)
-
-    def unmark(self, text: str, marks: Marks) -> tuple[str, tuple[tuple[int, int], ...]]:
-        """The text without marks, and the character ranges of the control tokens that are still wrapped."""
+    def _masked(self, text: str, own: Spans) -> str:
+        """`text` with the characters that are not own replaced by some that no added token has, letters by a letter."""
+        taken = set().union(*self._added.values())
+        word = next((char for char in map(chr, _WORDS) if char not in taken), " ")
+        sign = next((char for char in map(chr, _SIGNS) if char not in taken), " ")
         parts: list[str] = []
-        literals: list[tuple[int, int]] = []
-        size, opened = 0, -1
-        for part in re.split(f"([{marks.start}{marks.end}{marks.tag}])", text):
-            if part == marks.start:
-                opened = size
-            elif part == marks.end:
-                if opened >= 0 and self._any.fullmatch(parts[-1] if parts else ""):
-                    literals.append((opened, size))
-                opened = -1
-            elif part and part != marks.tag:
-                parts.append(part)
-                size += len(part)
-        return "".join(parts), tuple(literals)
+        position = 0
+        for start, end in [*own, (len(text), len(text))]:
+            parts += [_SIGN.sub(sign, _WORD.sub(word, text[position:start])), text[start:end]]
+            position = end
+        return "".join(parts)
+
+    def _plain_ids(self, text: str, *, inner: bool) -> list[int]:
+        """`text` without added tokens. Where the model knows a control token by its spelling, that is cut in two."""
+        if not text:
+            return []
+        encoding = self._encode(self._plain_inner if inner else self._plain, text, None)
+        ids: list[int] = encoding.ids
+        forged = self._found(text, encoding, ids)
+        if not forged:
+            return ids
+        cuts = {0, len(text)}
+        for _, low, high in forged:
+            cuts |= {(low + high) // 2} if high - low > 1 else {low, high}
+        at = sorted(cuts)
+        if len(at) == 2:  # one character, which has no other spelling
+            return [number for number in ids if number not in self.control_ids] or [*self._unknown]
+        return [n for a, b in pairwise(at) for n in self._plain_ids(text[a:b], inner=inner or a > 0)]
 
 
-def _escape(mark: str) -> str:
-    return f"\\u{ord(mark):04x}"
+def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
+    """The range without the white space that some tokens take in; as it is where there is nothing else."""
+    spelled = text[start:end]
+    low = start + len(spelled) - len(spelled.lstrip())
+    high = start + len(spelled.rstrip())
+    return (low, high) if low < high else (start, end)
 
 
-def _strings(values: Any) -> Iterator[str]:
-    """Every string in nested dicts and lists; keys are left out, as they are not marked."""
-    stack = [values]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, str):
-            yield node
-        elif isinstance(node, dict):
-            stack.extend(node.values())
-        elif isinstance(node, list):
-            stack.extend(node)
+def _merged(real: list[_Token], others: Iterator[_Token]) -> list[_Token]:
+    """All in order, but for `others` that overlap a real one."""
+    lows = [token.low for token in real]
+    kept: list[_Token] = []
+    for token in others:
+        after = bisect_right(lows, token.low)
+        if (not after or real[after - 1].high <= token.low) and (
+            after == len(real) or token.high <= real[after].low
+        ):
+            kept.append(token)
+    return sorted(real + kept, key=lambda token: token.low)

@@ -8,6 +8,7 @@ from string import Formatter
 from typing import Any
 
 from quire.text.meter import LimitExceededError, Meter
+from quire.text.provenance import TemplateText, concat, own_of, percent
 
 Arguments = tuple[Any, ...]
 
@@ -37,10 +38,12 @@ def binary(meter: Meter, operation: str, left: Any, right: Any) -> Any:
             meter.bits(left.bit_length() * right)
         meter.spend()
         return operator.pow(left, right)
-    if isinstance(left, str):
-        percent(meter, left, right)
     meter.spend()
-    result = operator.mod(left, right)
+    if isinstance(left, str):
+        check_percent(meter, left, right)
+        result: Any = percent(left, right)
+    else:
+        result = operator.mod(left, right)
     meter.result(result)
     return result
 
@@ -61,7 +64,7 @@ def _repeat(meter: Meter, left: Any, right: Any) -> None:
         meter.spend()
 
 
-def percent(meter: Meter, template: str, values: Any) -> None:
+def check_percent(meter: Meter, template: str, values: Any) -> None:
     """Check a printf-style format: its widths, and the size of what its conversions would print."""
     conversions = 0
     for width in _conversion_widths(template):
@@ -103,7 +106,23 @@ class MeteredFormatter(Formatter):
     def __init__(self, meter: Meter, get: Callable[[Any, str, bool], Any]) -> None:
         self._meter = meter
         self._get = get  # (object, name, is an attribute) -> value, by the sandbox's rules
-        self._automatic = 0
+        self._template = ""
+        self._parts: list[str] = []
+
+    def format_text(self, template: str, args: Any, kwargs: Any) -> str:
+        """The formatted text; what a template wrote of it stays known."""
+        self._template = template
+        text = self.vformat(template, args, kwargs)
+        followed = concat(self._parts)
+        return followed if followed == text else text  # fields within a field's format are not followed
+
+    def parse(self, format_string: str) -> Iterable[Any]:
+        outer = format_string is self._template  # else it is a field's format
+        own = outer and all(own_of(format_string))
+        for literal, *field in super().parse(format_string):
+            if outer:
+                self._parts.append(TemplateText(literal) if own else literal)
+            yield literal, *field
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         first, rest = _split_field_name(field_name)
@@ -123,6 +142,7 @@ class MeteredFormatter(Formatter):
         self._meter.deep(value)
         text = str(super().format_field(value, format_spec))
         self._meter.text(len(text))
+        self._parts.append(text)
         return text
 
 
@@ -150,10 +170,17 @@ def string_method(meter: Meter, text: str, name: str, args: Arguments, kwargs: d
     elif name == "join" and args:
         args = (joinable(meter, text, args[0]), *args[1:])
     elif name in ("split", "rsplit") and args and isinstance(args[0], str) and args[0]:
-        meter.items(text.count(args[0]) + 1)
+        _pieces(meter, text, text.count(args[0]) + 1)
     elif name in ("split", "rsplit", "splitlines"):
-        meter.items(1 + sum(map(text.count, _SPACES)))
+        _pieces(meter, text, 1 + sum(map(text.count, _SPACES)))
     return args
+
+
+def _pieces(meter: Meter, text: str, count: int) -> None:
+    """Account for cutting a text in pieces. Each piece of a template's own text is an object of some 150 bytes."""
+    meter.items(count)
+    if isinstance(text, TemplateText):
+        meter.spend(count)
 
 
 def joinable(meter: Meter, separator: str, items: Any) -> Any:
@@ -161,6 +188,8 @@ def joinable(meter: Meter, separator: str, items: Any) -> Any:
     if isinstance(items, Iterable) and not isinstance(items, str | list | tuple | dict):
         items = list(meter.each(items))
     chars = meter.deep(items)
+    if isinstance(items, str):
+        _pieces(meter, items, len(items))
     count = len(items) if isinstance(items, str | list | tuple | dict) else 1
     meter.text(chars + count * len(separator))
     return items
@@ -194,7 +223,7 @@ def _integer(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
 def _listed(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
     """For filters that make a list of the characters or words of a text."""
     if isinstance(value, str):
-        meter.items(len(value))
+        _pieces(meter, value, len(value))
     meter.result(value)
 
 
@@ -219,7 +248,7 @@ def _replace_filter(meter: Meter, value: Any, old: Any, new: Any, *_: Any, **__:
 
 
 def _format(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
-    percent(meter, str(value), kwargs or args)
+    check_percent(meter, str(value), kwargs or args)
 
 
 def _batch(meter: Meter, value: Any, linecount: Any, *_: Any, **__: Any) -> None:

@@ -11,6 +11,7 @@ from quire.types import RequestError
 
 Message = dict[str, Any]
 
+_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned: Unicode 15, section 23.7
 # Names a message's reasoning goes by; the first is the one templates read (as in transformers).
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -104,7 +105,7 @@ def _check_message(index: int, message: Message, limits: MessageLimits) -> Messa
     if len(role) > limits.role_chars:
         raise RequestError("messages", f"message {index} has a role of {len(role)} characters")
     if "tool_calls" in message:
-        message["tool_calls"] = _check_tool_calls(index, message["tool_calls"])
+        _check_tool_calls(index, message["tool_calls"])
     content = message.get("content")
     if content is None:
         if role != "assistant" or not (message.get("tool_calls") or message.get("function_call")):
@@ -135,7 +136,7 @@ def _check_part(index: int, part: Any) -> None:
         raise RequestError("messages", f"message {index}: a text part needs a string in 'text'")
 
 
-def _check_tool_calls(index: int, calls: Any) -> list[Any]:
+def _check_tool_calls(index: int, calls: Any) -> None:
     if not isinstance(calls, list):
         raise RequestError(
             "messages", f"message {index}: tool_calls must be a list, not {type(calls).__name__}"
@@ -146,9 +147,6 @@ def _check_tool_calls(index: int, calls: Any) -> list[Any]:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError("messages", f"message {index}: a tool call needs a function with a name")
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = _parse_arguments(index, function["arguments"])
-    return calls
 
 
 def _parse_arguments(index: int, text: str) -> Any:
@@ -163,6 +161,15 @@ def _parse_arguments(index: int, text: str) -> Any:
     return value
 
 
+def parse_arguments(messages: list[Message]) -> None:
+    """Make JSON text in tool calls' arguments objects, in place, for templates that work with objects."""
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            function = call.get("function", call)
+            if isinstance(function.get("arguments"), str):
+                function["arguments"] = _parse_arguments(index, function["arguments"])
+
+
 def flatten(messages: list[Message]) -> None:
     """Join text parts with newlines, in place, for templates that print content as a string."""
     for message in messages:
@@ -175,3 +182,26 @@ def wrap(messages: list[Message]) -> None:
     for message in messages:
         if isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]
+
+
+def free_tag(values: Any) -> str:
+    """A character that no string in `values` contains, plain or as a JSON escape."""
+    taken: set[str] = set()
+    stack = [values]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            taken.update(char for char in _NONCHARACTERS if char in node or escaped(char) in node)
+        elif isinstance(node, dict):
+            stack += [*node, *node.values()]
+        elif isinstance(node, list):
+            stack += node
+    free = [char for char in _NONCHARACTERS if char not in taken]
+    if not free:
+        raise RequestError("messages", "the text uses all Unicode noncharacters from U+FDD0 to U+FDEF")
+    return free[0]
+
+
+def escaped(char: str) -> str:
+    """What a JSON filter restricted to ASCII makes of a character."""
+    return f"\\u{ord(char):04x}"

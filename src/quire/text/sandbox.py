@@ -2,7 +2,8 @@
 
 It renders what transformers renders, and every loop item, call, filter, test, operator and output is
 metered, so that a template can neither reach Python's internals nor run, or grow, without bound. All of it
-happens in the calling thread: there is no watchdog to race with.
+happens in the calling thread: there is no watchdog to race with. What the template writes itself is told from
+what it was given (text.provenance).
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent, do_replace, sync_do_join
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext, Macro, markup_join, str_join
+from jinja2.runtime import Context, LoopContext, Macro, markup_join
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from quire.text import guards
 from quire.text.meter import MAX_INT_BITS, LimitExceededError, Meter
+from quire.text.provenance import TemplateText, concat, followed, indent
 
 # Never used by chat templates, and either random, unbounded, or HTML.
 _DROPPED_FILTERS = ("forceescape", "pprint", "random", "urlencode", "urlize", "wordwrap", "xmlattr")
@@ -35,11 +39,30 @@ _MAX_TIME_FORMAT = 256
 _MACRO_UNITS = 10  # a macro call costs several microseconds
 
 # Names that no template can spell: the meter's own filters, put into the syntax tree.
-_EACH, _DEEP, _CONCAT, _SIZED = "meter each", "meter deep", "meter concat", "meter sized"
+_EACH, _DEEP, _CONCAT, _SIZED, _ADD = "meter each", "meter deep", "meter concat", "meter sized", "meter add"
+_TEXTS = frozenset((str, TemplateText))
 
 
 class TemplateRefusal(jinja2.TemplateError):
     """The template called raise_exception: it does not accept these messages."""
+
+
+class _OwnTexts(CodeGenerator):
+    """Compiles a template so that its own texts come from the environment's `own_texts`."""
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:  # noqa: N802
+        if isinstance(node.value, TemplateText):
+            self.write(self._kept(node.value))
+        else:
+            super().visit_Const(node, frame)
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return self._kept(TemplateText("".join(group)))
+
+    def _kept(self, text: TemplateText) -> str:
+        texts = self.environment.own_texts  # type: ignore[attr-defined]
+        texts.append(text)
+        return f"environment.own_texts[{len(texts) - 1}]"
 
 
 class ChatSandbox(ImmutableSandboxedEnvironment):
@@ -48,7 +71,8 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     A rendering runs inside `metered(meter)`, which holds for the calling thread only.
     """
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    code_generator_class = _OwnTexts
+    intercepted_binops = frozenset(("*", "**", "%"))
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
@@ -58,17 +82,24 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
             extensions=[_GenerationTag, loopcontrols],
             finalize=self._finalize,
         )
+        self.own_texts: list[TemplateText] = []
         self._thread = threading.local()
         self.concat = self._concat  # type: ignore[method-assign]
         for name in _DROPPED_FILTERS:
             self.filters.pop(name, None)
-        self.filters["tojson"] = _tojson
+        self.filters.update(tojson=_tojson, join=_join, replace=_replace, indent=_indent)
         for name, function in self.filters.items():
             self.filters[name] = self._metered_filter(name, function)
         for name, function in self.tests.items():
             self.tests[name] = self._metered_test(function)
         self.filters.update(
-            {_EACH: self._each, _DEEP: self._deep, _CONCAT: self._join_outputs, _SIZED: self._sized}
+            {
+                _EACH: self._each,
+                _DEEP: self._deep,
+                _CONCAT: self._join_outputs,
+                _SIZED: self._sized,
+                _ADD: self._add,
+            }
         )
         self.globals.clear()
         self.globals.update(
@@ -115,6 +146,8 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             args = guards.string_method(meter, owner, obj.__name__, args, kwargs)
+            if obj.__name__ in ("join", "replace"):
+                obj = getattr(followed(owner), obj.__name__)
         elif isinstance(owner, list | tuple | dict):
             meter.deep(owner) if args else meter.items(len(owner))
         if isinstance(obj, Macro):
@@ -146,9 +179,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
         def format_text(*args: Any, **kwargs: Any) -> str:
             formatter = guards.MeteredFormatter(self._meter, self._field)
-            if name == "format_map":
-                return type(owner)(formatter.vformat(owner, (), args[0]))
-            return type(owner)(formatter.vformat(owner, args, kwargs))
+            return formatter.format_text(owner, *(((), args[0]) if name == "format_map" else (args, kwargs)))
 
         return format_text
 
@@ -166,7 +197,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     def _concat(self, parts: Iterable[str]) -> str:
         parts = parts if isinstance(parts, list) else list(parts)
         self._meter.text(sum(map(len, parts)))
-        return "".join(parts)
+        return concat(parts)
 
     # -- what the syntax tree was changed to call --------------------------------------------------
 
@@ -185,7 +216,15 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     def _join_outputs(self, context: nodes.EvalContext, parts: list[Any]) -> str:
         meter = self._meter
         meter.text(sum(len(part) if isinstance(part, str) else meter.deep(part) for part in parts))
-        return markup_join(parts) if context.autoescape else str_join(parts)
+        return markup_join(parts) if context.autoescape else concat([str(part) for part in parts])
+
+    def _add(self, parts: list[Any]) -> Any:
+        if set(map(type, parts)) <= _TEXTS:
+            return self._concat(parts)
+        total = parts[0]
+        for part in parts[1:]:
+            total = guards.binary(self._meter, "+", total, part)
+        return total
 
     # -- filters and tests -------------------------------------------------------------------------
 
@@ -236,7 +275,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
 
 class _MeterInserter(NodeTransformer):
-    """Puts the meter's filters into a template's syntax tree where jinja2 offers no hook."""
+    """Puts the meter's filters into a template's syntax tree where jinja2 offers no hook, and marks its texts."""
 
     def _refuse(self, node: nodes.Node) -> nodes.Node:
         kind = type(node).__name__.lower()
@@ -253,13 +292,22 @@ class _MeterInserter(NodeTransformer):
         self.generic_visit(node)
         holders: list[Any] = [node, *node.ops]
         for holder in holders:
-            if not isinstance(holder.expr, nodes.Const):
+            if not _unmark(holder.expr):
                 holder.expr = _filtered(holder.expr, _DEEP)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
+        """A chain of + in one step: most of what a template does is to add texts."""
+        parts: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add):
+            parts.append(left.right)
+            left = left.left
+        return _filtered(self.generic_visit(nodes.List([left, *parts[::-1]], lineno=node.lineno)), _ADD)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         """Tuples are hashed and compared through, and one holding another twice doubles that each time."""
@@ -269,11 +317,21 @@ class _MeterInserter(NodeTransformer):
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
         if isinstance(node.value, int) and node.value.bit_length() > MAX_INT_BITS:
             raise jinja2.TemplateAssertionError("an integer has too many digits", node.lineno)
+        if isinstance(node.value, str):
+            node.value = TemplateText(node.value)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
+        _unmark(node.arg)
         return _filtered(node, _SIZED) if isinstance(node.arg, nodes.Slice) else node
+
+
+def _unmark(node: nodes.Node) -> bool:
+    """Whether it is a constant. A text that is only looked up or compared is faster as a plain one."""
+    if isinstance(node, nodes.Const) and isinstance(node.value, str):
+        node.value = str.__str__(node.value)
+    return isinstance(node, nodes.Const)
 
 
 def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
@@ -308,7 +366,8 @@ class _GenerationTag(Extension):
         return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
 
     def _render(self, caller: Macro) -> str:
-        return str(caller())
+        text: str = caller()
+        return text
 
 
 class _TemplateDict:
@@ -375,3 +434,22 @@ def _tojson(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+@jinja2.pass_eval_context
+def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
+    """jinja2's filter, by a separator that keeps what the template wrote."""
+    return sync_do_join(context, value, followed(str(d)), attribute)
+
+
+@jinja2.pass_eval_context
+def _replace(context: nodes.EvalContext, value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    """jinja2's filter, in a text that keeps what the template wrote."""
+    if not hasattr(value, "__html__"):
+        value = followed(str(value))
+    return do_replace(context, value, old, new, count)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """jinja2's filter, of a text that keeps what the template wrote."""
+    return (do_indent if hasattr(text, "__html__") else indent)(text, width, first, blank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from tokenizers import decoders, pre_tokenizers
 from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PieceDetokenizer, WindowedDetokenizer
 from quire.text.files import LoadBudget
 from quire.text.folder import TokenizerFolder, read_folder
+from quire.text.growth import Growth, check_added
+from quire.text.guarded import GuardedEncoder
 from quire.text.vocabulary import (
     ByteLevelDecoder,
     PieceDecoder,
@@ -46,12 +48,12 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
+        self._growth = _growth(backend)
         added = backend.get_added_tokens_decoder()
         self._special_text = frozenset(token.content for token in added.values() if token.special)
         self.special_ids = frozenset(
             token_id for token_id, token in added.items() if token.content in self._special_text
         )
-        self._added_ids = frozenset(added)
         self._decoder = recognise_decoder(_state(backend.decoder))
         # A twin without added tokens: the same model (shared, not copied) that reads control tokens as
         # plain text.
@@ -109,11 +111,6 @@ class Tokenizer:
         """The vocabulary and pipeline as the text of a tokenizer.json."""
         return str(self._backend.to_str(pretty=False))
 
-    @property
-    def special_texts(self) -> frozenset[str]:
-        """The text of every special (control) token."""
-        return self._special_text
-
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, None when there is none."""
         return self._backend.token_to_id(token)
@@ -144,47 +141,40 @@ class Tokenizer:
 
         `add_special_tokens` adds what the checkpoint puts around a text (a beginning-of-sequence token).
         `parse_special` false reads every added token's spelling as plain text: for content that is not
-        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, or when
-        there are more than `max_tokens`.
+        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, when the
+        tokenizer could make it too long (text.growth), or when there are more than `max_tokens`.
         """
         backend = self._backend if parse_special else self._plain
+        if isinstance(text, str):
+            self._growth.check(text)
         return list(_encode(backend, text, add_special_tokens, max_tokens).ids)
 
     def encode_guarded(
-        self, text: str, literals: Sequence[tuple[int, int]], *, max_tokens: int | None = None
+        self, text: str, own: Sequence[tuple[int, int]], *, max_tokens: int | None = None
     ) -> list[int]:
-        """Ids of a rendered chat in which the spans `literals` (character ranges, sorted) are plain text.
+        """Ids of a rendered chat of which a template wrote the spans `own` (character ranges, sorted).
 
-        Spelling a control token inside a literal span gives ordinary tokens; everything else is encoded as
-        `encode(text, add_special_tokens=False)` does. Text between two real control tokens is tokenized in
-        one piece. RequestError when there are more than `max_tokens`.
+        A control token is read where all of its spelling is the template's; its spelling elsewhere, or in part
+        elsewhere, gives ordinary tokens. Everything else is encoded as `encode(text, add_special_tokens=False)`
+        does: text between two real control tokens is tokenized in one piece. RequestError when there are more
+        than `max_tokens`.
         """
-        encoding = _encode(self._backend, text, False, max_tokens)
-        ids: list[int] = list(encoding.ids)
-        if not literals:
-            return ids
-        real: list[tuple[int, int, int]] = []  # added tokens outside the literal spans: id, start, end
-        forged = False
-        for token_id, (start, end) in zip(ids, encoding.offsets, strict=True):
-            if token_id in self._added_ids:
-                if token_id in self.special_ids and _overlaps(literals, start, end):
-                    forged = True
-                else:
-                    real.append((token_id, start, end))
-        return self._encode_between(text, real) if forged else ids
+        self._growth.check(text)
+        return self._guarded.encode(text, own, max_tokens)
 
-    def _encode_between(self, text: str, real: list[tuple[int, int, int]]) -> list[int]:
-        """The added tokens `real` as they are, and the text between them without added tokens."""
-        ids: list[int] = []
-        position = 0
-        for token_id, start, end in [*real, (-1, len(text), len(text))]:
-            if start > position:
-                backend = self._plain if position == 0 else self._plain_inner
-                ids.extend(_encode(backend, text[position:start], False).ids)
-            if token_id >= 0:
-                ids.append(token_id)
-            position = end
-        return ids
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that `encode_guarded` gives to a template's own text only: special tokens and their like."""
+        return self._guarded.control_ids
+
+    @cached_property
+    def _guarded(self) -> GuardedEncoder:
+        return GuardedEncoder(
+            self._backend,
+            self._plain,
+            self._plain_inner,
+            lambda backend, text, max_tokens: _encode(backend, text, False, max_tokens),
+        )
 
     # -- ids to text -------------------------------------------------------------------------------
 
@@ -288,11 +278,20 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
         if token.content not in contents:
             missing.append(token)
             contents.add(token.content)
-    special = set(folder.special_tokens.values())
+    # The library skips what was special once, whatever is added over it.
+    special = {token.content for token in present if token.special} | set(folder.special_tokens.values())
     for token in missing:
         token.special = token.special or token.content in special
+    check_added([token.content for token in [*missing, *folder.named_tokens]], _growth(backend).normalizer)
     if missing:
         backend.add_tokens(missing)
+    # As in transformers, every token with a role is special in the end, whatever the files say of it.
+    flags = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
+    for token in folder.named_tokens:
+        token.special = True
+    named = [token for token in folder.named_tokens if repr(token) != flags.get(token.content)]
+    if named:
+        backend.add_special_tokens(named)
 
 
 def _adopt_llama_pipeline(backend: tokenizers.Tokenizer, prefix: str) -> None:
@@ -353,6 +352,11 @@ def _encode(
     return encoding
 
 
+def _growth(backend: tokenizers.Tokenizer) -> Growth:
+    parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
+    return Growth(*map(_state, parts))
+
+
 def _state(component: object | None) -> bytes | None:
     """A library component as the JSON it is saved as."""
     return None if component is None else component.__getstate__()  # type: ignore[return-value]
@@ -360,10 +364,6 @@ def _state(component: object | None) -> bytes | None:
 
 def _piece_bytes(piece: str | int) -> bytes:
     return bytes([piece]) if isinstance(piece, int) else piece.encode("utf-8")
-
-
-def _overlaps(spans: Iterable[tuple[int, int]], start: int, end: int) -> bool:
-    return any(low < end and start < high for low, high in spans)
 
 
 def _checked(token_id: int) -> int:
