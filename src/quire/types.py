@@ -179,8 +179,8 @@ class Request:
     """A validated ask, in token ids. One request makes `params.n` sequences.
 
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
-    `namespace` separates prefix caches (cache salt, later the adapter): equal prompts in different
-    namespaces never share blocks.
+    `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
+    adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     """
 
     request_id: str
@@ -189,6 +189,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     namespace: str = ""
+    tenant: str = ""
     eos_token_ids: Sequence[int] = ()
 
 

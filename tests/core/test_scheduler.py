@@ -241,7 +241,7 @@ def test_samples_start_as_soon_as_the_prompt_is_computed_and_share_nothing_else(
         run(scheduler)
     assert scheduler.has_work()
     assert (
-        len(scheduler._blocks.cache._tree) == 3
+        len(scheduler._blocks.caches.of()._tree) == 3
     )  # the prompt's whole blocks: outputs are of no use to others
 
 

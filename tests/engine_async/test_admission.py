@@ -94,6 +94,66 @@ def test_waiting_tokens_are_bounded_and_one_is_always_let_in() -> None:
     admission.admit(3, ask("3", [5] * 60), 0.0)
 
 
+def test_a_tenant_leaves_as_much_of_the_queue_as_it_takes() -> None:
+    """Idle places are anyone's. One tenant waits in half of the places, two in a third each."""
+    admission = door(max_requests=12, max_num_seqs=8)
+    handles = iter(range(1, 1000))
+    for _ in range(8 + 6):
+        admission.admit(next(handles), ask("x", tenant="a"), 0.0)
+    with pytest.raises(OverloadedError, match=r"6 requests with this API key wait .* 6 of 12 places are left"):
+        admission.admit(next(handles), ask("x", tenant="a"), 0.0)
+    for handle in range(1, 9):
+        admission.started(handle, 0.0)
+    admission.stepped(seen=14, running=8, waiting=6)
+    for _ in range(3):  # what runs does not count
+        admission.admit(next(handles), ask("x", tenant="b"), 0.0)
+    with pytest.raises(OverloadedError, match=r"3 requests with this API key wait .* 3 of 12"):
+        admission.admit(next(handles), ask("x", tenant="b"), 0.0)
+    for handle in (9, 10):
+        admission.leave(handle)
+    admission.admit(next(handles), ask("x", tenant="b"), 0.0)
+    admission.admit(next(handles), ask("x", tenant="c"), 0.0)
+    with pytest.raises(OverloadedError, match="4 requests with this API key"):
+        admission.admit(next(handles), ask("x", tenant="a"), 0.0)
+
+
+def test_an_idle_server_refuses_no_key() -> None:
+    admission = door(max_requests=4, max_num_seqs=64)
+    for handle in range(1, 65):
+        admission.admit(handle, ask("x", tenant="a"), 0.0)
+        admission.started(handle, 0.0)
+    admission.stepped(seen=64, running=60, waiting=0)
+    for handle in range(65, 69):
+        admission.admit(handle, ask("x", tenant="a"), 0.0)
+
+
+def test_a_tenant_leaves_as_many_prompt_tokens_as_it_takes() -> None:
+    admission = door(max_requests=100, max_tokens=100, max_num_seqs=1)
+    for handle in (1, 2):
+        admission.admit(handle, ask("x", [5] * 20, tenant="a"), 0.0)
+    admission.admit(3, ask("x", [5] * 50, tenant="b"), 0.0)  # one is let in while there is room for it
+    with pytest.raises(OverloadedError, match="40 prompt tokens with this API key wait .* the 10 of 100 that are left"):
+        admission.admit(4, ask("x", [5], tenant="a"), 0.0)
+    admission.leave(3)
+    admission.admit(5, ask("x", [5] * 20, tenant="a"), 0.0)
+
+
+def test_a_tenant_is_told_when_to_come_again() -> None:
+    admission = door(max_requests=80, max_num_seqs=1)
+    for handle in range(1, 21):
+        admission.admit(handle, ask("x", tenant="a"), 0.0)
+        admission.started(handle, handle * 2.0)
+    admission.stepped(seen=20, running=1, waiting=0)
+    for handle in range(21, 61):
+        admission.admit(handle, ask("x", tenant="a"), 40.0)
+    with pytest.raises(OverloadedError) as refused:
+        admission.admit(61, ask("x", tenant="a"), 40.0)
+    assert refused.value.retry_after == pytest.approx(10.0, rel=0.2)  # an eighth of those that wait, one in two seconds
+    with pytest.raises(OverloadedError) as refused:
+        admission.admit(61, ask("x", tenant="a"), 140.0)  # and none since: the latest eight in 114 seconds
+    assert refused.value.retry_after == pytest.approx(5 * 114 / 8, rel=0.1)
+
+
 def test_retry_after_follows_the_measured_rate() -> None:
     def refused_after(rate: float) -> float:
         admission = door(max_requests=80, max_num_seqs=1)

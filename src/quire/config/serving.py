@@ -68,6 +68,12 @@ class ServingConfig:
     unknown_fields: str = option(
         "ignore", "what to do with request fields nobody knows", choices=("ignore", "refuse")
     )
+    prefix_cache_sharing: str = option(
+        "key",
+        "who finds a cached prompt again; key: requests of the same API key, each key having a share of the cache; "
+        "all: everyone",
+        choices=("key", "all"),
+    )
     enable_force_include_usage: bool = option(
         False, "end every stream with usage, as if stream_options.include_usage had been sent"
     )

@@ -42,14 +42,12 @@ class Run:
 
     def __enter__(self) -> Run:
         """Admit every prompt, or none. Raises what AsyncEngine.generate raises."""
-        self._context.take_places(self._exchange.key_name, len(self._asks))
         try:
             for ask in self._asks:
                 self.streams.append(self._context.engine.generate(ask))
         except BaseException:
             for stream in self.streams:
                 stream.cancel()
-            self._context.give_places(self._exchange.key_name, len(self._asks))
             raise
         return self
 
@@ -57,7 +55,6 @@ class Run:
         for stream in self.streams:
             if not stream.output.finished:
                 stream.cancel()
-        self._context.give_places(self._exchange.key_name, len(self._asks))
         self._context.metrics.count(self._exchange, self._asks, self.outputs)
         self._note()
 
