@@ -82,7 +82,10 @@ class Driver:
         assert bool(out.scheduled) == had_work
         counts = scheduler.step_counts
         assert counts.prefill_tokens + counts.decode_tokens == out.num_tokens
-        assert counts.decode_tokens == sum(len(row.token_ids) == 1 for row in out.scheduled)
+        assert counts.decode_tokens == sum(
+            len(row.token_ids) == 1 and row.start >= seq.prompt_len
+            for row, seq in zip(out.scheduled, scheduler._in_flight or (), strict=True)
+        )
         assert counts.context_tokens == sum(row.start + len(row.token_ids) for row in out.scheduled)
         self.take(scheduler.update(out, self.worker.run(out)))
         scheduler.audit()

@@ -124,8 +124,8 @@ class Watched(PrefixCaches):
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_what_a_tenant_has_cached_survives_any_life_of_others(seed: int) -> None:
-    """While k tenants run, 1/(k + 1) of the pool stays for what the others have cached: for one of two tenants half, for
-    one of three a fourth (of the half that is left by the one that runs), whichever of the other two run."""
+    """While k tenants run, 1/(k + 1) of the pool stays for what the others have cached: for one of two tenants half,
+    for one of three a fourth, as one that runs leaves half of it to the two."""
     rng = random.Random(seed)
     others = ["b", "c"][: rng.randint(1, 2)]
     windows = [rng.choice([0, 0, 5, 12]) for _ in range(rng.randint(1, 2))]

@@ -218,11 +218,7 @@ class PrefixCache:
                     found[block] = group
                 elif not self._groups[group].window:
                     raise AuditError(f"a node lacks its block of full-attention group {group}")
-        cached = sum(map(self._pool.is_cached, found))
-        blocks = len(found.keys() | {block for table in tables for block in table})
-        if (blocks, cached) != (self.num_blocks, self.num_cached):
-            said = f"the books say {self.num_blocks}, {self.num_cached} of them cached"
-            raise AuditError(f"a tenant has {blocks} blocks, {cached} of them cached, {said}")
+        self._audit_counts(found, tables)
         if len(found) != len(self._home):
             raise AuditError(f"{len(self._home)} blocks have a home, {len(found)} are in the tree")
         idle = {b for b, group in found.items() if self._groups[group].window and self._pool.is_cached(b)}
@@ -234,6 +230,13 @@ class PrefixCache:
         if any(self._pool.is_cached(block) for block in self._twins):
             raise AuditError("a block that nobody holds keeps twins from its place")
         return set(found)
+
+    def _audit_counts(self, found: Iterable[int], tables: Iterable[Iterable[int]]) -> None:
+        cached = sum(map(self._pool.is_cached, found))
+        blocks = len({*found, *(block for table in tables for block in table)})
+        if (blocks, cached) != (self.num_blocks, self.num_cached):
+            said = f"the books say {self.num_blocks}, {self.num_cached} of them cached"
+            raise AuditError(f"a tenant has {blocks} blocks, {cached} of them cached, {said}")
 
     def _honoured(self, path: list[BlockNode]) -> int:
         runs = [0] * len(self._sliding)  # blocks present without a gap up to here
@@ -384,8 +387,8 @@ class PrefixCaches:
             self._forget_empty(tenant)
 
     def audit(self, running: Iterable[tuple[str, Iterable[int], BlockNode | None]]) -> None:
-        """Prove every cache, their counts and the pool against each other. `running` are the tenant, the live blocks and
-        the locked node of each running sequence. Raises AuditError saying what is wrong. O(blocks)."""
+        """Prove every cache, their counts and the pool against each other. `running` are each running sequence's
+        tenant, live blocks and locked node. Raises AuditError saying what is wrong. O(blocks)."""
         seqs = [(tenant, list(table), tip) for tenant, table, tip in running]
         found: list[int] = []
         for tenant, cache in self._caches.items():

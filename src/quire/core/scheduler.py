@@ -310,7 +310,8 @@ class Scheduler:
                 self._waiting.pop()
                 self._start(seq, hit, step)
             elif self._can_displace(seq, needs - room):
-                self._preempt(self._running[-1], step)  # and look again: what was found may have changed hands
+                # And look again: what was found may have changed hands.
+                self._preempt(self._running[-1], step)
             else:
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return

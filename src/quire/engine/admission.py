@@ -28,7 +28,7 @@ class Admission:
         self.waiting_tokens = 0
         self._facts = facts
         self._max_requests, self._max_tokens = max_requests, max_tokens
-        self._waiting: dict[int, tuple[int, str]] = {}  # handle -> prompt tokens and tenant, in order of handles
+        self._waiting: dict[int, tuple[int, str]] = {}  # by handle, in order: prompt tokens, tenant
         self._requests: Counter[str] = Counter()  # tenant -> its requests of these
         self._tokens: Counter[str] = Counter()  # tenant -> its prompt tokens of these
         self._sent: dict[
