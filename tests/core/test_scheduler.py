@@ -83,6 +83,19 @@ def test_one_rule_serves_prompts_chunks_and_decode() -> None:
     assert scheduler.step_counts.context_tokens == 21
 
 
+def test_the_last_of_a_prompt_is_prefill_and_only_what_follows_is_decode() -> None:
+    scheduler = make(max_num_batched_tokens=4)
+
+    def counts() -> tuple[int, int]:
+        run(scheduler)
+        return scheduler.step_counts.prefill_tokens, scheduler.step_counts.decode_tokens
+
+    scheduler.add(ask("one", [1], max_tokens=3))
+    assert [counts(), counts(), counts()] == [(1, 0), (0, 1), (0, 1)]
+    scheduler.add(ask("five", [1, 2, 3, 4, 5], max_tokens=2, arrival=1))
+    assert [counts(), counts(), counts()] == [(4, 0), (1, 0), (0, 1)]
+
+
 def test_the_worker_hears_everything_once() -> None:
     scheduler = make()
     scheduler.add(ask("a", [5, 6, 7, 8, 9], max_tokens=9, seed=-1, stop_token_ids=[3]))
