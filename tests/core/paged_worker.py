@@ -147,7 +147,7 @@ class PagedWorker:
             wanted = [_certain(slot.tokens[p + 1]) for p in range(row.start, end)]
         made: list[int] = []
         if row.sample and self.fails(slot.new):
-            result.failed.append(index)
+            result.failed[index] = FinishReason.ERROR
         elif row.sample:
             slot.extend_hashes()
             last = slot.hashes[-1]

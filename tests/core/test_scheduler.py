@@ -58,7 +58,7 @@ def run(scheduler: Scheduler, token: int = 7) -> tuple[SchedulerOutput, list[Seq
 
 def answer(out: SchedulerOutput, token_ids: list[list[int]], failed: tuple[int, ...] = ()) -> StepOutput:
     rows = len(out.scheduled)
-    return StepOutput(token_ids, [None] * rows, [None] * rows, list(failed))
+    return StepOutput(token_ids, [None] * rows, [None] * rows, dict.fromkeys(failed, FinishReason.ERROR))
 
 
 def spans(out: SchedulerOutput) -> list[tuple[int, int, int]]:
@@ -303,6 +303,23 @@ def test_a_failed_row_ends_alone_and_leaves_nothing_in_the_cache() -> None:
     assert scheduler.blocks_cached == 0
     scheduler.audit()
     assert scheduler.schedule().gone == [0]
+
+
+def test_a_row_without_a_token_to_sample_ends_alone_and_its_prompt_stays_known() -> None:
+    scheduler = make()
+    scheduler.add(ask("a", list(range(1, 11)), max_tokens=5))
+    scheduler.add(ask("b", [9, 9, 9, 9, 9], max_tokens=5, arrival=1))
+    run(scheduler)
+    out = scheduler.schedule()
+    result = answer(out, [[], [7]])
+    result.failed[0] = FinishReason.NO_TOKEN
+    events = scheduler.update(out, result)
+    assert [(event.request_id, event.finish_reason) for event in events] == [
+        ("a", FinishReason.NO_TOKEN),
+        ("b", None),
+    ]
+    assert scheduler.blocks_cached > 0
+    scheduler.audit()
 
 
 def test_prompt_logprobs_come_once_without_hits() -> None:

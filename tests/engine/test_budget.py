@@ -51,10 +51,10 @@ def test_one_block_fewer_is_refused(model: tuple[Path, int]) -> None:
     with pytest.raises(MemoryBudgetError, match=f"one sequence of {LENGTH} tokens"):
         LLM(folder, num_kv_blocks=least - 1, **COMMON)
     with LLM(folder, num_kv_blocks=least, **COMMON) as llm:
-        config = llm.built.core.scheduler.config
+        scheduler, asked = llm.built.core.scheduler, SamplingParams(max_tokens=LENGTH - 100)
+        scheduler.config = replace(scheduler.config, num_blocks=least - 1)
         with pytest.raises(RequestError, match="do not fit the KV cache"):
-            llm.built.core.scheduler.config = replace(config, num_blocks=least - 1)
-            llm.generate([[3] * 100], SamplingParams(max_tokens=LENGTH - 100), progress=False)
+            llm.generate([[3] * 100], asked, progress=False)
 
 
 def test_a_whole_prompt_needs_blocks_for_all_of_it(model: tuple[Path, int]) -> None:

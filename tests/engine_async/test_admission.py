@@ -33,6 +33,14 @@ def request(prompt: list[int], **params: object) -> Request:
         (request([-1]), "prompt_token_ids", ["-1"]),
         (request([1], logit_bias={128: 1.0}), "logit_bias", ["128"]),
         (request([1], allowed_token_ids=[1] * 129), "allowed_token_ids", ["129", "128"]),
+        (request([1], allowed_token_ids=[2], min_tokens=3), "min_tokens", ["3", "allowed_token_ids"]),
+        (request([1], allowed_token_ids=[2, 9], stop_token_ids=[9], min_tokens=1), "min_tokens", []),
+        (
+            request([1], allowed_token_ids=[2, 8, 9], banned_token_ids=[8], stop_token_ids=[9], min_tokens=1),
+            "min_tokens",
+            ["banned_token_ids"],
+        ),
+        (request([1], banned_token_ids=[*range(2), *range(3, 128)], min_tokens=1), "min_tokens", []),
     ],
 )
 def test_the_impossible_is_refused_with_the_counts(asked: Request, field: str, numbers: list[str]) -> None:
@@ -45,6 +53,9 @@ def test_the_impossible_is_refused_with_the_counts(asked: Request, field: str, n
 def test_the_largest_possible_is_let_in() -> None:
     door().check(request([5] * 99, max_tokens=30))
     door(num_blocks=100).check(request([5] * 199))
+    door().check(request([5], allowed_token_ids=[2]))
+    door().check(request([5], allowed_token_ids=[2], min_tokens=1, ignore_eos=True))
+    door().check(request([5], allowed_token_ids=[2, 3], min_tokens=1))
 
 
 def test_a_burst_fills_idle_places_before_it_counts_as_queue() -> None:

@@ -172,14 +172,14 @@ class Scheduler:
             raise ValueError(f"step {out.step} is not the one being run")
         check_result(out, seqs, result)
         self._in_flight = None
-        failed, rows, running = frozenset(result.failed), out.scheduled, Status.RUNNING
+        failed, rows, running = result.failed, out.scheduled, Status.RUNNING
         events = []
         ended = False
         for i, seq in enumerate(seqs):
             if seq.status is not running:
                 continue
             if failed and i in failed:
-                events.append(self._fail(seq))
+                events.append(self._fail(seq, failed[i]))
                 ended = True
                 continue
             row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None
@@ -414,13 +414,13 @@ class Scheduler:
         if seq.computed >= seq.prompt_len:
             self._requests.prompt_computed(seq)
 
-    def _fail(self, seq: Sequence) -> SeqEvent:
-        # What it published may hold the same NaN: keep it from whoever sends the prompt again.
+    def _fail(self, seq: Sequence, reason: FinishReason) -> SeqEvent:
         node = seq.node
         self._end(seq)
-        if node is not None:
+        # What it published may hold the same NaN: keep it from whoever sends the prompt again.
+        if node is not None and reason is FinishReason.ERROR:
             self._blocks.caches.of(seq.state.tenant).discard(node)
-        return final_event(seq, FinishReason.ERROR)
+        return final_event(seq, reason)
 
     def _end(self, seq: Sequence) -> None:
         """Release what a sequence has. One that ran stays in the running list until `_sweep`."""

@@ -63,7 +63,7 @@ class Admission:
             raise RequestError(
                 "allowed_token_ids", f"{len(allowed)} tokens are more than the vocabulary's {facts.vocab}"
             )
-        request.params.check_vocab(facts.vocab)
+        request.params.check_vocab(facts.vocab, facts.eos_token_ids)
 
     def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:
         """Take a request into the queue. Raises OverloadedError with the numbers when it is full."""

@@ -95,6 +95,11 @@ class Run:
             track.last = now
         if delta.finish_reason is FinishReason.ERROR:
             raise ApiError(500, "the model computed values that are not numbers", code="numerical_error")
+        if delta.finish_reason is FinishReason.NO_TOKEN:
+            message = (
+                "no token is left to sample: the model gives no probability to any that the request allows"
+            )
+            raise ApiError(400, message, code="no_token_left")
 
     def deliver(self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter) -> None:
         """From now on write text of the one prompt's samples in the moment it comes, where `writer` takes it.
