@@ -39,22 +39,26 @@ class Watch:
     """What happens to requests that are ended before their time."""
 
     def __init__(self) -> None:
-        self.late: Counter[int] = Counter()  # handle -> tokens computed of it since, and `steps` that had it
+        self.late: Counter[int] = (
+            Counter()
+        )  # handle -> tokens of steps that ended since, and how many these were
         self.steps: Counter[int] = Counter()
+        self.left: dict[int, float] = {}  # handle -> when the engine had been sent the abort
         self.samples: dict[int, int] = {}
         self.aborts = 0
         self.failures: list[BaseException] = []
 
     def ending(self, live: Live) -> None:
+        self.left[live.handle] = time.monotonic()
         self.samples[live.handle] = len(live.output.outputs)
 
     def stepped(self, step: Step) -> None:
         keys = unpack_handles(step.rows)
         sizes = unpack_ids(step.sizes) if step.sizes else [1] * len(keys)
-        for handle in {key >> SAMPLE_BITS for key in keys} & self.samples.keys():
-            self.steps[handle] += 1
+        late = {key >> SAMPLE_BITS for key in keys if self.left.get(key >> SAMPLE_BITS, step.end) < step.end}
+        self.steps.update(late)
         for key, size in zip(keys, sizes, strict=True):
-            if key >> SAMPLE_BITS in self.samples:
+            if key >> SAMPLE_BITS in late:
                 self.late[key >> SAMPLE_BITS] += size
 
     def aborted(self, loop: EngineLoop) -> None:
