@@ -30,7 +30,6 @@ Idle shares are there for whoever needs them, and are given back first.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -71,7 +70,10 @@ class PrefixCache:
     Of the pool it has `num_blocks`: `num_cached` that nobody holds, the others are held by its `num_running` sequences.
     """
 
-    def __init__(self, caches: PrefixCaches, groups: Sequence[CacheGroup], block_size: int) -> None:
+    def __init__(
+        self, caches: PrefixCaches, tenant: str, groups: Sequence[CacheGroup], block_size: int
+    ) -> None:
+        self.tenant = tenant
         self.num_blocks = self.num_cached = self.num_running = 0
         self._caches, self._pool = caches, caches.pool
         self._groups = tuple(groups)
@@ -119,7 +121,7 @@ class PrefixCache:
         blocks = hit.live()
         cached = self._pool.num_cached
         self._pool.hold(blocks)
-        self.num_cached += self._pool.num_cached - cached
+        self._count(0, self._pool.num_cached - cached)
         if self._idle:
             for block in blocks:
                 self._idle.pop(block, None)
@@ -129,7 +131,7 @@ class PrefixCache:
         """Take `count` blocks, evicting where there are too few. Raises ValueError over what is available."""
         if self._pool.num_free < count:
             self._caches.evict(count, self)
-        self.num_blocks += count
+        self._count(count, 0)
         return self._pool.take(count)
 
     def publish(self, parent: BlockNode, key: bytes, blocks: Sequence[int]) -> BlockNode:
@@ -161,8 +163,7 @@ class PrefixCache:
             self._forget_twins(blocks)
         free = self._pool.num_free
         cached = self._pool.release(blocks)
-        self.num_blocks -= self._pool.num_free - free
-        self.num_cached += len(cached)
+        self._count(free - self._pool.num_free, len(cached))
         for block in cached:
             if block in self._twins:
                 self._promote_twin(block)
@@ -291,6 +292,14 @@ class PrefixCache:
             if block != NO_BLOCK:
                 self._withdraw(block)
 
+    def _count(self, blocks: int, cached: int) -> None:
+        self.num_blocks += blocks
+        self.num_cached += cached
+        if self.num_cached:
+            self._caches.sizes[self] = self.num_blocks
+        else:
+            self._caches.sizes.pop(self, None)
+
     def _settle(self, node: BlockNode, group: int, block: int) -> None:
         node.value[group] = block
         self._home[block] = (node, group)
@@ -302,9 +311,8 @@ class PrefixCache:
         self._idle.pop(block, None)
         free = self._pool.num_free
         self._pool.withdraw(block)
-        freed = self._pool.num_free - free  # it was cached
-        self.num_blocks -= freed
-        self.num_cached -= freed
+        if self._pool.num_free > free:  # it was cached
+            self._count(-1, -1)
 
     def _forget_twins(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -334,6 +342,7 @@ class PrefixCaches:
         self.pool = pool
         self.stats = PrefixCacheStats()
         self.num_running = self.num_active = 0
+        self.sizes: dict[PrefixCache, int] = {}  # the blocks of each one that has cached blocks
         self._groups, self._block_size = groups, block_size
         self._caches: dict[str, PrefixCache] = {}
 
@@ -346,7 +355,7 @@ class PrefixCaches:
         """A tenant's cache, made when missing. One without blocks vanishes unless a sequence runs in it."""
         cache = self._caches.get(tenant)
         if cache is None:
-            cache = self._caches[tenant] = PrefixCache(self, self._groups, self._block_size)
+            cache = self._caches[tenant] = PrefixCache(self, tenant, self._groups, self._block_size)
         return cache
 
     def room(self, cache: PrefixCache) -> int:
@@ -355,36 +364,27 @@ class PrefixCaches:
         return self.available - min(others, self._share(cache)) if others else self.available
 
     def evict(self, count: int, taker: PrefixCache) -> None:
-        """Make `count` blocks free. Raises ValueError when fewer are available. O(tenants), once a call.
+        """Make `count` blocks free. Raises ValueError when fewer are available. O(tenants) a block.
 
         What `taker` has cached itself goes first where the others have no more than their share.
         """
         if count > self.available:
             raise ValueError(f"{count} blocks asked for, {self.available} are available")
-        share, pool = self._share(taker), self.pool
-        heap = [(-c.num_blocks, c is not taker, tenant) for tenant, c in self._caches.items() if c.num_cached]
-        heapq.heapify(heap)
+        share, pool, sizes = self._share(taker), self.pool, self.sizes
         while pool.num_free < count:
-            if taker.num_cached and pool.num_cached - taker.num_cached <= share:
-                taker.evict_oldest()
-                continue
-            if not heap:
-                raise AuditError("blocks are cached but no tenant has them")
-            size, other, tenant = heap[0]
-            cache = self._caches[tenant]
-            if not cache.num_cached:
-                heapq.heappop(heap)
-                self._forget_empty(tenant)
-            elif cache.num_blocks != -size:
-                heapq.heapreplace(heap, (-cache.num_blocks, other, tenant))
-            else:
-                cache.evict_oldest()
+            cache = max(sizes, key=sizes.__getitem__)
+            if taker in sizes and (
+                sizes[taker] == sizes[cache] or pool.num_cached - taker.num_cached <= share
+            ):
+                cache = taker
+            cache.evict_oldest()
+            self._forget_empty(cache)
 
     def clear(self) -> None:
         """Forget everything that no sequence holds."""
-        for tenant, cache in list(self._caches.items()):
+        for cache in list(self._caches.values()):
             cache.clear()
-            self._forget_empty(tenant)
+            self._forget_empty(cache)
 
     def audit(self, running: Iterable[tuple[str, Iterable[int], BlockNode | None]]) -> None:
         """Prove every cache, their counts and the pool against each other. `running` are each running sequence's
@@ -404,12 +404,13 @@ class PrefixCaches:
         blocks = sum(cache.num_blocks for cache in self._caches.values())
         if blocks != self.pool.num_blocks - self.pool.num_free:
             raise AuditError(f"the tenants have {blocks} blocks, {self.pool.num_free} are free")
+        if self.sizes != {cache: cache.num_blocks for cache in self._caches.values() if cache.num_cached}:
+            raise AuditError("who has cached blocks is not who the books say")
 
     def _share(self, cache: PrefixCache) -> int:
         """Blocks of each tenant that runs, and of all others together, once one of this cache runs."""
         return self.pool.num_blocks // (self.num_active + (not cache.num_running) + 1)
 
-    def _forget_empty(self, tenant: str) -> None:
-        cache = self._caches[tenant]
+    def _forget_empty(self, cache: PrefixCache) -> None:
         if not cache.num_blocks and not cache.num_running:
-            del self._caches[tenant]
+            del self._caches[cache.tenant]
