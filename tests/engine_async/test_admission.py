@@ -149,7 +149,7 @@ def test_a_tenant_leaves_as_many_prompt_tokens_as_it_takes() -> None:
     admission.admit(5, ask("x", [5] * 20, tenant="a"), 0.0)
 
 
-def test_a_tenant_is_told_when_to_come_again() -> None:
+def test_the_retry_after_of_a_tenant_follows_the_measured_rate() -> None:
     admission = door(max_requests=80, max_num_seqs=1)
     for handle in range(1, 21):
         admission.admit(handle, ask("x", tenant="a"), 0.0)

@@ -16,8 +16,8 @@ keeps a private block of its own, a *twin* of the published one. The moment nobo
 any more, a twin takes its place in the tree and the other block is free. Hence every unheld block is free or
 can be evicted at once, `available` is exact, and one sequence alone always has the whole pool.
 
-Tenants. Each has a cache of its own over the common pool: what one has computed no other can find, or notice by
-the time it takes. Which tenant gives up a block is a matter of who has how many, not of age:
+Tenants. Each has a cache of its own over the common pool: no other can find what it has computed, or notice it by
+the time that a prompt takes. Which tenant gives up a block depends on how many each has, not on age:
 
     to make room    the tenant with the most blocks, held and cached, that has a cached one gives up its oldest: with
                     no more than an equal share nothing is lost while another that has more can give up some
@@ -405,7 +405,7 @@ class PrefixCaches:
         if blocks != self.pool.num_blocks - self.pool.num_free:
             raise AuditError(f"the tenants have {blocks} blocks, {self.pool.num_free} are free")
         if self.sizes != {cache: cache.num_blocks for cache in self._caches.values() if cache.num_cached}:
-            raise AuditError("who has cached blocks is not who the books say")
+            raise AuditError("the tenants that have cached blocks are not those in the books")
 
     def _share(self, cache: PrefixCache) -> int:
         """Blocks of each tenant that runs, and of all others together, once one of this cache runs."""

@@ -76,7 +76,7 @@ class Sampler:
         self._status = self._native.status()
         self._top_n = [0] * max_slots  # prompt_logprobs of each slot
         self._asked: set[int] = set()  # slots that want logprobs
-        self._choosy: set[int] = set()  # slots that do not allow every token
+        self._limited: set[int] = set()  # slots that do not allow every token
 
     def add(self, slot: int, new: NewSeq) -> None:
         """Take a slot for a sequence, new or resumed: penalties see all of new.token_ids.
@@ -90,13 +90,13 @@ class Sampler:
         if new.params.logprobs is not None:
             self._asked.add(slot)
         if params.restricted or params.banned or params.min_tokens:
-            self._choosy.add(slot)
+            self._limited.add(slot)
 
     def drop(self, slot: int) -> None:
         """Free a slot. Raises ValueError when it is not in use."""
         self._native.drop(slot)
         self._asked.discard(slot)
-        self._choosy.discard(slot)
+        self._limited.discard(slot)
 
     def top_n(self, slot: int) -> int:
         """How many likely tokens the slot's prompt_logprobs asks for."""
@@ -117,9 +117,9 @@ class Sampler:
         token_ids = self._tokens[:rows].copy()
         failed: dict[int, FinishReason] = {}
         if failures:
-            choosy = [bitmask is not None or slot in self._choosy for slot in slots.tolist()]
+            limited = [bitmask is not None or slot in self._limited for slot in slots.tolist()]
             failed = {
-                i: FinishReason.NO_TOKEN if code == _NOTHING_LEFT and choosy[i] else FinishReason.ERROR
+                i: FinishReason.NO_TOKEN if code == _NOTHING_LEFT and limited[i] else FinishReason.ERROR
                 for i, code in enumerate(self._status[:rows].tolist())
                 if code
             }
