@@ -78,6 +78,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens or the context window
     ABORT = "abort"  # the caller gave up
     ERROR = "error"  # numerical failure
+    NO_TOKEN = "no_token"  # what the request allows, the model gives no probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +160,9 @@ class SamplingParams:
             if not _is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
 
-    def check_vocab(self, vocab_size: int) -> None:
-        """Raise RequestError when a named token id does not exist in a vocabulary of `vocab_size`."""
+    def check_vocab(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """Raise RequestError when a named token id does not exist in a vocabulary of `vocab_size`, or no token is
+        left to sample."""
         named: dict[str, Collection[int]] = {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
@@ -172,6 +174,23 @@ class SamplingParams:
                 raise RequestError(name, f"token id {token} is not below the vocabulary size {vocab_size}")
         if len(set(self.banned_token_ids)) >= vocab_size:
             raise RequestError("banned_token_ids", "every token of the vocabulary is banned")
+        self._check_held_back(vocab_size, eos_token_ids)
+
+    def _check_held_back(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        if not self.min_tokens:
+            return
+        out = {*self.banned_token_ids, *self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
+        allowed = self.allowed_token_ids
+        if len(out) >= vocab_size if allowed is None else out.issuperset(allowed):
+            names = (
+                "banned_token_ids leaves"
+                if allowed is None
+                else "allowed_token_ids and banned_token_ids leave"
+            )
+            raise RequestError(
+                "min_tokens",
+                f"{self.min_tokens} tokens must come before one that ends the text, and {names} no other token",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +198,8 @@ class Request:
     """A validated ask, in token ids. One request makes `params.n` sequences.
 
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
-    `namespace` separates prefix caches (cache salt, later the adapter): equal prompts in different
-    namespaces never share blocks.
+    `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
+    adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     """
 
     request_id: str
@@ -189,6 +208,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     namespace: str = ""
+    tenant: str = ""
     eos_token_ids: Sequence[int] = ()
 
 
@@ -278,13 +298,14 @@ class StepOutput:
 
     `token_ids[i]` are the tokens accepted for scheduled[i] (empty when it did not sample); `logprobs[i]` one
     entry per accepted token when asked for; `prompt_logprobs[i]` one entry per position of the row whose next
-    prompt token is known. `failed` are rows whose logits held NaN or Inf. `seconds` is wall time by phase.
+    prompt token is known. `failed` are rows without a token and why: ERROR where logits held NaN or Inf, NO_TOKEN.
+    `seconds` is wall time by phase.
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[PositionLogprobs] | None]
     prompt_logprobs: list[list[PositionLogprobs] | None]
-    failed: list[int] = field(default_factory=list)
+    failed: dict[int, FinishReason] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.types import FinishReason, Request, SamplingParams, SeqEvent
 
-from .paged_worker import PagedWorker, generate_alone
+from .paged_worker import PagedWorker, domain, generate_alone
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Driver:
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
         self.worker = PagedWorker(
-            config, lambda seed: self.requests[seed].namespace, burst, lambda new: new.seed in failing
+            config, lambda seed: domain(self.requests[seed]), burst, lambda new: new.seed in failing
         )
         self.failing = failing
         self.steps = 0
@@ -42,6 +42,7 @@ class Driver:
         *,
         priority: int = 0,
         namespace: str = "",
+        tenant: str = "",
         eos: tuple[int, ...] = (),
         **params: object,
     ) -> Request:
@@ -53,6 +54,7 @@ class Driver:
             arrival=float(index),
             priority=priority,
             namespace=namespace,
+            tenant=tenant,
             eos_token_ids=eos,
         )
         self.scheduler.add(request)
@@ -71,7 +73,8 @@ class Driver:
         self.take([event] if event else [])
         self.scheduler.audit()
 
-    def step(self) -> None:
+    def step(self) -> int:
+        """Run one step; how many rows it had."""
         scheduler = self.scheduler
         had_work = scheduler.has_work()
         out = scheduler.schedule()
@@ -79,11 +82,15 @@ class Driver:
         assert bool(out.scheduled) == had_work
         counts = scheduler.step_counts
         assert counts.prefill_tokens + counts.decode_tokens == out.num_tokens
-        assert counts.decode_tokens == sum(len(row.token_ids) == 1 for row in out.scheduled)
+        assert counts.decode_tokens == sum(
+            len(row.token_ids) == 1 and row.start >= seq.prompt_len
+            for row, seq in zip(out.scheduled, scheduler._in_flight or (), strict=True)
+        )
         assert counts.context_tokens == sum(row.start + len(row.token_ids) for row in out.scheduled)
         self.take(scheduler.update(out, self.worker.run(out)))
         scheduler.audit()
         self.steps += 1
+        return len(out.scheduled)
 
     def drain(self, most_steps: int = 20_000) -> None:
         while self.scheduler.has_work():

@@ -27,6 +27,11 @@ from quire.types import (
 VOCAB = 11  # small, so that stop ids are hit
 
 
+def domain(request: Request) -> str:
+    """Where a request's prefixes are found: by nobody else."""
+    return repr((request.tenant, request.namespace))
+
+
 def prefix_hashes(tokens: Sequence[int], namespace: str) -> list[int]:
     hashes, last = [], zlib.crc32(namespace.encode())
     for token in tokens:
@@ -44,7 +49,7 @@ def generate_alone(request: Request, index: int, limit: int) -> tuple[list[int],
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_token_ids))
     tokens = list(request.prompt_token_ids)
-    last = prefix_hashes(tokens, request.namespace)[-1]
+    last = prefix_hashes(tokens, domain(request))[-1]
     while True:
         token = next_token(last, (params.seed or 0) % 2**64, index)
         made = len(tokens) - len(request.prompt_token_ids)
@@ -142,7 +147,7 @@ class PagedWorker:
             wanted = [_certain(slot.tokens[p + 1]) for p in range(row.start, end)]
         made: list[int] = []
         if row.sample and self.fails(slot.new):
-            result.failed.append(index)
+            result.failed[index] = FinishReason.ERROR
         elif row.sample:
             slot.extend_hashes()
             last = slot.hashes[-1]

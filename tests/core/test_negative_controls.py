@@ -9,7 +9,7 @@ import pytest
 
 from quire.core import prefix_cache, sequence_blocks
 from quire.core.block_pool import AuditError, BlockPool
-from quire.core.prefix_cache import Hit, PrefixCache
+from quire.core.prefix_cache import Hit, PrefixCache, PrefixCaches
 from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
@@ -29,14 +29,13 @@ CONFIG = SchedulerConfig(
 
 
 def live(config: SchedulerConfig = CONFIG) -> Driver:
-    """A fixed life with shared prefixes, siblings, namespaces, aborts and pressure."""
+    """A fixed life with shared prefixes, siblings, namespaces, tenants, aborts and pressure."""
     rng = random.Random(3)
     driver = Driver(config)
     for index in range(14):
         prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(3, 8)] + [rng.randint(0, 3) for _ in range(4)]
-        driver.add(
-            prompt, max_tokens=rng.randint(1, 20), n=rng.choice([1, 2]), namespace=rng.choice(["", "a"])
-        )
+        params = {"max_tokens": rng.randint(1, 20), "n": rng.choice([1, 2])}
+        driver.add(prompt, namespace=rng.choice(["", "a"]), tenant="t" if index % 4 == 3 else "", **params)
         for _ in range(rng.randint(0, 2)):
             driver.step()
         if index % 5 == 4:
@@ -72,6 +71,27 @@ def forget_namespaces(patch: pytest.MonkeyPatch) -> None:
     acquire = PrefixCache.acquire
     patch.setattr(PrefixCache, "match", lambda self, key, most, name="": match(self, key, most, "all"))
     patch.setattr(PrefixCache, "acquire", lambda self, hit, name="": acquire(self, hit, "all"))
+
+
+def forget_tenants(patch: pytest.MonkeyPatch) -> None:
+    of = PrefixCaches.of
+    patch.setattr(PrefixCaches, "of", lambda self, tenant="": of(self, ""))
+
+
+def never_count_who_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixCache, "exit", lambda self: None)
+
+
+def lose_count_of_the_cached(patch: pytest.MonkeyPatch) -> None:
+    right = PrefixCache.acquire
+
+    def acquire(self: PrefixCache, hit: Hit, name: str = "") -> object:
+        before = self.num_cached
+        node = right(self, hit, name)
+        self.num_cached = before
+        return node
+
+    patch.setattr(PrefixCache, "acquire", acquire)
 
 
 def forget_the_window(patch: pytest.MonkeyPatch) -> None:
@@ -149,6 +169,9 @@ def never_sweep(patch: pytest.MonkeyPatch) -> None:
         hold_nothing,
         hand_out_twice,
         forget_namespaces,
+        forget_tenants,
+        never_count_who_ends,
+        lose_count_of_the_cached,
         forget_the_window,
         free_one_block_too_early,
         key_by_last_block_only,

@@ -20,7 +20,7 @@ def make(
         priority=priority,
         eos_token_ids=(5,),
     )
-    return Sequence(seq_id, 0, RequestState(request, None, 0), limit=10, seed=0)
+    return Sequence(seq_id, 0, RequestState(request, "", None, 0), limit=10, seed=0)
 
 
 def test_fcfs_is_arrival_then_order_of_adding() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.block_pool import AuditError, BlockPool
-from quire.core.prefix_cache import BlockNode, PrefixCache
+from quire.core.prefix_cache import BlockNode, PrefixCache, PrefixCaches
 from quire.types import NO_BLOCK, CacheGroup
 
 FULL = (CacheGroup((0,)),)
@@ -26,6 +26,7 @@ class Run:
 
     def __init__(self, cache: PrefixCache, groups: int, tokens: list[int], *, use_hits: bool = True) -> None:
         self.cache = cache
+        cache.enter()
         hit = cache.match(key(tokens), len(tokens) - 1 if use_hits else 0)
         self.node: BlockNode = cache.acquire(hit)
         self.hit = hit.length
@@ -46,15 +47,20 @@ class Run:
 
     def end(self) -> None:
         self.cache.leave(self.node, self.live())
+        self.cache.exit()
 
 
 def make(groups: tuple[CacheGroup, ...], blocks: int) -> tuple[BlockPool, PrefixCache]:
     pool = BlockPool(blocks)
-    return pool, PrefixCache(pool, groups, SIZE)
+    return pool, PrefixCaches(pool, groups, SIZE).of()
 
 
 def check(cache: PrefixCache, *running: Run) -> None:
-    cache.audit([run.live() for run in running], [run.node for run in running])
+    cache._caches.audit([("", run.live(), run.node) for run in running])
+
+
+def available(cache: PrefixCache) -> int:
+    return cache._caches.available
 
 
 def hit_length(cache: PrefixCache, tokens: list[int], namespace: str = "") -> int:
@@ -67,7 +73,7 @@ def test_a_finished_prefix_is_found_again() -> None:
     check(cache, first)
     first.end()
     check(cache)
-    assert (pool.num_free, pool.num_cached, cache.available) == (5, 3, 8)
+    assert (pool.num_free, pool.num_cached, available(cache)) == (5, 3, 8)
     second = Run(cache, 1, [1, 2, 3, 4, 9, 9])
     assert second.hit == 4
     assert second.tables[0][:2] == first.tables[0][:2]
@@ -89,7 +95,7 @@ def test_namespaces_never_share() -> None:
     cache.drop("")
     check(cache)
     assert hit_length(cache, [1, 2]) == 0
-    assert cache.available == 8
+    assert available(cache) == 8
 
 
 def test_a_sliding_group_takes_only_its_window_and_limits_the_hit() -> None:
@@ -143,7 +149,7 @@ def test_with_sliding_groups_only_empty_nodes_vanish() -> None:
     run.give_back(0, 2)
     cache.allocate(2)
     assert len(cache._tree) == 4  # still the way to what the sequence publishes
-    assert cache.available == 0
+    assert available(cache) == 0
     run.end()
     cache.clear()
     assert (len(cache._tree), pool.num_cached, pool.num_free) == (0, 0, 2)
@@ -296,7 +302,7 @@ def test_whatever_is_not_held_can_be_allocated(
     for move, which, units in moves:
         tokens = [token for token in units for _ in range(SIZE)]
         run = running[which % len(running)] if running else None
-        if move in {"start", "cold"} and cache.available >= len(units) * len(groups):
+        if move in {"start", "cold"} and available(cache) >= len(units) * len(groups):
             running.append(Run(cache, len(groups), tokens, use_hits=move == "start"))
         elif move == "end" and run:
             running.remove(run)
@@ -308,6 +314,7 @@ def test_whatever_is_not_held_can_be_allocated(
                 cache.release(table[dead : dead + 1])
                 table[dead] = NO_BLOCK
         check(cache, *running)
-        assert cache.available == pool.num_blocks - pool.num_held
-    rest = cache.allocate(cache.available)
-    cache.audit([rest, *(run.live() for run in running)], [run.node for run in running])
+        assert available(cache) == pool.num_blocks - pool.num_held
+    cache.enter()
+    rest = cache.allocate(available(cache))
+    cache._caches.audit([("", rest, None), *(("", run.live(), run.node) for run in running)])

@@ -58,7 +58,7 @@ def run(scheduler: Scheduler, token: int = 7) -> tuple[SchedulerOutput, list[Seq
 
 def answer(out: SchedulerOutput, token_ids: list[list[int]], failed: tuple[int, ...] = ()) -> StepOutput:
     rows = len(out.scheduled)
-    return StepOutput(token_ids, [None] * rows, [None] * rows, list(failed))
+    return StepOutput(token_ids, [None] * rows, [None] * rows, dict.fromkeys(failed, FinishReason.ERROR))
 
 
 def spans(out: SchedulerOutput) -> list[tuple[int, int, int]]:
@@ -81,6 +81,19 @@ def test_one_rule_serves_prompts_chunks_and_decode() -> None:
     ]
     assert scheduler.step_counts.decode_tokens == 1
     assert scheduler.step_counts.context_tokens == 21
+
+
+def test_the_last_of_a_prompt_is_prefill_and_only_what_follows_is_decode() -> None:
+    scheduler = make(max_num_batched_tokens=4)
+
+    def counts() -> tuple[int, int]:
+        run(scheduler)
+        return scheduler.step_counts.prefill_tokens, scheduler.step_counts.decode_tokens
+
+    scheduler.add(ask("one", [1], max_tokens=3))
+    assert [counts(), counts(), counts()] == [(1, 0), (0, 1), (0, 1)]
+    scheduler.add(ask("five", [1, 2, 3, 4, 5], max_tokens=2, arrival=1))
+    assert [counts(), counts(), counts()] == [(4, 0), (1, 0), (0, 1)]
 
 
 def test_the_worker_hears_everything_once() -> None:
@@ -241,7 +254,7 @@ def test_samples_start_as_soon_as_the_prompt_is_computed_and_share_nothing_else(
         run(scheduler)
     assert scheduler.has_work()
     assert (
-        len(scheduler._blocks.cache._tree) == 3
+        len(scheduler._blocks.caches.of()._tree) == 3
     )  # the prompt's whole blocks: outputs are of no use to others
 
 
@@ -290,6 +303,23 @@ def test_a_failed_row_ends_alone_and_leaves_nothing_in_the_cache() -> None:
     assert scheduler.blocks_cached == 0
     scheduler.audit()
     assert scheduler.schedule().gone == [0]
+
+
+def test_a_row_without_a_token_to_sample_ends_alone_and_its_prompt_stays_known() -> None:
+    scheduler = make()
+    scheduler.add(ask("a", list(range(1, 11)), max_tokens=5))
+    scheduler.add(ask("b", [9, 9, 9, 9, 9], max_tokens=5, arrival=1))
+    run(scheduler)
+    out = scheduler.schedule()
+    result = answer(out, [[], [7]])
+    result.failed[0] = FinishReason.NO_TOKEN
+    events = scheduler.update(out, result)
+    assert [(event.request_id, event.finish_reason) for event in events] == [
+        ("a", FinishReason.NO_TOKEN),
+        ("b", None),
+    ]
+    assert scheduler.blocks_cached > 0
+    scheduler.audit()
 
 
 def test_prompt_logprobs_come_once_without_hits() -> None:

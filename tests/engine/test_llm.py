@@ -170,6 +170,7 @@ def test_chat_uses_the_template(llm: LLM) -> None:
         ([3] * 200, GREEDY, "prompt_token_ids"),
         ("x", SamplingParams(logit_bias={128: 1.0}), "logit_bias"),
         ("x", SamplingParams(banned_token_ids=list(range(128))), "banned_token_ids"),
+        ("x", SamplingParams(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=1), "min_tokens"),
     ],
 )
 def test_refusals_name_the_field(

@@ -33,6 +33,14 @@ def request(prompt: list[int], **params: object) -> Request:
         (request([-1]), "prompt_token_ids", ["-1"]),
         (request([1], logit_bias={128: 1.0}), "logit_bias", ["128"]),
         (request([1], allowed_token_ids=[1] * 129), "allowed_token_ids", ["129", "128"]),
+        (request([1], allowed_token_ids=[2], min_tokens=3), "min_tokens", ["3", "allowed_token_ids"]),
+        (request([1], allowed_token_ids=[2, 9], stop_token_ids=[9], min_tokens=1), "min_tokens", []),
+        (
+            request([1], allowed_token_ids=[2, 8, 9], banned_token_ids=[8], stop_token_ids=[9], min_tokens=1),
+            "min_tokens",
+            ["banned_token_ids"],
+        ),
+        (request([1], banned_token_ids=[*range(2), *range(3, 128)], min_tokens=1), "min_tokens", []),
     ],
 )
 def test_the_impossible_is_refused_with_the_counts(asked: Request, field: str, numbers: list[str]) -> None:
@@ -45,6 +53,9 @@ def test_the_impossible_is_refused_with_the_counts(asked: Request, field: str, n
 def test_the_largest_possible_is_let_in() -> None:
     door().check(request([5] * 99, max_tokens=30))
     door(num_blocks=100).check(request([5] * 199))
+    door().check(request([5], allowed_token_ids=[2]))
+    door().check(request([5], allowed_token_ids=[2], min_tokens=1, ignore_eos=True))
+    door().check(request([5], allowed_token_ids=[2, 3], min_tokens=1))
 
 
 def test_a_burst_fills_idle_places_before_it_counts_as_queue() -> None:
@@ -92,6 +103,66 @@ def test_waiting_tokens_are_bounded_and_one_is_always_let_in() -> None:
     admission.started(1, 0.0)
     assert admission.waiting_tokens == 0
     admission.admit(3, ask("3", [5] * 60), 0.0)
+
+
+def test_a_tenant_leaves_as_much_of_the_queue_as_it_takes() -> None:
+    """Idle places are anyone's. One tenant waits in half of the places, two in a third each."""
+    admission = door(max_requests=12, max_num_seqs=8)
+    handles = iter(range(1, 1000))
+    for _ in range(8 + 6):
+        admission.admit(next(handles), ask("x", tenant="a"), 0.0)
+    with pytest.raises(OverloadedError, match=r"6 requests with this .* 6 of 12 places are left"):
+        admission.admit(next(handles), ask("x", tenant="a"), 0.0)
+    for handle in range(1, 9):
+        admission.started(handle, 0.0)
+    admission.stepped(seen=14, running=8, waiting=6)
+    for _ in range(3):  # what runs does not count
+        admission.admit(next(handles), ask("x", tenant="b"), 0.0)
+    with pytest.raises(OverloadedError, match=r"3 requests with this API key wait .* 3 of 12"):
+        admission.admit(next(handles), ask("x", tenant="b"), 0.0)
+    for handle in (9, 10):
+        admission.leave(handle)
+    admission.admit(next(handles), ask("x", tenant="b"), 0.0)
+    admission.admit(next(handles), ask("x", tenant="c"), 0.0)
+    with pytest.raises(OverloadedError, match="4 requests with this API key"):
+        admission.admit(next(handles), ask("x", tenant="a"), 0.0)
+
+
+def test_an_idle_server_refuses_no_key() -> None:
+    admission = door(max_requests=4, max_num_seqs=64)
+    for handle in range(1, 65):
+        admission.admit(handle, ask("x", tenant="a"), 0.0)
+        admission.started(handle, 0.0)
+    admission.stepped(seen=64, running=60, waiting=0)
+    for handle in range(65, 69):
+        admission.admit(handle, ask("x", tenant="a"), 0.0)
+
+
+def test_a_tenant_leaves_as_many_prompt_tokens_as_it_takes() -> None:
+    admission = door(max_requests=100, max_tokens=100, max_num_seqs=1)
+    for handle in (1, 2):
+        admission.admit(handle, ask("x", [5] * 20, tenant="a"), 0.0)
+    admission.admit(3, ask("x", [5] * 50, tenant="b"), 0.0)  # one is let in while there is room for it
+    with pytest.raises(OverloadedError, match=r"40 prompt tokens .* over the 10 of 100 that are left"):
+        admission.admit(4, ask("x", [5], tenant="a"), 0.0)
+    admission.leave(3)
+    admission.admit(5, ask("x", [5] * 20, tenant="a"), 0.0)
+
+
+def test_the_retry_after_of_a_tenant_follows_the_measured_rate() -> None:
+    admission = door(max_requests=80, max_num_seqs=1)
+    for handle in range(1, 21):
+        admission.admit(handle, ask("x", tenant="a"), 0.0)
+        admission.started(handle, handle * 2.0)
+    admission.stepped(seen=20, running=1, waiting=0)
+    for handle in range(21, 61):
+        admission.admit(handle, ask("x", tenant="a"), 40.0)
+    with pytest.raises(OverloadedError) as refused:
+        admission.admit(61, ask("x", tenant="a"), 40.0)
+    assert refused.value.retry_after == pytest.approx(10.0, rel=0.2)
+    with pytest.raises(OverloadedError) as refused:
+        admission.admit(61, ask("x", tenant="a"), 140.0)  # and none since: the latest eight in 114 seconds
+    assert refused.value.retry_after == pytest.approx(5 * 114 / 8, rel=0.1)
 
 
 def test_retry_after_follows_the_measured_rate() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.types import SamplingParams
+from quire.types import FinishReason, SamplingParams
 from quire.worker.sampler import Sampler
 
 from .reference import acceptable, as_rows, ints, new_seq, sample_one
@@ -55,7 +55,18 @@ def test_masks_combine(allowed: set[int], banned: set[int], seed: int) -> None:
     if left:
         assert int(result.token_ids[0]) == max(left, key=lambda t: logits[t])
     else:
-        assert result.failed == {0: "no token is left to sample"}
+        assert result.failed == {0: FinishReason.NO_TOKEN}
+
+
+def test_a_row_whose_tokens_have_no_probability_fails_for_its_own_reason() -> None:
+    logits = np.array([[0.0, 1.0, -np.inf, -np.inf]] * 3 + [[-np.inf] * 4], np.float32)
+    sampler = Sampler(4, 4)
+    asked = [{"allowed_token_ids": [2, 3]}, {"banned_token_ids": [0, 1]}, {}, {}]
+    for slot, more in enumerate(asked):
+        sampler.add(slot, new_seq(SamplingParams(**GREEDY, **more)))
+    result = sampler.sample(logits, ints(0, 1, 2, 3), ints(0, 0, 0, 0))
+    assert result.failed == {0: FinishReason.NO_TOKEN, 1: FinishReason.NO_TOKEN, 3: FinishReason.ERROR}
+    assert result.token_ids.tolist() == [-1, -1, 1, -1]
 
 
 def test_min_tokens_holds_back_stop_ids() -> None:
@@ -151,7 +162,7 @@ def test_broken_rows_fail_alone(bad: float, at: int, params: SamplingParams) -> 
     broken = logits.copy()
     broken[1, at] = bad
     result = sampler.sample(broken, ints(0, 1, 2), ints(0, 0, 0))
-    assert result.failed == {1: "the logits hold NaN or infinity"}
+    assert result.failed == {1: FinishReason.ERROR}
     assert result.token_ids.tolist() == [expected.token_ids[0], -1, expected.token_ids[2]]
     masked = logits.copy()
     masked[1, at] = -np.inf

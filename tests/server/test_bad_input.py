@@ -155,6 +155,8 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
      "stream_options"),
     (0, "both continuations", chat(add_generation_prompt=True, continue_final_message=True), "invalid_value",
      "continue_final_message"),
+    (0, "only stop tokens", chat(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=1), "invalid_value",
+     "min_tokens"),
     (0, "salt too long", chat(cache_salt="x" * 1000), "invalid_value", "cache_salt"),
     (0, "priority too large", chat(priority=2**40), "invalid_value", "priority"),
     (0, "priority under first-come", chat(priority=1), "invalid_value", "priority"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import json
 import os
@@ -268,7 +269,7 @@ def locked(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text("# two people\nkey-one\nkey-two\n")
     keys: dict[str, Any] = {"api_key": ("key-zero",), "api_key_file": str(file)}
-    with serving(folder, ENDLESS, max_num_queued_reqs=6, **keys, **PATIENT) as live:
+    with serving(folder, ENDLESS | {"max_num_seqs": 2}, max_num_queued_reqs=6, **keys, **PATIENT) as live:
         yield live
 
 
@@ -324,13 +325,58 @@ def test_there_is_no_route_for_administrators(locked: LiveServer) -> None:
 
 
 def test_a_flood_from_one_key_stops_at_its_share(locked: LiveServer) -> None:
+    """Two run, three wait: half of the six places are left. Another key's request waits with them."""
     body = {"messages": LONG["messages"], "max_tokens": 1}
-    one, two = ({"authorization": f"Bearer key-{name}"} for name in ("one", "two"))
-    with locked.busy(2, "authorization: Bearer key-one\r\n"):
+    one = {"authorization": "Bearer key-one"}
+    with locked.busy(5, "authorization: Bearer key-one\r\n"):
         for _ in range(10):
-            assert "each of 3 keys is 2" in locked.post(CHAT, body, one).error(429)
-        assert locked.post(CHAT, body, two).status == 200
+            message = locked.post(CHAT, body, one).error(429, "queue_full")
+            assert "3 requests with this API key wait for a free place; 3 of 6 places are left" in message
+        with locked.busy(1, "authorization: Bearer key-two\r\n"):
+            locked.wait(lambda: locked.engine.stats.waiting == 4)
     locked.wait(lambda: locked.post(CHAT, body, one).status == 200)
+
+
+def test_an_idle_server_refuses_no_key(folder: Path) -> None:
+    options: dict[str, Any] = {"api_key": ("one", "two"), "max_num_queued_reqs": 4, **PATIENT}
+    with serving(folder, ENDLESS, **options) as live, live.busy(10, "authorization: Bearer one\r\n"):
+        live.wait(lambda: live.engine.stats.running == 10)
+
+
+def test_a_key_finds_only_what_it_cached_itself(folder: Path) -> None:
+    prompt = [*range(4, 104)]
+    body = {"prompt": prompt, "max_tokens": 1}
+
+    def cached(live: LiveServer, key: str, **fields: Any) -> int:
+        reply = live.post("/v1/completions", body | fields, {"authorization": f"Bearer {key}"})
+        return int(reply.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    with serving(folder, api_key=("one", "two")) as live:
+        assert [cached(live, key) for key in ("one", "two", "one", "two")] == [0, 0, 96, 96]
+        salt = hashlib.sha256(b"one").hexdigest()
+        assert [cached(live, key, cache_salt=salt) for key in ("two", "one", "two")] == [0, 0, 96]
+    with serving(folder, api_key=("one", "two"), prefix_cache_sharing="all") as live:
+        assert [cached(live, key) for key in ("one", "two")] == [0, 96]
+
+
+def test_a_flood_with_one_key_leaves_the_cache_of_another(folder: Path) -> None:
+    mine = [*range(4, 104)] * 6
+    with serving(folder, {"num_kv_blocks": 128, "max_model_len": 1024}, api_key=("one", "two")) as live:
+
+        def cached() -> int:
+            reply = live.post(
+                "/v1/completions", {"prompt": mine, "max_tokens": 1}, {"authorization": "Bearer one"}
+            )
+            return int(reply.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached(), cached()] == [0, 592]
+        flood = {
+            "prompt": [[index] * 300 for index in range(4, 44)],
+            "max_tokens": 60,
+            "ignore_eos": True,
+        }
+        assert live.post("/v1/completions", flood, {"authorization": "Bearer two"}).status == 200
+        assert cached() == 592
 
 
 def test_host_and_origin(server: LiveServer) -> None:

@@ -209,6 +209,15 @@ def test_numbers_that_are_none_are_an_error(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
 
 
+def test_a_request_that_leaves_no_token_is_at_fault_itself() -> None:
+    engine = StandInEngine()
+    engine.steps = [StreamDelta(0, "", [], finish_reason=FinishReason.NO_TOKEN)]
+    for body in (CHAT, STREAM):
+        answer = Answer(engine, "/v1/chat/completions", body)
+        assert answer.status == 400
+        assert b"no_token_left" in answer.body
+
+
 def test_admitting_several_prompts_is_all_or_nothing() -> None:
     engine = StandInEngine()
     engine.steps = [StreamDelta(0, "a", [1], finish_reason=FinishReason.STOP)]

@@ -51,6 +51,12 @@ class ServingConfig:
     api_key_file: str | None = option(
         None, "file of keys, one a line; not seen in the process list as --api-key is", metavar="FILE"
     )
+    prefix_cache_sharing: str = option(
+        "key",
+        "which requests find a cached prompt again; key: those with the same API key, and each key has a share of the "
+        "cache; all: every request",
+        choices=("key", "all"),
+    )
     served_model_name: tuple[str, ...] = option(
         (), "names the model answers to; the first is reported (default: the model as given)", metavar="NAME"
     )

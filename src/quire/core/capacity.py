@@ -37,6 +37,11 @@ def peak_blocks(groups: Sequence[CacheGroup], tokens: int, chunk: int, block_siz
     )
 
 
+def least_blocks(groups: Sequence[CacheGroup], length: int, chunk: int, block_size: int) -> int:
+    """Blocks in which one sequence alone reaches `length` tokens, `chunk` at a time: the last is never computed."""
+    return peak_blocks(groups, length - 1, chunk, block_size)
+
+
 def most_tokens(groups: Sequence[CacheGroup], num_blocks: int, block_size: int, ceiling: int) -> int:
     """Most tokens, up to `ceiling`, that one sequence alone can compute token by token in `num_blocks`."""
     needs = range(ceiling + 1)

@@ -15,6 +15,17 @@ Twins. Two sequences that run at once may compute the same block. Block tables a
 keeps a private block of its own, a *twin* of the published one. The moment nobody holds the published block
 any more, a twin takes its place in the tree and the other block is free. Hence every unheld block is free or
 can be evicted at once, `available` is exact, and one sequence alone always has the whole pool.
+
+Tenants. Each has a cache of its own over the common pool: no other can find what it has computed, or notice it by
+the time that a prompt takes. Which tenant gives up a block depends on how many each has, not on age:
+
+    to make room    the tenant with the most blocks, held and cached, that has a cached one gives up its oldest: with
+                    no more than an equal share nothing is lost while another that has more can give up some
+    to run          sequences take what is free, what their own tenant has cached, and of what the others have cached
+                    all but a share of the pool: one share for each tenant that runs, one for the caches of the others.
+                    So a flood of running sequences does not empty them. A sequence alone takes what it needs
+
+Idle shares are there for whoever needs them, and are given back first.
 """
 
 from __future__ import annotations
@@ -54,11 +65,17 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """The blocks of one pool, findable by token prefix. Keys are int32 token ids, native byte order."""
+    """The blocks of one tenant, findable by token prefix. Keys are int32 token ids, native byte order.
 
-    def __init__(self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int) -> None:
-        self.stats = PrefixCacheStats()
-        self._pool = pool
+    Of the pool it has `num_blocks`: `num_cached` that nobody holds, the others are held by its `num_running` sequences.
+    """
+
+    def __init__(
+        self, caches: PrefixCaches, tenant: str, groups: Sequence[CacheGroup], block_size: int
+    ) -> None:
+        self.tenant = tenant
+        self.num_blocks = self.num_cached = self.num_running = 0
+        self._caches, self._pool = caches, caches.pool
         self._groups = tuple(groups)
         self._block_size = block_size
         self._sliding = tuple((g, group.window) for g, group in enumerate(groups) if group.window)
@@ -68,10 +85,17 @@ class PrefixCache:
         self._twins: dict[int, list[int]] = {}  # published block -> private blocks of equal content
         self._twin_of: dict[int, int] = {}  # the same, backwards
 
-    @property
-    def available(self) -> int:
-        """Blocks that `allocate` can hand out now: free ones and those that can be evicted."""
-        return self._pool.num_free + self._pool.num_cached
+    def enter(self) -> None:
+        """Count a sequence that starts."""
+        self.num_running += 1
+        self._caches.num_running += 1
+        self._caches.num_active += self.num_running == 1
+
+    def exit(self) -> None:
+        """Undo `enter`."""
+        self.num_running -= 1
+        self._caches.num_running -= 1
+        self._caches.num_active -= self.num_running == 0
 
     def match(self, key: bytes, max_tokens: int, namespace: str = "") -> Hit:
         """The longest usable prefix of `key` of at most `max_tokens` tokens. Changes nothing."""
@@ -95,23 +119,19 @@ class PrefixCache:
         node = self._tree.root(namespace) if hit.node is None else hit.node
         self._tree.lock(node)
         blocks = hit.live()
+        cached = self._pool.num_cached
         self._pool.hold(blocks)
+        self._count(0, self._pool.num_cached - cached)
         if self._idle:
             for block in blocks:
                 self._idle.pop(block, None)
         return node
 
-    def unheld(self, hit: Hit) -> int:
-        """How many of a hit's blocks nobody holds: taking the hit lowers `available` by so many."""
-        is_cached = self._pool.is_cached
-        return sum(is_cached(block) for block in hit.live())
-
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, evicting what was used longest ago. Raises ValueError over `available`."""
-        if count > self.available:
-            raise ValueError(f"{count} blocks asked for, {self.available} are available")
-        while self._pool.num_free < count:
-            self._evict_oldest()
+        """Take `count` blocks, evicting where there are too few. Raises ValueError over what is available."""
+        if self._pool.num_free < count:
+            self._caches.evict(count, self)
+        self._count(count, 0)
         return self._pool.take(count)
 
     def publish(self, parent: BlockNode, key: bytes, blocks: Sequence[int]) -> BlockNode:
@@ -141,7 +161,10 @@ class PrefixCache:
         """Drop one reference of each block: published ones stay findable until evicted."""
         if self._twin_of:
             self._forget_twins(blocks)
-        for block in self._pool.release(blocks):
+        free = self._pool.num_free
+        cached = self._pool.release(blocks)
+        self._count(free - self._pool.num_free, len(cached))
+        for block in cached:
             if block in self._twins:
                 self._promote_twin(block)
             elif self._sliding and self._groups[self._home[block][1]].window:
@@ -170,12 +193,12 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything that no sequence holds."""
-        while self._pool.num_cached:
-            self._evict_oldest()
+        while self.num_cached:
+            self.evict_oldest()
 
-    def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> None:
-        """Prove tree, pool and block tables against each other. `tables` are the running sequences' live
-        blocks, `tips` the nodes they lock. Raises AuditError saying what is wrong. O(blocks)."""
+    def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> set[int]:
+        """Prove tree and counts against the pool. `tables` are the live blocks of the tenant's running sequences,
+        `tips` the nodes they lock. Returns the blocks that can be found. Raises AuditError. O(blocks)."""
         try:
             self._tree.audit()
         except ValueError as error:
@@ -196,7 +219,7 @@ class PrefixCache:
                     found[block] = group
                 elif not self._groups[group].window:
                     raise AuditError(f"a node lacks its block of full-attention group {group}")
-        self._pool.audit(tables, found)
+        self._audit_counts(found, tables)
         if len(found) != len(self._home):
             raise AuditError(f"{len(self._home)} blocks have a home, {len(found)} are in the tree")
         idle = {b for b, group in found.items() if self._groups[group].window and self._pool.is_cached(b)}
@@ -207,6 +230,14 @@ class PrefixCache:
             raise AuditError("twins and published blocks disagree")
         if any(self._pool.is_cached(block) for block in self._twins):
             raise AuditError("a block that nobody holds keeps twins from its place")
+        return set(found)
+
+    def _audit_counts(self, found: Iterable[int], tables: Iterable[Iterable[int]]) -> None:
+        cached = sum(map(self._pool.is_cached, found))
+        blocks = len({*found, *(block for table in tables for block in table)})
+        if (blocks, cached) != (self.num_blocks, self.num_cached):
+            said = f"the books say {self.num_blocks}, {self.num_cached} of them cached"
+            raise AuditError(f"a tenant has {blocks} blocks, {cached} of them cached, {said}")
 
     def _honoured(self, path: list[BlockNode]) -> int:
         runs = [0] * len(self._sliding)  # blocks present without a gap up to here
@@ -221,7 +252,8 @@ class PrefixCache:
                 best = depth
         return best
 
-    def _evict_oldest(self) -> None:
+    def evict_oldest(self) -> None:
+        """Give up a block that nobody holds, or the blocks of one node: what was used longest ago."""
         leaf = self._tree.oldest()
         if self._idle:
             block, since = next(iter(self._idle.items()))
@@ -260,6 +292,14 @@ class PrefixCache:
             if block != NO_BLOCK:
                 self._withdraw(block)
 
+    def _count(self, blocks: int, cached: int) -> None:
+        self.num_blocks += blocks
+        self.num_cached += cached
+        if self.num_cached:
+            self._caches.sizes[self] = self.num_blocks
+        else:
+            self._caches.sizes.pop(self, None)
+
     def _settle(self, node: BlockNode, group: int, block: int) -> None:
         node.value[group] = block
         self._home[block] = (node, group)
@@ -269,7 +309,10 @@ class PrefixCache:
         node, group = self._home.pop(block)
         node.value[group] = NO_BLOCK
         self._idle.pop(block, None)
+        free = self._pool.num_free
         self._pool.withdraw(block)
+        if self._pool.num_free > free:  # it was cached
+            self._count(-1, -1)
 
     def _forget_twins(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -290,3 +333,84 @@ class PrefixCache:
             self._twins[first] = rest
             for twin in rest:
                 self._twin_of[twin] = first
+
+
+class PrefixCaches:
+    """The prefix caches of all tenants over one pool. `num_running` sequences run, in `num_active` of them."""
+
+    def __init__(self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int) -> None:
+        self.pool = pool
+        self.stats = PrefixCacheStats()
+        self.num_running = self.num_active = 0
+        self.sizes: dict[PrefixCache, int] = {}  # the blocks of each one that has cached blocks
+        self._groups, self._block_size = groups, block_size
+        self._caches: dict[str, PrefixCache] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be handed out now: free ones and those that can be evicted."""
+        return self.pool.num_free + self.pool.num_cached
+
+    def of(self, tenant: str = "") -> PrefixCache:
+        """A tenant's cache, made when missing. One without blocks vanishes unless a sequence runs in it."""
+        cache = self._caches.get(tenant)
+        if cache is None:
+            cache = self._caches[tenant] = PrefixCache(self, tenant, self._groups, self._block_size)
+        return cache
+
+    def room(self, cache: PrefixCache) -> int:
+        """Blocks that a tenant's sequences may take now: of those that others have cached all but a share."""
+        others = self.pool.num_cached - cache.num_cached
+        return self.available - min(others, self._share(cache)) if others else self.available
+
+    def evict(self, count: int, taker: PrefixCache) -> None:
+        """Make `count` blocks free. Raises ValueError when fewer are available. O(tenants) a block.
+
+        What `taker` has cached itself goes first where the others have no more than their share.
+        """
+        if count > self.available:
+            raise ValueError(f"{count} blocks asked for, {self.available} are available")
+        share, pool, sizes = self._share(taker), self.pool, self.sizes
+        while pool.num_free < count:
+            cache = max(sizes, key=sizes.__getitem__)
+            if taker in sizes and (
+                sizes[taker] == sizes[cache] or pool.num_cached - taker.num_cached <= share
+            ):
+                cache = taker
+            cache.evict_oldest()
+            self._forget_empty(cache)
+
+    def clear(self) -> None:
+        """Forget everything that no sequence holds."""
+        for cache in list(self._caches.values()):
+            cache.clear()
+            self._forget_empty(cache)
+
+    def audit(self, running: Iterable[tuple[str, Iterable[int], BlockNode | None]]) -> None:
+        """Prove every cache, their counts and the pool against each other. `running` are each running sequence's
+        tenant, live blocks and locked node. Raises AuditError saying what is wrong. O(blocks)."""
+        seqs = [(tenant, list(table), tip) for tenant, table, tip in running]
+        found: list[int] = []
+        for tenant, cache in self._caches.items():
+            own = [(table, tip) for name, table, tip in seqs if name == tenant]
+            if cache.num_running != len(own):
+                raise AuditError(f"{len(own)} sequences of a tenant run, the books say {cache.num_running}")
+            found += cache.audit([table for table, _ in own], [tip for _, tip in own if tip is not None])
+        self.pool.audit([table for _, table, _ in seqs], found)
+        counts = [cache.num_running for cache in self._caches.values() if cache.num_running]
+        if (sum(counts), len(counts)) != (self.num_running, self.num_active) or self.num_running != len(seqs):
+            said = f"the books say {self.num_running} in {self.num_active}"
+            raise AuditError(f"{len(seqs)} sequences of {len(counts)} tenants run, {said}")
+        blocks = sum(cache.num_blocks for cache in self._caches.values())
+        if blocks != self.pool.num_blocks - self.pool.num_free:
+            raise AuditError(f"the tenants have {blocks} blocks, {self.pool.num_free} are free")
+        if self.sizes != {cache: cache.num_blocks for cache in self._caches.values() if cache.num_cached}:
+            raise AuditError("the tenants that have cached blocks are not those in the books")
+
+    def _share(self, cache: PrefixCache) -> int:
+        """Blocks of each tenant that runs, and of all others together, once one of this cache runs."""
+        return self.pool.num_blocks // (self.num_active + (not cache.num_running) + 1)
+
+    def _forget_empty(self, cache: PrefixCache) -> None:
+        if not cache.num_blocks and not cache.num_running:
+            del self._caches[cache.tenant]

@@ -91,13 +91,13 @@ class Requests:
 
     def _make_state(self, request: Request) -> RequestState:
         if self._config.enable_prefix_caching:
-            return RequestState(request, "shared:" + request.namespace, NEVER)
+            return RequestState(request, request.tenant, "shared:" + request.namespace, NEVER)
         if request.params.n == 1:
-            return RequestState(request, None, 0)
+            return RequestState(request, "", None, 0)
         # Its samples share the prompt all the same, in a namespace that ends with the request.
         self._private_namespaces += 1
         name = f"request:{self._private_namespaces}"
-        return RequestState(request, name, len(request.prompt_token_ids) // self._config.block_size)
+        return RequestState(request, "", name, len(request.prompt_token_ids) // self._config.block_size)
 
     def _let_in(self, state: RequestState, count: int) -> None:
         for _ in range(count):

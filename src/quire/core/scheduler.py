@@ -95,7 +95,7 @@ class Scheduler:
 
     @property
     def prefix_stats(self) -> PrefixCacheStats:
-        return self._blocks.cache.stats
+        return self._blocks.caches.stats
 
     def has_work(self) -> bool:
         """True while a sequence runs or waits."""
@@ -172,14 +172,14 @@ class Scheduler:
             raise ValueError(f"step {out.step} is not the one being run")
         check_result(out, seqs, result)
         self._in_flight = None
-        failed, rows, running = frozenset(result.failed), out.scheduled, Status.RUNNING
+        failed, rows, running = result.failed, out.scheduled, Status.RUNNING
         events = []
         ended = False
         for i, seq in enumerate(seqs):
             if seq.status is not running:
                 continue
             if failed and i in failed:
-                events.append(self._fail(seq))
+                events.append(self._fail(seq, failed[i]))
                 ended = True
                 continue
             row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None
@@ -220,7 +220,7 @@ class Scheduler:
 
     def clear_prefix_cache(self) -> None:
         """Forget every cached block that no running sequence holds."""
-        self._blocks.cache.clear()
+        self._blocks.caches.clear()
 
     def audit(self) -> None:
         """Prove queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
@@ -246,8 +246,11 @@ class Scheduler:
             new_blocks = no_blocks
             if end > seq.table.capacity:
                 end = self._make_room(seq, end, step)
-                if end == start:  # it gave way itself, being the last
-                    break
+                if end == start:
+                    if seq.status is not Status.RUNNING:  # it gave way itself, being the last
+                        break
+                    step.owed += self._blocks.catch_up(seq, start)
+                    continue
                 if end > seq.table.capacity:
                     new_blocks = self._blocks.grow(seq, end)
             budget -= end - start
@@ -266,13 +269,22 @@ class Scheduler:
 
         Rather a shorter chunk than a preemption; when there is room for no token at all, others give way
         from the last in rank on. Where `seq` itself is the last it gives way, and its start is returned.
+
+        When there are blocks but they are other tenants' share, the last of its own tenant gives way. Where
+        `seq` itself is that, it waits where it is, and its start is returned, unless it is the first of all.
         """
-        start = seq.computed
-        while self._blocks.missing(seq, end) > self._blocks.cache.available:
-            reach = self._blocks.reach(seq)
+        start, blocks = seq.computed, self._blocks
+        while blocks.missing(seq, end) > (room := blocks.room(seq)):
+            reach = blocks.reach(seq, room)
             if reach > start:
                 return min(end, reach)
-            self._preempt_last(step)
+            bounded = blocks.reach(seq, blocks.caches.available) > start
+            victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
+            if bounded and victim is seq:
+                if seq is not self._running[0]:
+                    return start
+                victim = self._running[-1]
+            self._preempt(victim, step)
             if seq.status is not Status.RUNNING:
                 return start
         return end
@@ -285,20 +297,21 @@ class Scheduler:
             seq = self._waiting.peek()
             if seq is None or not self._may_have_slot(seq):
                 return
-            room = self._room(step)
+            room = self._room(seq, step)
             blocked = self._blocked
             if blocked and blocked.seq is seq and blocked.needs > room and self._step < blocked.until:
                 return  # looking up a long prompt in every step would cost more than the step
             hit = self._blocks.find(seq)
             if self._first_end(seq, hit, step.budget) == hit.length:
                 return
-            needs = self._blocks.catch_up(seq, hit.length, hit) + self._blocks.cache.unheld(hit)
+            needs = self._blocks.catch_up(seq, hit.length, hit) + self._blocks.unheld(hit)
             if needs <= room and len(self._running) < self.config.max_num_seqs:
                 self._blocked = None
                 self._waiting.pop()
                 self._start(seq, hit, step)
             elif self._can_displace(seq, needs - room):
-                self._preempt_last(step)  # and look again: what was found may have changed hands
+                # And look again: what was found may have changed hands.
+                self._preempt(self._running[-1], step)
             else:
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
@@ -316,17 +329,17 @@ class Scheduler:
             return hit.length + budget if outgrew else hit.length
         return hit.length + min(remaining, budget)
 
-    def _room(self, step: StepPlan) -> int:
+    def _room(self, seq: Sequence, step: StepPlan) -> int:
         """Blocks for the tokens that a newly admitted sequence knows, all of them.
 
-        That is what is available less what the running ones still owe to theirs and one more block a group
+        That is what its tenant may take less what the running ones still owe to theirs and one more block a group
         for each of them: admitting on a first chunk alone leads to preempting it again. A sequence alone
         always has room, since the door refused what cannot run alone.
         """
         running = len(self._running)
         if not running:
             return NEVER
-        return self._blocks.cache.available - step.owed - running * self._blocks.num_groups
+        return self._blocks.room(seq) - step.owed - running * self._blocks.num_groups
 
     def _can_displace(self, seq: Sequence, short: int) -> bool:
         """Would a slot and `short` more blocks be there if less urgent running sequences gave way?
@@ -350,15 +363,15 @@ class Scheduler:
             state.started = True
             state.cached_tokens = hit.length
             if self.config.enable_prefix_caching and not seq.prompt_logprobs_left:
-                blocks.cache.stats.queried_tokens += seq.prompt_len
-                blocks.cache.stats.hit_tokens += hit.length
+                self.prefix_stats.queried_tokens += seq.prompt_len
+                self.prefix_stats.hit_tokens += hit.length
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
         if self._whole_batches:
             self._may_join -= 1
         insort(self._running, seq, key=_by_rank)
         step.new.append(new_seq(seq))
-        end = min(end, blocks.reach(seq))
+        end = min(end, blocks.reach(seq, blocks.room(seq)))
         new_blocks = blocks.grow(seq, end)
         if end < len(seq.tokens):
             step.owed += blocks.catch_up(seq, end)
@@ -369,12 +382,16 @@ class Scheduler:
         step.budget -= end - start
         step.context += end
 
-    def _preempt_last(self, step: StepPlan) -> None:
-        """The last running sequence gives everything back and waits again; it will be recomputed.
+    def _last_of(self, tenant: str) -> Sequence:
+        """The last in rank of a tenant's running sequences."""
+        return next(seq for seq in reversed(self._running) if seq.state.tenant == tenant)
+
+    def _preempt(self, seq: Sequence, step: StepPlan) -> None:
+        """A running sequence gives everything back and waits again; it will be recomputed.
 
         Only sequences known to the worker are preempted: one started in this step outranks whoever is.
         """
-        seq = self._running.pop()
+        self._running.remove(seq)
         if seq in step.seqs:
             index = step.seqs.index(seq)
             row = step.rows.pop(index)
@@ -397,13 +414,13 @@ class Scheduler:
         if seq.computed >= seq.prompt_len:
             self._requests.prompt_computed(seq)
 
-    def _fail(self, seq: Sequence) -> SeqEvent:
-        # What it published may hold the same NaN: keep it from whoever sends the prompt again.
+    def _fail(self, seq: Sequence, reason: FinishReason) -> SeqEvent:
         node = seq.node
         self._end(seq)
-        if node is not None:
-            self._blocks.cache.discard(node)
-        return final_event(seq, FinishReason.ERROR)
+        # What it published may hold the same NaN: keep it from whoever sends the prompt again.
+        if node is not None and reason is FinishReason.ERROR:
+            self._blocks.caches.of(seq.state.tenant).discard(node)
+        return final_event(seq, reason)
 
     def _end(self, seq: Sequence) -> None:
         """Release what a sequence has. One that ran stays in the running list until `_sweep`."""

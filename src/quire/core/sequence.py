@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections import deque
 
-from quire.core.prefix_cache import BlockNode
+from quire.core.prefix_cache import BlockNode, PrefixCache
 from quire.types import FinishReason, Request
 
 Rank = tuple[float, ...]
@@ -58,10 +58,12 @@ class RequestState:
         "sequences",
         "share_limit",
         "started",
+        "tenant",
     )
 
-    def __init__(self, request: Request, namespace: str | None, share_limit: int) -> None:
+    def __init__(self, request: Request, tenant: str, namespace: str | None, share_limit: int) -> None:
         self.request = request
+        self.tenant = tenant  # whose blocks its sequences take
         self.namespace = namespace  # where its blocks are published; None: nowhere
         self.share_limit = share_limit  # leading blocks of a sequence that may be published
         self.sequences: list[Sequence] = []
@@ -79,6 +81,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "cache",
         "computed",
         "limit",
         "min_length",
@@ -121,6 +124,7 @@ class Sequence:
         self.prompt_logprobs_left = self.prompt_len - 1 if wanted else 0
         self.computed = 0
         self.table = BlockTable(0)
+        self.cache: PrefixCache | None = None  # its tenant's, while it runs
         self.node: BlockNode | None = None  # locked place in the prefix cache, at depth `published`
         self.published = 0  # leading blocks known to the prefix cache
         self.wake = NEVER

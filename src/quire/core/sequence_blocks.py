@@ -9,18 +9,18 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import blocks_for, first_live_block, window_blocks
-from quire.core.prefix_cache import Hit, PrefixCache
+from quire.core.prefix_cache import Hit, PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, BlockTable, RequestState, Sequence
 from quire.types import NO_BLOCK
 
 
 class SequenceBlocks:
-    """Block tables of the sequences of one scheduler, over one pool and one prefix cache."""
+    """Block tables of the sequences of one scheduler, over one pool and the prefix caches of its tenants."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
-        self.cache = PrefixCache(self.pool, config.groups, config.block_size)
+        self.caches = PrefixCaches(self.pool, config.groups, config.block_size)
         self.num_groups = len(config.groups)
         self._size = config.block_size
         self._keep = config.enable_prefix_caching
@@ -34,13 +34,15 @@ class SequenceBlocks:
         usable, namespace = seq.usable_prefix(), seq.state.namespace
         if namespace is None or usable < self._size:
             return self._no_hit
-        return self.cache.match(seq.key(0, usable), usable, namespace)
+        return self.caches.of(seq.state.tenant).match(seq.key(0, usable), usable, namespace)
 
     def start(self, seq: Sequence, hit: Hit) -> None:
         """Give a waiting sequence its table, filled with the hit; `computed` becomes the hit's length."""
         namespace = seq.state.namespace
+        cache = seq.cache = self.caches.of(seq.state.tenant)
+        cache.enter()
         if namespace is not None:
-            seq.node = self.cache.acquire(hit, namespace)
+            seq.node = cache.acquire(hit, namespace)
         table = seq.table = BlockTable(self.num_groups)
         for g, blocks in enumerate(hit.blocks):
             table.blocks[g].extend(blocks)
@@ -54,14 +56,26 @@ class SequenceBlocks:
         """Blocks to take before the sequence can compute up to position `end`, all groups together."""
         return max(0, blocks_for(end - seq.table.capacity, self._size)) * self.num_groups
 
-    def reach(self, seq: Sequence) -> int:
-        """The position up to which the sequence could compute with the blocks available now."""
-        return seq.table.capacity + self.cache.available // self.num_groups * self._size
+    def room(self, seq: Sequence) -> int:
+        """Blocks that a sequence may take now: when no other runs, all that are available."""
+        caches = self.caches
+        if caches.num_running <= (seq.cache is not None):
+            return caches.available
+        return caches.room(seq.cache or caches.of(seq.state.tenant))
+
+    def unheld(self, hit: Hit) -> int:
+        """How many of a hit's blocks nobody holds: taking the hit lowers what is available by so many."""
+        is_cached = self.pool.is_cached
+        return sum(is_cached(block) for block in hit.live())
+
+    def reach(self, seq: Sequence, room: int) -> int:
+        """The position up to which a running sequence could compute if it took `room` blocks."""
+        return seq.table.capacity + room // self.num_groups * self._size
 
     def grow(self, seq: Sequence, end: int) -> tuple[list[int], ...]:
         """Take the missing blocks up to position `end`; returns the new ids per group."""
         count = blocks_for(end - seq.table.capacity, self._size)
-        blocks = self.cache.allocate(count * self.num_groups)
+        blocks = _cache(seq).allocate(count * self.num_groups)
         new = tuple(blocks[g * count : (g + 1) * count] for g in range(self.num_groups))
         for table, ids in zip(seq.table.blocks, new, strict=True):
             table.extend(ids)
@@ -88,25 +102,29 @@ class SequenceBlocks:
     def settle(self, seq: Sequence) -> None:
         """After `computed` moved: publish blocks that are full now, give back those behind every window."""
         table, size = seq.table, self._size
+        cache = _cache(seq)
         if seq.node is not None:
             for index in range(seq.published, min(seq.computed // size, seq.state.share_limit)):
                 key = seq.key(index * size, (index + 1) * size)
-                seq.node = self.cache.publish(seq.node, key, [blocks[index] for blocks in table.blocks])
+                seq.node = cache.publish(seq.node, key, [blocks[index] for blocks in table.blocks])
                 seq.published = index + 1
         for g, window in self._sliding:
             first, live = first_live_block(seq.computed, window, size), table.first_live[g]
             if first > live:
-                self.cache.release(table.blocks[g][live:first])
+                cache.release(table.blocks[g][live:first])
                 table.first_live[g] = first
         self._set_wake(seq)
 
     def give_back(self, seq: Sequence) -> None:
         """Release everything a running sequence holds. What it published stays findable."""
+        cache = _cache(seq)
         if seq.node is None:
-            self.cache.release(seq.table.live())
+            cache.release(seq.table.live())
         else:
-            self.cache.leave(seq.node, seq.table.live())
+            cache.leave(seq.node, seq.table.live())
             seq.node = None
+        cache.exit()
+        seq.cache = None
         seq.table = BlockTable(self.num_groups)
         seq.computed = seq.published = 0
         seq.wake = NEVER
@@ -114,15 +132,14 @@ class SequenceBlocks:
     def end_request(self, state: RequestState) -> None:
         """All samples of a request have ended: without prefix caching nothing of it stays findable."""
         if state.namespace is not None and not self._keep:
-            self.cache.drop(state.namespace)
+            self.caches.of(state.tenant).drop(state.namespace)
 
     def audit(self, running: Iterable[Sequence]) -> None:
-        """Prove every running sequence's table, then pool and cache; raises AuditError."""
+        """Prove every running sequence's table, then pool and caches; raises AuditError."""
         seqs = list(running)
         for seq in seqs:
             self._audit_table(seq)
-        tables = [seq.table.live() for seq in seqs]
-        self.cache.audit(tables, [seq.node for seq in seqs if seq.node is not None])
+        self.caches.audit((seq.state.tenant, seq.table.live(), seq.node) for seq in seqs)
 
     def _audit_table(self, seq: Sequence) -> None:
         table = seq.table
@@ -153,3 +170,9 @@ class SequenceBlocks:
         if seq.state.held_back and seq.computed < seq.prompt_len:
             wake = min(wake, seq.prompt_len)
         seq.wake = wake
+
+
+def _cache(seq: Sequence) -> PrefixCache:
+    """The cache of a sequence that runs."""
+    assert seq.cache is not None
+    return seq.cache

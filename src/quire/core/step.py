@@ -19,7 +19,7 @@ from quire.types import (
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What a step holds, for its StepRecord. Decode tokens are those of rows of a single token."""
+    """What a step holds, for its StepRecord. Decode tokens are those of rows of a single token past the prompt."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -40,9 +40,12 @@ class StepPlan:
     preempted: int = 0
 
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
-        single = sum([len(row.token_ids) == 1 for row in self.rows])
+        decode = sum(
+            [len(row.token_ids) == 1 and row.start >= seq.prompt_len
+             for row, seq in zip(self.rows, self.seqs, strict=True)]
+        )  # fmt: skip
         tokens = max_num_batched_tokens - self.budget
-        return StepCounts(tokens - single, single, self.context, self.preempted)
+        return StepCounts(tokens - decode, decode, self.context, self.preempted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from quire.engine.api import GenerateAsk, OverloadedError
 from quire.engine.messages import Ready
 from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0
+_WINDOW_STARTS = 8  # the latest starts count however long ago they were
 _MIN_RETRY, _MAX_RETRY = 1.0, 600.0
 
 
@@ -18,13 +19,18 @@ class Admission:
     A request that reaches an engine with idle places is not queued, it is on its way: only what the engine said
     it left waiting, and what was sent since and exceeds its idle places, counts against `max_requests`.
     `max_tokens` bounds the prompt tokens of all requests not yet started; one is always let in when none waits.
+
+    A tenant may wait in as many places, and with as many prompt tokens, as would then still be left: one that floods
+    leaves half of the queue to the others, two leave a third of it. What runs is not counted.
     """
 
     def __init__(self, facts: Ready, max_requests: int, max_tokens: int) -> None:
         self.waiting_tokens = 0
         self._facts = facts
         self._max_requests, self._max_tokens = max_requests, max_tokens
-        self._waiting: dict[int, int] = {}  # handle -> prompt tokens, in order of handles
+        self._waiting: dict[int, tuple[int, str]] = {}  # by handle, in order: prompt tokens, tenant
+        self._requests: Counter[str] = Counter()  # tenant -> its requests of these
+        self._tokens: Counter[str] = Counter()  # tenant -> its prompt tokens of these
         self._sent: dict[
             int, int
         ] = {}  # handle -> samples, of those the engine had not seen at its last step
@@ -57,7 +63,7 @@ class Admission:
             raise RequestError(
                 "allowed_token_ids", f"{len(allowed)} tokens are more than the vocabulary's {facts.vocab}"
             )
-        request.params.check_vocab(facts.vocab)
+        request.params.check_vocab(facts.vocab, facts.eos_token_ids)
 
     def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:
         """Take a request into the queue. Raises OverloadedError with the numbers when it is full."""
@@ -78,24 +84,43 @@ class Admission:
                 f" {self._max_tokens}",
                 self._wait(requests=0, tokens=excess, now=now),
             )
-        self._waiting[handle] = tokens
+        if ask.tenant and queued:
+            self._check_share(ask.tenant, queued, tokens, now)
+        self._waiting[handle] = tokens, ask.tenant
+        self._requests[ask.tenant] += 1
+        self._tokens[ask.tenant] += tokens
         self.waiting_tokens += tokens
         self._sent[handle] = samples
         self._sent_samples += samples
 
+    def _check_share(self, tenant: str, queued: int, tokens: int, now: float) -> None:
+        """Raise OverloadedError when a tenant waits with as much as is left for the others."""
+        own, left = min(self._requests[tenant], queued), self._max_requests - queued
+        if own and own >= left:
+            raise OverloadedError(
+                f"{own} requests with this API key wait for a free place; {left} of {self._max_requests} places are"
+                " left for other keys",
+                self._wait(requests=own - left + 1, tokens=0, now=now),
+            )
+        own, left = self._tokens[tenant], self._max_tokens - self.waiting_tokens
+        if own and own + tokens > left:
+            raise OverloadedError(
+                f"{own} prompt tokens with this API key wait for a free place; {tokens} more are over the"
+                f" {left} of {self._max_tokens} that are left for other keys",
+                self._wait(requests=0, tokens=own + tokens - left, now=now),
+            )
+
     def leave(self, handle: int) -> None:
         """A request has ended, or was refused; harmless when it does not wait."""
-        self.waiting_tokens -= self._waiting.pop(handle, 0)
+        self._end_wait(handle)
         self._sent_samples -= self._sent.pop(handle, 0)
 
     def started(self, handle: int, now: float) -> None:
         """A step has put a request to work."""
-        tokens = self._waiting.pop(handle, None)
+        tokens = self._end_wait(handle)
         if tokens is not None:
-            self.waiting_tokens -= tokens
             self._starts.append((now, tokens))
-            while self._starts[0][0] < now - _WINDOW_SECONDS:
-                self._starts.popleft()
+            self._forget_starts(now)
 
     def stepped(self, seen: int, running: int, waiting: int) -> None:
         """What the engine said of its queue after a step that knew of requests up to handle `seen`."""
@@ -104,9 +129,23 @@ class Admission:
         self._engine_waits = waiting > 0
         self._idle = max(0, self._facts.scheduler.max_num_seqs - running)
 
+    def _end_wait(self, handle: int) -> int | None:
+        """Take a request off the queue; its prompt tokens, None when it did not wait."""
+        waited = self._waiting.pop(handle, None)
+        if waited is None:
+            return None
+        tokens, tenant = waited
+        self.waiting_tokens -= tokens
+        self._tokens[tenant] -= tokens
+        self._requests[tenant] -= 1
+        if not self._requests[tenant]:
+            del self._requests[tenant], self._tokens[tenant]
+        return tokens
+
     def _wait(self, *, requests: int, tokens: int, now: float) -> float:
         """Seconds until so many requests, or prompt tokens, have started at the recent rate."""
-        recent = [start for start in self._starts if start[0] > now - _WINDOW_SECONDS]
+        self._forget_starts(now)
+        recent = self._starts
         if not recent:
             return _MIN_RETRY
         span = max(now - recent[0][0], 0.1)
@@ -114,3 +153,8 @@ class Admission:
         requests = max(requests, self.waiting // 8 if requests else 0)
         rates = requests * span / len(recent), tokens * span / max(1, sum(size for _, size in recent))
         return min(_MAX_RETRY, max(_MIN_RETRY, *rates))
+
+    def _forget_starts(self, now: float) -> None:
+        starts = self._starts
+        while len(starts) > _WINDOW_STARTS and starts[0][0] < now - _WINDOW_SECONDS:
+            starts.popleft()

@@ -58,6 +58,7 @@ class GenerateAsk:
 
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends in
     DeadlineError when it is not finished, or not yet scheduled, by then. `prompt_text` is only reported back.
+    Tenants have parts of the queue and of the prefix cache; "" has all of the queue.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class GenerateAsk:
     prompt_text: str | None = None
     priority: int = 0
     namespace: str = ""
+    tenant: str = ""
     deadline: float | None = None
     queue_deadline: float | None = None
 

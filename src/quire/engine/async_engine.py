@@ -324,6 +324,7 @@ class AsyncEngine:
                 arrival=live.output.timings.arrival,
                 priority=ask.priority,
                 namespace=ask.namespace,
+                tenant=ask.tenant if self.serving.prefix_cache_sharing == "key" else "",
             )
         )
 

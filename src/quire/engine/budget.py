@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.schema import ResolvedConfig
+from quire.core.capacity import least_blocks
 from quire.executor.base import Limits, step_array_bytes
 from quire.executor.native import planned_bytes
 from quire.program.memory import kv_block_bytes
@@ -73,7 +74,10 @@ def plan_memory(program: Program, config: ResolvedConfig, process_bytes: int, be
 def _plan(
     program: Program, config: ResolvedConfig, process: int, beside: int, length: int
 ) -> tuple[MemoryPlan, int]:
-    """A plan for a context length, and the blocks that one sequence of that length needs."""
+    """A plan for a context length, and the least blocks in which one sequence of that length runs.
+
+    With those alone, chunks of a prompt get as short as the blocks behind the windows become free.
+    """
     asked = config.asked
     limits = Limits(
         max_tokens=config.max_num_batched_tokens,
@@ -97,7 +101,9 @@ def _plan(
     }
     kv_bytes = kv_block_bytes(program, asked.block_size)
     block_bytes = kv_bytes + TOKEN_OVERHEAD * asked.block_size
-    per_sequence = limits.blocks_per_row * len(program.cache_groups)
+    groups, chunk = program.cache_groups, config.max_num_batched_tokens
+    at_speed = least_blocks(groups, length, chunk, asked.block_size)
+    least = least_blocks(groups, length, 1, asked.block_size) if asked.enable_chunked_prefill else at_speed
     blocks = max(0, config.memory - sum(fixed.values())) // block_bytes
     if asked.num_kv_blocks is not None:
         if asked.num_kv_blocks > blocks:
@@ -107,9 +113,9 @@ def _plan(
             )
         blocks = asked.num_kv_blocks
     elif asked.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
-        blocks = min(blocks, 2 * per_sequence * config.max_num_seqs)
+        blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "text": blocks * (block_bytes - kv_bytes)}
-    return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), per_sequence
+    return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), least
 
 
 def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig) -> str:

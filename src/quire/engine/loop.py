@@ -103,6 +103,7 @@ class EngineLoop:
             arrival=command.arrival,
             priority=command.priority,
             namespace=command.namespace,
+            tenant=command.tenant,
             eos_token_ids=self._eos,
         )
         try:

@@ -61,6 +61,7 @@ class Add(_Message, frozen=True, tag=2):
     arrival: float
     priority: int = 0
     namespace: str = ""
+    tenant: str = ""
 
 
 class Abort(_Message, frozen=True, tag=3):

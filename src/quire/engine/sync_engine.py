@@ -36,7 +36,8 @@ class SyncEngine:
         the request could never complete.
         """
         vocab = self.built.program.vocab
-        params.check_vocab(vocab)
+        eos = self.built.model.facts.generation.eos_token_ids
+        params.check_vocab(vocab, eos)
         if isinstance(prompt, str):
             prompt_text, token_ids = prompt, self.encode(prompt)
         else:
@@ -52,7 +53,7 @@ class SyncEngine:
             arrival=time.perf_counter(),
             priority=priority,
             namespace=cache_salt,
-            eos_token_ids=self.built.model.facts.generation.eos_token_ids,
+            eos_token_ids=eos,
         )
         self.core.add(request)
         return self._output.add(request, prompt_text, stops).output

@@ -58,7 +58,6 @@ class App:
     def __init__(self, context: ServerContext) -> None:
         self.context = context
         self._access = AccessControl(context.config)
-        context.keys = self._access.keys
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
         for route in ROUTES:

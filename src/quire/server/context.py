@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 
 from quire import __version__
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine, EngineState, EngineUnavailableError, ModelCard, OverloadedError
+from quire.engine.api import AsyncEngine, EngineState, EngineUnavailableError, ModelCard
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
 from quire.server.metrics import ServerMetrics
@@ -35,27 +34,6 @@ class ServerContext:
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
     replays: Replays = field(default_factory=Replays)
-    keys: int = 0
-    _in_flight: Counter[str] = field(default_factory=Counter)
-
-    def take_places(self, key: str, count: int) -> None:
-        """Let `count` prompts of an API key in; `give_places` when they have ended.
-
-        With several keys each may hold an equal share of the queue, so that a flood from one is refused before
-        it keeps the others out. Raises OverloadedError.
-        """
-        if self.keys > 1:
-            share, held = max(1, self.config.max_num_queued_reqs // self.keys), self._in_flight[key]
-            if held and held + count > share:
-                raise OverloadedError(
-                    f"this key has {held} requests in work and the share of each of {self.keys} keys is {share}",
-                    1.0,
-                )
-        self._in_flight[key] += count
-
-    def give_places(self, key: str, count: int) -> None:
-        """Prompts of a key have ended."""
-        self._in_flight[key] -= count
 
     def card(self) -> ModelCard:
         """The model's card. Raises EngineUnavailableError while there is none, or no request may start."""

@@ -62,7 +62,7 @@ class Exchange:
         self._writer: ChunkWriter | None = scope.get("quire.writer")
         self.scope = scope
         self.request_id = self._request_id()
-        self.key_name = ""  # which API key was presented, by position
+        self.tenant = ""  # which of several API keys was presented; not the key itself
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0

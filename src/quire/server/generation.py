@@ -42,14 +42,12 @@ class Run:
 
     def __enter__(self) -> Run:
         """Admit every prompt, or none. Raises what AsyncEngine.generate raises."""
-        self._context.take_places(self._exchange.key_name, len(self._asks))
         try:
             for ask in self._asks:
                 self.streams.append(self._context.engine.generate(ask))
         except BaseException:
             for stream in self.streams:
                 stream.cancel()
-            self._context.give_places(self._exchange.key_name, len(self._asks))
             raise
         return self
 
@@ -57,7 +55,6 @@ class Run:
         for stream in self.streams:
             if not stream.output.finished:
                 stream.cancel()
-        self._context.give_places(self._exchange.key_name, len(self._asks))
         self._context.metrics.count(self._exchange, self._asks, self.outputs)
         self._note()
 
@@ -98,6 +95,11 @@ class Run:
             track.last = now
         if delta.finish_reason is FinishReason.ERROR:
             raise ApiError(500, "the model computed values that are not numbers", code="numerical_error")
+        if delta.finish_reason is FinishReason.NO_TOKEN:
+            message = (
+                "no token is left to sample: the model gives no probability to any that the request allows"
+            )
+            raise ApiError(400, message, code="no_token_left")
 
     def deliver(self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter) -> None:
         """From now on write text of the one prompt's samples in the moment it comes, where `writer` takes it.

@@ -93,4 +93,4 @@ class Replays:
         key = exchange.header(b"idempotency-key")
         if len(key) > MAX_KEY_CHARS:
             raise bad_request("idempotency-key", f"idempotency-key: longer than {MAX_KEY_CHARS} characters")
-        return exchange.key_name, exchange.path, key
+        return exchange.tenant, exchange.path, key

@@ -117,6 +117,7 @@ def make_ask(
         params=params,
         priority=priority,
         namespace=body.cache_salt or "",
+        tenant=exchange.tenant,
         deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
         queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
     )

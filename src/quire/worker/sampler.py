@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.types import NewSeq, PositionLogprobs, SamplingParams, TokenLogprob
+from quire.types import FinishReason, NewSeq, PositionLogprobs, SamplingParams, TokenLogprob
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-_FAILURES = {1: "the logits hold NaN or infinity", 2: "no token is left to sample"}
+_NOTHING_LEFT = 2  # status of a row in which every logit is -inf; 1: NaN or infinity
 _NO_TOKENS: I32 = np.empty(0, np.int32)
 
 
@@ -42,12 +42,13 @@ _NO_TOKENS: I32 = np.empty(0, np.int32)
 class SampledRows:
     """What one call sampled, row for row.
 
-    token_ids: int32 [rows], -1 where the row failed. failed: row -> why. logprobs: per row the chosen token
-    and then the most likely ones, None where the slot did not ask or the row failed.
+    token_ids: int32 [rows], -1 where the row failed. failed: row -> NO_TOKEN where what the request allows has no
+    probability, else ERROR. logprobs: per row the chosen token and then the most likely ones, None where the slot did
+    not ask or the row failed.
     """
 
     token_ids: I32
-    failed: dict[int, str]
+    failed: dict[int, FinishReason]
     logprobs: list[PositionLogprobs | None]
 
 
@@ -75,6 +76,7 @@ class Sampler:
         self._status = self._native.status()
         self._top_n = [0] * max_slots  # prompt_logprobs of each slot
         self._asked: set[int] = set()  # slots that want logprobs
+        self._limited: set[int] = set()  # slots that do not allow every token
 
     def add(self, slot: int, new: NewSeq) -> None:
         """Take a slot for a sequence, new or resumed: penalties see all of new.token_ids.
@@ -87,11 +89,14 @@ class Sampler:
         self._top_n[slot] = new.params.prompt_logprobs or 0
         if new.params.logprobs is not None:
             self._asked.add(slot)
+        if params.restricted or params.banned or params.min_tokens:
+            self._limited.add(slot)
 
     def drop(self, slot: int) -> None:
         """Free a slot. Raises ValueError when it is not in use."""
         self._native.drop(slot)
         self._asked.discard(slot)
+        self._limited.discard(slot)
 
     def top_n(self, slot: int) -> int:
         """How many likely tokens the slot's prompt_logprobs asks for."""
@@ -110,9 +115,14 @@ class Sampler:
         failures = self._native.sample(logits, slots, positions, bitmask, maxima)
         rows = len(logits)
         token_ids = self._tokens[:rows].copy()
-        failed: dict[int, str] = {}
+        failed: dict[int, FinishReason] = {}
         if failures:
-            failed = {i: _FAILURES[code] for i, code in enumerate(self._status[:rows].tolist()) if code}
+            limited = [bitmask is not None or slot in self._limited for slot in slots.tolist()]
+            failed = {
+                i: FinishReason.NO_TOKEN if code == _NOTHING_LEFT and limited[i] else FinishReason.ERROR
+                for i, code in enumerate(self._status[:rows].tolist())
+                if code
+            }
         logprobs: list[PositionLogprobs | None] = [None] * rows
         if self._asked:
             for row, (slot, token) in enumerate(zip(slots.tolist(), token_ids.tolist(), strict=True)):

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from quire.executor.base import Executor, Limits, StepArrays
-from quire.types import PositionLogprobs, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import FinishReason, PositionLogprobs, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.sampler import Sampler
 from quire.worker.slots import Slots, fill_rows
 
@@ -40,7 +40,7 @@ class Worker:
             if item.prompt_logprobs and row not in result.failed:
                 result.prompt_logprobs[row] = self._prompt_logprobs(row, item)
                 if result.prompt_logprobs[row] is None:
-                    result.failed.append(row)
+                    result.failed[row] = FinishReason.ERROR
         ended = time.perf_counter()
         result.seconds = {
             "prepare": prepared - started,
@@ -69,7 +69,7 @@ class Worker:
         sampled = self._sampler.sample(logits, lines, positions, maxima=maxima)
         for k, (row, token) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
             if k in sampled.failed:
-                result.failed.append(row)
+                result.failed[row] = sampled.failed[k]
                 continue
             result.token_ids[row] = [token]
             entry = sampled.logprobs[k]
