@@ -59,6 +59,10 @@ def connect(
         body, more = b"", True
         while more:
             message = await receive()
+            if "quire.refused" in scope:
+                await send({"type": "http.response.start", "status": scope["quire.refused"].status})
+                await send({"type": "http.response.body"})
+                return
             body, more = body + message.get("body", b""), message.get("more_body", False)
         said = scope["path"].encode() + b" " + body
         headers = [(b"content-length", b"%d" % len(said))]
@@ -70,6 +74,7 @@ def connect(
     pairs = []
     for name in names:
         protocol, wire = LimitedProtocol(table, config, ServerState(), {}), Wire(name, log, extra)
+        protocol.admit()
         protocol.connection_made(wire)
         pairs.append((protocol, wire))
     return pairs
@@ -213,7 +218,7 @@ HELLO, ABCDE = answer(b"/p hello"), answer(b"/c abcde")
         (POST.replace(b"5", b"-5") % b"", b"HTTP/1.1 400 "),
         (CHUNKED.replace(b"transfer", b"content-length: 3\r\ntransfer"), b"HTTP/1.1 400 "),
         (GET % b"a b: c\r\n", b"HTTP/1.1 400 "),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 505 "),
     ],
     ids=[
         "pipelined",

@@ -185,7 +185,7 @@ def test_connections_that_are_all_in_use_are_as_many_as_there_may_be(folder: Pat
         (b"NONSENSE\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
         (b"GET http://[::1 HTTP/1.1\r\n\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     ],
     ids=["10,000 headers", "long header", "long path", "endless header", "length and chunks", "two lengths",
          "bad chunk", "two hosts", "space in a name", "nonsense", "TLS", "bad address", "HTTP/2"],
