@@ -15,6 +15,7 @@ from quire.cli.options import (
 )
 from quire.cli.report import notice
 from quire.types import RequestError
+from quire.util.printable import printable_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 pass  # what was said so far stays in the conversation
             except RequestError as error:
                 messages.pop()
-                print(f"quire: {error}", file=sys.stderr)
+                print(f"quire: {printable_lines(str(error))}", file=sys.stderr)
                 continue
             print()
             messages.append({"role": "assistant", "content": reply})

@@ -27,6 +27,8 @@ _VERSIONS = ("1.1", "1.0")
 # The parser sees so much at once, and may keep so much: headers, and what is between bodies and around chunks.
 _PIECE = 16 * 1024
 MAX_BESIDE_BYTES = MAX_HEADER_BYTES + 2 * _PIECE
+# As a body may be long and its chunks short, so much more for each byte of it, but no more than this at any time.
+_CREDIT = 2 * _PIECE
 # A peer that does not close a TLS connection in turn has so long, and a close that waits for its reading too.
 CLOSE_SECONDS = 5.0
 # A whole answer counts as read on when its reader has taken so much.
@@ -70,9 +72,11 @@ class LimitedProtocol(HttpToolsProtocol):
             0  # of the message in work, trailers too, as far as they are parsed
         )
         self._beside = 0  # bytes of the message in work beside its body, less those of the body
-        self._read_bytes = 0  # since a refusal
+        self._read_bytes = 0  # thrown away
         self._unread = 0  # what is buffered of answers that are complete
         self._unread_seconds = 0.0
+        self._deaf = False  # what comes is thrown away
+        self._ending = False  # the last answer has been given
         self._refusal: ApiError | None = None
         self._pending: ApiError | None = None  # why the parser was stopped
         self._active: Any = None  # the cycle that is being answered; self.cycle may be a pipelined one
@@ -167,13 +171,13 @@ class LimitedProtocol(HttpToolsProtocol):
         whole = memoryview(data)
         for at in range(0, len(data), _PIECE):
             piece = whole[at : at + _PIECE]
-            if self._refusal is None:
-                self._parse(piece)
-                self._beside += len(piece)
-                if self._beside > MAX_BESIDE_BYTES and self._refusal is None:
-                    self._refuse(_headers_too_large())
-            else:
+            if self._deaf:
                 self._read_bytes += len(piece)
+                continue
+            self._parse(piece)
+            self._beside += len(piece)
+            if self._beside > MAX_BESIDE_BYTES and not self._deaf:
+                self._refuse(_headers_too_large())
         if self._read_bytes > _LINGER_BYTES:
             self.transport.close()
 
@@ -302,6 +306,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if not probing:
                 self._fail(_too_many(self._table.limit))
         super().on_headers_complete()
+        self.cycle.transport = _Answering(self)  # type: ignore[assignment]
         self._in_body = True
         if probing:
             self.cycle.keep_alive = False
@@ -325,7 +330,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         beside = self._beside - 2 * len(body)
-        self._beside = beside if beside > -MAX_BESIDE_BYTES else -MAX_BESIDE_BYTES
+        self._beside = beside if beside > -_CREDIT else -_CREDIT
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -339,13 +344,21 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._active.response_complete and not self.transport.is_closing():
-            if self._refusal is None:
-                self._table.idle[self] = None
-            elif self._in_body:  # what was refused has been answered
-                self._linger()
-            else:
-                self._answer_refusal(self._refusal)
+        if not self._active.response_complete or self._ending or self.transport.is_closing():
+            return
+        if self._refusal is None:
+            self._table.idle[self] = None
+        elif self._in_body:  # what was refused has been answered
+            self._linger()
+        else:
+            self._answer_refusal(self._refusal)
+
+    def end(self) -> None:
+        """Close after an answer; when more of its request may come, not before that was read."""
+        if self._in_body and not self.pipeline:
+            self._linger()
+        else:
+            self.transport.close()
 
     # ---- refusals
 
@@ -383,7 +396,7 @@ class LimitedProtocol(HttpToolsProtocol):
         What is wrong with a body is the application's to answer, unless it has already answered without it.
         """
         self._refusal = error
-        self._read_bytes = 0
+        self._deaf = True
         self._stop_timer()
         if self._in_body:
             self.cycle.scope["quire.refused"] = error  # type: ignore[typeddict-unknown-key]
@@ -409,6 +422,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Close, but read on for a while."""
+        self._deaf = self._ending = True
+        self._stop_timer()
         if self.transport.can_write_eof():
             self.transport.write_eof()
             if self not in self._table.beyond:
@@ -416,6 +431,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
+
+
+class _Answering:
+    """The transport, for one request's answer."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, connection: LimitedProtocol) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.end
 
 
 def _headers_too_large() -> ApiError:
