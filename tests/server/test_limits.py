@@ -109,6 +109,9 @@ def test_a_slow_reader_of_a_whole_answer_has_time_while_it_reads() -> None:
         assert server.waiting(1.0) == 0
         server.pause_writing()  # it waits
         assert [server.waiting(1.0), server.waiting(1.0)] == [0, 1]
+        server.resume_writing()
+        server.pause_writing()  # it has read, and waits again
+        assert server.waiting(1.0) == 0
         server.connection_lost(None)
 
     asyncio.run(work())

@@ -230,6 +230,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._paused = False
+        self._unread = 0  # its reader reads
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
         """Send the three pieces as one chunk (RFC 9112, section 7.1) soon; their size, 0 while the client does not
