@@ -60,7 +60,9 @@ class ServingConfig:
     ssl_keyfile: str | None = option(None, "private key for TLS, PEM", metavar="FILE")
     ssl_certfile: str | None = option(None, "certificate chain for TLS, PEM", metavar="FILE")
     allowed_hosts: tuple[str, ...] = option(
-        (), "Host headers to accept, * for any (default: loopback names on loopback, any elsewhere)", metavar="HOST"
+        (),
+        "Host headers to accept, * for any (default: loopback names on loopback, any elsewhere)",
+        metavar="HOST",
     )
     allowed_origins: tuple[str, ...] = option(
         (), "browser origins that may call, * for any (default: none)", metavar="ORIGIN"
