@@ -107,3 +107,37 @@ def test_a_report_that_is_none(folder: Path, tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "x.json").write_text("{}")
     assert main(["verify", str(folder), "--digests", str(tmp_path / "x.json")]) == 1
     assert "files" in capsys.readouterr().err
+
+
+NAME = "\x1b[31mred\x9b2J\n\u202e"
+
+
+def rename(folder: Path, old: str, new: str) -> None:
+    """Give a tensor another name."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    names = {new if name == old else name: entry for name, entry in header.items()}
+    text = json.dumps(names).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect", "generate", "convert"])
+def test_names_in_files_are_not_obeyed(
+    command: str, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By no command, whether a tensor, a file or a field of a config has such a name."""
+    options = {"inspect": ["--no-measure"], "convert": [str(tmp_path / "out")], "generate": ["--prompt", "a"]}
+    for step in (
+        lambda: rename(copy, "model.norm.weight", NAME),
+        lambda: (copy / f"model{NAME}.safetensors").write_bytes(b"x"),
+        lambda: edited(copy, "config.json", **{NAME: 1, "torch_dtype": NAME}),
+        lambda: edited(copy, "config.json", model_type=NAME, architectures=[NAME]),
+        lambda: (copy / "tokenizer.json").write_text(json.dumps({"model": {"type": NAME}})),
+    ):
+        step()
+        main([command, str(copy), *options.get(command, [])])
+    shown = capsys.readouterr()
+    for line in (shown.out + shown.err).split("\n"):
+        assert line.isprintable(), repr(line)

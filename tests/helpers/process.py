@@ -28,9 +28,10 @@ SMALL = ["--max-model-len", "65000", "--threads", "1", "--memory", "700MiB"]
 class Process:
     """A server that has announced itself."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, files: int | None = None) -> None:
+        limit = ["prlimit", f"--nofile={files}"] if files is not None else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, *options],
+            [*limit, sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, *options],
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.lines: list[str] = []
@@ -133,9 +134,11 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *options: str) -> Iterator[Process]:
-    """A server on a free port, unless told otherwise; it is killed at the end if it is still there."""
-    process = Process(folder, *(() if "--uds" in options else ("--port", "0")), *options)
+def running(folder: Path, *options: str, files: int | None = None) -> Iterator[Process]:
+    """A server on a free port, unless told otherwise, that may have so many open `files`; it is killed at the end if
+    it is still there.
+    """
+    process = Process(folder, *(() if "--uds" in options else ("--port", "0")), *options, files=files)
     try:
         yield process
     finally:

@@ -11,68 +11,14 @@ import types
 from typing import Any
 
 import pytest
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
+from helpers.wire import ask, connect, turns
 from quire.config.serving import ServingConfig
+from quire.server.connections import Connections
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
-from quire.server.protocol import MAX_HEADER_BYTES, Connections, LimitedProtocol
-
-
-class Wire(asyncio.Transport):
-    """Notes what is written, on a list that all wires share."""
-
-    def __init__(self, name: str, log: list[tuple[str, bytes]], extra: dict[str, Any] | None = None) -> None:
-        super().__init__(extra)
-        self.name, self.log, self.closing, self.buffered = name, log, False, 0
-
-    def write(self, data: Any) -> None:
-        self.log.append((self.name, bytes(data)))
-
-    def get_write_buffer_size(self) -> int:
-        return self.buffered
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def sent(self) -> bytes:
-        return b"".join(data for _, data in self.log)
-
-
-def connect(
-    table: Connections, names: str, log: list[tuple[str, bytes]], extra: dict[str, Any] | None = None
-) -> list[tuple[LimitedProtocol, Wire]]:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Says what it was sent."""
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        said = scope["path"].encode() + b" " + body
-        headers = [(b"content-length", b"%d" % len(said))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": said})
-
-    config = Config(app, interface="asgi3", log_config=None)
-    config.load()
-    pairs = []
-    for name in names:
-        protocol, wire = LimitedProtocol(table, config, ServerState(), {}), Wire(name, log, extra)
-        protocol.connection_made(wire)
-        pairs.append((protocol, wire))
-    return pairs
+from quire.server.protocol import MAX_HEADER_BYTES
 
 
 def test_chunks_are_sent_together_after_the_callback() -> None:
@@ -173,22 +119,6 @@ def answer(said: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said)
 
 
-async def ask(*pieces: bytes) -> bytes:
-    """What is answered to what comes in several reads."""
-    ((server, wire),) = connect(Connections(10, 600.0), "a", [])
-    for piece in pieces:
-        if not wire.closing:
-            server.data_received(piece)
-        await turns()
-    server.connection_lost(None)
-    return wire.sent()
-
-
-async def turns() -> None:
-    for _ in range(8):  # more than an answer needs
-        await asyncio.sleep(0)
-
-
 POST = b"POST /p HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n%b\r\nhello"
 CHUNKED = b"POST /c HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x\r\nde\r\n0\r\nt: u\r\n\r\n"
 UPGRADE = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
@@ -213,7 +143,7 @@ HELLO, ABCDE = answer(b"/p hello"), answer(b"/c abcde")
         (POST.replace(b"5", b"-5") % b"", b"HTTP/1.1 400 "),
         (CHUNKED.replace(b"transfer", b"content-length: 3\r\ntransfer"), b"HTTP/1.1 400 "),
         (GET % b"a b: c\r\n", b"HTTP/1.1 400 "),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 505 "),
     ],
     ids=[
         "pipelined",

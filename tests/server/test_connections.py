@@ -128,7 +128,7 @@ def test_leaving_behind_pipelined_requests(server: LiveServer) -> None:
     drop(sock)
     with server.connect() as many:
         many.sendall(request_bytes(CHAT, LONG) * 40)
-        read_all(many)  # too many at once: the connection is closed
+        assert b'"code":"pipelining"' in read_all(many).rpartition(b"HTTP/1.1 400 ")[2]
 
 
 # ---- slow and greedy (rows 47-50, 53)
@@ -162,12 +162,13 @@ def test_many_slow_connections_do_not_keep_others_out(folder: Path) -> None:
 
 
 def test_connections_that_are_all_in_use_are_as_many_as_there_may_be(folder: Path) -> None:
+    """Whoever comes then hears so; health probes are answered."""
     with serving(folder, ENDLESS, max_connections=3, **PATIENT) as live:
         with live.busy(3):
-            with live.connect() as refused:
-                answer = read_all(refused)
-            assert answer.startswith(b"HTTP/1.1 429 ")
-            assert b"retry-after: 1" in answer
+            assert [live.get(path).status for path in ("/health", "/health/live")] == [200, 200]
+            refused = live.get("/v1/models")
+            assert "there are 3 connections" in refused.error(429, "too_many_connections")
+            assert refused.headers["retry-after"] == "1"
         live.wait(lambda: live.get("/health").status == 200)
 
 
@@ -186,7 +187,7 @@ def test_connections_that_are_all_in_use_are_as_many_as_there_may_be(folder: Pat
         (b"NONSENSE\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
         (b"GET http://[::1 HTTP/1.1\r\n\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     ],
     ids=["10,000 headers", "long header", "long path", "endless header", "length and chunks", "two lengths",
          "bad chunk", "two hosts", "space in a name", "nonsense", "TLS", "bad address", "HTTP/2"],
@@ -391,16 +392,74 @@ def test_host_and_origin(server: LiveServer) -> None:
     assert server.get("/v1/models", {"origin": f"http://127.0.0.1:{server.port}"}).status == 200
 
 
+def raw(server: LiveServer, head: bytes) -> tuple[int, str]:
+    """Status and error code of what is asked so."""
+    with server.connect() as sock:
+        sock.sendall(head + b"connection: close\r\n\r\n")
+        answer, _, body = read_all(sock).partition(b"\r\n\r\n")
+    error = json.loads(body).get("error") or {"code": ""}
+    return int(answer[9:12]), error["code"]
+
+
+def test_who_is_asked_for_must_be_clear(server: LiveServer) -> None:
+    for head, answer in (
+        (b"GET /health HTTP/1.1\r\n", (400, "invalid_header")),
+        (b"GET /health HTTP/1.0\r\n", (200, "")),
+        (b"GET http://evil.example/health HTTP/1.1\r\nhost: localhost\r\n", (403, "host_not_allowed")),
+        (b"GET http://evil.example/health HTTP/1.0\r\n", (403, "host_not_allowed")),
+        (b"GET http://localhost:1/health HTTP/1.1\r\nhost: evil.example\r\n", (200, "")),
+        (b"GET http://[::1]/health HTTP/1.1\r\nhost: localhost\r\n", (200, "")),
+        (b"GET http://localhost/health HTTP/1.1\r\n", (400, "invalid_header")),
+        (b"GET /health HTTP/2.0\r\nhost: localhost\r\n", (505, "http_version_not_supported")),
+    ):
+        assert raw(server, head) == answer, head
+
+
+def test_headers_that_contradict_each_other(locked: LiveServer) -> None:
+    head = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer key-one\r\n"
+    assert raw(locked, head)[0] == 200
+    for second in (b"Authorization: Bearer key-one\r\n", b"authorization: Bearer wrong\r\n"):
+        assert raw(locked, head + second) == (400, "invalid_header")
+
+
+def test_a_body_that_is_broken_is_one_line_in_the_log(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST %b HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    with caplog.at_level("DEBUG"):
+        for path, status in ((b"/tokenize", 400), (b"/nothing", 404), (b"/v1/chat/completions", 400)):
+            with server.connect() as sock:
+                sock.sendall(head % path + b"3\r\n{  \r\nxyz\r\n" + b"y" * 100)
+                answer = read_all(sock)
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert answer.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
+
+
+def test_every_host_and_origin(folder: Path) -> None:
+    with serving(folder, allowed_hosts=("*",), allowed_origins=("*",)) as live:
+        reply = live.get("/v1/models", {"host": "any.example", "origin": "https://page.example"})
+        assert reply.headers["access-control-allow-origin"] == "https://page.example"
+        assert live.get("/health", {"origin": "null"}).status == 200
+
+
 def test_listed_hosts_and_origins(folder: Path) -> None:
     page = "https://page.example"
     with serving(folder, allowed_hosts=("api.example",), allowed_origins=(page,)) as live:
         assert live.get("/health", {"host": "api.example:443"}).status == 200
         reply = live.get("/v1/models", {"origin": page})
         assert reply.headers["access-control-allow-origin"] == page
-        preflight = live.request(
-            "OPTIONS", CHAT, headers={"origin": page, "access-control-request-method": "POST"}
-        )
+        asked = {"origin": page, "access-control-request-method": "POST"}
+        # what the openai package sends in a browser
+        names = "authorization,content-type,idempotency-key," + ",".join(
+            f"x-stainless-{name}" for name in ("arch", "async", "helper-method", "lang", "os", "package-version",
+                                               "retry-count", "runtime", "runtime-version", "timeout")
+        )  # fmt: skip
+        preflight = live.request("OPTIONS", CHAT, headers=asked | {"access-control-request-headers": names})
         assert "POST" in preflight.headers["access-control-allow-methods"]
+        assert preflight.headers["access-control-allow-headers"] == names
+        odd = live.request("OPTIONS", CHAT, headers=asked | {"access-control-request-headers": "a\x9b/b"})
+        assert "access-control-allow-headers" not in odd.headers
         refused = live.request("OPTIONS", CHAT, headers={"origin": "https://evil.example"})
         refused.error(403, "origin_not_allowed")
         assert not any(name.startswith("access-control") for name in refused.headers)

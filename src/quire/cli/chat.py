@@ -18,6 +18,7 @@ from quire.cli.options import (
 from quire.cli.prompt import COMMANDS, LEAVE, Prompt
 from quire.cli.report import notice
 from quire.types import ContextLengthError, RequestError, SamplingParams
+from quire.util.printable import printable_lines
 
 if TYPE_CHECKING:
     from quire.llm import LLM
@@ -166,6 +167,5 @@ class Chat:
 
 
 def _tell(text: str) -> None:
-    print(
-        f"quire: {text}" if not sys.stderr.isatty() else f"\033[2m{text}\033[0m", file=sys.stderr, flush=True
-    )
+    text = printable_lines(text)
+    print(f"\033[2m{text}\033[0m" if sys.stderr.isatty() else f"quire: {text}", file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.engine.convert import convert
+    from quire.util.printable import printable
     from quire.util.progress import ByteProgress
 
     if args.quiet:
@@ -28,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with ByteProgress("converting") as progress:
         lines = convert(args.model, Path(args.out), args.dtype, progress)
-    print("\n".join([*lines, f"wrote {args.out}"]), file=sys.stderr)
+    print("\n".join([*map(printable, lines), f"wrote {args.out}"]), file=sys.stderr)
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli import quality
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.types import CheckpointError, MemoryBudgetError
+from quire.util.printable import printable
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def _run(args: argparse.Namespace) -> int:
     if found is not None:
         report["quality"] = found
     if args.json:
-        json.dump(report, sys.stdout, ensure_ascii=False)
+        json.dump(report, sys.stdout)
         print()
     else:
-        print("\n".join(_lines(report, all_ops=args.ops)))
+        print("\n".join(map(printable, _lines(report, all_ops=args.ops))))
     return 0
 
 

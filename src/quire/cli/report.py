@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from quire.util.printable import printable, printable_lines
+
 if TYPE_CHECKING:
     from quire.llm import LLM
 
@@ -15,8 +17,8 @@ def notice(llm: LLM) -> None:
     config = built.config
     how = f"{config.quantized or config.weights} weights, {config.kv} KV, {config.threads} threads"
     isa = getattr(built.executor, "isa", "torch")
-    print(f"{built.model.facts.architecture}: {how}, {isa}", file=sys.stderr)
+    print(f"{printable(built.model.facts.architecture)}: {how}, {isa}", file=sys.stderr)
     for line in llm.memory_report():
         print(f"  {line}", file=sys.stderr)
     for text in llm.notices:
-        print(f"note: {text}", file=sys.stderr)
+        print(f"note: {printable_lines(text)}", file=sys.stderr)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.types import CheckpointError, QuireError
+from quire.util.printable import printable, printable_lines
 from quire.util.progress import ByteProgress
 from quire.util.sizes import format_size
 
@@ -244,12 +245,13 @@ def _special_tokens(report: Report, eos: int | None, facts: ModelFacts) -> None:
 def _show(report: Report, *, as_json: bool) -> None:
     if as_json:
         whole = {"model": report.model, "ok": report.ok, "files": report.files, "checks": report.checks}
-        json.dump(whole, sys.stdout, ensure_ascii=False)
+        json.dump(whole, sys.stdout)
         print()
         return
-    print(report.model)
+    print(printable(report.model))
     for entry in report.files:
-        print(f"  {entry['sha256']}  {format_size(entry['bytes']):>11}  {entry['name']}")
+        print(f"  {entry['sha256']}  {format_size(entry['bytes']):>11}  {printable(entry['name'])}")
     for check in report.checks:
-        print(f"{check['status']:<8} {check['check']}{': ' if check['message'] else ''}{check['message']}")
+        message = printable_lines(check["message"])
+        print(f"{check['status']:<8} {check['check']}{': ' if message else ''}{message}")
     print("ok" if report.ok else "failed")

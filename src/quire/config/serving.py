@@ -66,10 +66,12 @@ class ServingConfig:
     ssl_keyfile: str | None = option(None, "private key for TLS, PEM", metavar="FILE")
     ssl_certfile: str | None = option(None, "certificate chain for TLS, PEM", metavar="FILE")
     allowed_hosts: tuple[str, ...] = option(
-        (), "Host headers to accept (default: loopback names on loopback, any elsewhere)", metavar="HOST"
+        (),
+        "Host headers to accept, * for any (default: loopback names on loopback, any elsewhere)",
+        metavar="HOST",
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "browser origins that may call (default: none)", metavar="ORIGIN"
+        (), "browser origins that may call, * for any (default: none)", metavar="ORIGIN"
     )
     unknown_fields: str = option(
         "ignore", "what to do with request fields nobody knows", choices=("ignore", "refuse")
@@ -81,7 +83,9 @@ class ServingConfig:
     max_num_queued_tokens: int = option(2**20, "prompt tokens that may wait for a free place", metavar="N")
     max_body_bytes: int = option(16 * 2**20, "largest request body in bytes", metavar="N")
     max_connections: int = option(4096, "connections at once", metavar="N")
-    header_timeout: float = option(10.0, "seconds for a request's headers to arrive", metavar="S")
+    header_timeout: float = option(
+        10.0, "seconds for a TLS handshake and a request's headers to arrive", metavar="S"
+    )
     body_timeout: float = option(60.0, "seconds for a request's body to arrive", metavar="S")
     keep_alive_timeout: float = option(30.0, "seconds an idle connection stays open", metavar="S")
     reader_tokens: int = option(

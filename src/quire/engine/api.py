@@ -28,6 +28,16 @@ class EngineState(StrEnum):
     FAILED = "failed"
 
 
+_WHY = {
+    EngineState.STARTING: "the engine is loading",
+    EngineState.STALLED: "the engine has stopped responding",
+    EngineState.RESTARTING: "the engine failed and is being started again",
+    EngineState.DRAINING: "the server is shutting down",
+    EngineState.FAILED: "the engine failed and could not be started again",
+}
+_LASTING = {EngineState.FAILED, EngineState.DRAINING}
+
+
 class OverloadedError(QuireError):
     """The queue is full. `retry_after` seconds is an estimate; the message holds the numbers (HTTP 429)."""
 
@@ -42,6 +52,12 @@ class EngineUnavailableError(QuireError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+def require_ready(state: EngineState) -> None:
+    """Raise EngineUnavailableError unless requests are taken in this state: one rule for them and for health."""
+    if state is not EngineState.READY:
+        raise EngineUnavailableError(_WHY[state], 5.0 if state in _LASTING else 1.0)
 
 
 class RequestBlockedError(QuireError):

@@ -26,6 +26,7 @@ from quire.engine.api import (
     ModelCard,
     RequestBlockedError,
     Stream,
+    require_ready,
 )
 from quire.engine.host import host_factory
 from quire.engine.messages import (
@@ -130,7 +131,9 @@ class AsyncEngine:
 
     @property
     def state(self) -> EngineState:
-        return self._supervisor.state if self._supervisor else EngineState.STARTING
+        state = self._supervisor.state if self._supervisor else EngineState.STARTING
+        # the engine process may be ready before the tokenizer is
+        return EngineState.STARTING if state is EngineState.READY and self._card is None else state
 
     @property
     def pid(self) -> int | None:
@@ -262,7 +265,7 @@ class AsyncEngine:
         supervisor, admission, output = self._supervisor, self._admission, self._output
         if supervisor is None or admission is None or output is None or self._loop is None:
             raise EngineUnavailableError("the engine is loading")
-        supervisor.require_ready()
+        require_ready(self.state)
         for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "longest queue time")):
             if limit is not None and limit <= now:
                 raise DeadlineError(f"the request's {name} had passed before it started")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.engine.spawn import Spawned, socket_pair
+from quire.util.printable import printable
 
 _STDERR_LINES = 20
 _STDERR_LINE_BYTES = 2000
@@ -98,7 +99,7 @@ class ProcessHost:
         with self._process.stderr as pipe:
             while data := pipe.read(2**16):
                 with contextlib.suppress(OSError, ValueError):  # our stderr may be gone: serving goes on
-                    sys.stderr.write(data.decode("utf-8", "replace"))
+                    sys.stderr.write("\n".join(map(printable, data.decode("utf-8", "replace").split("\n"))))
                     sys.stderr.flush()
                 *lines, partial = (partial + data).split(b"\n")
                 self._lines.extend([line[:_STDERR_LINE_BYTES] for line in lines])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState, EngineUnavailableError
+from quire.engine.api import EngineState
 from quire.engine.connection import Connection
 from quire.engine.host import Host
 from quire.engine.messages import Command, Load, Ping, Pong, Ready, Report, Step
@@ -23,14 +23,6 @@ logger = logging.getLogger("quire.engine")
 _WINDOW_SECONDS = 600.0
 _FIRST_DELAY, _MAX_DELAY = 0.1, 30.0
 _MAX_TICK = 0.25
-
-_WHY = {
-    EngineState.STARTING: "the engine is loading",
-    EngineState.STALLED: "the engine has stopped responding",
-    EngineState.RESTARTING: "the engine failed and is being started again",
-    EngineState.DRAINING: "the server is shutting down",
-    EngineState.FAILED: "the engine failed and could not be started again",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +60,6 @@ class Supervisor:
     def pid(self) -> int | None:
         """The engine's process id."""
         return self._connection.host.pid if self._connection else None
-
-    def require_ready(self) -> None:
-        """Raise EngineUnavailableError unless requests can be taken."""
-        if self.state is not EngineState.READY:
-            delay = 5.0 if self.state in {EngineState.FAILED, EngineState.DRAINING} else 1.0
-            raise EngineUnavailableError(_WHY[self.state], delay)
 
     async def start(self, progress: Callable[[int, int], None] | None) -> None:
         """The first start. Raises what loading raises; then there is nothing left to stop."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +17,12 @@ from quire.server.exchange import Exchange
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEY_BYTES = 4096
+ALL = "*"
+# Of these a second one would contradict the first.
+_ONCE = frozenset({b"host", b"authorization", b"origin", b"content-type", b"idempotency-key"})
+_HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
+_FRAME = "*" * 88
+_EXPOSED = b"x-request-id, retry-after, retry-after-ms, idempotency-replayed"
 
 
 class AccessControl:
@@ -32,19 +40,24 @@ class AccessControl:
         self._tenants = [hashlib.sha256(key).hexdigest() if several else "" for key in self._keys]
         self._hosts = _allowed_hosts(config)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
+        self._any_origin = ALL in self._origins
 
     def check_source(self, exchange: Exchange) -> None:
-        """Raise ApiError 403 for a Host or Origin that may not call, 400 for a Host sent twice."""
-        hosts = [value for name, value in exchange.scope["headers"] if name == b"host"]
-        if len(hosts) > 1:
-            raise ApiError(400, "host: sent more than once", code="invalid_header", close=True)
+        """Raise ApiError 403 for a Host or Origin that may not call, 400 for no Host or a header sent twice."""
+        counts = Counter(name for name, _ in exchange.scope["headers"] if name in _ONCE)
+        for name, count in counts.items():
+            if count > 1:
+                message = f"{name.decode()}: sent more than once"
+                raise ApiError(400, message, code="invalid_header", close=True)
+        if b"host" not in counts and exchange.scope["http_version"] != "1.0":
+            raise ApiError(400, "host: missing", code="invalid_header", close=True)
         host = exchange.header(b"host").lower()
         if self._hosts is not None and host and _without_port(host) not in self._hosts:
             raise ApiError(
                 403, "host: this name is not allowed (see --allowed-hosts)", code="host_not_allowed"
             )
         origin = exchange.header(b"origin").lower()
-        if origin and origin not in self._origins and urlsplit_netloc(origin) != host:
+        if origin and not self._may_call(origin) and urlsplit_netloc(origin) != host:
             raise ApiError(
                 403, "origin: this origin is not allowed (see --allowed-origins)", code="origin_not_allowed"
             )
@@ -70,19 +83,32 @@ class AccessControl:
     def cors_headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
         """What lets a listed browser origin read the response; nothing for any other."""
         origin = exchange.header(b"origin")
-        if not origin or origin.lower() not in self._origins:
-            return []
-        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
-
-    def preflight_headers(self, exchange: Exchange, methods: list[str]) -> list[tuple[bytes, bytes]]:
-        """What a listed origin's preflight request is told beside `cors_headers`."""
-        if not self.cors_headers(exchange):
+        if not origin or not self._may_call(origin.lower()):
             return []
         return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-expose-headers", _EXPOSED),
+            (b"vary", b"Origin"),
+        ]
+
+    def _may_call(self, origin: str) -> bool:
+        return self._any_origin or origin in self._origins
+
+    def preflight_headers(self, exchange: Exchange, methods: list[str]) -> list[tuple[bytes, bytes]]:
+        """What a listed origin's preflight request is told beside `cors_headers`: any header may be sent.
+
+        Clients send many (`x-stainless-os`, ...), and none gives a page more than its origin may have.
+        """
+        if not self.cors_headers(exchange):
+            return []
+        answer = [
             (b"access-control-allow-methods", ", ".join(methods).encode()),
-            (b"access-control-allow-headers", b"authorization, content-type, x-request-id, x-quire-timings"),
             (b"access-control-max-age", b"600"),
         ]
+        asked = exchange.header(b"access-control-request-headers")
+        if _HEADER_NAMES.fullmatch(asked):
+            answer.append((b"access-control-allow-headers", asked.encode()))
+        return answer
 
 
 def read_keys(config: ServingConfig) -> list[str]:
@@ -100,6 +126,27 @@ def read_keys(config: ServingConfig) -> list[str]:
     if any(len(key) > MAX_KEY_BYTES for key in keys):
         raise ValueError(f"api_key: a key is longer than {MAX_KEY_BYTES} bytes")
     return list(dict.fromkeys(keys))
+
+
+def exposure(config: ServingConfig) -> list[str]:
+    """What a person should know before strangers do: warnings about who may call, of one or more lines."""
+    found = []
+    if config.uds is None and not is_loopback(config.host) and not read_keys(config):
+        found.append("\n".join([
+            _FRAME,
+            f"NO API KEY: everyone who can reach {config.host}, port {config.port}, can use this model,",
+            "keep it busy, and read /metrics. To keep others out, stop this server and start it with",
+            "  --api-key-file FILE    clients must present a key from this file, or",
+            "  --host 127.0.0.1       only programs on this machine can connect",
+            _FRAME,
+        ]))  # fmt: skip
+    if ALL in config.allowed_origins:
+        found.append("--allowed-origins '*': every web page that a user opens may call this server")
+    if ALL in config.allowed_hosts and is_loopback(config.host):
+        found.append(
+            "--allowed-hosts '*': a web page can reach this server under a name of its own (DNS rebinding)"
+        )
+    return found
 
 
 def is_loopback(host: str) -> bool:
@@ -122,6 +169,8 @@ def urlsplit_netloc(origin: str) -> str:
 
 def _allowed_hosts(config: ServingConfig) -> frozenset[str] | None:
     """Host names to accept, without ports; None accepts any."""
+    if ALL in config.allowed_hosts:
+        return None
     if not config.allowed_hosts and (config.uds is not None or not is_loopback(config.host)):
         return None
     bound = f"[{config.host}]" if ":" in config.host else config.host

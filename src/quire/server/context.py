@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from quire import __version__
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine, EngineState, EngineUnavailableError, ModelCard
+from quire.engine.api import AsyncEngine, ModelCard, require_ready
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.tracing import Tracer
 
-_UNAVAILABLE = {
-    EngineState.STARTING: "the model is loading",
-    EngineState.RESTARTING: "the engine is starting again",
-    EngineState.DRAINING: "the server is shutting down",
-    EngineState.FAILED: "the engine has failed",
-}
+
+class Reader(Protocol):
+    """Somewhere that output goes to."""
+
+    def waiting(self, passed: float, /) -> float:
+        """Seconds that output has been left unread, by the calls of this, `passed` seconds after the one before."""
+
+    def end_slow_reader(self) -> None:
+        """Give up."""
 
 
 @dataclass(slots=True)
 class ServerContext:
-    """One server. `watches` are the responses being written now, for the sweep of slow readers."""
+    """One server. `watches` are responses being written now, for the sweep of slow readers; so are `connections`."""
 
     engine: AsyncEngine
     config: ServingConfig
@@ -34,12 +39,11 @@ class ServerContext:
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
     replays: Replays = field(default_factory=Replays)
+    connections: Collection[Reader] = ()
 
     def card(self) -> ModelCard:
-        """The model's card. Raises EngineUnavailableError while there is none, or no request may start."""
-        state = self.engine.state
-        if state in _UNAVAILABLE:
-            raise EngineUnavailableError(_UNAVAILABLE[state])
+        """The model's card. Raises EngineUnavailableError while no request may start."""
+        require_ready(self.engine.state)
         return self.engine.card
 
     def names(self) -> tuple[str, ...]:
@@ -72,5 +76,6 @@ class ServerContext:
             await asyncio.sleep(pause)
             now = time.monotonic()
             passed, last = min(now - last, 2 * pause), now
-            for watch in [w for w in self.watches if w.waiting(passed) > limit]:
-                watch.end_slow_reader()
+            readers: list[Reader] = [*self.watches, *self.connections]  # a watch knows more: it comes first
+            for reader in [reader for reader in readers if reader.waiting(passed) > limit]:
+                reader.end_slow_reader()

@@ -128,7 +128,7 @@ class Exchange:
         length = self.header(b"content-length")
         if length.isdigit() and int(length) > limit:
             raise self._too_large(limit)
-        parts: list[bytes] = []
+        body = bytearray()  # not a list: a body may come byte by byte
         loop = asyncio.get_running_loop()
         late: asyncio.TimerHandle | None = None
         try:
@@ -137,10 +137,12 @@ class Exchange:
                 more = True
                 while more:
                     message = await self._receive()
+                    if "quire.refused" in self.scope:  # what came is not a body
+                        raise self.scope["quire.refused"]
                     if message["type"] == "http.disconnect":
                         raise ClientGoneError("hung up before the body was complete")
-                    parts.append(message.get("body", b""))
-                    self.bytes_in += len(parts[-1])
+                    body += message.get("body", b"")
+                    self.bytes_in = len(body)
                     if self.bytes_in > limit:
                         raise self._too_large(limit)
                     more = message.get("more_body", False)
@@ -151,7 +153,7 @@ class Exchange:
         finally:
             if late is not None:
                 late.cancel()
-        return b"".join(parts)
+        return bytes(body)
 
     @staticmethod
     def _too_large(limit: int) -> ApiError:

@@ -7,15 +7,20 @@ import logging
 import logging.handlers
 import queue
 import time
+import urllib.parse
 from typing import Any
 
 from quire.config.serving import ServingConfig
+from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
+from quire.util.printable import printable, printable_lines
 from quire.util.standard_error import PATIENCE, Writer
 
 MAX_WAITING_LINES = 10_000
 log = logging.getLogger("quire.server")
 access = logging.getLogger("quire.access")
+notice = logging.getLogger("quire.notice")  # what is said whatever the level
+notice.setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
@@ -32,19 +37,19 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_text:
             line["exception"] = record.exc_text
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str)
 
 
 class HumanFormatter(logging.Formatter):
-    """Time, level, message, and details as name=value."""
+    """Time, level, message, and details as name=value. Only the first line of a record is not indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {record.levelname.lower():<7} {record.getMessage()}"
+        line = f"{clock} {record.levelname.lower():<7} {printable_lines(record.getMessage())}"
         details = getattr(record, "details", {})
         if details:
-            line += " " + " ".join(f"{name}={value}" for name, value in details.items())
-        return f"{line}\n{record.exc_text}" if record.exc_text else line
+            line += " " + " ".join(f"{name}={printable(str(value))}" for name, value in details.items())
+        return f"{line}\n  {printable_lines(record.exc_text)}" if record.exc_text else line
 
 
 class _Handler(logging.handlers.QueueHandler):
@@ -58,7 +63,7 @@ class _Handler(logging.handlers.QueueHandler):
 
 class _Writer(logging.StreamHandler[Writer]):
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record) if record.name else record.getMessage()
+        return super().format(record) if record.name else printable_lines(record.getMessage())
 
 
 class ServerLog:
@@ -92,7 +97,7 @@ class ServerLog:
         self._listener.stop()
 
     def say(self, line: str) -> None:
-        """Write a line as it is."""
+        """Write a line without a time."""
         self._handler.emit(logging.makeLogRecord({"name": "", "msg": line}))
 
 
@@ -106,4 +111,10 @@ def log_access(exchange: Exchange) -> None:
         "bytes_out": exchange.bytes_out,
         **exchange.details,
     }
-    access.info("%s %s", exchange.method, exchange.path[:200], extra={"details": details})
+    path = urllib.parse.quote(exchange.path[:200])  # as it was sent: what it decodes to may be anything
+    access.info("%s %s", exchange.method, path, extra={"details": details})
+
+
+def log_refusal(error: ApiError) -> None:
+    """One line for what was refused before there was a request."""
+    access.info("refused", extra={"details": {"status": error.status, "error": error.code}})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from asyncio import AbstractEventLoop, TimerHandle, Transport
-from dataclasses import dataclass, field
+import socket
+import ssl
+from asyncio import AbstractEventLoop, Task, TimerHandle, Transport
 from typing import Any
 
 import httptools
@@ -12,61 +14,36 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from quire.server.connections import Connections
 from quire.server.errors import ApiError
 from quire.server.exchange import GRACE_SECONDS
+from quire.server.logs import log_refusal
 
+# Of headers and trailers together.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_PIPELINED = 16
+_VERSIONS = ("1.1", "1.0")
+# The parser sees so much at once, and may keep so much: headers, and what is between bodies and around chunks.
+_PIECE = 16 * 1024
+MAX_BESIDE_BYTES = MAX_HEADER_BYTES + 2 * _PIECE
+# As a body may be long and its chunks short, so much more for each byte of it, but no more than this at any time.
+_CREDIT = 2 * _PIECE
+# A peer that does not close a TLS connection in turn has so long, and a close that waits for its reading too.
+CLOSE_SECONDS = 5.0
+# A whole answer counts as read on when its reader has taken so much.
+_PROGRESS_BYTES = 32 * 1024
 # After a refusal: how long and how much is still read and thrown away. Closing with input unread would reset the
 # connection, and take the answer from a client that is still sending.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 4 * 2**20
-# What one read from a socket may bring beyond the headers it completes.
-_READ_SLACK = 256 * 1024
-
-
-@dataclass(slots=True)
-class Connections:
-    """Limits of one server's connections, and those that have no request in work, longest idle first.
-
-    When there are `limit` and another comes, the longest idle one is closed: whoever holds connections without
-    using them cannot keep others out. Only when all are in use is a new one refused.
-    """
-
-    limit: int
-    header_seconds: float
-    idle: dict[LimitedProtocol, None] = field(default_factory=dict)
-    unsent: list[LimitedProtocol] = field(default_factory=list)
-
-    def send_soon(self, connection: LimitedProtocol) -> None:
-        """Send a connection's chunks when the current callback is over, after those of the others before it.
-
-        A step of the engine brings a token to every stream. Making all events first and then sending all of them
-        costs a third to a half less than taking turns: neither half empties the caches of the other, and a reader on
-        this machine that is awake does not have to be woken for each event.
-        """
-        if not self.unsent:
-            connection.loop.call_soon(self._send)
-        self.unsent.append(connection)
-
-    def _send(self) -> None:
-        connections, self.unsent = self.unsent, []
-        for connection in connections:
-            connection.send_chunks()
-
-    def make_room(self) -> bool:
-        """Close the connection that has been idle for longest; false when there is none."""
-        oldest = next(iter(self.idle), None)
-        if oldest is None:
-            return False
-        del self.idle[oldest]
-        oldest.transport.close()
-        return True
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Bounds connections, header size and count, time for headers, and pipelining; refusals are JSON errors.
+    """Bounds connections, time for a TLS handshake and headers, all that is sent beside bodies, and pipelining.
+
+    What is wrong before the application knows of a request is refused here, with a JSON error. What is wrong with a
+    body comes as scope["quire.refused"], an ApiError, to what reads the body.
 
     Adds scope["quire.abort"], which drops the connection with what is still to be sent;
     scope["quire.blocked"], whether sending has to wait for the client, or would reach nobody; and
@@ -88,9 +65,18 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._table = table
         self._timer: TimerHandle | None = None
-        self._in_headers = False
-        self._header_bytes = 0  # of the headers in work, as far as they are parsed
-        self._read_bytes = 0  # since the headers began, or since a refusal
+        self._socket: socket.socket | None = None  # until there is a transport
+        self._opening: Task[None] | None = None
+        self._in_headers = self._in_body = False
+        self._header_bytes = self._headers_seen = (
+            0  # of the message in work, trailers too, as far as they are parsed
+        )
+        self._beside = 0  # bytes of the message in work beside its body, less those of the body
+        self._read_bytes = 0  # thrown away
+        self._unread = 0  # what is buffered of answers that are complete
+        self._unread_seconds = 0.0
+        self._deaf = False  # what comes is thrown away
+        self._ending = False  # the last answer has been given
         self._refusal: ApiError | None = None
         self._pending: ApiError | None = None  # why the parser was stopped
         self._active: Any = None  # the cycle that is being answered; self.cycle may be a pipelined one
@@ -101,54 +87,105 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # ---- connection
 
+    def accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Take over a connection: it counts from now on, and its time for a handshake and headers begins."""
+        self.admit()
+        self._socket = sock
+        self._opening = self.loop.create_task(self._open(sock, tls))
+
+    def admit(self) -> None:
+        """Count this connection."""
+        self._table.admit(self, len(self.connections))
+        self.connections.add(self)
+        self._start_timer()
+
+    async def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        options: dict[str, Any] = {}
+        if tls is not None:
+            seconds = self._table.header_seconds + 2 * GRACE_SECONDS  # a moment after ours
+            options = {"ssl": tls, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": CLOSE_SECONDS}
+        with contextlib.suppress(OSError, RuntimeError):  # no handshake, or gone before there was a transport
+            await self.loop.connect_accepted_socket(lambda: self, sock, **options)
+        if self._socket is not None:
+            self._forget()
+            self.connections.discard(self)
+
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        full = len(self.connections) >= self._table.limit and not self._table.make_room()
         super().connection_made(transport)
+        self._socket = None
         self._wire = transport
         sock = transport.get_extra_info("socket")
         if sock is not None and transport.get_extra_info("sslcontext") is None:
             self._file = sock.fileno()
-        if full:
-            self._refuse(ApiError(
-                429, f"there are {self._table.limit} connections with requests, as many as are allowed",
-                code="too_many_connections", headers=[(b"retry-after", b"1")],
-            ))  # fmt: skip
-            return
-        self._table.idle[self] = None
-        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._table.idle.pop(self, None)
+        self._forget()
         super().connection_lost(exc)
         active = self._active
         if active is not None and not active.response_complete:
             active.disconnected = True
             active.message_event.set()
 
+    def _forget(self) -> None:
+        self._stop_timer()
+        self._table.forget(self)
+
+    def drop(self) -> None:
+        """End at once, with whatever is still to be sent or read."""
+        if self._socket is None:
+            self.transport.abort()
+        else:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def shutdown(self) -> None:
+        """The server ends: so does this, after what is being answered."""
+        if self._socket is None:
+            super().shutdown()
+        else:
+            self.drop()
+
+    def waiting(self, passed: float) -> float:
+        """Seconds that whole answers have been left unread, by the calls of this, `passed` seconds after the one
+        before. A stream has a watch of its own, until it waits for its reader.
+        """
+        active = self._active
+        ended = active is None or active.response_complete or self._paused
+        size = self.transport.get_write_buffer_size() if ended and self._socket is None else 0
+        if size and self._unread - _PROGRESS_BYTES < size <= self._unread:
+            self._unread_seconds += passed
+        else:
+            self._unread, self._unread_seconds = size, 0.0
+        return self._unread_seconds
+
+    def end_slow_reader(self) -> None:
+        """Drop the connection with what is still buffered for it."""
+        self.drop()
+
     # ---- headers
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
-            self._read_bytes += len(data)
-            if self._read_bytes > _LINGER_BYTES:
-                self.transport.close()
-            return
         if self._timer is None and self in self._table.idle:
             self._start_timer()
-        self._parse(data)
-        if self._in_headers and self._refusal is None:
-            self._read_bytes += len(data)  # a header is parsed at its end: till then only this grows
-            if self._read_bytes > MAX_HEADER_BYTES + _READ_SLACK:
+        self._unset_keepalive_if_required()
+        whole = memoryview(data)
+        for at in range(0, len(data), _PIECE):
+            piece = whole[at : at + _PIECE]
+            if self._deaf:
+                self._read_bytes += len(piece)
+                continue
+            self._parse(piece)
+            self._beside += len(piece)
+            if self._beside > MAX_BESIDE_BYTES and not self._deaf:
                 self._refuse(_headers_too_large())
+        if self._read_bytes > _LINGER_BYTES:
+            self.transport.close()
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, rest: memoryview) -> None:
         """Feed the parser. Where headers ask for another protocol it stops and takes the body for that protocol's;
         the wish may be ignored (RFC 9110, section 7.8), so they are parsed again without it. Java's client makes it
         with every first request.
         """
-        self._unset_keepalive_if_required()
-        rest = memoryview(data)
         try:
             while True:
                 try:
@@ -178,7 +215,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers, self._header_bytes, self._read_bytes = True, 0, 0
+        self._in_headers, self._header_bytes, self._headers_seen, self._beside = True, 0, 0, 0
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]
         self.scope["quire.writer"] = self  # type: ignore[typeddict-unknown-key]
@@ -193,6 +230,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._paused = False
+        self._unread = 0  # its reader reads
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
         """Send the three pieces as one chunk (RFC 9112, section 7.1) soon; their size, 0 while the client does not
@@ -234,10 +272,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        self._headers_seen += 1
         self._count(len(name) + len(value) + 4)
-        if len(self.headers) > MAX_HEADERS:
+        if self._headers_seen > MAX_HEADERS:
             self._fail(_headers_too_large())
+        if self._in_headers:  # else a trailer: it says nothing that is needed, and must not pass for a header
+            super().on_header(name, value)
 
     def _count(self, size: int) -> None:
         self._header_bytes += size
@@ -255,12 +295,48 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._stop_timer()
         self._table.idle.pop(self, None)
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._fail(_version_unknown())
+        if not self.url.startswith(b"/"):
+            self._take_authority()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fail(ApiError(400, f"more than {MAX_PIPELINED} requests are pipelined", code="pipelining"))
+        probing = False
+        if not self._table.has_room(self, len(self.connections)):
+            probing = self.url.partition(b"?")[0] in self._table.probes
+            if not probing:
+                self._fail(_too_many(self._table.limit))
         super().on_headers_complete()
+        self.cycle.transport = _Answering(self)  # type: ignore[assignment]
+        self._in_body = True
+        if probing:
+            self.cycle.keep_alive = False
+
+    def _take_authority(self) -> None:
+        """A target with a host of its own: that host counts, not the header's (RFC 9112, section 3.2.2)."""
+        if self.url == b"*":
+            return
+        target = httptools.parse_url(self.url)
+        if target.schema not in {b"http", b"https"}:
+            self._fail(
+                ApiError(400, "the request's target is not a path or an http address", code="invalid_http")
+            )
+        host = b"[%b]" % target.host if b":" in target.host else target.host
+        if target.port is not None:
+            host += b":%d" % target.port
+        if self.parser.get_http_version() == "1.0" and all(name != b"host" for name, _ in self.headers):
+            self.headers.append((b"host", host))
+        self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
+        self.url = (target.path or b"/") + (b"?" + target.query if target.query else b"")
+
+    def on_body(self, body: bytes) -> None:
+        beside = self._beside - 2 * len(body)
+        self._beside = beside if beside > -_CREDIT else -_CREDIT
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            self._in_body, self._beside = False, 0
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -269,11 +345,21 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._active.response_complete and not self.transport.is_closing():
-            if self._refusal is None:
-                self._table.idle[self] = None
-            else:
-                self._answer_refusal(self._refusal)
+        if not self._active.response_complete or self._ending or self.transport.is_closing():
+            return
+        if self._refusal is None:
+            self._table.idle[self] = None
+        elif self._in_body:  # what was refused has been answered
+            self._linger()
+        else:
+            self._answer_refusal(self._refusal)
+
+    def end(self) -> None:
+        """Close after an answer; when more of its request may come, not before that was read."""
+        if self._in_body and not self.pipeline:
+            self._linger()
+        else:
+            self.transport.close()
 
     # ---- refusals
 
@@ -290,6 +376,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _end_late(self) -> None:
         self._timer = None
+        if self._socket is not None:  # a handshake
+            self.drop()
+            return
         if not self._in_headers:  # nothing was asked
             self.transport.close()
             return
@@ -297,28 +386,28 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        self._refuse(self._pending or ApiError(400, "not a valid HTTP request", code="invalid_http"))
+        error = self._pending
+        if error is None and self.parser.get_http_version() not in {*_VERSIONS, "0.0"}:
+            error = _version_unknown()
+        self._refuse(error or ApiError(400, "not a valid HTTP request", code="invalid_http", close=True))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without the application and close, after the answers to what came before, wherever reads ended.
+        """Take no more requests, and close after the answers to those before, wherever reads ended.
 
-        A request whose own body is malformed is answered here, if the application has not begun to.
+        What is wrong with a body is the application's to answer, unless it has already answered without it.
         """
         self._refusal = error
-        self._read_bytes = 0
+        self._deaf = True
         self._stop_timer()
+        if self._in_body:
+            self.cycle.scope["quire.refused"] = error  # type: ignore[typeddict-unknown-key]
+            self.cycle.message_event.set()
         active = self._active
         if active is None or active.response_complete:
-            self._answer_refusal(error)
-        elif active is self.cycle and active.more_body:
-            if active.response_started:
-                self.transport.close()
+            if self._in_body:
+                self._linger()
             else:
                 self._answer_refusal(error)
-        elif len(self.pipeline) >= MAX_PIPELINED:
-            self.transport.close()
-        elif self.pipeline and self.cycle.more_body:
-            self.pipeline.popleft()  # the malformed one
 
     def _answer_refusal(self, error: ApiError) -> None:
         body = error.body()
@@ -328,14 +417,46 @@ class LimitedProtocol(HttpToolsProtocol):
         ]  # fmt: skip
         lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        if self._table.access_log:
+            log_refusal(error)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close, but read on for a while."""
+        self._deaf = self._ending = True
+        self._stop_timer()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self._table.idle[self] = None  # the first to go when there are too many
+            if self not in self._table.beyond:
+                self._table.idle[self] = None  # the first to go when there are too many
             self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
 
 
+class _Answering:
+    """The transport, for one request's answer."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, connection: LimitedProtocol) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.end
+
+
 def _headers_too_large() -> ApiError:
     limit = f"{MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes"
-    return ApiError(431, f"the request's headers are over the limit of {limit}", code="headers_too_large")
+    message = f"what is sent beside the body is over the limit of {limit}"
+    return ApiError(431, message, code="headers_too_large", close=True)
+
+
+def _version_unknown() -> ApiError:
+    message = "this HTTP version is not spoken here; HTTP/1.1 and HTTP/1.0 are"
+    return ApiError(505, message, code="http_version_not_supported")
+
+
+def _too_many(limit: int) -> ApiError:
+    return ApiError(
+        429, f"there are {limit} connections with requests, as many as are allowed",
+        code="too_many_connections", headers=[(b"retry-after", b"1")],
+    )  # fmt: skip

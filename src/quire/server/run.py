@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import socket
@@ -16,18 +15,19 @@ import uvicorn
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import AsyncEngine, EngineState
-from quire.server.app import App
+from quire.server.access import exposure
+from quire.server.app import ROUTES, App
+from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.context import ServerContext
-from quire.server.logs import log
+from quire.server.logs import log, notice
 from quire.server.metrics import ServerMetrics
-from quire.server.protocol import Connections, LimitedProtocol
+from quire.server.protocol import CLOSE_SECONDS, LimitedProtocol
 from quire.server.tracing import Tracer
 from quire.types import QuireError
 
 # What the kernel may hold of unread output per connection: a slow reader is noticed within seconds.
 SEND_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048
-_CLOSE_SECONDS = 5
 _FAILURE_SECONDS = 0.5  # between two looks at the state of the engine
 
 
@@ -98,6 +98,7 @@ def tls_context(config: ServingConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
     except (OSError, ssl.SSLError) as error:
@@ -111,14 +112,16 @@ class HttpServer:
     def __init__(self, engine: AsyncEngine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
         tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint)
         self.context = ServerContext(engine, config, ServerMetrics(engine), tracer=tracer)
-        connections = Connections(config.max_connections, config.header_timeout)
-        factory = functools.partial(LimitedProtocol, connections)
+        connections = Connections(
+            fit_descriptors(config.max_connections), config.header_timeout,
+            frozenset(route.path.encode() for route in ROUTES if route.open), config.access_log,
+        )  # fmt: skip
         self._server = _Server(uvicorn.Config(
-            App(self.context), http=factory, ws="none", lifespan="off", interface="asgi3",  # type: ignore[arg-type]
-            log_config=None, access_log=False, proxy_headers=False, server_header=False,
-            timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=_CLOSE_SECONDS,  # type: ignore[arg-type]
-            backlog=BACKLOG, ssl_context_factory=None if tls is None else lambda *_: tls,
-        ))  # fmt: skip
+            App(self.context), http=LimitedProtocol, ws="none", lifespan="off",
+            interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
+            timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=CLOSE_SECONDS,  # type: ignore[arg-type]
+        ), connections, tls)  # fmt: skip
+        self.context.connections = self._server.server_state.connections  # type: ignore[assignment]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, sock: socket.socket) -> None:
@@ -143,7 +146,18 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signals and the listening socket to us."""
+
+    def __init__(self, config: uvicorn.Config, table: Connections, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._table, self._tls = table, tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = [Listener(sock, self._accepted) for sock in sockets or ()]  # type: ignore[misc]
+        self.started = True
+
+    def _accepted(self, sock: socket.socket) -> None:
+        LimitedProtocol(self._table, self.config, self.server_state, {}).accept(sock, self._tls)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -167,6 +181,8 @@ async def serve(
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, _reload_tls, tls, config)
     await server.start(sock)
+    for text in exposure(config):
+        notice.warning("%s", text)
     try:
         if not await _start_engine(engine, signals):
             return 1

@@ -20,7 +20,7 @@ async def live(_: ServerContext, exchange: Exchange) -> None:
 
 
 async def ready(context: ServerContext, exchange: Exchange) -> None:
-    """200 while steps complete, or an idle engine answers; 503 with the state otherwise."""
+    """200 exactly while the next request would be taken, 503 with the state otherwise; see api.require_ready."""
     state = context.engine.state
     if state is not EngineState.READY:
         raise ApiError(503, f"the engine is {state}", code=str(state), headers=retry_headers(1.0))

@@ -8,16 +8,18 @@ import select
 import sys
 import time
 
+from quire.util.printable import printable_lines
+
 _CHUNK = 4096  # PIPE_BUF: a pipe that poll calls writable takes so much at once
 _SLICE = 0.1  # seconds until `end` is noticed
 PATIENCE = 1.0  # seconds in which a reader must take something when a process ends
 
 
 def say(text: str) -> None:
-    """Print a line, unless it is not taken within PATIENCE seconds."""
+    """Print a line or several, escaped, unless they are not taken within PATIENCE seconds."""
     writer = Writer()
     writer.end(PATIENCE)
-    writer.write(f"{text}\n")
+    writer.write(f"{printable_lines(text)}\n")
 
 
 class Writer:
