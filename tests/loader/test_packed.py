@@ -137,6 +137,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a bit behind the weights": (lambda p: flip(p, -100), "its end"),
     "a bit of a length": (lambda p: flip(p, -56), "cut short"),
     "others may write": (lambda p: p.chmod(0o666), "others may write"),
+    "a FIFO": (lambda p: (p.unlink(), os.mkfifo(p)), "not a regular file"),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ import contextlib
 import math
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import numpy.typing as npt
 from quire.quant.ggml import TYPES_BY_ID, BlockType
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
+from quire.util.files import open_regular
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 
 MAX_HEADER_BYTES = 512 * 2**20
@@ -306,9 +306,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise CheckpointError(f"{path.name}: not a regular file")
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < 24:
                     raise CheckpointError(f"{path.name}: {size} bytes are too short for a GGUF file")

@@ -16,7 +16,6 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 import struct
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from typing import Any, Protocol
 
 from quire.program.ops import Param
 from quire.util.beside import beside
+from quire.util.files import IrregularFileError, open_regular
 from quire.util.sizes import format_size
 
 SUFFIX = ".weights"
@@ -101,22 +101,22 @@ class PackedWeights:
         """
         path = self.path(key)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = open_regular(path, os.O_NOFOLLOW)
         except OSError:
             return None
-        try:
-            sums, facts = _read_end(fd, key, packer)
-            if not beside(lambda: packer.map_weights(fd, sums), meanwhile):
-                raise DamagedError("a checksum differs")
+        except IrregularFileError:
+            raise _removed(path, "it is not a regular file") from None
+        with file:
+            fd = file.fileno()
+            try:
+                sums, facts = _read_end(fd, key, packer)
+                if not beside(lambda: packer.map_weights(fd, sums), meanwhile):
+                    raise DamagedError("a checksum differs")
+            except DamagedError as error:
+                raise _removed(path, str(error)) from None
             with contextlib.suppress(OSError):  # a read-only folder, such as an image's
                 os.utime(fd)
             return facts
-        except DamagedError as error:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            raise DamagedError(f"packed weights {path.name}: {error}: packed again") from None
-        finally:
-            os.close(fd)
 
     def store(
         self, key: str, packer: Packer, facts: Mapping[str, Any], progress: Progress | None = None
@@ -182,13 +182,12 @@ class PackedWeights:
     def _sweep(self) -> None:
         """Remove what writers left behind that were killed: their files are no longer locked."""
         for path in self.folder.glob(f"{_UNFINISHED}*"):
-            with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-                finally:
-                    os.close(fd)
+            with (
+                contextlib.suppress(OSError, IrregularFileError),
+                open_regular(path, os.O_RDWR | os.O_NOFOLLOW) as file,
+            ):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
     def _finish(self, fd: int, written: Path, path: Path) -> None:
         try:
@@ -205,6 +204,13 @@ class PackedWeights:
             os.close(fd)
 
 
+def _removed(path: Path, why: str) -> DamagedError:
+    """Remove a damaged file; the error that says so."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return DamagedError(f"packed weights {path.name}: {why}: packed again")
+
+
 def _write_end(fd: int, size: int, sums: bytes, facts: dict[str, Any]) -> None:
     meta = json.dumps(facts).encode()
     tail = _TAIL.pack(_MAGIC, size, len(sums), len(meta), hashlib.sha256(sums + meta).digest())
@@ -217,7 +223,7 @@ def _write_end(fd: int, size: int, sums: bytes, facts: dict[str, Any]) -> None:
 def _read_end(fd: int, key: str, packer: Packer) -> tuple[bytes, dict[str, Any]]:
     """Checksums and facts of an open file. Raises DamagedError unless it is the packer's, and `key`'s."""
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid not in {os.geteuid(), 0} or status.st_mode & 0o022:
+    if status.st_uid not in {os.geteuid(), 0} or status.st_mode & 0o022:
         raise DamagedError("others may write to it")
     end = status.st_size
     tail = os.pread(fd, _TAIL.size, max(0, end - _TAIL.size))
