@@ -99,14 +99,15 @@ def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None
     """The tokenizer of a file's metadata, None when it has none. `where` names the file in messages.
 
     Raises CheckpointError naming the key for what is missing, malformed or over a limit, UnsupportedModelError
-    for a kind of tokenizer or of word expression that is not implemented.
+    for a kind of tokenizer that is not implemented. Where only the way to cut a text into words is not known, the
+    tokenizer refuses texts.
     """
     metadata = _Metadata(values, where)
     kind = _kind(metadata)
     if kind is None:
         return None
     vocabulary = _vocabulary(metadata)
-    backend, add_bos = KINDS[kind](metadata, vocabulary)
+    backend, add_bos, unreadable = KINDS[kind](metadata, vocabulary)
     _add_tokens(backend, vocabulary)
     named = {
         role: vocabulary.tokens[number]
@@ -115,7 +116,9 @@ def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None
         is not None
     }
     _post_process(backend, metadata, named, add_bos)
-    return Tokenizer(backend, special_tokens=named, chat_templates=_templates(metadata))
+    return Tokenizer(
+        backend, special_tokens=named, chat_templates=_templates(metadata), unreadable=unreadable
+    )
 
 
 def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline | None:
@@ -127,7 +130,14 @@ def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline |
     kind = _kind(metadata)
     if kind is None:
         return None
-    name = f"BPE {_words(metadata)[0]}" if KINDS[kind] is _byte_level else "BPE of SentencePiece"
+    name = "BPE of SentencePiece"
+    if KINDS[kind] is _byte_level:
+        pre = metadata.text("tokenizer.ggml.pre", "missing")[:80]
+        name = (
+            f"BPE (tokenizer.ggml.pre {pre!r} is not known: token ids only)"
+            if _words(metadata)[1]
+            else f"BPE {pre}"
+        )
     size = len(metadata.array("tokenizer.ggml.tokens", MAX_TOKENS))
     return TokenizerOutline(name, size, size - 1, _templates(metadata))
 
@@ -144,16 +154,18 @@ def _kind(metadata: _Metadata) -> str | None:
     return kind
 
 
-def _words(metadata: _Metadata) -> tuple[str, Words]:
-    """The name of the expression that cuts a text into words, and the expression."""
-    name = metadata.text("tokenizer.ggml.pre", "default")
-    words = WORDS.get(name)
-    if words is None:
-        raise UnsupportedModelError(
-            f"{metadata.where}: tokenizer.ggml.pre = {name[:80]!r} is not supported: implemented are "
-            f"{', '.join(sorted(WORDS))}"
+def _words(metadata: _Metadata) -> tuple[Words, str]:
+    """How a text is cut into words; and why no text can be, or "": ids and their text work all the same."""
+    key = "tokenizer.ggml.pre"
+    if key not in metadata.values:
+        return Words(), f"{metadata.where}: {key} is missing: how a text is cut into words is not known"
+    name = metadata.text(key)
+    if name not in WORDS:
+        return (
+            Words(),
+            f"{metadata.where}: {key} = {name[:80]!r}: this way to cut a text into words is not known",
         )
-    return name, words
+    return WORDS[name], ""
 
 
 def _vocabulary(metadata: _Metadata) -> _Vocabulary:
@@ -172,9 +184,11 @@ def _vocabulary(metadata: _Metadata) -> _Vocabulary:
     return _Vocabulary(tokens, types)
 
 
-def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
-    """Byte-level BPE; also whether a text starts with the beginning-of-sequence token when no key says so."""
-    _, words = _words(metadata)
+def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool, str]:
+    """Byte-level BPE; whether a text starts with the beginning-of-sequence token when no key says so; and why no text
+    can be read, or "".
+    """
+    words, unreadable = _words(metadata)
     tokens, count = vocabulary.tokens, len(vocabulary.tokens)
     while count and vocabulary.types[count - 1] in {_CONTROL, _USER}:
         count -= (
@@ -187,7 +201,7 @@ def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizer
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = words.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return backend, words.add_bos
+    return backend, words.add_bos, unreadable
 
 
 def _merges(metadata: _Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -203,7 +217,7 @@ def _merges(metadata: _Metadata, vocab: Mapping[str, int]) -> list[tuple[str, st
     return pairs
 
 
-def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool, str]:
     key = "tokenizer.ggml.scores"
     scores = metadata.array(key, MAX_TOKENS).numbers().astype(np.float64)
     if len(scores) != len(vocabulary.tokens):
@@ -228,7 +242,7 @@ def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[token
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return backend, True
+    return backend, True, ""
 
 
 def _piece_merges(vocabulary: _Vocabulary, scores: npt.NDArray[np.float64]) -> list[tuple[str, str]]:

@@ -31,7 +31,8 @@ class Tokenizer:
     """Text to token ids and back for one checkpoint. Immutable once built; safe to use from several threads.
 
     `special_tokens` maps role names ("bos_token", "eos_token", …) to token text, as chat templates see them;
-    `chat_templates` maps names to Jinja sources ("default" is the usual one).
+    `chat_templates` maps names to Jinja sources ("default" is the usual one). `unreadable` says why texts are
+    refused; ids are decoded all the same.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        unreadable: str = "",
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._unreadable = unreadable
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
         added = backend.get_added_tokens_decoder()
@@ -147,6 +150,7 @@ class Tokenizer:
         trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, or when
         there are more than `max_tokens`.
         """
+        self._check_readable()
         backend = self._backend if parse_special else self._plain
         return list(_encode(backend, text, add_special_tokens, max_tokens).ids)
 
@@ -159,6 +163,7 @@ class Tokenizer:
         `encode(text, add_special_tokens=False)` does. Text between two real control tokens is tokenized in
         one piece. RequestError when there are more than `max_tokens`.
         """
+        self._check_readable()
         encoding = _encode(self._backend, text, False, max_tokens)
         ids: list[int] = list(encoding.ids)
         if not literals:
@@ -172,6 +177,10 @@ class Tokenizer:
                 else:
                     real.append((token_id, start, end))
         return self._encode_between(text, real) if forged else ids
+
+    def _check_readable(self) -> None:
+        if self._unreadable:
+            raise RequestError("text", f"{self._unreadable}; give token ids")
 
     def _encode_between(self, text: str, real: list[tuple[int, int, int]]) -> list[int]:
         """The added tokens `real` as they are, and the text between them without added tokens."""
