@@ -18,7 +18,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
-from quire.engine.opening import Model, folder_tokenizer, tokenizer_memory
+from quire.engine.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
 from quire.engine.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
@@ -35,6 +35,7 @@ from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.types import CheckpointError
+from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_bytes, usable_cores
 from quire.util.startup import Startup
 from quire.worker.sampler import Sampler
@@ -72,15 +73,15 @@ class Built:
 class _LaterTokenizer:
     """A model whose tokenizer is read while its weights are checked."""
 
-    def __init__(self, model: Model, startup: Startup) -> None:
+    def __init__(self, model: Model, startup: Startup, cache: KeptFiles | None) -> None:
         self.model = model
-        self._startup = startup
+        self._startup, self._cache = startup, cache
 
     def read(self) -> None:
         """Read it, the first time, if there is one to come."""
         model = self.model
         if model.tokenizer_later:
-            found = folder_tokenizer(model.folder, model.facts, self._startup)
+            found = folder_tokenizer(model.folder, model.facts, self._startup, self._cache)
             self.model = replace(model, tokenizer=found, tokenizer_later=False)
 
 
@@ -209,7 +210,7 @@ def build(
         coming = tokenizer_memory(model.folder) if model.tokenizer_later else 0
         plan = plan_memory(program, config, machine.resident_memory + coming, beside)
         executor = make_executor(program, config)
-    later = _LaterTokenizer(model, startup)
+    later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
         weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
         startup.mark(weights.source)

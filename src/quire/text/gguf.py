@@ -18,10 +18,13 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from quire.text.files import MAX_TEMPLATE_BYTES
+from quire.text.kept import kept_tokenizer
 from quire.text.outline import TokenizerOutline
 from quire.text.pretokenizers import WORDS, Words
+from quire.text.sparse import SparseTokenizer
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, UnsupportedModelError
+from quire.util.kept import KeptFiles
 
 MAX_TOKENS = 2**22
 MAX_MERGES = 2**23
@@ -95,8 +98,16 @@ class _Metadata:
         return value if 0 <= value < tokens else None  # spec/generation says so of those that matter
 
 
-def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None:
+def gguf_tokenizer(
+    values: Mapping[str, object],
+    where: str,
+    cache: KeptFiles | None = None,
+    content: str = "",
+    size: int = 0,
+) -> Tokenizer | None:
     """The tokenizer of a file's metadata, None when it has none. `where` names the file in messages.
+
+    `cache` keeps what building gives; `content` is then a digest of the metadata and `size` its length.
 
     Raises CheckpointError naming the key for what is missing, malformed or over a limit, UnsupportedModelError
     for a kind of tokenizer that is not implemented. Where only the way to cut a text into words is not known, the
@@ -106,19 +117,33 @@ def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None
     kind = _kind(metadata)
     if kind is None:
         return None
-    vocabulary = _vocabulary(metadata)
-    backend, add_bos, unreadable = KINDS[kind](metadata, vocabulary)
-    _add_tokens(backend, vocabulary)
-    named = {
-        role: vocabulary.tokens[number]
-        for name, role in _NAMED.items()
-        if (number := metadata.token_id(f"tokenizer.ggml.{name}_token_id", len(vocabulary.tokens)))
-        is not None
-    }
-    _post_process(backend, metadata, named, add_bos)
+    backend = kept_tokenizer(cache, content, size, lambda: _build(metadata, kind))
+    unreadable = _words(metadata)[1] if KINDS[kind] is _byte_level else ""
     return Tokenizer(
-        backend, special_tokens=named, chat_templates=_templates(metadata), unreadable=unreadable
+        backend,
+        special_tokens=_named(metadata, backend),
+        chat_templates=_templates(metadata),
+        unreadable=unreadable,
     )
+
+
+def _build(metadata: _Metadata, kind: str) -> tokenizers.Tokenizer:
+    vocabulary = _vocabulary(metadata)
+    backend, add_bos = KINDS[kind](metadata, vocabulary)
+    _add_tokens(backend, vocabulary)
+    _post_process(backend, metadata, _named(metadata, backend), add_bos)
+    return backend
+
+
+def _named(metadata: _Metadata, backend: tokenizers.Tokenizer | SparseTokenizer) -> dict[str, str]:
+    """Tokens with a role."""
+    count = len(metadata.array("tokenizer.ggml.tokens", MAX_TOKENS))
+    ids = {role: metadata.token_id(f"tokenizer.ggml.{name}_token_id", count) for name, role in _NAMED.items()}
+    return {
+        role: token
+        for role, number in ids.items()
+        if number is not None and (token := backend.id_to_token(number)) is not None
+    }
 
 
 def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline | None:
@@ -184,11 +209,9 @@ def _vocabulary(metadata: _Metadata) -> _Vocabulary:
     return _Vocabulary(tokens, types)
 
 
-def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool, str]:
-    """Byte-level BPE; whether a text starts with the beginning-of-sequence token when no key says so; and why no text
-    can be read, or "".
-    """
-    words, unreadable = _words(metadata)
+def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    """Byte-level BPE; also whether a text starts with the beginning-of-sequence token when no key says so."""
+    words, _ = _words(metadata)
     tokens, count = vocabulary.tokens, len(vocabulary.tokens)
     while count and vocabulary.types[count - 1] in {_CONTROL, _USER}:
         count -= (
@@ -201,7 +224,7 @@ def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizer
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = words.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return backend, words.add_bos, unreadable
+    return backend, words.add_bos
 
 
 def _merges(metadata: _Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -217,7 +240,7 @@ def _merges(metadata: _Metadata, vocab: Mapping[str, int]) -> list[tuple[str, st
     return pairs
 
 
-def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool, str]:
+def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     key = "tokenizer.ggml.scores"
     scores = metadata.array(key, MAX_TOKENS).numbers().astype(np.float64)
     if len(scores) != len(vocabulary.tokens):
@@ -242,7 +265,7 @@ def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[token
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return backend, True, ""
+    return backend, True
 
 
 def _piece_merges(vocabulary: _Vocabulary, scores: npt.NDArray[np.float64]) -> list[tuple[str, str]]:
