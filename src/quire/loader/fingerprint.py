@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quire.types import CheckpointError
@@ -52,6 +51,8 @@ def _samples(fd: int, size: int) -> Iterator[bytes]:
 
 def _every_byte(fd: int, size: int) -> Iterator[bytes]:
     """SHA-256 of each piece of a file, in order, computed on all cores."""
+
+    from concurrent.futures import ThreadPoolExecutor  # imports logging, and few starts come here
 
     def piece(offset: int) -> bytes:
         return hashlib.sha256(os.pread(fd, _PIECE_BYTES, offset)).digest()

@@ -18,13 +18,13 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.quant.ggml import TYPES_BY_ID, BlockType
+from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
 from quire.util.files import open_regular

@@ -32,11 +32,7 @@ def compile_tokenizer(backend: tokenizers.Tokenizer, key: bytes) -> bytes | None
     state = json.loads(backend.to_str())
     model = state["model"]
     around = _around(backend)
-    if (
-        model.get("type") != "BPE"
-        or any(model.get(key) for key in _OTHER)
-        or around is None
-    ):
+    if model.get("type") != "BPE" or any(model.get(key) for key in _OTHER) or around is None:
         return None
     vocab: dict[str, int] = model.pop("vocab")
     merges: list[Sequence[str]] = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,6 +68,8 @@ class KeptFiles:
         The thread that is returned brings it to the disk and gives it its name; the interpreter waits for it before it
         ends. Raises OSError saying what failed, with nothing left behind.
         """
+        import tempfile  # few starts write
+
         self._make_room(size)
         fd, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.folder)
         try:
