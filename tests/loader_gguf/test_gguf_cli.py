@@ -76,6 +76,18 @@ def test_an_end_token_outside_the_vocabulary_is_left_out(path: Path, tmp_path: P
         assert llm.generate("Hi", SamplingParams(max_tokens=1), progress=False)[0].finished
 
 
+def test_token_ids_need_no_way_to_cut_words(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = with_metadata(path, tmp_path / "changed.gguf", {"tokenizer.ggml.pre": "no-such"})
+    options = ["--max-tokens", "2", "--ignore-eos", "--quiet", "--temperature", "0"]
+    assert main(["generate", str(out), "--prompt-token-ids", "5,6", *options]) == 0
+    assert len(capsys.readouterr().out) > 1
+    assert main(["generate", str(out), "--prompt", "Hi", *options]) == 1
+    assert "tokenizer.ggml.pre = 'no-such': this way to cut a text into words" in capsys.readouterr().err
+    assert main(["verify", str(out), "--json"]) == 0
+
+
 def test_a_header_is_parsed_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
     parse = gguf.parse_header
