@@ -158,7 +158,7 @@ def test_ids_need_no_way_to_cut_words(name: str | None) -> None:
     ids = source.encode("Hello, world!").ids
     assert found.decode(ids) == "Hello, world!"
     assert b"".join(map(found.token_bytes, ids)) == b"Hello, world!"
-    why = "'no-such': this way to cut a text into words is not known" if name else "pre is missing"
+    why = "'no-such': this way to cut a text into words is not known" if name else "is missing"
     for encode in (found.encode, lambda text: found.encode_guarded(text, [])):
         with pytest.raises(RequestError, match=rf"text: x.gguf: tokenizer.ggml.pre.*{why}.*; give token ids"):
             encode("Hello")

@@ -207,7 +207,7 @@ def build(
     with startup.span("plan"):
         machine = machine_facts()
         config, program = choose(model, asked, machine)
-        coming = tokenizer_memory(model.folder) if model.tokenizer_later else 0
+        coming = _coming_tokenizer(model)
         plan = plan_memory(program, config, machine.resident_memory + coming, beside)
         executor = make_executor(program, config)
     later = _LaterTokenizer(model, startup, kept_files(asked))
@@ -220,6 +220,14 @@ def build(
         scheduler = _scheduler(program, config, plan)
     core = EngineCore(scheduler, worker, _gate(config))
     return Built(later.model, config, program, plan, executor, core, weights)
+
+
+def _coming_tokenizer(model: Model) -> int:
+    """Bytes that a model's tokenizer will take and does not take yet."""
+    there = model.tokenizer is None or model.tokenizer.is_whole
+    if there and not model.tokenizer_later:
+        return 0
+    return tokenizer_memory(model.folder, None if model.gguf is None else model.gguf.files)
 
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:

@@ -111,6 +111,11 @@ class SparseTokenizer:
         return self._compiled.find(token.encode()) if found is None else found
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the library's own has taken over."""
+        return self._whole.made is not None
+
+    @property
     def highest_id(self) -> int:
         """The largest id of a token."""
         return self._compiled.highest_id

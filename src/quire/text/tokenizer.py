@@ -82,6 +82,11 @@ class Tokenizer:
 
     # -- sizes, ids and names ----------------------------------------------------------------------
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in memory, not the part that the texts so far needed."""
+        return not isinstance(self._backend, SparseTokenizer) or self._backend.is_whole
+
     @cached_property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; the model's embedding may have more rows (padding)."""
