@@ -245,23 +245,8 @@ def test_startup_of_real_processes(folder: Path, tmp_path: Path, capsys: pytest.
         "--only",
         "serve",
     ]
-    assert (
-        main(
-            [
-                "bench",
-                "startup",
-                str(folder),
-                *words,
-                "--at-most",
-                "generate",
-                "1e9",
-                "--at-most",
-                "cold",
-                "0",
-            ]
-        )
-        == 1
-    )
+    bounds = ["--at-most", "generate", "1e9", "--at-most", "cold", "0"]
+    assert main(["bench", "startup", str(folder), *words, *bounds]) == 1
     err = capsys.readouterr().err
     assert "cold: " in err
     assert " s are above 0 s" in err
