@@ -25,7 +25,6 @@ from quire.executor.native import NativeExecutor
 from quire.loader import (
     Checkpoint,
     LoadRules,
-    QuantizedSource,
     Source,
     checkpoint_files,
 )
@@ -93,7 +92,12 @@ def open_weights(model: Model) -> Iterator[Source]:
         return
     with Checkpoint(model.folder) as checkpoint:
         quantization = model.facts.quantization
-        yield checkpoint if quantization is None else QuantizedSource(checkpoint, quantization)
+        if quantization is None:
+            yield checkpoint
+            return
+        from quire.loader import QuantizedSource
+
+        yield QuantizedSource(checkpoint, quantization)
 
 
 def weight_origin(model: Model) -> Origin:
