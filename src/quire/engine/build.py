@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from quire.loader.source import CodesSource
 from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
+from quire.records import dataclass
 from quire.types import CheckpointError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_bytes, usable_cores

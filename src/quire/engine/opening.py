@@ -6,13 +6,13 @@ computes weights stays out: the parts for GGUF files and the hub are imported wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config import env
 from quire.config.schema import EngineConfig
 from quire.config.shipped import shipped_models
+from quire.records import dataclass
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
 from quire.text.files import OTHER_VOCABULARIES

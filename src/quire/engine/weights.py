@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config.schema import ResolvedConfig
@@ -24,6 +23,7 @@ from quire.loader import (
 )
 from quire.program.memory import weight_bytes
 from quire.program.ops import Program
+from quire.records import dataclass
 from quire.util.sizes import format_size
 
 # Below this, packing takes no longer than a look into the cache would save.

@@ -14,13 +14,13 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
+from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
 from quire.util.files import open_regular

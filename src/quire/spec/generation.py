@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.types import CheckpointError, RequestError, SamplingParams
 

@@ -9,7 +9,6 @@ expressions: llama.cpp's `tokenizer.ggml.pre`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
+from quire.records import dataclass
 from quire.text.files import MAX_TEMPLATE_BYTES
 from quire.text.kept import kept_tokenizer
 from quire.text.outline import TokenizerOutline

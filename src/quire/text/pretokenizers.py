@@ -7,10 +7,11 @@ does: expressions to split by, digits taken apart, Unicode normalization. The na
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
+
+from quire.records import dataclass
 
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

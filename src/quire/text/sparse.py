@@ -12,12 +12,12 @@ import copy
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import tokenizers
 
+from quire.records import dataclass
 from quire.text.compiled import CompiledTokenizer
 
 _MAX_CHARS = 4096

@@ -10,10 +10,10 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from quire.records import dataclass
 from quire.util.files import IrregularFileError, open_regular
 from quire.util.sizes import format_size
 
