@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.text import kept
+from quire.text.compiled import compile_tokenizer
 from quire.text.sparse import SparseTokenizer
 from quire.text.tokenizer import Tokenizer
 from quire.util.kept import KeptFiles
 
-from .builders import CHAT_SPECIAL, WORDS
+from .builders import CHAT_SPECIAL, WORDS, byte_level
 
 COMPILED = {"gpt2", "qwen", "llama-new", "llama-old", "mistral", "gemma", "plain-file"}
 # What is hard about a text: control tokens, whole and cut; spaces and ends of line before them; bytes of what no
@@ -134,6 +135,13 @@ def test_the_second_text_begins_to_build_the_whole(
     long = Tokenizer.from_dir(folders["gpt2"], cache=cache)
     assert long.encode("the quick " * 1000) == again.encode("the quick " * 1000)
     assert sparse(long)._whole.made is not None
+
+
+def test_tokens_that_were_made_to_collide_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = byte_level()
+    assert compile_tokenizer(backend, bytes(32)) is not None
+    monkeypatch.setattr("quire.text.compiled.crc32", lambda _: 7)
+    assert compile_tokenizer(backend, bytes(32)) is None
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {

@@ -24,6 +24,7 @@ FORMAT = 1
 MAX_BYTES = 2**28
 # A model's options with which the tokens of a word depend on more than the tokens that lie in it.
 _OTHER = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+_MAX_STEPS = 256  # from a token's place in the hash table to where it is
 _TABLES = ("starts", "slots", "firsts", "ranks", "lefts", "rights")
 
 
@@ -45,7 +46,10 @@ def compile_tokenizer(backend: tokenizers.Tokenizer, key: bytes) -> bytes | None
     tokens = [texts.get(number, "").encode() for number in range(max([*texts, *added], default=-1) + 1)]
     if len(tokens) > 4 * (len(texts) + len(added)):
         return None  # ids with large gaps
-    tables = {"starts": array("I", [0, *accumulate(map(len, tokens))]), "slots": _slots(vocab, tokens)}
+    slots = _slots(vocab, tokens)
+    if slots is None:
+        return None
+    tables = {"starts": array("I", [0, *accumulate(map(len, tokens))]), "slots": slots}
     tables |= _merge_tables(merges, vocab, len(tokens))
     facts = {
         "state": state, "around": around, "size": backend.get_vocab_size(with_added_tokens=True),
@@ -77,14 +81,20 @@ def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None
     return found[0] if found[0] == found[1] else None
 
 
-def _slots(vocab: dict[str, int], tokens: list[bytes]) -> array[int]:
-    """A hash table of the model's tokens: id + 1, 0 for a free place; at most half of the places are taken."""
+def _slots(vocab: dict[str, int], tokens: list[bytes]) -> array[int] | None:
+    """A hash table of the model's tokens: id + 1, 0 for a free place; at most half of the places are taken.
+
+    None when tokens were made to meet in one place.
+    """
     size = 1 << max(4, (2 * len(vocab)).bit_length())
     slots = array("I", bytes(4 * size))
     for number in vocab.values():
-        place = crc32(tokens[number]) & (size - 1)
-        while slots[place]:
-            place = (place + 1) & (size - 1)
+        first = crc32(tokens[number])
+        place = next(
+            (at & (size - 1) for at in range(first, first + _MAX_STEPS) if not slots[at & (size - 1)]), None
+        )
+        if place is None:
+            return None
         slots[place] = number + 1
     return slots
 
@@ -132,11 +142,13 @@ class CompiledTokenizer:
     def find(self, token: bytes) -> int | None:
         """The id of a model's token."""
         slots, mask = self._slots, len(self._slots) - 1
-        place = crc32(token) & mask
-        while number := slots[place]:
+        first = crc32(token)
+        for at in range(first, first + _MAX_STEPS):
+            number = slots[at & mask]
+            if not number:
+                return None
             if self.bytes_of(number - 1) == token:
                 return number - 1
-            place = (place + 1) & mask
         return None
 
     def merges_into(self, number: int) -> list[tuple[int, int, int]]:

@@ -54,7 +54,8 @@ class _Whole:
         """One more text: the second begins to build it, beside whatever else is done."""
         self._uses += 1
         if self._uses == 2:
-            threading.Thread(target=self.get, name="quire-tokenizer", daemon=True).start()
+            # no daemon: the interpreter must not end while the library works
+            threading.Thread(target=self.get, name="quire-tokenizer").start()
 
 
 class SparseTokenizer:
