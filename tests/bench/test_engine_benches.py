@@ -204,6 +204,10 @@ def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.Captu
         (["latency", "shape:qwen9"], "shape: 'qwen9' is not one of"),
         (["throughput", "shape:qwen3-0.6b", "--random-range-ratio", "1"], "random_range_ratio: 1 is not in"),
         (["startup", "shape:qwen9"], "shape: 'qwen9' is not one of"),
+        (
+            ["startup", "--at-most", "lunch", "1"],
+            "at-most: lunch 1: must be one of import, generate, cold, serve",
+        ),
         (["throughput", "shape:qwen3-0.6b", "--num-prompts", "no"], "'no' is not a whole number"),
     ],
 )
@@ -225,7 +229,7 @@ def test_options_of_a_config() -> None:
     assert startup.engine_flags(EngineConfig()) == []
 
 
-def test_startup_of_real_processes(folder: Path, tmp_path: Path) -> None:
+def test_startup_of_real_processes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "r.json"
     words = [
         "--num-iters",
@@ -237,12 +241,19 @@ def test_startup_of_real_processes(folder: Path, tmp_path: Path) -> None:
         "--only",
         "generate",
         "--only",
+        "cold",
+        "--only",
         "serve",
     ]
-    assert main(["bench", "startup", str(folder), *words]) == 0
+    bounds = ["--at-most", "generate", "1e9", "--at-most", "cold", "0"]
+    assert main(["bench", "startup", str(folder), *words, *bounds]) == 1
+    err = capsys.readouterr().err
+    assert "cold: " in err
+    assert " s are above 0 s" in err
+    assert "generate: " not in err
     result = results.load(saved)
-    assert set(result.metrics) == {"generate", "generate_process", "serve"}
-    for kind in ("generate", "serve"):
+    assert set(result.metrics) == {"generate", "generate_process", "cold", "serve"}
+    for kind in ("generate", "cold", "serve"):
         phases = {row["phase"]: row for row in result.tables["phases"] if row["kind"] == kind}
         assert {"imports", "weights", "ready"} <= set(phases)
         first, value = phases["ready"]["end"], result.metrics[kind].value

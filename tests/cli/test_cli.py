@@ -240,7 +240,7 @@ def test_inspect_quality_of_one_format_and_its_refusals(
             2,
             "device: 'cuda:7'",
         ),
-        (("generate", "no/such/folder/at/all", "--prompt", "x"), 1, "no such folder"),
+        (("generate", "no/such/folder/at/all", "--prompt", "x"), 1, "no such file or folder"),
         (("inspect", "."), 1, "config.json"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,33 @@ def test_a_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["./absent", "/absent/x", "a/b/c", "../x", "org/na me", "-x/y", "org/..", "a//b"]
+    "name",
+    [
+        "./absent",
+        "/absent/x",
+        "a/b/c",
+        "../x",
+        "~/x",
+        "a//b",
+        "here/absent",
+        "x.gguf",
+        "here/x.safetensors",
+        "a/",
+    ],
 )
+def test_a_path_is_not_looked_up(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(name)}: no such file or folder$"):
+        resolve_model(name)
+
+
+@pytest.mark.parametrize("name", ["org/na me", "-x/y", "org/..", "na--me"])
 def test_what_cannot_be_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="no such folder, and not a hub name"):
+    with pytest.raises(CheckpointError, match="no such file or folder, and not a hub name"):
         resolve_model(name)
 
 
@@ -81,7 +104,9 @@ def test_offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("a" * 40)
     (snapshot / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="org/absent: no such folder, and the hub did not give it: "):
+    with pytest.raises(
+        CheckpointError, match="org/absent: no such file or folder, and the hub did not give "
+    ):
         resolve_model("org/absent")
     assert resolve_model("org/cached") == snapshot
 
@@ -118,8 +143,11 @@ def test_a_gguf_file_of_the_cache(cached_ggufs: Path, choice: str, file: str) ->
     ("name", "message"),
     [
         ("org/x-GGUF:Q5_K_M", "no file is 'Q5_K_M' in the hub's local cache; there: .*x-Q4_K_M.gguf"),
-        ("org/other:Q8_0", "org/other: GGUF files are taken from the hub's local cache only"),
-        ("org/x-GGUF:../../x.gguf", "not a hub name"),
+        (
+            "org/other:Q8_0",
+            "org/other: no such file, and GGUF files of the hub are taken from its local cache only",
+        ),
+        ("org/x-GGUF:../../x.gguf", "no such file or folder"),
         ("org/x-GGUF", "3 GGUF models .x-Q4_K_M.gguf, x-Q4_K_S.gguf, x.Q8_0.gguf.: name the file"),
     ],
 )

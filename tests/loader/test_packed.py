@@ -137,6 +137,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a bit behind the weights": (lambda p: flip(p, -100), "its end"),
     "a bit of a length": (lambda p: flip(p, -56), "cut short"),
     "others may write": (lambda p: p.chmod(0o666), "others may write"),
+    "a FIFO": (lambda p: (p.unlink(), os.mkfifo(p)), "not a regular file"),
 }  # fmt: skip
 
 
@@ -253,7 +254,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space left"):
         cache.store("a" * 64, Full(), {})
     assert list(cache.folder.iterdir()) == []
-    monkeypatch.setattr("quire.loader.packed._SPARE_BYTES", 2**60)
+    monkeypatch.setattr("quire.util.kept._SPARE_BYTES", 2**60)
     with pytest.raises(OSError, match="do not fit"):
         cache.store("a" * 64, Fake(), {})
 
@@ -318,7 +319,7 @@ def test_options_notices_and_inspect(
         with LLM(folder, progress=False, max_model_len=64, threads=1, num_kv_blocks=64, **options) as llm:
             built = llm.built
         for thread in threading.enumerate():
-            if thread.name == "quire-packed-weights":
+            if thread.name == "quire-kept-file":
                 thread.join()
         return built.weights.source, built.notices()
 

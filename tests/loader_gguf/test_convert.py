@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from helpers.checkpoints import (
@@ -24,8 +25,9 @@ from helpers.quantized_folders import quantized_folder
 from helpers.tokenizers import save_whole
 from quire.cli.main import main
 from quire.engine.opening import open_model
+from quire.engine.quality_text import TEXT
 from quire.llm import LLM
-from quire.loader import Checkpoint, GGUFFiles, GGUFSource
+from quire.loader import Checkpoint, GGUFFiles, GGUFSource, shipped_models
 from quire.quant.convert import from_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES, dequantize
 from quire.spec.rope import inverse_frequencies
@@ -233,4 +235,31 @@ def test_a_tokenizer_without_a_name_is_refused(folder: Path, tmp_path: Path) -> 
     state = json.loads((folder / "tokenizer.json").read_text())
     state["pre_tokenizer"] = {"type": "Whitespace"}
     with pytest.raises(UnsupportedModelError, match=r"Whitespace.* has no name in GGUF"):
-        tokenizer_metadata(json.dumps(state).encode(), {}, 128)
+        tokenizer_metadata(json.dumps(state).encode(), {}, 128, "some text")
+
+
+def test_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its way to cut words has no name: one is written that gives the same tokens, and the answers are the same."""
+    assert main(["convert", str(shipped_models()["quire-mini"]), str(tmp_path / "a.gguf")]) == 0
+    assert "has no name in GGUF. 'dbrx' is written: it gives the same tokens" in capsys.readouterr().err
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    found = []
+    for model in ("quire-mini", tmp_path / "a.gguf"):
+        with LLM(model, progress=False, memory="1GiB") as llm:
+            tokenizer = llm.built.model.tokenizer
+            assert tokenizer is not None
+            answer = llm.chat([{"role": "user", "content": "What is 12 + 35? 'It is' \"47\"."}], params)
+            found.append((tokenizer.encode(TEXT), answer[0].outputs[0].token_ids))
+    assert found[0] == found[1]
+
+
+def test_a_way_to_cut_words_that_nothing_resembles_is_refused() -> None:
+    from quire.text.gguf_out import tokenizer_metadata
+
+    model = tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2, "abb": 3}, [("a", "b"), ("ab", "b")])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.Split("ab", "isolated"), tokenizers.pre_tokenizers.ByteLevel(use_regex=False),
+    ])  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match=r"pre-tokenizer .* has no name in GGUF"):
+        tokenizer_metadata(tokenizer.to_str().encode(), {}, 8, "ab abb")

@@ -41,6 +41,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
+def with_metadata(path: Path, out: Path, changes: dict[str, object]) -> Path:
+    """The same model with other metadata."""
+    with GGUFFiles(path) as files:
+        tensors = [OutTensor(name, "F32", tensor.shape) for name, tensor in files.tensors.items()]
+        values = {
+            key: value
+            if isinstance(value, int | float | str)
+            else value.strings()
+            if value.holds_strings
+            else value.numbers()
+            for key, value in files.metadata.items()
+        }
+        write_gguf(out, values | changes, tensors, lambda t: [files.read(t.name, 0, t.shape[0])])
+    return out
+
+
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_generate(path: Path, as_folder: bool, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(path.parent if as_folder else path)
@@ -49,6 +65,27 @@ def test_generate(path: Path, as_folder: bool, capsys: pytest.CaptureFixture[str
     output = json.loads(capsys.readouterr().out)
     assert output["usage"]["prompt_tokens"] == 8
     assert output["usage"]["completion_tokens"] == 4
+
+
+def test_an_end_token_outside_the_vocabulary_is_left_out(path: Path, tmp_path: Path) -> None:
+    out = with_metadata(path, tmp_path / "changed.gguf", {"tokenizer.ggml.eos_token_id": 4000})
+    with LLM(out, progress=False) as llm:
+        assert "eos_token_id: [4000] is outside the vocabulary of 128 tokens: ignored" in " ".join(
+            llm.notices
+        )
+        assert llm.generate("Hi", SamplingParams(max_tokens=1), progress=False)[0].finished
+
+
+def test_token_ids_need_no_way_to_cut_words(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = with_metadata(path, tmp_path / "changed.gguf", {"tokenizer.ggml.pre": "no-such"})
+    options = ["--max-tokens", "2", "--ignore-eos", "--quiet", "--temperature", "0"]
+    assert main(["generate", str(out), "--prompt-token-ids", "5,6", *options]) == 0
+    assert len(capsys.readouterr().out) > 1
+    assert main(["generate", str(out), "--prompt", "Hi", *options]) == 1
+    assert "tokenizer.ggml.pre = 'no-such': this way to cut a text into words" in capsys.readouterr().err
+    assert main(["verify", str(out), "--json"]) == 0
 
 
 def test_a_header_is_parsed_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +211,6 @@ def test_types_that_are_not_read_are_named(
         ({"llama.rope.scaling.type": "su"}, "rope.scaling.type = 'su' is not supported"),
         ({"llama.vocab_size": 5}, "llama.vocab_size: token_embd.weight has 128 rows"),
         ({"llama.attention.sliding_window": 32}, "sliding_window = 32 is not supported"),
-        ({"tokenizer.ggml.eos_token_id": 4000}, "eos_token_id: 4000 is outside the vocabulary"),
         ({"llama.block_count": 3}, "the checkpoint lacks"),
         ({"llama.block_count": 1}, "tensors that its config does not account for"),
     ],
@@ -182,11 +218,6 @@ def test_types_that_are_not_read_are_named(
 def test_metadata_that_is_refused(
     path: Path, tmp_path: Path, changes: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with GGUFFiles(path) as files:
-        tensors = [OutTensor(name, "F32", tensor.shape) for name, tensor in files.tensors.items()]
-        plain = {key: value for key, value in files.metadata.items() if isinstance(value, int | float | str)}
-        del plain["tokenizer.ggml.model"]
-        out = tmp_path / "changed.gguf"
-        write_gguf(out, plain | changes, tensors, lambda t: [files.read(t.name, 0, t.shape[0])])
+    out = with_metadata(path, tmp_path / "changed.gguf", {"tokenizer.ggml.model": "none", **changes})
     assert main(["generate", str(out), "--prompt-token-ids", "5,6"]) == 1
     assert message in capsys.readouterr().err

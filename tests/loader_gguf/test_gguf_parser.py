@@ -42,6 +42,8 @@ def test_a_good_file() -> None:
     assert isinstance(listed, GGUFArray)
     assert isinstance(numbers, GGUFArray)
     assert listed.strings() == ["x", "", "long one"]
+    assert listed.strings([1, 2]) == ["", "long one"]
+    assert listed.strings([]) == []
     assert numbers.numbers().tolist() == [0, 1, 2, 3, 4]
     one, two = header.tensors.values()
     assert (one.name, one.shape, one.end - one.begin) == ("one", (2, 4), 32)

@@ -89,11 +89,14 @@ def test_what_is_not_applied_is_reported(tmp_path: Path) -> None:
 
 
 def test_ids_out_of_range(tmp_path: Path) -> None:
-    for bad in (96, -1, [2, 96]):
-        with pytest.raises(
-            CheckpointError, match=r"config\.json: eos_token_id: .* outside the vocabulary of 96"
-        ):
-            facts(tmp_path, eos_token_id=bad)
+    for eos, left, named in ((96, (), "[96]"), (-1, (), "[-1]"), ([2, 96, 10**30], (2,), f"[96, {10**30}]")):
+        read = facts(tmp_path, eos_token_id=eos)
+        assert read.generation.eos_token_ids == left
+        assert read.notices == (
+            f"config.json: eos_token_id: {named} is outside the vocabulary of 96 tokens: ignored",
+        )
+    assert facts(tmp_path, {"eos_token_id": 99}, eos_token_id=2).generation.eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").unlink()
     read = facts(tmp_path, bos_token_id=-1, pad_token_id=96)
     assert (read.generation.bos_token_id, read.generation.pad_token_id) == (None, None)
     assert len(read.notices) == 2

@@ -32,6 +32,11 @@ _YARN = {
 }  # fmt: skip
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": _config(
+        "llama", "LlamaForCausalLM", hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
+        rms_norm_eps=1e-5, rope_theta=100000.0, attention_bias=False,
+    ),
     "qwen3-0.6b": _config(
         "qwen3", "Qwen3ForCausalLM", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
         num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936,

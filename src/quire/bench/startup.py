@@ -1,7 +1,8 @@
 """Start-up: fresh processes, from their start to the first token.
 
 Every iteration starts the command anew with the files it reads in the page cache, as they are after the first
-one. `generate` reports when it began and when its first token came; a server is asked over HTTP until it answers.
+one; a cold start finds neither the model's files nor what is kept of it there. `generate` reports when it began and
+when its first token came; a server is asked over HTTP until it answers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from quire.bench.results import Metric, metric
 from quire.config.schema import EngineConfig
+from quire.engine.opening import find_model
 from quire.types import QuireError
 
 POLL_SECONDS = 0.005
@@ -35,6 +37,7 @@ _SPAN = re.compile(
 DEFINITIONS = {
     "import": "seconds from starting a Python process that only imports quire to its end",
     "generate": "seconds from the start of `quire generate` to its first token, as the process reports it",
+    "cold": "the same, after the model's files and the kept copies of it were dropped from the page cache",
     "generate_process": "seconds from starting the process to its end, one token generated",
     "serve": "seconds from starting `quire serve` to the first token of a streamed completion over HTTP, asked for "
     f"every {POLL_SECONDS * 1e3:g} ms until the server is ready",
@@ -63,12 +66,22 @@ def engine_flags(config: EngineConfig) -> list[str]:
 
 
 class Starts:
-    """Starts processes that run this installation's commands on one model."""
+    """Starts processes that run this installation's commands on one model.
+
+    `kept` is the folder of packed weights and compiled tokenizers.
+    """
 
     def __init__(
-        self, model: str, flags: Sequence[str], prompt: Sequence[int], *, timeout: float = 600
+        self,
+        model: str,
+        flags: Sequence[str],
+        prompt: Sequence[int],
+        *,
+        kept: Path | None = None,
+        timeout: float = 600,
     ) -> None:
         self.model, self.flags, self.prompt, self.timeout = model, list(flags), list(prompt), timeout
+        self.kept = kept
 
     def importing(self) -> dict[str, Any]:
         """A process that imports the package and ends."""
@@ -88,6 +101,14 @@ class Starts:
         spans = json.loads(out)["startup"]
         first = next((span["end"] for span in spans if span["phase"] == "first token"), None)
         return {"seconds": first if first is not None else seconds, "process": seconds, "spans": spans}
+
+    def cold(self) -> dict[str, Any]:
+        """`generate` with the model's files and what is kept of it on the disk only."""
+        path = find_model(self.model)
+        drop_from_page_cache(path.parent if path.is_file() else path)
+        if self.kept is not None:
+            drop_from_page_cache(self.kept)
+        return self.generate()
 
     def serve(self) -> dict[str, Any]:
         """`quire serve` until the first token of a streamed completion has come over HTTP."""
@@ -130,6 +151,15 @@ class Starts:
                 yield process, log
             finally:
                 _end(process)
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    """Have the system forget what it holds in memory of a folder's files."""
+    for path in folder.glob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fdatasync(file.fileno())  # what is not written yet stays
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _command(name: str) -> list[str]:
@@ -204,7 +234,12 @@ def measure_startup(
     starts: Starts, kinds: Sequence[str], iterations: int
 ) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
     """Metrics and tables. The kinds take turns; one start of each warms the page cache and is not counted."""
-    functions = {"import": starts.importing, "generate": starts.generate, "serve": starts.serve}
+    functions = {
+        "import": starts.importing,
+        "generate": starts.generate,
+        "cold": starts.cold,
+        "serve": starts.serve,
+    }
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for number in range(-1, iterations):
         for kind in kinds:

@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = [*args[1:], "--help"]
     if not args or args[0] not in COMMANDS:
         return _no_command(args)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would cost as much as numpy's import
     parser = command_parser(args[0])
     options = parser.parse_args(args[1:])
     if getattr(options, "quiet", False):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quire.types import CheckpointError, QuireError
+from quire.types import CheckpointError, QuireError, RequestError
 from quire.util.printable import printable, printable_lines
 from quire.util.progress import ByteProgress
 from quire.util.sizes import format_size
@@ -217,7 +217,11 @@ def _text(report: Report, path: Path, model: Model | None) -> None:
     tokenizer = report.attempt("tokenizer", read)
     if tokenizer is None:
         return
-    back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False))
+    try:
+        back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False))
+    except RequestError as error:
+        report.add("tokenizer", "warning", error.message)
+        return
     if back.strip() != _PROBE.strip():
         report.add("tokenizer", "warning", "a text does not come back from its tokens as it was")
     _special_tokens(report, tokenizer.eos_token_id, model.facts)

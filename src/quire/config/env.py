@@ -9,7 +9,7 @@ from pathlib import Path
 # name -> what it does
 VARIABLES = {
     "QUIRE_ISA": "force an instruction set of the kernels: baseline, avx2 or avx512",
-    "QUIRE_CACHE_DIR": "folder for what can be made again: packed weights (default: XDG_CACHE_HOME/quire)",
+    "QUIRE_CACHE_DIR": "folder for what can be made again: packed weights, tokenizers (default: XDG_CACHE_HOME/quire)",
 }
 # The other ones are options of the command: QUIRE_MAX_MODEL_LEN is --max-model-len.
 OPTION_PREFIX = "QUIRE_"

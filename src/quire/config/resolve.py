@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.records import dataclass
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 _QUANTIZED = {"auto": None, "none": None, "int8": "i8", "int4": "i4"}

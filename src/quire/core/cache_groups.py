@@ -19,8 +19,8 @@ and 4 full layers and at most 8 groups: 4 layers a group, 7 groups, 2 of 28 laye
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from quire.records import dataclass
 from quire.types import CacheGroup, UnsupportedModelError
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import BATCHING, POLICIES
+from quire.records import dataclass
 from quire.types import CacheGroup, ContextLengthError, Request, RequestError, check_window
 
 

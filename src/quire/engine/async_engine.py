@@ -49,7 +49,7 @@ from quire.engine.messages import (
     unpack_ids,
     unpack_logprobs,
 )
-from quire.engine.opening import Model, find_model, gguf_files, open_model, tokenizer_memory
+from quire.engine.opening import Model, find_model, gguf_files, kept_files, open_model, tokenizer_memory
 from quire.engine.output import OutputProcessor
 from quire.engine.spawn import Spawned
 from quire.engine.stream import Direct, Live, LiveStream
@@ -529,7 +529,7 @@ class AsyncEngine:
 
     def _open(self, folder: Path, files: GGUFFiles | None) -> tuple[Model, TextService]:
         template = read_template(self.serving.chat_template)
-        model = open_model(folder, startup=self._startup, files=files)
+        model = open_model(folder, startup=self._startup, files=files, cache=kept_files(self._config))
         return model, TextService(model.tokenizer, template)
 
     def _texts(self) -> TextService:

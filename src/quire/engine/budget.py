@@ -9,7 +9,7 @@ Python lists, the radix tree, block tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from quire.config.schema import ResolvedConfig
 from quire.core.capacity import least_blocks
@@ -17,6 +17,7 @@ from quire.executor.base import Limits, step_array_bytes
 from quire.executor.native import planned_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.ops import Program
+from quire.records import dataclass
 from quire.types import MAX_NAMED_TOKENS, MemoryBudgetError
 from quire.util.sizes import format_size
 from quire.worker.sampler import Sampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,13 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
-from quire.engine.opening import Model, folder_tokenizer, tokenizer_memory
+from quire.engine.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
 from quire.engine.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor
 from quire.loader import (
     Checkpoint,
     LoadRules,
-    QuantizedSource,
     Source,
     checkpoint_files,
 )
@@ -34,7 +33,9 @@ from quire.loader.source import CodesSource
 from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
+from quire.records import dataclass
 from quire.types import CheckpointError
+from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_bytes, usable_cores
 from quire.util.startup import Startup
 from quire.worker.sampler import Sampler
@@ -72,15 +73,15 @@ class Built:
 class _LaterTokenizer:
     """A model whose tokenizer is read while its weights are checked."""
 
-    def __init__(self, model: Model, startup: Startup) -> None:
+    def __init__(self, model: Model, startup: Startup, cache: KeptFiles | None) -> None:
         self.model = model
-        self._startup = startup
+        self._startup, self._cache = startup, cache
 
     def read(self) -> None:
         """Read it, the first time, if there is one to come."""
         model = self.model
         if model.tokenizer_later:
-            found = folder_tokenizer(model.folder, model.facts, self._startup)
+            found = folder_tokenizer(model.folder, model.facts, self._startup, self._cache)
             self.model = replace(model, tokenizer=found, tokenizer_later=False)
 
 
@@ -92,7 +93,12 @@ def open_weights(model: Model) -> Iterator[Source]:
         return
     with Checkpoint(model.folder) as checkpoint:
         quantization = model.facts.quantization
-        yield checkpoint if quantization is None else QuantizedSource(checkpoint, quantization)
+        if quantization is None:
+            yield checkpoint
+            return
+        from quire.loader import QuantizedSource
+
+        yield QuantizedSource(checkpoint, quantization)
 
 
 def weight_origin(model: Model) -> Origin:
@@ -206,10 +212,10 @@ def build(
     with startup.span("plan"):
         machine = machine_facts()
         config, program = choose(model, asked, machine)
-        coming = tokenizer_memory(model.folder) if model.tokenizer_later else 0
+        coming = _coming_tokenizer(model)
         plan = plan_memory(program, config, machine.resident_memory + coming, beside)
         executor = make_executor(program, config)
-    later = _LaterTokenizer(model, startup)
+    later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
         weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
         startup.mark(weights.source)
@@ -219,6 +225,14 @@ def build(
         scheduler = _scheduler(program, config, plan)
     core = EngineCore(scheduler, worker, _gate(config))
     return Built(later.model, config, program, plan, executor, core, weights)
+
+
+def _coming_tokenizer(model: Model) -> int:
+    """Bytes that a model's tokenizer will take and does not take yet."""
+    there = model.tokenizer is None or model.tokenizer.is_whole
+    if there and not model.tokenizer_later:
+        return 0
+    return tokenizer_memory(model.folder, None if model.gguf is None else model.gguf.files)
 
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:

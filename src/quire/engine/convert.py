@@ -14,6 +14,7 @@ import numpy as np
 
 from quire.engine.build import open_weights
 from quire.engine.opening import Model, open_model
+from quire.engine.quality_text import TEXT
 from quire.loader import GGUFOpened, LoadRules, Source, TensorInfo
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.load import check_tensors
@@ -221,7 +222,7 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     tensors = [_out(found, copies[found.sources[0]], dtype) for found in written]
     factors = rope_factors(spec)
     tensors += [OutTensor(factor, "F32", values.shape) for factor, values in factors.items()]
-    _add_tokenizer(metadata, model)
+    notices = _add_tokenizer(metadata, model)
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     check_round_trip(metadata, shapes, {tensor.name: tensor.kind for tensor in tensors}, spec)
 
@@ -234,7 +235,10 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(out, metadata, tensors, data)
-    return [f"{len(tensors)} tensors written as {', '.join(sorted({tensor.kind for tensor in tensors}))}"]
+    return [
+        f"{len(tensors)} tensors written as {', '.join(sorted({tensor.kind for tensor in tensors}))}",
+        *notices,
+    ]
 
 
 def _out(written: Written, copy: _Copy, dtype: str) -> OutTensor:
@@ -272,7 +276,8 @@ def _as_written(values: F32, written: Written, each: int) -> F32:
     return values
 
 
-def _add_tokenizer(metadata: dict[str, Any], model: Model) -> None:
+def _add_tokenizer(metadata: dict[str, Any], model: Model) -> list[str]:
+    """Write the tokenizer's keys; what the user should know."""
     generation = model.facts.generation
     if generation.eos_token_ids:
         metadata["tokenizer.ggml.eos_token_id"] = generation.eos_token_ids[0]
@@ -280,9 +285,11 @@ def _add_tokenizer(metadata: dict[str, Any], model: Model) -> None:
         metadata["tokenizer.ggml.bos_token_id"] = generation.bos_token_id
     if model.tokenizer is None:
         metadata["tokenizer.ggml.model"] = "none"
-        return
+        return []
     data = (model.folder / "tokenizer.json").read_bytes()
-    found = tokenizer_metadata(data, model.tokenizer.special_tokens, model.facts.spec.vocab)
+    special = model.tokenizer.special_tokens
+    found, notices = tokenizer_metadata(data, special, model.facts.spec.vocab, TEXT)
     metadata.update({key: value for key, value in found.items() if key not in metadata})
     if "default" in model.tokenizer.chat_templates:
         metadata["tokenizer.chat_template"] = model.tokenizer.chat_templates["default"]
+    return notices

@@ -6,14 +6,17 @@ computes weights stays out: the parts for GGUF files and the hub are imported wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.config import env
+from quire.config.schema import EngineConfig
 from quire.config.shipped import shipped_models
+from quire.records import dataclass
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
 from quire.text.files import OTHER_VOCABULARIES
+from quire.util.kept import KeptFiles
 from quire.util.startup import Startup
 
 if TYPE_CHECKING:
@@ -59,11 +62,12 @@ def open_model(
     later: bool = False,
     startup: Startup | None = None,
     files: GGUFFiles | None = None,
+    cache: KeptFiles | None = None,
 ) -> Model:
     """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
 
     `tokenizer` false leaves the tokenizer to another process, `later` a folder's to `build`. `files`: the model's
-    GGUF files when they are open already; the model keeps them open.
+    GGUF files when they are open already; the model keeps them open. `cache`: for what building a tokenizer gives.
 
     Raises CheckpointError or UnsupportedModelError naming the file and key.
     """
@@ -78,16 +82,28 @@ def open_model(
         from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
 
         with startup.span("tokenizer"):
-            found = gguf_tokenizer(gguf.files.metadata, folder.name)
+            found = gguf_tokenizer(
+                gguf.files.metadata, folder.name, cache, facts.config_sha256, gguf.files.header_bytes
+            )
             if found is not None:
                 check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
     elif tokenizer and has_tokenizer(folder):
         if later:
             return Model(folder, facts, None, gguf, tokenizer_later=True)
-        found = folder_tokenizer(folder, facts, startup)
+        found = folder_tokenizer(folder, facts, startup, cache)
     if gguf is not None:
         gguf.files.release_headers()
     return Model(folder, facts, found, gguf)
+
+
+def kept_files(asked: EngineConfig) -> KeptFiles | None:
+    """Where what can be made again is kept; None when nothing is to be."""
+    if asked.weight_cache == "off":
+        return None
+    if asked.weight_cache_dir is not None:
+        return KeptFiles(Path(asked.weight_cache_dir).expanduser(), asked.weight_cache_size)
+    folder = env.cache_folder()
+    return None if folder is None else KeptFiles(folder / "weights", asked.weight_cache_size)
 
 
 def gguf_files(folder: Path) -> GGUFFiles | None:
@@ -109,12 +125,12 @@ def _opened(files: GGUFFiles) -> GGUFOpened:
         raise
 
 
-def folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup) -> Tokenizer:
+def folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup, cache: KeptFiles | None) -> Tokenizer:
     """The tokenizer of a checkpoint folder, checked against the model. Raises CheckpointError."""
     from quire.text.tokenizer import Tokenizer
 
     with startup.span("tokenizer"):
-        found = Tokenizer.from_dir(folder)
+        found = Tokenizer.from_dir(folder, cache=cache)
         check_tokenizer_size(found.highest_id + 1, facts.spec.vocab)
     return found
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
-from quire.config import env
-from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.config.schema import ResolvedConfig
+from quire.engine.opening import kept_files
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor, packed_layout
 from quire.loader import (
@@ -24,6 +23,7 @@ from quire.loader import (
 )
 from quire.program.memory import weight_bytes
 from quire.program.ops import Program
+from quire.records import dataclass
 from quire.util.sizes import format_size
 
 # Below this, packing takes no longer than a look into the cache would save.
@@ -72,13 +72,13 @@ def packed_place(origin: Origin, program: Program, config: ResolvedConfig) -> Pa
     Raises CheckpointError when the checkpoint's files cannot be read.
     """
     asked = config.asked
-    home = _home(asked)
-    wanted = asked.weight_cache != "off" and asked.load_format != "random" and asked.executor == "native"
-    if not wanted or home is None or weight_bytes(program) < SMALLEST:
+    kept = kept_files(asked)
+    wanted = asked.load_format != "random" and asked.executor == "native"
+    if not wanted or kept is None or weight_bytes(program) < SMALLEST:
         return None
     files = fingerprint(origin.files(), whole=asked.weight_cache == "content")
     key = packed_key(program.params, packed_layout(config.isa), files)
-    return PackedPlace(PackedWeights(home, asked.weight_cache_size), key)
+    return PackedPlace(PackedWeights(kept.folder, kept.limit), key)
 
 
 def load_weights(
@@ -137,10 +137,3 @@ def _keep(
         size, reason = format_size(executor.weight_bytes), error.strerror or error
         return [f"packed weights are not kept for the next start ({size}): {reason}"]
     return []
-
-
-def _home(asked: EngineConfig) -> Path | None:
-    if asked.weight_cache_dir is not None:
-        return Path(asked.weight_cache_dir).expanduser()
-    folder = env.cache_folder()
-    return None if folder is None else folder / "weights"

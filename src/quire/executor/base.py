@@ -12,7 +12,6 @@ once, so that a step itself passes three integers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from quire.program.ops import Param, Program
 from quire.quant import GroupCodes
+from quire.records import dataclass
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]

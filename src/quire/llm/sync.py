@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from quire.engine.build import Built, build
-from quire.engine.opening import open_model
+from quire.engine.opening import kept_files, open_model
 from quire.engine.output import TextDelta
 from quire.engine.shared_engine import Ask, SharedEngine
 from quire.llm.asked import (
@@ -52,7 +52,7 @@ class LLM:
         self._startup = Startup()
         config = engine_options(options)
         with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
-            opened = open_model(model, later=True, startup=self._startup)
+            opened = open_model(model, later=True, startup=self._startup, cache=kept_files(config))
             self._built = build(opened, config, bar, startup=self._startup)
         self._engine = SharedEngine(self._built)
         self._chat: ChatRenderer | None = None

@@ -1,15 +1,20 @@
 """Weights: from safetensors or GGUF files, the hub or a random stream, checked, to whoever packs them."""
 
+from typing import TYPE_CHECKING, Any
+
 from quire.config.shipped import DEFAULT_MODEL, shipped_adapters, shipped_models
 from quire.loader.checkpoint import Checkpoint, checkpoint_files
 from quire.loader.fingerprint import fingerprint
 from quire.loader.gguf_source import GGUFFiles, GGUFOpened, GGUFSource
 from quire.loader.hub import resolve_model
 from quire.loader.load import LoadRules, LoadSummary, load
-from quire.loader.packed import DamagedError, PackedWeights, packed_key
-from quire.loader.quantized import QuantizedSource
+from quire.loader.packed import PackedWeights, packed_key
 from quire.loader.random_weights import RandomWeights
 from quire.loader.source import Sink, Source, TensorInfo
+from quire.util.kept import DamagedError
+
+if TYPE_CHECKING:
+    from quire.loader.quantized import QuantizedSource
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -34,3 +39,12 @@ __all__ = [
     "shipped_adapters",
     "shipped_models",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Few models are quantized checkpoints: the readers of their formats are imported when one is."""
+    if name == "QuantizedSource":
+        from quire.loader.quantized import QuantizedSource
+
+        return QuantizedSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quire.types import CheckpointError
+from quire.util.files import open_regular
 
 HEAD_BYTES = 2**20  # the headers of nearly all checkpoints
 SAMPLES, SAMPLE_BYTES = 256, 4096
@@ -29,9 +28,7 @@ def fingerprint(files: Sequence[Path], *, whole: bool = False) -> str:
     digest = hashlib.sha256(b"whole" if whole else b"sampled")
     try:
         for path in files:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would wait for ever
-                raise CheckpointError(f"{path.name}: not a regular file")
-            with open(path, "rb", buffering=0) as file:
+            with open_regular(path) as file:
                 fd = file.fileno()
                 size = os.fstat(fd).st_size
                 digest.update(f"|{size}".encode())
@@ -54,6 +51,8 @@ def _samples(fd: int, size: int) -> Iterator[bytes]:
 
 def _every_byte(fd: int, size: int) -> Iterator[bytes]:
     """SHA-256 of each piece of a file, in order, computed on all cores."""
+
+    from concurrent.futures import ThreadPoolExecutor  # imports logging, and few starts come here
 
     def piece(offset: int) -> bytes:
         return hashlib.sha256(os.pread(fd, _PIECE_BYTES, offset)).digest()

@@ -16,18 +16,18 @@ import contextlib
 import math
 import mmap
 import os
-import stat
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.quant.ggml import TYPES_BY_ID, BlockType
+from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
+from quire.util.files import open_regular
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 
 MAX_HEADER_BYTES = 512 * 2**20
@@ -69,19 +69,26 @@ class GGUFArray:
     def holds_strings(self) -> bool:
         return self._kind == _STRING
 
-    def strings(self) -> list[str]:
-        """All strings. CheckpointError when it holds something else, or bytes that are not UTF-8."""
+    def strings(self, numbers: Iterable[int] | None = None) -> list[str]:
+        """All strings, or those of rising `numbers`, whose last ends the look.
+
+        CheckpointError when it holds something else, or bytes that are not UTF-8.
+        """
         if self._kind != _STRING:
             raise CheckpointError(f"{self._where}: is not an array of strings")
         data, position, length = self._data, self._offset, struct.Struct("<Q")
         found: list[str] = []
-        try:
-            for _ in range(self.count):
-                (size,) = length.unpack_from(data, position)
-                position += 8 + size
+        at = 0
+        for number in range(self.count) if numbers is None else numbers:
+            while at < number:
+                position += 8 + length.unpack_from(data, position)[0]
+                at += 1
+            (size,) = length.unpack_from(data, position)
+            position, at = position + 8 + size, number + 1
+            try:
                 found.append(str(data[position - size : position], "utf-8"))
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self._where}: string {len(found)} is not UTF-8: {error}") from None
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{self._where}: string {number} is not UTF-8: {error}") from None
         return found
 
     def numbers(self) -> npt.NDArray[np.generic]:
@@ -232,14 +239,16 @@ def _array(cursor: _Cursor, what: str) -> GGUFArray:
 
 def _skip_strings(cursor: _Cursor, count: int, what: str) -> None:
     """Pass over strings, each checked against the end; a plain loop, as vocabularies have 10^5 of them."""
-    data, position, end, length = cursor.data, cursor.position, cursor.end, struct.Struct("<Q")
-    for number in range(count):
-        if position + 8 > end:
-            raise cursor.error(f"{what}: string {number} starts past the end")
-        size = length.unpack_from(data, position)[0]
-        position += 8 + size
-        if size > MAX_STRING_BYTES or position > end:
-            raise cursor.error(f"{what}: string {number} of {size} bytes ends past the end or its limit")
+    data, position, end, length = cursor.data, cursor.position, cursor.end, struct.Struct("<Q").unpack_from
+    number = 0
+    try:
+        for number in range(count):
+            (size,) = length(data, position)
+            position += 8 + size
+            if size > MAX_STRING_BYTES or position > end:
+                raise cursor.error(f"{what}: string {number} of {size} bytes ends past the end or its limit")
+    except struct.error:
+        raise cursor.error(f"{what}: string {number} starts past the end") from None
     cursor.position = position
 
 
@@ -306,9 +315,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise CheckpointError(f"{path.name}: not a regular file")
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < 24:
                     raise CheckpointError(f"{path.name}: {size} bytes are too short for a GGUF file")

@@ -139,9 +139,8 @@ class GGUFFiles:
         kinds = self.metadata.get("tokenizer.ggml.token_type")
         if not isinstance(tokens, GGUFArray) or not isinstance(kinds, GGUFArray) or kinds.holds_strings:
             return {}
-        control = np.flatnonzero(kinds.numbers()[: len(tokens)] == _CONTROL)
-        texts = tokens.strings() if control.size else []
-        return {int(number): texts[number] for number in control}
+        control = [int(number) for number in np.flatnonzero(kinds.numbers()[: len(tokens)] == _CONTROL)]
+        return dict(zip(control, tokens.strings(control), strict=True))
 
     def close(self) -> None:
         """Unmap all files. Arrays already read stay valid."""

@@ -44,12 +44,32 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
     shipped = shipped_models()
     if name in shipped:
         return shipped[name]
-    choice = _CHOICE.fullmatch(name)
+    choice = None if _is_here(name) else _CHOICE.fullmatch(name)
     if choice is not None and ".." not in name and "--" not in choice[1]:
         return chosen_gguf(_snapshot(choice[1], revision, cached=True), choice[2] or choice[3], choice[1])
+    if _means_a_path(name):
+        raise CheckpointError(f"{model}: no such file or folder")
     if not _REPOSITORY.fullmatch(name) or "--" in name or ".." in name:
-        raise CheckpointError(f"{model}: no such folder, and not a hub name of the form organisation/name")
+        raise CheckpointError(
+            f"{model}: no such file or folder, and not a hub name of the form organisation/name"
+        )
     return _of_folder(_snapshot(name, revision))
+
+
+def _means_a_path(name: str) -> bool:
+    """Whether a name is a path's and not a repository's."""
+    return (
+        name.startswith(("/", "./", "../", "~"))
+        or name.endswith(("/", ".gguf", ".safetensors"))
+        or name.count("/") > 1
+        or _is_here(name)
+    )
+
+
+def _is_here(name: str) -> bool:
+    """Whether the first folder of a path exists."""
+    first, slash, _ = name.partition("/")
+    return bool(slash and first) and Path(first).is_dir()
 
 
 def _of_folder(folder: Path) -> Path:
@@ -66,7 +86,7 @@ def _snapshot(name: str, revision: str | None, *, cached: bool = False) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise CheckpointError(
-            f"{name}: no such folder, and the package huggingface_hub is not installed"
+            f"{name}: no such file or folder, and the package huggingface_hub is not installed"
         ) from None
     options = (
         {"local_files_only": True} if cached else {"allow_patterns": ALLOWED, "ignore_patterns": IGNORED}
@@ -78,7 +98,9 @@ def _snapshot(name: str, revision: str | None, *, cached: bool = False) -> Path:
         detail = reason[0][:300] if reason else type(error).__name__
         if cached:
             raise CheckpointError(
-                f"{name}: GGUF files are taken from the hub's local cache only: {detail}"
+                f"{name}: no such file, and GGUF files of the hub are taken from its local cache only: {detail}"
             ) from error
-        raise CheckpointError(f"{name}: no such folder, and the hub did not give it: {detail}") from error
+        raise CheckpointError(
+            f"{name}: no such file or folder, and the hub did not give a repository of that name: {detail}"
+        ) from error
     return Path(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from quire.loader.source import (
 )
 from quire.loader.stacked import Stack, Unstacked, stacks_of
 from quire.program.ops import Param, Part
+from quire.records import dataclass
 from quire.spec import ModelSpec, MoE
 from quire.types import CheckpointError
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +76,8 @@ class RandomWeights:
 
 def _normal_table() -> npt.NDArray[np.uint16]:
     """bfloat16 bits (rounded to nearest even) of the normal quantiles at (u + ½)/2^16, u = 0 … 65535."""
+    from statistics import NormalDist  # imports fractions and decimals, and few starts come here
+
     quantile = NormalDist(0.0, STANDARD_DEVIATION).inv_cdf
     upper = np.array([quantile((u + 0.5) / 2**16) for u in range(2**15, 2**16)], np.float32)
     bits = upper.view(np.uint32)

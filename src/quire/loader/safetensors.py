@@ -13,17 +13,17 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
+from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
+from quire.util.files import open_regular
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 from quire.util.strict_json import parse_json_object
 
@@ -124,9 +124,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise CheckpointError(f"{path.name}: not a regular file")
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self._entries, self._start, size = _read_header(file, path.name)
                 self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except ValueError:  # mmap was asked for more than there is

@@ -7,6 +7,7 @@ and a valid header; what shows is a long run of zero bytes.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
 from quire.loader.load import row_blocks
 from quire.loader.quantized import QuantizedSource
 from quire.loader.source import Array, Source
+from quire.util.files import open_regular
 
 PAGE = 4096  # bytes: holes of a file are whole pages
 ZERO_RUN = 16 * PAGE  # trained weights do not have as many zero bytes in a row
@@ -40,9 +42,9 @@ class Finding:
 
 def file_digests(path: Path, advance: Advance | None = None) -> dict[str, str]:
     """SHA-256 of a file, and of a small one its git blob id (SHA-1 of a header and the content), in hex."""
-    size = path.stat().st_size
-    sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         while data := file.read(_READ_BYTES):
             sha256.update(data)
             if size <= _GIT_BYTES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from quire.program.formats import WeightFormat
 from quire.program.ops import Param
 from quire.quant import GroupCodes
+from quire.records import dataclass
 
 Array = npt.NDArray[np.generic]
 

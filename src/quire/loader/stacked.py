@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from quire.loader.source import Array, CodesSource, PrefetchingSource, Source, TensorInfo
 from quire.program.formats import WeightFormat
 from quire.quant.groups import GroupCodes
+from quire.records import dataclass
 from quire.spec import ModelSpec, MoE
 from quire.types import CheckpointError
 

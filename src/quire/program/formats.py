@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from quire.records import dataclass
 
 DType = Literal["f32", "bf16", "i8", "i4", "i32"]  # i32: numbers of experts and rows, in buffers only
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1, "i32": 4}  # of a buffer, table or plain panel

@@ -6,10 +6,9 @@ are never needed at the same time share bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from quire.program.formats import DTYPE_BYTES, DType
 from quire.program.ops import Buffer, GatedAct, KVLayer, Norm, Op, Param, Program, reads, writes
+from quire.records import dataclass
 from quire.types import UnsupportedModelError
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register

@@ -20,10 +20,10 @@ The torch executor defines what each op computes; the native executor is compare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from quire.program.formats import DType, Groups, WeightFormat
+from quire.records import dataclass
 from quire.spec import Rope, Router
 from quire.spec.model import Activation, NormKind
 from quire.types import CacheGroup

@@ -14,7 +14,6 @@ first half of a group below those of its second half, little-endian numbers, flo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from quire.program.formats import Groups as GroupFormat
 from quire.program.formats import OffsetKind, ScaleKind, WeightFormat
 from quire.quant.groups import GroupCodes
 from quire.quant.mxfp4 import E2M1
+from quire.records import dataclass
 
 U8 = npt.NDArray[np.uint8]
 I8 = npt.NDArray[np.int8]

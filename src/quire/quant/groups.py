@@ -5,7 +5,6 @@ What is defined here in numpy is what the native packing computes bit for bit, o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from quire.program.formats import SUPER_GROUPS, Groups
 from quire.program.ops import Param
+from quire.records import dataclass
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]

@@ -11,7 +11,6 @@ and differ in how the bits are packed. `Integers` holds that; a format's module 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from quire.program.formats import GROUP_SIZES, Groups, ScaleKind, WeightFormat
 from quire.quant.groups import GroupCodes
+from quire.records import dataclass
 from quire.types import CheckpointError
 
 F32 = npt.NDArray[np.float32]

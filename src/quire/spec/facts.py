@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader
 from quire.spec.families import read_spec
 from quire.spec.generation import Generation, read_generation

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.types import CheckpointError, RequestError, SamplingParams
 
@@ -48,7 +48,7 @@ class Generation:
 def read_generation(config: ConfigReader, generation: ConfigReader | None, vocab: int) -> Generation:
     """Merge config.json with generation_config.json, whose token ids win as they do in transformers.
 
-    Raises CheckpointError for an end-of-sequence id outside the vocabulary or a sampling value out of range.
+    Ids outside the vocabulary are left out with a notice. Raises CheckpointError for a sampling value out of range.
     """
     readers = [config] if generation is None else [generation, config]
     return Generation(
@@ -71,9 +71,13 @@ def _eos(reader: ConfigReader, vocab: int) -> tuple[int, ...]:
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool):
             raise reader.error("eos_token_id", f"{show(value)} is neither an integer nor a list of integers")
-        if not 0 <= token < vocab:
-            raise reader.error("eos_token_id", f"{token} is outside the vocabulary of {vocab} tokens")
-    return tuple(dict.fromkeys(ids))
+    found = dict.fromkeys(ids)
+    outside = [token for token in found if not 0 <= token < vocab]
+    if outside:
+        reader.notices.append(
+            f"{reader.where}: eos_token_id: {show(outside)} is outside the vocabulary of {vocab} tokens: ignored"
+        )
+    return tuple(token for token in found if token not in outside)
 
 
 def _token_id(reader: ConfigReader, key: str, vocab: int) -> int | None:

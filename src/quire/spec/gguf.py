@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.facts import ModelFacts, facts_of
 from quire.spec.families.common import MAX_DIM, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH

@@ -6,9 +6,10 @@ Keys, tensors and what converters do to tensors: llama.cpp's files.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from quire.records import dataclass
 from quire.spec.families.common import MAX_DIM, MAX_LAYERS, MAX_WIDTH
 from quire.spec.families.experts import MAX_EXPERTS, MAX_TOP_K
 from quire.spec.gguf_keys import Config, Keys

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.types import CheckpointError, UnsupportedModelError
 

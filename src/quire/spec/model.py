@@ -6,9 +6,10 @@ A block with its own state or data flow is a new dataclass and a new op, never a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from quire.records import dataclass
 from quire.types import UnsupportedModelError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]

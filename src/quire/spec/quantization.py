@@ -7,9 +7,10 @@ tensor is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.types import UnsupportedModelError
 

@@ -8,12 +8,14 @@ byte.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.types import CheckpointError
+from quire.util.files import open_regular
 
 # Vocabularies that are not read, by the file that shows them.
 OTHER_VOCABULARIES = {
@@ -55,12 +57,10 @@ def read_bounded(path: Path, limit: int) -> bytes:
     otherwise.
     """
     try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise CheckpointError(f"{path.name} is not a regular file")
-        if size > limit:
-            raise CheckpointError(f"{path.name} has {size} bytes, over the limit of {limit}")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise CheckpointError(f"{path.name} has {size} bytes, over the limit of {limit}")
             data = file.read(limit + 1)
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}") from None

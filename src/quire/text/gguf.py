@@ -9,7 +9,6 @@ expressions: llama.cpp's `tokenizer.ggml.pre`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
@@ -17,11 +16,15 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
+from quire.records import dataclass
 from quire.text.files import MAX_TEMPLATE_BYTES
+from quire.text.kept import kept_tokenizer
 from quire.text.outline import TokenizerOutline
 from quire.text.pretokenizers import WORDS, Words
+from quire.text.sparse import SparseTokenizer
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, UnsupportedModelError
+from quire.util.kept import KeptFiles
 
 MAX_TOKENS = 2**22
 MAX_MERGES = 2**23
@@ -90,32 +93,57 @@ class _Metadata:
         value = self.values.get(key)
         if value is None or value == _NO_ID:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < tokens:
-            raise self.error(key, f"{value!r} is not the id of one of {tokens} tokens")
-        return value
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(key, f"{value!r} is not the id of a token")
+        return value if 0 <= value < tokens else None  # spec/generation says so of those that matter
 
 
-def gguf_tokenizer(values: Mapping[str, object], where: str) -> Tokenizer | None:
+def gguf_tokenizer(
+    values: Mapping[str, object],
+    where: str,
+    cache: KeptFiles | None = None,
+    content: str = "",
+    size: int = 0,
+) -> Tokenizer | None:
     """The tokenizer of a file's metadata, None when it has none. `where` names the file in messages.
 
+    `cache` keeps what building gives; `content` is then a digest of the metadata and `size` its length.
+
     Raises CheckpointError naming the key for what is missing, malformed or over a limit, UnsupportedModelError
-    for a kind of tokenizer or of word expression that is not implemented.
+    for a kind of tokenizer that is not implemented. Where only the way to cut a text into words is not known, the
+    tokenizer refuses texts.
     """
     metadata = _Metadata(values, where)
     kind = _kind(metadata)
     if kind is None:
         return None
+    backend = kept_tokenizer(cache, content, size, lambda: _build(metadata, kind))
+    unreadable = _words(metadata)[1] if KINDS[kind] is _byte_level else ""
+    return Tokenizer(
+        backend,
+        special_tokens=_named(metadata, backend),
+        chat_templates=_templates(metadata),
+        unreadable=unreadable,
+    )
+
+
+def _build(metadata: _Metadata, kind: str) -> tokenizers.Tokenizer:
     vocabulary = _vocabulary(metadata)
     backend, add_bos = KINDS[kind](metadata, vocabulary)
     _add_tokens(backend, vocabulary)
-    named = {
-        role: vocabulary.tokens[number]
-        for name, role in _NAMED.items()
-        if (number := metadata.token_id(f"tokenizer.ggml.{name}_token_id", len(vocabulary.tokens)))
-        is not None
+    _post_process(backend, metadata, _named(metadata, backend), add_bos)
+    return backend
+
+
+def _named(metadata: _Metadata, backend: tokenizers.Tokenizer | SparseTokenizer) -> dict[str, str]:
+    """Tokens with a role."""
+    count = len(metadata.array("tokenizer.ggml.tokens", MAX_TOKENS))
+    ids = {role: metadata.token_id(f"tokenizer.ggml.{name}_token_id", count) for name, role in _NAMED.items()}
+    return {
+        role: token
+        for role, number in ids.items()
+        if number is not None and (token := backend.id_to_token(number)) is not None
     }
-    _post_process(backend, metadata, named, add_bos)
-    return Tokenizer(backend, special_tokens=named, chat_templates=_templates(metadata))
 
 
 def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline | None:
@@ -127,7 +155,14 @@ def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline |
     kind = _kind(metadata)
     if kind is None:
         return None
-    name = f"BPE {_words(metadata)[0]}" if KINDS[kind] is _byte_level else "BPE of SentencePiece"
+    name = "BPE of SentencePiece"
+    if KINDS[kind] is _byte_level:
+        pre = metadata.text("tokenizer.ggml.pre", "missing")[:80]
+        name = (
+            f"BPE (tokenizer.ggml.pre {pre!r} is not known: token ids only)"
+            if _words(metadata)[1]
+            else f"BPE {pre}"
+        )
     size = len(metadata.array("tokenizer.ggml.tokens", MAX_TOKENS))
     return TokenizerOutline(name, size, size - 1, _templates(metadata))
 
@@ -144,16 +179,18 @@ def _kind(metadata: _Metadata) -> str | None:
     return kind
 
 
-def _words(metadata: _Metadata) -> tuple[str, Words]:
-    """The name of the expression that cuts a text into words, and the expression."""
-    name = metadata.text("tokenizer.ggml.pre", "default")
-    words = WORDS.get(name)
-    if words is None:
-        raise UnsupportedModelError(
-            f"{metadata.where}: tokenizer.ggml.pre = {name[:80]!r} is not supported: implemented are "
-            f"{', '.join(sorted(WORDS))}"
+def _words(metadata: _Metadata) -> tuple[Words, str]:
+    """How a text is cut into words; and why no text can be, or "": ids and their text work all the same."""
+    key = "tokenizer.ggml.pre"
+    if key not in metadata.values:
+        return Words(), f"{metadata.where}: {key} is missing: how a text is cut into words is not known"
+    name = metadata.text(key)
+    if name not in WORDS:
+        return (
+            Words(),
+            f"{metadata.where}: {key} = {name[:80]!r}: this way to cut a text into words is not known",
         )
-    return name, words
+    return WORDS[name], ""
 
 
 def _vocabulary(metadata: _Metadata) -> _Vocabulary:
@@ -174,7 +211,7 @@ def _vocabulary(metadata: _Metadata) -> _Vocabulary:
 
 def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     """Byte-level BPE; also whether a text starts with the beginning-of-sequence token when no key says so."""
-    _, words = _words(metadata)
+    words, _ = _words(metadata)
     tokens, count = vocabulary.tokens, len(vocabulary.tokens)
     while count and vocabulary.types[count - 1] in {_CONTROL, _USER}:
         count -= (

@@ -1,7 +1,8 @@
 """A tokenizer.json as the metadata of a GGUF file; the inverse of text/gguf.
 
-Only what a GGUF file can say: byte-level BPE whose way to cut words has a name, and SentencePiece-style BPE with byte
-fallback. Anything else is refused: a file with other ids would be worse than none.
+Only what a GGUF file can say: byte-level BPE whose way to cut words has a name, or gives the same tokens as one that
+has, and SentencePiece-style BPE with byte fallback. Anything else is refused: a file with other ids would be worse than
+none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import tokenizers
 from tokenizers import models
 
-from quire.text.pretokenizers import WORDS
+from quire.text.pretokenizers import WORDS, Words
 from quire.types import UnsupportedModelError
 
 Metadata = dict[str, Any]
@@ -23,10 +24,13 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-def tokenizer_metadata(data: bytes, special_tokens: Mapping[str, str], vocab: int) -> Metadata:
-    """`tokenizer.ggml.*` of a tokenizer.json for a model with `vocab` embedding rows.
+def tokenizer_metadata(
+    data: bytes, special_tokens: Mapping[str, str], vocab: int, sample: str
+) -> tuple[Metadata, list[str]]:
+    """`tokenizer.ggml.*` of a tokenizer.json for a model with `vocab` embedding rows, and what the user should know.
 
-    Raises UnsupportedModelError naming what GGUF has no name for.
+    Where its way to cut words has no name, one is taken that gives the same tokens for all pieces of the vocabulary,
+    alone and joined, and for the text `sample`. Raises UnsupportedModelError naming what GGUF has no name for.
     """
     state = json.loads(data)
     model = state["model"]
@@ -42,8 +46,11 @@ def tokenizer_metadata(data: bytes, special_tokens: Mapping[str, str], vocab: in
         tokens[number], types[number] = token, _NORMAL
     for added in state.get("added_tokens") or []:
         types[added["id"]] = _CONTROL if added.get("special") else _USER
-    find = _sentence_piece if model.get("byte_fallback") else _byte_level
-    found = find(state, tokens, types)
+    notices: list[str] = []
+    if model.get("byte_fallback"):
+        found = _sentence_piece(state, tokens, types)
+    else:
+        found = _byte_level(state, backend, sample, notices)
     found |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
     for role, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = special_tokens.get(f"{role}_token", "")
@@ -52,26 +59,51 @@ def tokenizer_metadata(data: bytes, special_tokens: Mapping[str, str], vocab: in
     around = backend.encode("").ids
     for role, key in (("bos_token", "add_bos_token"), ("eos_token", "add_eos_token")):
         found[f"tokenizer.ggml.{key}"] = ids.get(special_tokens.get(role, "")) in around
-    return found
+    return found, notices
 
 
-def _byte_level(state: dict[str, Any], _tokens: list[str], _types: list[int]) -> Metadata:
+def _byte_level(
+    state: dict[str, Any], backend: tokenizers.Tokenizer, sample: str, notices: list[str]
+) -> Metadata:
     model = state["model"]
     nfc = (state.get("normalizer") or {}).get("type") == "NFC"
     if state.get("normalizer") and not nfc:
         raise _refused(f"the normalizer {json.dumps(state['normalizer'])[:100]}")
     wanted = _shape(state.get("pre_tokenizer"))
-    fitting = (
-        name
-        for name, words in WORDS.items()
-        if (words.nfc, words.ignore_merges) == (nfc, bool(model.get("ignore_merges")))
-        and _shape(_state_of(words.pre_tokenizer())) == wanted
-    )
+    ignores = bool(model.get("ignore_merges"))
+    possible = {
+        name: words for name, words in WORDS.items() if (words.nfc, words.ignore_merges) == (nfc, ignores)
+    }
+    fitting = (name for name, words in possible.items() if _shape(_state_of(words.pre_tokenizer())) == wanted)
     found = next(fitting, None)
     if found is None:
-        raise _refused(f"the pre-tokenizer {json.dumps(state.get('pre_tokenizer'))[:200]}")
+        texts = _evidence(backend, sample)
+        found = next((name for name, words in possible.items() if _same_tokens(backend, words, texts)), None)
+        if found is None:
+            raise _refused(f"the pre-tokenizer {json.dumps(state.get('pre_tokenizer'))[:200]}")
+        notices.append(
+            f"tokenizer.json: its way to cut a text into words has no name in GGUF. {found!r} is written: it gives the "
+            f"same tokens for all pieces of the vocabulary and for {len(sample)} characters of sample text, but may "
+            "give others for other texts"
+        )
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": found, "tokenizer.ggml.merges": merges}
+
+
+def _evidence(backend: tokenizers.Tokenizer, sample: str) -> list[str]:
+    """Texts that show how words are cut: every piece of the vocabulary alone and all of them joined, and a sample."""
+    pieces = [backend.decode([number]) for number in sorted(backend.get_vocab().values())]
+    return [*pieces, "".join(pieces), " ".join(pieces), sample]
+
+
+def _same_tokens(backend: tokenizers.Tokenizer, words: Words, texts: list[str]) -> bool:
+    """Whether texts have the same tokens when words are cut in another way; control tokens in them are plain text."""
+    ids = []
+    for pre_tokenizer in (backend.pre_tokenizer, words.pre_tokenizer()):
+        plain = tokenizers.Tokenizer(backend.model)
+        plain.normalizer, plain.pre_tokenizer = backend.normalizer, pre_tokenizer
+        ids.append([encoding.ids for encoding in plain.encode_batch(texts)])
+    return ids[0] == ids[1]
 
 
 def _sentence_piece(state: dict[str, Any], tokens: list[str], types: list[int]) -> Metadata:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import compress, count, pairwise
 from typing import NamedTuple
 
 import tokenizers
 
+from quire.text.sparse import Ids, SparseTokenizer
+
 Spans = Sequence[tuple[int, int]]
 _Spelled = tuple[int, int, int]  # a token's id, and the range of the characters that spell it
-Encode = Callable[[tokenizers.Tokenizer, str, int | None], tokenizers.Encoding]
+Backend = tokenizers.Tokenizer | SparseTokenizer
+Encoding = tokenizers.Encoding | Ids
+Encode = Callable[[Backend, str, int | None], Encoding]
 
 # Checkpoints declare some control tokens as ordinary added ones; llama.cpp goes by this shape, too.
 _CONTROL_SHAPE = re.compile(r"<\|.+\|>|<\uff5c.+\uff5c>", re.DOTALL)
@@ -42,9 +46,9 @@ class GuardedEncoder:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
-        plain: tokenizers.Tokenizer,
-        plain_inner: tokenizers.Tokenizer,
+        backend: Backend,
+        plain: Backend,
+        plain_inner: Backend,
         encode: Encode,
     ) -> None:
         self._backend, self._plain, self._plain_inner, self._encode = backend, plain, plain_inner, encode
@@ -55,9 +59,12 @@ class GuardedEncoder:
             for number, token in added.items()
             if token.special or _CONTROL_SHAPE.fullmatch(token.content)
         )
-        # What the model itself makes of characters that it does not know is no added token.
-        self._unknown = self._added.keys() & encode(plain, chr(_SIGNS[0]), None).ids
         self._control_of_run = lru_cache(_CACHED_RUNS)(self._scan_run)
+
+    @cached_property
+    def _unknown(self) -> Collection[int]:
+        """What the model itself makes of characters that it does not know, which is no added token then."""
+        return self._added.keys() & self._encode(self._plain, chr(_SIGNS[0]), None).ids
 
     def encode(self, text: str, own: Spans, max_tokens: int | None = None) -> list[int]:
         """The ids as the library gives them, where the control tokens that it finds are those of the own spans;
@@ -69,7 +76,7 @@ class GuardedEncoder:
             return ids
         return self._encode_apart(text, own, encoding)
 
-    def _found(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> list[_Spelled]:
+    def _found(self, text: str, encoding: Encoding, ids: list[int]) -> list[_Spelled]:
         """The control tokens in an encoding of `text`."""
         found: list[_Spelled] = []
         for index in compress(count(), map(self.control_ids.__contains__, ids)):
@@ -92,10 +99,13 @@ class GuardedEncoder:
         return expected
 
     def _scan_run(self, run: str) -> list[_Spelled]:
-        encoding = self._encode(self._backend, run, None)
+        if isinstance(self._backend, SparseTokenizer):
+            encoding: Encoding = self._backend.added_in(run)
+        else:
+            encoding = self._encode(self._backend, run, None)
         return self._found(run, encoding, encoding.ids)
 
-    def _tokens(self, text: str, encoding: tokenizers.Encoding, wanted: Collection[int]) -> Iterator[_Token]:
+    def _tokens(self, text: str, encoding: Encoding, wanted: Collection[int]) -> Iterator[_Token]:
         """The added tokens of `wanted` in an encoding of `text`."""
         for index, number in enumerate(encoding.ids):
             if number in wanted:
@@ -104,7 +114,7 @@ class GuardedEncoder:
                 if number not in self._unknown or text[low:high] == self._added[number]:
                     yield _Token(number, low, high, start, end)
 
-    def _encode_apart(self, text: str, own: Spans, encoding: tokenizers.Encoding) -> list[int]:
+    def _encode_apart(self, text: str, own: Spans, encoding: Encoding) -> list[int]:
         """The added tokens of the own spans, other added tokens but for control tokens, and text between them."""
         masked = self._masked(text, own)
         starts = [start for start, _ in own]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from quire.records import dataclass
 from quire.text.files import LoadBudget
 from quire.text.folder import TokenizerFolder, read_folder
 from quire.types import CheckpointError

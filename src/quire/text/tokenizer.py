@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ from quire.text.files import LoadBudget
 from quire.text.folder import TokenizerFolder, read_folder
 from quire.text.growth import Growth, check_added
 from quire.text.guarded import GuardedEncoder
+from quire.text.kept import kept_tokenizer
+from quire.text.sparse import Ids, SparseTokenizer
 from quire.text.vocabulary import (
     ByteLevelDecoder,
     PieceDecoder,
@@ -23,6 +26,7 @@ from quire.text.vocabulary import (
     recognise_decoder,
 )
 from quire.types import CheckpointError, RequestError, check_window
+from quire.util.kept import KeptFiles
 
 # From here on the library is called in a way that lets other threads run; for less it would only cost time.
 _LONG_TEXT = 4096  # characters, about 2 ms
@@ -33,19 +37,20 @@ class Tokenizer:
     """Text to token ids and back for one checkpoint. Immutable once built; safe to use from several threads.
 
     `special_tokens` maps role names ("bos_token", "eos_token", …) to token text, as chat templates see them;
-    `chat_templates` maps names to Jinja sources ("default" is the usual one).
+    `chat_templates` maps names to Jinja sources ("default" is the usual one). `unreadable` says why texts are
+    refused; ids are decoded all the same.
     """
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | SparseTokenizer,
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
+        unreadable: str = "",
     ) -> None:
-        backend.no_truncation()
-        backend.no_padding()
         self._backend = backend
+        self._unreadable = unreadable
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
         self._growth = _growth(backend)
@@ -61,23 +66,28 @@ class Tokenizer:
         self._plain_inner = _without_prefix(_twin(backend))
 
     @classmethod
-    def from_dir(cls, path: str | Path, budget: LoadBudget | None = None) -> Tokenizer:
+    def from_dir(
+        cls, path: str | Path, budget: LoadBudget | None = None, cache: KeptFiles | None = None
+    ) -> Tokenizer:
         """Load the tokenizer of a checkpoint folder.
 
         Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json and the chat
         template files. As in transformers 5, tokenizer.json alone decides which tokens are added around a
-        text: `add_bos_token` in the config is ignored when tokenizer.json exists.
+        text: `add_bos_token` in the config is ignored when tokenizer.json exists. `cache` keeps what building gives.
 
         Raises CheckpointError naming the file when one is missing, malformed or over the load budget.
         """
         folder = read_folder(Path(path), budget or LoadBudget())
-        backend = _load(folder.tokenizer_json)
-        if folder.llama_prefix is not None:
-            _adopt_llama_pipeline(backend, folder.llama_prefix)
-        _add_tokens(backend, folder)
+        size = len(folder.tokenizer_json)
+        backend = kept_tokenizer(cache, _content(folder), size, lambda: _build(folder))
         return cls(backend, special_tokens=folder.special_tokens, chat_templates=folder.chat_templates)
 
     # -- sizes, ids and names ----------------------------------------------------------------------
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is in memory, not the part that the texts so far needed."""
+        return not isinstance(self._backend, SparseTokenizer) or self._backend.is_whole
 
     @cached_property
     def vocab_size(self) -> int:
@@ -90,6 +100,8 @@ class Tokenizer:
 
         Looks at every token the first time (some 0.1 s for 128k).
         """
+        if isinstance(self._backend, SparseTokenizer):
+            return self._backend.highest_id
         size = self.vocab_size
         if None not in map(self._backend.id_to_token, range(size)):
             return size - 1  # as many ids as tokens and all of them below: there is no room for a higher one
@@ -144,6 +156,7 @@ class Tokenizer:
         trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, when the
         tokenizer could make it too long (text.growth), or when there are more than `max_tokens`.
         """
+        self._check_readable()
         backend = self._backend if parse_special else self._plain
         if isinstance(text, str):
             self._growth.check(text)
@@ -159,6 +172,7 @@ class Tokenizer:
         does: text between two real control tokens is tokenized in one piece. RequestError when there are more
         than `max_tokens`.
         """
+        self._check_readable()
         self._growth.check(text)
         return self._guarded.encode(text, own, max_tokens)
 
@@ -175,6 +189,10 @@ class Tokenizer:
             self._plain_inner,
             lambda backend, text, max_tokens: _encode(backend, text, False, max_tokens),
         )
+
+    def _check_readable(self) -> None:
+        if self._unreadable:
+            raise RequestError("text", f"{self._unreadable}; give token ids")
 
     # -- ids to text -------------------------------------------------------------------------------
 
@@ -247,11 +265,29 @@ class Tokenizer:
         return None if token is None else self.token_to_id(token)
 
 
+def _content(folder: TokenizerFolder) -> str:
+    """A digest of all that a folder's pipeline depends on."""
+    digest = hashlib.sha256(folder.tokenizer_json)
+    digest.update(repr((folder.added_tokens, folder.named_tokens, folder.llama_prefix)).encode())
+    return digest.hexdigest()
+
+
+def _build(folder: TokenizerFolder) -> tokenizers.Tokenizer:
+    backend = _load(folder.tokenizer_json)
+    if folder.llama_prefix is not None:
+        _adopt_llama_pipeline(backend, folder.llama_prefix)
+    _add_tokens(backend, folder)
+    return backend
+
+
 def _load(data: bytes) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_buffer(data)
+        backend = tokenizers.Tokenizer.from_buffer(data)
     except BaseException as error:
         raise _readable(error) from None
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def _readable(error: BaseException) -> BaseException:
@@ -313,7 +349,9 @@ def _adopt_llama_pipeline(backend: tokenizers.Tokenizer, prefix: str) -> None:
     backend.decoder = decoders.Sequence(steps)
 
 
-def _twin(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _twin(backend: tokenizers.Tokenizer | SparseTokenizer) -> tokenizers.Tokenizer | SparseTokenizer:
+    if isinstance(backend, SparseTokenizer):
+        return backend.twin()
     twin = tokenizers.Tokenizer(backend.model)
     twin.normalizer = backend.normalizer
     twin.pre_tokenizer = backend.pre_tokenizer
@@ -321,7 +359,9 @@ def _twin(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return twin
 
 
-def _without_prefix(twin: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _without_prefix(
+    twin: tokenizers.Tokenizer | SparseTokenizer,
+) -> tokenizers.Tokenizer | SparseTokenizer:
     """For text that follows a control token: a Metaspace that marks only the start of a text marks nothing
     there.
     """
@@ -334,8 +374,11 @@ def _without_prefix(twin: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _encode(
-    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_tokens: int | None = None
-) -> tokenizers.Encoding:
+    backend: tokenizers.Tokenizer | SparseTokenizer,
+    text: str,
+    add_special_tokens: bool,
+    max_tokens: int | None = None,
+) -> tokenizers.Encoding | Ids:
     try:
         if len(text) < _LONG_TEXT:
             encoding = backend.encode(text, add_special_tokens=add_special_tokens)
@@ -352,7 +395,7 @@ def _encode(
     return encoding
 
 
-def _growth(backend: tokenizers.Tokenizer) -> Growth:
+def _growth(backend: tokenizers.Tokenizer | SparseTokenizer) -> Growth:
     parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
     return Growth(*map(_state, parts))
 

@@ -16,8 +16,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
+
+from quire.records import dataclass
 
 T = TypeVar("T")
 

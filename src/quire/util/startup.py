@@ -10,9 +10,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from quire.records import dataclass
 
 _LOADED, _LOADED_CPU = (
     time.monotonic(),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 
 from quire.types import CheckpointError
+from quire.util.files import open_regular
 
 JsonObject = dict[str, object]
 
@@ -31,10 +31,7 @@ def parse_json_object(data: bytes, where: str) -> JsonObject:
 def read_small_file(path: Path, max_bytes: int) -> bytes:
     """The bytes of a regular file. Raises CheckpointError when it is absent, special or over `max_bytes`."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for ever
-            raise CheckpointError(f"{path.name}: not a regular file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None

@@ -1,13 +1,14 @@
 """Start-up in fresh processes: importing, the first token of `quire generate`, the first token of `quire serve`.
 
-The files are in the page cache. shape:NAME first writes a checkpoint of that shape with random weights, so that
-loading is what it is for a released model.
+The files are in the page cache, but for cold starts. shape:NAME first writes a checkpoint of that shape with random
+weights, so that loading is what it is for a released model.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from quire.config.shipped import DEFAULT_MODEL
 if TYPE_CHECKING:
     from quire.bench.results import Metric
 
-KINDS = ("import", "generate", "serve")
+KINDS = ("import", "generate", "cold", "serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-iters", type=count, default=5, metavar="N",
                         help="starts of each kind, after one that is not counted (default: 5)")  # fmt: skip
     parser.add_argument("--only", choices=KINDS, action="append", help="what to start; may be repeated")
+    parser.add_argument(
+        "--at-most", nargs=2, action="append", default=[], metavar=("KIND", "SECONDS"),
+        help="exit with status 1 when the median of a kind of start is above this; may be repeated",
+    )  # fmt: skip
     add_result_options(parser)
     add_engine_options(parser)
 
@@ -39,13 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.bench.recording import Recording
     from quire.bench.startup import DEFINITIONS, Starts, engine_flags, measure_startup
+    from quire.engine.opening import kept_files
 
     recording = Recording("startup", args.words)
     config = engine_config(args)
+    kinds = args.only or KINDS
+    bounds = [_bound(kind, seconds, kinds) for kind, seconds in args.at_most]
+    kept = kept_files(config)
     prompt = [(7919 * i) % 251 + 3 for i in range(args.input_len)]
     with _folder(args.model) as model:
-        starts = Starts(model, engine_flags(config), prompt)
-        metrics, tables = measure_startup(starts, args.only or KINDS, args.num_iters)
+        starts = Starts(model, engine_flags(config), prompt, kept=kept.folder if kept else None)
+        metrics, tables = measure_startup(starts, kinds, args.num_iters)
     result = recording.result(
         settings={"model": shown(args.model), "input_len": args.input_len, "num_iters": args.num_iters},
         metrics=metrics,
@@ -53,7 +62,20 @@ def run(args: argparse.Namespace) -> int:
         tables=tables,
     )
     finish(args, result, _text(metrics, tables["phases"]))
-    return 0
+    late = [f"{kind}: {value:.3f} s are above {most:g} s" for kind, most in bounds
+            if (value := metrics[kind].value) is not None and value > most]  # fmt: skip
+    for line in late:
+        print(line, file=sys.stderr)
+    return 1 if late else 0
+
+
+def _bound(kind: str, seconds: str, kinds: Sequence[str]) -> tuple[str, float]:
+    try:
+        if kind in kinds:
+            return kind, float(seconds)
+    except ValueError:
+        pass
+    raise ValueError(f"at-most: {kind} {seconds}: must be one of {', '.join(kinds)} and a number of seconds")
 
 
 @contextmanager

@@ -7,8 +7,8 @@ here and a parity test.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.families.cohere import cohere, cohere2
 from quire.spec.families.common import refuse_foreign_keys

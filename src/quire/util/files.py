@@ -1,0 +1,30 @@
+"""Opening files of others: regular ones only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from quire.types import CheckpointError
+
+
+class IrregularFileError(CheckpointError):
+    """A FIFO, a device, a socket or a directory stands where a file belongs."""
+
+
+def open_regular(path: Path, flags: int = 0) -> BinaryIO:
+    """Open a regular file for reading. `flags` are further ones of os.open.
+
+    Opening a FIFO would wait for a writer for ever, and a device may have no end: O_NONBLOCK opens them at once, and
+    what was opened, not what the name meant a moment before, is looked at. OSError when it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise IrregularFileError(f"{path.name}: not a regular file")
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
