@@ -44,7 +44,7 @@ def check_added(contents: Sequence[str], growth: int) -> None:
     size = sum(map(len, contents))
     if 4 * size * growth > MAX_GROWN_BYTES:
         raise CheckpointError(
-            f"tokenizer: added tokens of {size} characters are too long for a normalizer that can make a text "
+            f"tokenizer.json: added tokens of {size} characters are too long for a normalizer that can make a text "
             f"{growth} times as long"
         )
 
@@ -143,7 +143,7 @@ def _check_factor(factor: int, what: str) -> None:
     if factor > MAX_GROWTH:
         shown = factor if factor < 10**9 else "over a billion"
         raise CheckpointError(
-            f"tokenizer: its {what} can make a text {shown} times as long, over the limit of {MAX_GROWTH}"
+            f"tokenizer.json: its {what} can make a text {shown} times as long, over the limit of {MAX_GROWTH}"
         )
 
 
@@ -156,13 +156,13 @@ def _check_around(state: Any) -> None:
             continue
         texts = sum("Sequence" in piece for piece in single)
         if texts > 1:
-            raise CheckpointError(f"tokenizer: its post-processor repeats a text {texts} times")
+            raise CheckpointError(f"tokenizer.json: its post-processor repeats a text {texts} times")
         for piece in single:
             token = known.get(piece["SpecialToken"]["id"], {}) if "SpecialToken" in piece else {}
             tokens += len(token.get("ids", ()))
     if tokens > MAX_ADDED_AROUND:
         raise CheckpointError(
-            f"tokenizer: its post-processor adds {tokens} tokens to a text, over the limit of {MAX_ADDED_AROUND}"
+            f"tokenizer.json: its post-processor adds {tokens} tokens to a text, over the limit of {MAX_ADDED_AROUND}"
         )
 
 
