@@ -59,7 +59,8 @@ from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 
 _DTYPES = {
-    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8, "i32": _native.DType.i32,
+    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "f16": _native.DType.f16, "i8": _native.DType.i8,
+    "i32": _native.DType.i32,
 }  # fmt: skip
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
