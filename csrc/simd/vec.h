@@ -478,15 +478,22 @@ QUIRE_INLINE void store_bf16(uint16_t* p, V16 x) {
   store(t, x);
   for (int i = 0; i < 16; ++i) p[i] = float_to_bf16(t[i]);
 }
-// Exponent and mantissa moved into place, then scaled by 2^112: right for subnormals too. Those of infinities and NaNs
-// stay all ones.
-QUIRE_INLINE F4 half4(const uint16_t* p) {
-  const U4 u = {p[0], p[1], p[2], p[3]};
-  const F4 scaled = (F4)((u & 0x7fffu) << 13) * 5.192296858534828e33f;
-  const U4 special = (U4)((u & 0x7c00u) == 0x7c00u) & 0x7f800000u;
-  return (F4)((U4)scaled | special | (u & 0x8000u) << 16);
+// Float16 in the upper halves: exponent and mantissa are moved into place, then scaled by 2^112, which is right for
+// subnormals too. The exponents of infinities and NaNs stay all ones.
+QUIRE_INLINE F4 half4(U4 u) {
+  const F4 scaled = (F4)((U4)((I4)u >> 3) & 0x8fffffffu) * 5.192296858534828e33f;
+  return (F4)((U4)scaled | ((U4)((u & 0x7c000000u) == 0x7c000000u) & 0x7f800000u));
 }
-QUIRE_INLINE V16 load_half(const uint16_t* p) { return {half4(p), half4(p + 4), half4(p + 8), half4(p + 12)}; }
+QUIRE_INLINE V16 load_half(const uint16_t* p) {
+  typedef uint16_t H8 __attribute__((vector_size(16)));
+  const H8 none = {};
+  H8 low, high;
+  std::memcpy(&low, p, 16);
+  std::memcpy(&high, p + 8, 16);
+  const auto first = [&](H8 h) { return (U4)__builtin_shufflevector(none, h, 0, 8, 1, 9, 2, 10, 3, 11); };
+  const auto second = [&](H8 h) { return (U4)__builtin_shufflevector(none, h, 4, 12, 5, 13, 6, 14, 7, 15); };
+  return {half4(first(low)), half4(second(low)), half4(first(high)), half4(second(high))};
+}
 QUIRE_INLINE void store_half(uint16_t* p, V16 x) {
   float t[16];
   store(t, x);

@@ -41,6 +41,7 @@ from quire.spec.facts import read_model
 FORMATS = {
     "f32": NumberFormats("f32", "f32"),
     "bf16": NumberFormats("bf16", "bf16"),
+    "f16": NumberFormats("f16", "f16"),
     "i8": NumberFormats("bf16", "bf16", linears=I8, head=I8),
 }
 # SHA-256 of the packed weights of `folder` in each format under PACK_LAYOUT, the same on every instruction set.

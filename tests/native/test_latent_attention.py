@@ -62,7 +62,9 @@ def test_each_fact_of_the_op_matters(other: Latent) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("shape", "kv"), [(SHAPES[3], "f32"), (SHAPES[4], "bf16"), (SHAPES[3], "f16")], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "kv"), [(SHAPES[3], "f32"), (SHAPES[4], "bf16"), (SHAPES[3], "f16")], ids=str
+)
 def test_long_context_on_many_threads(shape: Latent, kv: DType, isa: str) -> None:
     assert_same_bits_however_cut(shape, kv, isa)
 

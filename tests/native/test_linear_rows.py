@@ -37,7 +37,12 @@ def executor_of(
     for seed, param in enumerate(program.params):
         offset = 0
         for part in param.parts:
-            data = np.random.default_rng([seed, offset]).standard_normal(part.shape).astype(stored).astype(np.float32)
+            data = (
+                np.random.default_rng([seed, offset])
+                .standard_normal(part.shape)
+                .astype(stored)
+                .astype(np.float32)
+            )
             executor.put(param, offset, data, "F32")
             offset += part.rows
     arrays = StepArrays(limits, len(program.cache_groups))

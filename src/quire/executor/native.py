@@ -79,9 +79,14 @@ def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, i
     }
 
 
+def best_isa() -> str:
+    """The best instruction set of this machine."""
+    return _native.supported_isas()[0]
+
+
 def packed_layout(isa: str) -> str:
     """The layout of weights that are packed for an instruction set ("" is the best of this machine)."""
-    return f"{_native.PACK_LAYOUT}/{isa or _native.supported_isas()[0]}"
+    return f"{_native.PACK_LAYOUT}/{isa or best_isa()}"
 
 
 class NativeExecutor:

@@ -9,7 +9,13 @@ from typing import Literal
 from quire.records import dataclass
 
 DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: numbers of experts and rows, in buffers only
-DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1, "i32": 4}  # of a buffer, table or plain panel
+DTYPE_BYTES: dict[str, int] = {
+    "f32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "i8": 1,
+    "i32": 4,
+}  # of a buffer, table or plain panel
 
 ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
 OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]

@@ -14,7 +14,9 @@ from quire.types import UnsupportedModelError
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
 PACKED_ROWS = 64  # output features of one packed panel of a linear weight
 QUAD_COLS = 4  # input features that one int8 dot-product instruction takes together
-PACKED_COLS = 2  # input features that one bf16 dot-product instruction, or a cache line of f16, takes together
+PACKED_COLS = (
+    2  # input features that one bf16 dot-product instruction, or a cache line of f16, takes together
+)
 KV_SCALE_BYTES = 2  # bfloat16: the scale of one token's key, or value, in one head of an i8 cache
 
 
