@@ -50,6 +50,7 @@ LAYOUTS: dict[int, dict[str, str]] = {
     1: {
         "f32": "53f3c6ae4ba76ea7365391cb60b4ab67ad401b11ea41b90c8e5d780c245ecd97",
         "bf16": "698341d9a0e3738e10017ba9b6b3475884d51e14877ab71fed6a5e2ba14b12ca",
+        "f16": "b83ee952da7bb0660c3d4562f3abfd1a9d50b331a701566564999200b4a5090a",
         "i8": "81a719e6246bd47fa1132f58685647198a1f647bca3792a76df3bcca5d727cf9",
     },
 }
