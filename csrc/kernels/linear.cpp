@@ -221,53 +221,6 @@ void linear(const LinearTask& task) {
   }
 }
 
-// float16 with many rows: a part of a panel becomes float32 once for all of them, in the L1 cache; the next part is
-// fetched a share with each row block.
-constexpr int kWideFeatures = 64;  // 16 KiB
-
-QUIRE_INLINE void widen(const uint16_t* w, int steps, float* wide) {
-  for (int s = 0; s < steps; ++s, w += 2 * kPanel, wide += 2 * kPanel)
-    for (int v = 0; v < kVectors; ++v) {
-      store(wide + v * 16, load_half(w + v * 32));
-      store(wide + kPanel + v * 16, load_half(w + v * 32 + 16));
-    }
-}
-
-void linear_widened(const LinearTask& task) {
-  const int steps = (task.k + 1) / 2;
-  const RowBlocks blocks{task.rows, (task.rows + kRows - 1) / kRows};
-  alignas(64) float sums[kLinearRows * kPanel], wide[kWideFeatures * kPanel];
-  Tile<F32> t{};
-  t.ldx = task.ldx;
-  t.ldy = task.ldy;
-  t.w = wide;
-  for (int p = task.panel_begin; p < task.panel_end; ++p) {
-    const uint16_t* panel = static_cast<const uint16_t*>(task.w) + static_cast<size_t>(p) * steps * 2 * kPanel;
-    const size_t column = static_cast<size_t>(p) * kPanel;
-    t.bias = task.bias ? task.bias + column : nullptr;
-    t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
-    t.whole = t.width == kPanel && !t.bias;
-    for (int k = 0; k < task.k; k += kWideFeatures) {
-      t.steps = task.k - k < kWideFeatures ? task.k - k : kWideFeatures;
-      t.first = k == 0;
-      t.last = k + t.steps == task.k;
-      const uint16_t* w = panel + static_cast<size_t>(k) * kPanel;
-      widen(w, (t.steps + 1) / 2, wide);
-      const char* next = reinterpret_cast<const char*>(w + static_cast<size_t>(t.steps + 1) / 2 * 2 * kPanel);
-      if (t.last && p + 1 == task.panel_end) next = static_cast<const char*>(task.next);
-      const int lines = next ? t.steps * 2 : 0;
-      for (int b = 0; b < blocks.count; ++b) {
-        const int r0 = blocks.begin(b);
-        for (int i = lines * b / blocks.count; i < lines * (b + 1) / blocks.count; ++i) prefetch_l2(next + i * 64);
-        t.x = static_cast<const float*>(task.x) + r0 * task.ldx + k;
-        t.y = task.y + r0 * task.ldy + column;
-        t.sums = sums + r0 * kPanel;
-        tile<F32>(blocks.begin(b + 1) - r0, t);
-      }
-    }
-  }
-}
-
 QUIRE_INLINE float source(const void* src, DType type, size_t i) {
   switch (type) {
     case DType::f32: return static_cast<const float*>(src)[i];
@@ -314,7 +267,7 @@ void linear_bf16(const LinearTask& t) {
 #endif
   linear<BF16>(t);
 }
-void linear_f16(const LinearTask& t) { t.rows > kNearBlocks * kRows ? linear_widened(t) : linear<F16>(t); }
+void linear_f16(const LinearTask& t) { linear<F16>(t); }
 void linear_i8(const LinearTask& t) {
 #if QUIRE_AVX512
   if (in_tall_tiles(t.rows)) return linear_tall_i8(t);
