@@ -30,7 +30,7 @@ from quire.bench.kernel_programs import (
 )
 from quire.bench.kernel_sampler import measure_sampler
 from quire.bench.limits import LimitsProbe, Sample, mean
-from quire.config.schema import EngineConfig
+from quire.config.schema import STORED, EngineConfig
 from quire.engine.opening import Model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row
@@ -85,7 +85,7 @@ def weight_formats() -> dict[str, dict[str, Any]]:
     found |= {
         name: {"dtype": "bfloat16", "quantization": name}
         for name in fields["quantization"]
-        if name not in {"auto", "none"}
+        if name not in {"auto", "none", *STORED}
     }
     for size in OTHER_GROUPS:
         found[f"int4-{size}"] = found["int4"] | {"quantization_group_size": size}
