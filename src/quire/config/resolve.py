@@ -83,8 +83,7 @@ def _dtype(asked: EngineConfig, stored: str, machine: MachineFacts, notices: lis
     if dtype != stored == "float16" and asked.dtype == "auto":
         notices.append(
             "the checkpoint is float16 and is rounded to bfloat16, which moves predictions (KL 3e-4 on quire-mini); "
-            "--dtype float16 moves them far less (KL 2e-6) and decodes as fast, but prompts take about "
-            f"{_SLOWER} times as long"
+            f"--dtype float16 moves them far less (KL 2e-6), but prompts take about {_SLOWER} times as long"
         )
     if dtype == "float16" and not machine.best_float16:
         notices.append(
