@@ -129,7 +129,13 @@ void Executor::run_head(int logit_rows) {
 void Executor::fill_cache(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
-  if (kv_dtype_ != DType::f32) bits = (bits >> 16) * 0x10001u;
+  if (kv_dtype_ == DType::f16) {
+    uint16_t half;
+    kernels_.to_f16(&value, DType::f32, &half, 1);
+    bits = half * 0x10001u;
+  } else if (kv_dtype_ != DType::f32) {
+    bits = (bits >> 16) * 0x10001u;
+  }
   uint32_t* words = reinterpret_cast<uint32_t*>(kv_.data());
   std::fill(words, words + block_bytes_ * limits_.num_blocks / 4, bits);
 }
@@ -336,7 +342,7 @@ void Executor::do_linear(const Op& op, int task, int thread) {
   t.groups = p.groups;
   t.w_scale = int8 ? scales(op.weight) : nullptr;
   t.w_offset = int8 ? offsets(op.weight) : nullptr;
-  t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(p.dtype);
+  t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(in.dtype);
   t.w = param(op.weight);
   t.bias = vector(op.bias);
   t.ldy = static_cast<size_t>(buffers_[op.out].cols);
@@ -396,10 +402,11 @@ void Executor::do_gated_linear(const Op& op, LinearTask t, int row, int half, si
 void Executor::multiply(const Param& p, const LinearTask& t) {
   if (p.groups.bits)
     kernels_.linear_groups(t);
-  else if (p.dtype == DType::i8)
-    kernels_.linear_i8(t);
   else
-    p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
+    (p.dtype == DType::i8    ? kernels_.linear_i8
+     : p.dtype == DType::f32 ? kernels_.linear_f32
+     : p.dtype == DType::f16 ? kernels_.linear_f16
+                             : kernels_.linear_bf16)(t);
 }
 
 // Where a thread begins to read a linear's weights; null for -1 and for a head without rows.

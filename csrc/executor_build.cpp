@@ -18,7 +18,7 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 int Executor::add_param(Param::Layout layout, int rows, int cols, DType dtype) {
   size_t elems = static_cast<size_t>(rows) * std::max(cols, 1);
   if (layout == Param::Layout::panels) {
-    const size_t k = align_up(cols, dtype == DType::bf16 ? 2 : dtype == DType::i8 ? 4 : 1);
+    const size_t k = align_up(cols, 4 / dtype_bytes(dtype));
     elems = align_up(rows, kPanel) * k;
   }
   size_t bytes = align_up(elems * dtype_bytes(dtype), 64);
@@ -56,13 +56,13 @@ int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtyp
   std::atomic<int64_t> bad{INT64_MAX};
   const auto check = [&](int begin, int end) {
     const int64_t first = begin * static_cast<int64_t>(width);
-    const int64_t found = kernels_.first_nonfinite(static_cast<const char*>(src) + first * src_size, src_dtype,
+    const int64_t found = kernels_.first_nonfinite(static_cast<const char*>(src) + first * src_size, src_dtype, p.dtype,
                                                    (end - begin) * width);
     for (int64_t least = bad; found >= 0 && first + found < least;)
       if (bad.compare_exchange_weak(least, first + found)) break;
   };
   if (p.layout != Param::Layout::panels) {
-    // rows and vectors keep their order; bf16 tables are rounded on the way
+    // rows and vectors keep their order; bf16 and f16 tables are rounded on the way
     const int chunk = static_cast<int>(std::max<size_t>(1, (1 << 18) / width));
     parallel(ceil_div(rows, chunk), [&](int t) {
       const int begin = t * chunk, end = std::min(rows, begin + chunk);
@@ -75,7 +75,7 @@ int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtyp
       } else if (p.dtype == DType::f32) {
         kernels_.to_f32(from, src_dtype, reinterpret_cast<float*>(to), n);
       } else {
-        kernels_.to_bf16(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
+        (p.dtype == DType::f16 ? kernels_.to_f16 : kernels_.to_bf16)(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
       }
     });
     return bad == INT64_MAX ? -1 : bad.load();
@@ -99,7 +99,7 @@ int64_t Executor::put(int index, int row_offset, const void* src, DType src_dtyp
       task.offset = offsets(index);
       kernels_.pack_i8(task);
     } else {
-      p.dtype == DType::f32 ? kernels_.pack_f32(task) : kernels_.pack_bf16(task);
+      (p.dtype == DType::f32 ? kernels_.pack_f32 : p.dtype == DType::f16 ? kernels_.pack_f16 : kernels_.pack_bf16)(task);
     }
   });
   return bad == INT64_MAX ? -1 : bad.load();
@@ -196,7 +196,7 @@ void Executor::check_maxima(const Op& op) const {
 void Executor::op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit, int maxima) {
   const Buffer& in = buffers_.at(x);
   const Param& p = params_.at(weight);
-  if (in.dtype != p.dtype || in.cols != p.cols || in.group != p.groups.size)
+  if (in.dtype != input_of(p.dtype) || in.cols != p.cols || in.group != p.groups.size)
     throw std::invalid_argument("a linear's input must have its weight's type, width and groups");
   const int cols = act < 0 ? p.rows : p.rows / 2;
   if (first < 0 || first > buffers_.at(out).cols - cols || (act < 0 && buffers_.at(out).dtype != DType::f32))

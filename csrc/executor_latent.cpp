@@ -18,7 +18,7 @@ void Executor::op_head_linear(int x, int weight, int out, int heads) {
   const Buffer &in = buffers_.at(x), &to = buffers_.at(out);
   const Param& p = params_.at(weight);
   const int n = to.cols / heads;
-  if (in.dtype != p.dtype || p.groups.bits || in.cols != heads * p.cols || to.cols != heads * n ||
+  if (in.dtype != input_of(p.dtype) || p.groups.bits || in.cols != heads * p.cols || to.cols != heads * n ||
       p.rows != heads * static_cast<int>(align_up(n, kPanel)) || to.dtype != DType::f32)
     throw std::invalid_argument("a linear by head needs its weight's type and widths");
   Op op{Kind::head_linear};
@@ -68,16 +68,16 @@ void Executor::do_head_linear(const Op& op, int task) {
   LinearTask t{};
   t.ldx = static_cast<size_t>(buffers_[op.in].cols);
   t.ldy = static_cast<size_t>(buffers_[op.out].cols);
-  t.x = buffer(op.in) + (begin * t.ldx + static_cast<size_t>(head) * p.cols) * dtype_bytes(p.dtype);
+  t.x = buffer(op.in) + (begin * t.ldx + static_cast<size_t>(head) * p.cols) * dtype_bytes(input_of(p.dtype));
   t.y = f32(op.out) + begin * t.ldy + static_cast<size_t>(head) * n;
-  const size_t k = align_up(p.cols, p.dtype == DType::bf16 ? 2 : 1);
+  const size_t k = align_up(p.cols, 4 / dtype_bytes(p.dtype));
   t.w = param(op.weight) + static_cast<size_t>(head) * panels * kPanel * k * dtype_bytes(p.dtype);
   t.rows = end - begin;
   t.k = p.cols;
   t.n = n;
   t.panel_begin = panel_task * s.panels_per_task;
   t.panel_end = std::min(panels, t.panel_begin + s.panels_per_task);
-  p.dtype == DType::f32 ? kernels_.linear_f32(t) : kernels_.linear_bf16(t);
+  multiply(p, t);
 }
 
 void Executor::do_latent_write(const Op& op, int task) {

@@ -88,7 +88,7 @@ void Executor::op_dispatch(int x, int places, int out) {
 void Executor::op_experts(int x, int weight, int bias, int out) {
   const Buffer& in = buffers_.at(x);
   const Param& p = params_.at(weight);
-  if (!p.experts || in.dtype != p.dtype || in.cols != p.cols || in.group != p.groups.size ||
+  if (!p.experts || in.dtype != input_of(p.dtype) || in.cols != p.cols || in.group != p.groups.size ||
       buffers_.at(out).cols != p.matrix_rows || (bias >= 0 && params_.at(bias).rows != p.experts * p.matrix_rows))
     throw std::invalid_argument("experts' input must have their weights' type, width and groups");
   Op op{Kind::experts};
@@ -121,8 +121,7 @@ Executor::ExpertSplit Executor::split_experts(const Param& p) const {
   ExpertSplit s;
   s.panel_bytes = p.groups.bits
                       ? p.groups.panel_bytes(p.cols)
-                      : align_up(p.cols, p.dtype == DType::bf16 ? 2 : p.dtype == DType::i8 ? 4 : 1) * kPanel *
-                            dtype_bytes(p.dtype);
+                      : align_up(p.cols, 4 / dtype_bytes(p.dtype)) * kPanel * dtype_bytes(p.dtype);
   s.panels = ceil_div(p.matrix_rows, kPanel);
   const int most = static_cast<int>(std::max<size_t>(1, kTaskBytes / s.panel_bytes));
   // long streams of weights, but still eight tasks a thread to even out
@@ -187,7 +186,7 @@ void Executor::do_experts(const Op& op, int task) {
   const size_t rows64 = expert * s.panels * kPanel;
   LinearTask t;
   t.ldx = in.pitch();
-  t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(p.dtype);
+  t.x = buffer(op.in) + begin * t.ldx * dtype_bytes(in.dtype);
   t.x_scale = in.dtype == DType::i8 ? row_scales(op.in) + begin : nullptr;
   t.x_groups = in.group ? group_numbers(op.in) + begin * in.groups() * 2 : nullptr;
   t.groups = p.groups;

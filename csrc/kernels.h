@@ -13,11 +13,15 @@ namespace quire {
 
 enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i32 = 4 };
 inline size_t dtype_bytes(DType t) { return t == DType::f32 || t == DType::i32 ? 4 : t == DType::i8 ? 1 : 2; }
+// Of the input of a linear whose weight is t.
+inline DType input_of(DType t) { return t == DType::f16 ? DType::f32 : t; }
 
 // Columns (output features) of a packed panel.
 //
 //   f32  panel p:  [k][64]        w[p*64 + c, k] at k*64 + c
 //   bf16 panel p:  [k/2][64][2]   w[p*64 + c, k] at (k/2)*128 + c*2 + k%2
+//   f16  panel p:  [k/2][4][2][16]  w[p*64 + c, k] at (k/2)*128 + (c/16)*32 + k%2*16 + c%16: a cache line holds two
+//                                 features of sixteen columns, each as one conversion to float32 takes them
 //   i8   panel p:  [k/4][64][4]   signed bytes; behind all panels scale[n64] float32 and offset[n64] int32, where
 //                                 n64 is n rounded up to 64 and offset is 128 times the sum of a row's bytes
 //
@@ -74,7 +78,7 @@ struct GroupFormat {
 constexpr int kLinearRows = 120;
 
 struct LinearTask {
-  const void* x;       // [rows, k] in the weight's dtype, row pitch ldx elements
+  const void* x;       // [rows, k] in the weight's dtype (f16: float32), row pitch ldx elements
   size_t ldx;
   const void* w;       // packed panels
   const float* bias;   // [n] or null
@@ -170,6 +174,7 @@ struct HeadNorm {
 //
 //   f32   K [d][16]        V [16][d16]
 //   bf16  K [d/2][16][2]   V [8][d16][2]     pairs of d, pairs of tokens
+//   f16   K [d][16]        V [8][d16/16][2][16]   a line of values: two tokens, sixteen d each
 //   i8    K [d/4][16][4]   V [4][d16][4]     fours of d, with 128 added; fours of tokens
 //         and the bf16 scales of the 16 keys, then of the 16 values
 //
@@ -336,10 +341,12 @@ struct Kernels {
   const char* isa;
   void (*linear_f32)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);
+  void (*linear_f16)(const LinearTask&);
   void (*linear_i8)(const LinearTask&);
   void (*linear_groups)(const LinearTask&);
   void (*pack_f32)(const PackTask&);
   void (*pack_bf16)(const PackTask&);
+  void (*pack_f16)(const PackTask&);
   void (*pack_i8)(const PackTask&);
   void (*pack_groups)(const PackTask&);
   void (*pack_codes)(const PackCodesTask&);
@@ -362,7 +369,9 @@ struct Kernels {
   void (*gather)(const GatherTask&);
   void (*to_f32)(const void* src, DType dtype, float* dst, size_t n);
   void (*to_bf16)(const void* src, DType dtype, uint16_t* dst, size_t n);
-  int64_t (*first_nonfinite)(const void* src, DType dtype, size_t n);  // index of a NaN or infinity, or -1
+  void (*to_f16)(const void* src, DType dtype, uint16_t* dst, size_t n);
+  // Index of a NaN or infinity, or of what becomes one in the format that it is kept in; or -1.
+  int64_t (*first_nonfinite)(const void* src, DType dtype, DType kept, size_t n);
   float (*read_sum)(const void* src, size_t bytes);  // reads memory as fast as it can: bandwidth limit
   int64_t (*fma_loop)(int64_t iterations, float* sink);   // returns the flops it did: compute limits
   int64_t (*bf16_loop)(int64_t iterations, float* sink);

@@ -187,7 +187,7 @@ QUIRE_INLINE void put_scaled(const Scratch<ByteCache>& s, int r, int group, V16*
 template <class T, int N>
 QUIRE_INLINE void softmax_row(const AttendTask& t, const Scratch<T>& s, int r, int group) {
   SoftmaxRow& row = s.row[r];
-  typename T::elem* out = s.probs + r * T::parts * kGroup;
+  typename T::in* out = s.probs + r * T::parts * kGroup;
   if (!row.sees(group)) {
     std::memset(out, 0, sizeof(*out) * T::parts * kGroup);
     row.p_scale = 0.0f;
@@ -322,6 +322,7 @@ void attend_rows(const AttendTask& t) {
 void attend(const AttendTask& t) {
   switch (t.kv.dtype) {
     case DType::f32: return attend_rows<FloatCache>(t);
+    case DType::f16: return attend_rows<Float16Cache>(t);
     case DType::i8: return attend_rows<ByteCache>(t);
     default: return attend_rows<HalfCache>(t);
   }

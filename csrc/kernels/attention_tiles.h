@@ -40,7 +40,19 @@ struct HalfCache : BF16 {
     return mac(acc, p, v);
   }
 };
+struct Float16Cache : F16 {
+  static constexpr int parts = 1;
+  static constexpr int probability_at(int tile, int k) { return tile * kTile + 2 * k; }
+  static inline __attribute__((always_inline)) V16 start(int32_t) { return zero(); }
+  static inline __attribute__((always_inline)) V16 score(V16 acc, const float* q, const uint16_t* k) {
+    return mac(acc, q, k);
+  }
+  static inline __attribute__((always_inline)) V16 value(V16 acc, const float* p, const uint16_t* v) {
+    return mac(acc, p, v);
+  }
+};
 struct ByteCache {
+  using in = uint8_t;
   using elem = uint8_t;
   using sum = I16;
   static constexpr int step = 4, parts = 2;
@@ -57,8 +69,8 @@ struct ByteCache {
 // Carved from the task's scratch; every array is 64-byte aligned. `r` counts rows, `part` rows of parts.
 template <class T>
 struct Scratch {
-  typename T::elem* q;      // [part][d16]
-  typename T::elem* probs;  // [part][kGroup]
+  typename T::in* q;        // [part][d16]
+  typename T::in* probs;    // [part][kGroup]
   float* scores;            // [r][kGroup]
   int32_t* offset;          // [part] i8: where sums of scores start, which takes the 128 of the keys off again
   float* acc;               // [r][d16] current partition
@@ -76,8 +88,8 @@ struct Scratch {
       return at;
     };
     const size_t n = static_cast<size_t>(rows), part = n * T::parts;
-    q = reinterpret_cast<typename T::elem*>(take(sizeof(*q) * part * d16));
-    probs = reinterpret_cast<typename T::elem*>(take(sizeof(*probs) * part * kGroup));
+    q = reinterpret_cast<typename T::in*>(take(sizeof(*q) * part * d16));
+    probs = reinterpret_cast<typename T::in*>(take(sizeof(*probs) * part * kGroup));
     scores = reinterpret_cast<float*>(take(sizeof(float) * n * kGroup));
     offset = reinterpret_cast<int32_t*>(take(sizeof(int32_t) * part));
     acc = reinterpret_cast<float*>(take(sizeof(float) * n * d16));
@@ -202,7 +214,7 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Ahead<T>& ahead, 
   for (int i = 0; i < P; ++i)
     for (int c = 0; c < C; ++c) acc[i * C + c] = T::start(T::parts == 2 ? s.offset[r * T::parts + i] : 0);
   const size_t pitch = static_cast<size_t>(s.d16);
-  const typename T::elem* q = s.q + static_cast<size_t>(r) * T::parts * pitch;
+  const typename T::in* q = s.q + static_cast<size_t>(r) * T::parts * pitch;
   const typename T::elem *k[C], *fetch[C];
   for (int c = 0; c < C; ++c) k[c] = ahead.now.k[tile + c], fetch[c] = ahead.of_scores(tile + c);
   int step = 0, until = Fetch ? ahead.cut(tile + C - 1, steps) : steps;
@@ -264,13 +276,13 @@ QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, Seen seen, const Ahead<
       else
         a[i * C + c] = izero();
     }
-  const typename T::elem* probs = s.probs + r * T::parts * kGroup;
+  const typename T::in* probs = s.probs + r * T::parts * kGroup;
   for (int tile = seen.begin; tile < seen.end; ++tile) {
     const typename T::elem *v = ahead.now.k[tile] + first, *fetch = ahead.of_values(tile) + c0 * kVector;
     const int steps = seen.steps(tile, T::step);
 #pragma GCC unroll 1
     for (int k = 0; k < steps; ++k) {
-      const typename T::elem* p = probs + T::probability_at(tile, k);
+      const typename T::in* p = probs + T::probability_at(tile, k);
       if (Fetch)
         for (int c = 0; c < C; ++c) prefetch(fetch + c * kVector);
 #pragma GCC unroll 6

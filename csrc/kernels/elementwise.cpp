@@ -172,12 +172,12 @@ float read_sum(const void* src, size_t bytes) {
 
 int64_t fma_loop(int64_t iterations, float* sink) {
   V16 acc[kLoopAccs];
-  V16 x = set1(1.0000001f), y = set1(1e-9f);
+  const V16 x = set1(1.0000001f), y = set1(1e-9f);
   for (int i = 0; i < kLoopAccs; ++i) acc[i] = set1(static_cast<float>(i));
   for (int64_t k = 0; k < iterations; ++k) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLoopAccs; ++i) acc[i] = fma(x, y, acc[i]);
-    __asm__ volatile("" : : "m"(x), "m"(y) :);
+    __asm__ volatile("" : : :);  // with operands in memory the sums would be stored each time
   }
   for (int i = 1; i < kLoopAccs; ++i) acc[0] = add(acc[0], acc[i]);
   *sink = reduce_add(acc[0]);

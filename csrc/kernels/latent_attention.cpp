@@ -3,6 +3,7 @@
 //
 //   query rows      (query i, head h) -> row i*heads + h: all heads of a query pass over a tile together
 //   cached tile     [d][16 keys]   latent d < rank, then the rotated key      bf16: [d/2][16 keys][2]
+//                   (f16: as float32; a group's latents become float32 when they are turned over)
 //   scores          lanes are keys: the tile as it is stored, a range of d at a time for all rows
 //   values          lanes are d: a group's latents turned over, a range of d at a time for all rows
 //
@@ -24,12 +25,18 @@ constexpr int kTilesPerGroup = kGroup / kTile;
 constexpr int kScoreSteps = 72;   // of a range of scores: 18 KB of the four tiles
 constexpr int kValueCols = 64;    // of a range of values
 
+// What latents are multiplied as once they are turned over.
+template <class T>
+struct Turned : T {};
+template <>
+struct Turned<F16> : F32 {};
+
 // Carved from the task's scratch; every array is 64-byte aligned.
 template <class T>
 struct Scratch {
-  typename T::elem* q;       // [row][d16]
-  typename T::elem* probs;   // [row][kGroup]
-  typename T::elem* values;  // [kGroup / step][kValueCols][step]: a range of the current group's latents
+  typename T::in* q;      // [row][d16]
+  typename T::in* probs;  // [row][kGroup]
+  typename T::in* values;  // [kGroup / step][kValueCols][step], step of Turned<T>: a range of the current group's latents
   float* scores;             // [row][kGroup]
   float* acc;                // [row][v16] current partition
   float* total;              // [row][v16] merged partitions
@@ -44,9 +51,9 @@ struct Scratch {
       return at;
     };
     const size_t n = static_cast<size_t>(rows);
-    q = reinterpret_cast<typename T::elem*>(take(sizeof(*q) * n * d16));
-    probs = reinterpret_cast<typename T::elem*>(take(sizeof(*probs) * n * kGroup));
-    values = reinterpret_cast<typename T::elem*>(take(sizeof(*values) * kGroup * kValueCols));
+    q = reinterpret_cast<typename T::in*>(take(sizeof(*q) * n * d16));
+    probs = reinterpret_cast<typename T::in*>(take(sizeof(*probs) * n * kGroup));
+    values = reinterpret_cast<typename T::in*>(take(sizeof(*values) * kGroup * kValueCols));
     scores = reinterpret_cast<float*>(take(sizeof(float) * n * kGroup));
     acc = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
     total = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
@@ -164,6 +171,11 @@ QUIRE_INLINE void turn_tile(const float* tile, int keep, int c0, int cols, float
     for (int i = 0; i < kTile; ++i) put_line(lines, i, reinterpret_cast<uint32_t*>(values + i * kValueCols + d));
   }
 }
+QUIRE_INLINE void turn_tile(const uint16_t* tile, int keep, int c0, int cols, float* values) {
+  alignas(64) float wide[kTile * kValueCols];
+  for (int d = 0; d < cols; ++d) store(wide + d * kTile, load_half(tile + (c0 + d) * kTile));
+  turn_tile(wide, keep, 0, cols, values);
+}
 QUIRE_INLINE void turn_tile(const uint16_t* tile, int keep, int c0, int cols, uint16_t* values) {
   int d = 0;
   for (; d + 32 <= cols; d += 32) {
@@ -212,7 +224,7 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, int d16, const Tiles<T>
   float* scores = s.scores + r * kGroup + tile * kTile;
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < C; ++c) acc[i * C + c] = first ? load(scores + i * kGroup + c * kTile) : zero();
-  const typename T::elem* q = s.q + static_cast<size_t>(r) * d16 + static_cast<size_t>(first) * T::step;
+  const typename T::in* q = s.q + static_cast<size_t>(r) * d16 + static_cast<size_t>(first) * T::step;
   const typename T::elem* k[C];
   for (int c = 0; c < C; ++c) k[c] = now.at[tile + c];
   for (int step = first; step < last; ++step) {
@@ -251,12 +263,13 @@ void score_group(const Scratch<T>& s, int rows, int d16, const Tiles<T>& now, co
 // acc[r … r+R][c0 + at … c0 + at + 16*C] += probs . values over the first `tiles` tiles of a group.
 template <class T, int R, int C>
 QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, int v16, int tiles, int c0, int at) {
+  using V = Turned<T>;
   V16 a[R * C];
   float* acc = s.acc + static_cast<size_t>(r) * v16 + c0 + at;
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < C; ++c) a[i * C + c] = load(acc + static_cast<size_t>(i) * v16 + c * 16);
-  micro<T, R, C>(a, s.probs + r * kGroup, kGroup, s.values + at * T::step, kValueCols * T::step, 16 * T::step,
-                 tiles * kTile / T::step);
+  micro<V, R, C>(a, s.probs + r * kGroup, kGroup, s.values + at * V::step, kValueCols * V::step, 16 * V::step,
+                 tiles * kTile / V::step);
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < C; ++c) store(acc + static_cast<size_t>(i) * v16 + c * 16, a[i * C + c]);
 }
@@ -305,7 +318,7 @@ QUIRE_INLINE void start_row(SoftmaxRow& row, int position, float scale, float* t
 
 // A query in the latent space and its rotated part, as one row in the format that the cache is multiplied with.
 template <class T>
-QUIRE_INLINE void put_query(const LatentTask& t, int token, int head, int d16, typename T::elem* out) {
+QUIRE_INLINE void put_query(const LatentTask& t, int token, int head, int d16, typename T::in* out) {
   alignas(64) float line[16];
   const float* latent = t.attend.qkv + static_cast<size_t>(token) * t.attend.pitch + static_cast<size_t>(head) * t.rank;
   const float* rotated = t.q_rope + static_cast<size_t>(token) * t.q_pitch + static_cast<size_t>(head) * t.q_head;
@@ -372,7 +385,11 @@ void attend_all(const LatentTask& task) {
 }  // namespace
 
 void latent_attend(const LatentTask& t) {
-  t.attend.kv.dtype == DType::f32 ? attend_all<F32>(t) : attend_all<BF16>(t);
+  switch (t.attend.kv.dtype) {
+    case DType::f32: return attend_all<F32>(t);
+    case DType::f16: return attend_all<F16>(t);
+    default: return attend_all<BF16>(t);
+  }
 }
 
 void latent_merge(const LatentTask& task) {
@@ -416,6 +433,14 @@ void write_cache(const LatentWriteTask& t, int position, const float* row) {
     return;
   }
   uint16_t* tile = static_cast<uint16_t*>(t.cache) + at;
+  if (kv.dtype == DType::f16) {
+    uint16_t half[16];
+    for (int c = 0; c < kv.d16; c += 16) {
+      store_half(half, load_n(row + c, kv.head_dim - c));
+      for (int i = 0; i < 16; ++i) tile[(c + i) * kTile + lane] = half[i];
+    }
+    return;
+  }
   for (int c = 0; c < kv.d16; c += 16) {
     uint16_t half[16];
     store_bf16(half, load_n(row + c, kv.head_dim - c));

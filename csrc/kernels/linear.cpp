@@ -1,5 +1,7 @@
 // Linear layers over packed weights, and rows of an embedding. Packing is in pack.cpp.
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "kernels/linear_tall.h"
 #include "kernels/micro.h"
@@ -25,7 +27,7 @@ constexpr size_t kPrefetch = 4096;
 
 template <class T>
 struct Tile {
-  const typename T::elem* x;
+  const typename T::in* x;
   size_t ldx;
   const typename T::elem* w;
   float* y;       // first output of the panel for this row block
@@ -37,6 +39,7 @@ struct Tile {
   const int32_t* w_offset;
   int steps, width;   // width: valid columns of the panel
   bool first, last;
+  bool odd;    // f16: half of the last step is beyond x
   bool whole;  // all columns exist, and there is no bias
   // What is prefetched: alone, the running stream; else the weights at `next` (nothing when null), an even share of
   // them in each of the `turns` passes of all row blocks. `turn` is the first pass of this one.
@@ -87,6 +90,12 @@ QUIRE_INLINE void walk(const Tile<T>& t, int pass, const typename T::elem* w, ty
   }
 }
 
+// Half a step of two features, behind the whole ones.
+QUIRE_INLINE V16 last_feature(const Tile<F16>& t, int r, int vector, V16 acc) {
+  const size_t step = static_cast<size_t>(t.steps) * F16::step;
+  return F16::mac_one(acc, t.x + r * t.ldx + step, t.w + step * kPanel + vector * 16 * F16::step);
+}
+
 template <bool kWhole, class T, int R, int C>
 QUIRE_INLINE void write(const Tile<T>& t, int c0, const typename T::sum* acc) {
   for (int r = 0; r < R; ++r)
@@ -114,6 +123,10 @@ QUIRE_INLINE void tile_rows(const Tile<T>& t) {
       for (int c = 0; c < C; ++c)
         acc[r * C + c] = t.first ? clear(Sum{}) : rested(t.sums + r * kPanel + (c0 + c) * 16, Sum{});
     walk<T, R, C>(t, c0 / C, t.w + c0 * 16 * T::step, acc);
+    if constexpr (std::is_same_v<T, F16>)
+      if (t.odd)
+        for (int r = 0; r < R; ++r)
+          for (int c = 0; c < C; ++c) acc[r * C + c] = last_feature(t, r, c0 + c, acc[r * C + c]);
     if (t.last) {
       t.whole ? write<true, T, R, C>(t, c0, acc) : write<false, T, R, C>(t, c0, acc);
       continue;
@@ -153,7 +166,7 @@ struct RowBlocks {
 // Block k0 of a panel for all rows. `t` holds what all row blocks share.
 template <class T>
 QUIRE_INLINE void panel_block(const LinearTask& task, const RowBlocks& blocks, Tile<T> t, float* y, int k0) {
-  const typename T::elem* x = static_cast<const typename T::elem*>(task.x) + static_cast<size_t>(k0) * T::step;
+  const typename T::in* x = static_cast<const typename T::in*>(task.x) + static_cast<size_t>(k0) * T::step;
   float* sums = t.sums;
   for (int b = 0; b < blocks.count; ++b) {
     const int r0 = blocks.begin(b), rows = blocks.begin(b + 1) - r0;
@@ -200,6 +213,8 @@ void linear(const LinearTask& task) {
       t.last = k0 + t.steps == k_steps;
       t.turn = 0;
       t.next = reinterpret_cast<const char*>(t.w + t.steps * step_elems);
+      t.odd = std::is_same_v<T, F16> && t.last && task.k % T::step;
+      t.steps -= t.odd;
       if (t.last && p + 1 == task.panel_end) t.next = static_cast<const char*>(task.next);
       panel_block<T>(task, blocks, t, y, k0);
     }
@@ -233,8 +248,12 @@ void embed_impl(const EmbedTask& t) {
     } else {
       const size_t panel_elems = static_cast<size_t>((t.cols + 1) / 2) * 2 * kPanel;
       const uint16_t* panel = static_cast<const uint16_t*>(t.table) + (id / kPanel) * panel_elems;
-      for (int k = 0; k < t.cols; ++k)
-        out[k] = bf16_to_float(panel[static_cast<size_t>(k / 2) * 2 * kPanel + (id % kPanel) * 2 + (k & 1)]);
+      const int column = id % kPanel;
+      for (int k = 0; k < t.cols; ++k) {
+        const uint16_t* step = panel + static_cast<size_t>(k / 2) * 2 * kPanel;
+        out[k] = t.dtype == DType::bf16 ? bf16_to_float(step[column * 2 + (k & 1)])
+                                        : half_to_float(step[column / 16 * 32 + (k & 1) * 16 + column % 16]);
+      }
     }
   }
 }
@@ -248,6 +267,7 @@ void linear_bf16(const LinearTask& t) {
 #endif
   linear<BF16>(t);
 }
+void linear_f16(const LinearTask& t) { linear<F16>(t); }
 void linear_i8(const LinearTask& t) {
 #if QUIRE_AVX512
   if (in_tall_tiles(t.rows)) return linear_tall_i8(t);

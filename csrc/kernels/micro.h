@@ -10,8 +10,9 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// A number format of the loop: its elements, its sums, and one multiply-accumulate of a vector.
+// A number format of the loop: elements of x and of w, sums, and one multiply-accumulate of a vector.
 struct F32 {
+  using in = float;
   using elem = float;
   using sum = V16;
   static constexpr int step = 1;  // k elements that one vector step consumes
@@ -19,6 +20,7 @@ struct F32 {
 };
 
 struct BF16 {
+  using in = uint16_t;
   using elem = uint16_t;
   using sum = V16;
   static constexpr int step = 2;
@@ -27,19 +29,35 @@ struct BF16 {
   }
 };
 
+// float32 times float16, which becomes float32 in registers: the bits are those of F32. Two elements of k lie one after
+// the other, sixteen columns each.
+struct F16 {
+  using in = float;
+  using elem = uint16_t;
+  using sum = V16;
+  static constexpr int step = 2;
+  static inline __attribute__((always_inline)) V16 mac_one(V16 acc, const in* x, const elem* w) {
+    return fma(set1(*x), load_half(w), acc);
+  }
+  static inline __attribute__((always_inline)) V16 mac(V16 acc, const in* x, const elem* w) {
+    return mac_one(mac_one(acc, x, w), x + 1, w + 16);
+  }
+};
+
 // Unsigned bytes of x (128 added) times signed bytes of w, summed exactly in int32.
 struct I8 {
-  using elem = uint8_t;
+  using in = uint8_t;
+  using elem = int8_t;
   using sum = I16;
   static constexpr int step = 4;
-  static inline __attribute__((always_inline)) I16 mac(I16 acc, const elem* x, const elem* w) {
+  static inline __attribute__((always_inline)) I16 mac(I16 acc, const in* x, const elem* w) {
     return dot_u8s8(acc, iset1(x), iload(w));
   }
 };
 
 // acc[r*C + c] += x[r*ldx + k] * w[k, c*16 ...] for `steps` steps; w advances wstride, vectors lie cstride apart.
 template <class T, int R, int C>
-QUIRE_INLINE void micro(typename T::sum* acc, const typename T::elem* x, size_t ldx, const typename T::elem* w,
+QUIRE_INLINE void micro(typename T::sum* acc, const typename T::in* x, size_t ldx, const typename T::elem* w,
                         size_t wstride, size_t cstride, int steps) {
   for (int s = 0; s < steps; ++s) {
 #pragma GCC unroll 6

@@ -1,6 +1,6 @@
 // Packing: rows of a checkpoint to panels, at the speed at which memory gives and takes them.
 //
-// A panel interleaves its rows in units of four bytes: one float32, two bfloat16 or four int8 (kernels.h). So every
+// A panel interleaves its rows in units of four bytes: one float32, two bfloat16 or float16, or four int8 (kernels.h). So every
 // format is packed in two steps: some units of sixteen rows are made in a buffer that stays in the L1 cache, and the
 // buffer is transposed into the panel, a cache line a unit.
 
@@ -68,8 +68,9 @@ int64_t first_at_least(const T* p, size_t n, T magnitude, T bound) {
   return -1;
 }
 
-// Units [0, n) of `rows` rows, from the buffer to their columns of the panel.
-void interleave(const uint32_t* buffer, int rows, int n, uint32_t* panel) {
+// Units [0, n) of `rows` rows, from the buffer to their columns of the panel, the first of which is `column`.
+void interleave(const uint32_t* buffer, int rows, int n, uint32_t* panel, int column) {
+  panel += column;
   int u = 0;
   if (rows == kRowsTogether)
     for (; u + 4 <= n; u += 4)
@@ -79,10 +80,22 @@ void interleave(const uint32_t* buffer, int rows, int n, uint32_t* panel) {
     for (int i = 0; i < rows; ++i) panel[static_cast<size_t>(u) * kPanel + i] = buffer[i * kUnits + u];
 }
 
+// The same where a cache line of the panel holds the first halves of sixteen units, then the second ones.
+void interleave_halves(const uint32_t* buffer, int rows, int n, uint32_t* panel, int column) {
+  const int lane = column % kRowsTogether;
+  for (int u = 0; u < n; ++u, panel += kPanel) {
+    uint16_t* line = reinterpret_cast<uint16_t*>(panel + column - lane) + lane;
+    for (int i = 0; i < rows; ++i) {
+      line[i] = static_cast<uint16_t>(buffer[i * kUnits + u]);
+      line[kRowsTogether + i] = static_cast<uint16_t>(buffer[i * kUnits + u] >> 16);
+    }
+  }
+}
+
 // Walks a task's rows, at most sixteen of one panel at a time. `begin(i, row)` is told each row of the sixteen, then
 // `make(i, k, n, out)` writes its elements [k, k + n) as units, those past the last one zero.
 template <class Begin, class Make>
-QUIRE_INLINE void pack(const PackTask& t, int per_unit, Begin begin, Make make) {
+QUIRE_INLINE void pack(const PackTask& t, int per_unit, Begin begin, Make make, decltype(interleave)* place = interleave) {
   uint32_t buffer[kRowsTogether * kUnits];
   const int units = (t.k + per_unit - 1) / per_unit;
   const size_t panel_units = static_cast<size_t>(units) * kPanel;
@@ -90,13 +103,13 @@ QUIRE_INLINE void pack(const PackTask& t, int per_unit, Begin begin, Make make) 
     const int first = t.row_offset + r;
     const int room = kRowsTogether - first % kRowsTogether;
     const int rows = t.row_end - r < room ? t.row_end - r : room;
-    uint32_t* panel = static_cast<uint32_t*>(t.dst) + (first / kPanel) * panel_units + first % kPanel;
+    uint32_t* panel = static_cast<uint32_t*>(t.dst) + (first / kPanel) * panel_units;
     for (int i = 0; i < rows; ++i) begin(i, r + i);
     for (int u = 0; u < units; u += kUnits) {
       const int n = units - u < kUnits ? units - u : kUnits;
       const int k = u * per_unit, count = t.k - k < n * per_unit ? t.k - k : n * per_unit;
       for (int i = 0; i < rows; ++i) make(i, r + i, k, count, buffer + i * kUnits);
-      interleave(buffer, rows, n, panel + static_cast<size_t>(u) * kPanel);
+      place(buffer, rows, n, panel + static_cast<size_t>(u) * kPanel, first % kPanel);
     }
     r += rows;
   }
@@ -129,6 +142,15 @@ void pack_bf16(const PackTask& t) {
   });
 }
 
+void pack_f16(const PackTask& t) {
+  const auto nothing = [](int, int) {};
+  pack(t, 2, nothing, [&](int, int row, int k, int n, uint32_t* out) {
+    uint16_t* halves = reinterpret_cast<uint16_t*>(out);
+    to_f16(static_cast<const char*>(t.src) + element(t, row, k) * dtype_bytes(t.src_dtype), t.src_dtype, halves, n);
+    if (n & 1) halves[n] = 0;
+  }, interleave_halves);
+}
+
 // Round to nearest by row: scale = max|w| / 127 (a row of zeros has scale 0).
 void pack_i8(const PackTask& t) {
   float inverse[kRowsTogether];
@@ -155,16 +177,33 @@ void pack_i8(const PackTask& t) {
   });
 }
 
-int64_t first_nonfinite(const void* src, DType type, size_t n) {
+int64_t first_nonfinite(const void* src, DType type, DType kept, size_t n) {
+  const bool half = kept == DType::f16;  // 65520 and more become infinite
   if (type == DType::f32)
-    return first_at_least(static_cast<const uint32_t*>(src), n, uint32_t{0x7fffffff}, uint32_t{0x7f800000});
-  const uint16_t bound = type == DType::bf16 ? 0x7f80 : 0x7c00;
+    return first_at_least(static_cast<const uint32_t*>(src), n, uint32_t{0x7fffffff},
+                          half ? uint32_t{0x477ff000} : uint32_t{0x7f800000});
+  const uint16_t bound = type == DType::f16 ? 0x7c00 : half ? 0x4780 : 0x7f80;
   return first_at_least(static_cast<const uint16_t*>(src), n, uint16_t{0x7fff}, bound);
 }
 
 void to_f32(const void* src, DType type, float* dst, size_t n) {
   for (size_t i = 0; i < n; i += kScan)
     floats(src, type, i, static_cast<int>(n - i < kScan ? n - i : kScan), dst + i);
+}
+
+void to_f16(const void* src, DType type, uint16_t* dst, size_t n) {
+  if (type == DType::f16) {
+    std::memcpy(dst, src, n * sizeof(uint16_t));
+    return;
+  }
+  for (size_t i = 0; i < n; i += 16) {
+    alignas(64) float numbers[16] = {};
+    uint16_t halves[16];
+    const int count = static_cast<int>(n - i < 16 ? n - i : 16);
+    floats(src, type, i, count, numbers);
+    store_half(halves, load(numbers));
+    std::memcpy(dst + i, halves, static_cast<size_t>(count) * sizeof(uint16_t));
+  }
 }
 
 void to_bf16(const void* src, DType type, uint16_t* dst, size_t n) {

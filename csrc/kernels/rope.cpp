@@ -202,6 +202,34 @@ void write_bf16(const Tile& tile, int head) {
   std::memset(values + next * 2 * d16, 0, (kTile / 2 - next) * 2 * d16 * sizeof(uint16_t));
 }
 
+void write_f16(const Tile& tile, int head) {
+  const KVLayout& kv = tile.t.kv;
+  uint16_t* keys = reinterpret_cast<uint16_t*>(tile.block) + tile.elems(head);
+  const size_t d16 = static_cast<size_t>(kv.d16);
+  if (tile.count == kTile) {
+    alignas(64) float turned[kTile * kMaxHeadDim];
+    write_keys(tile, reinterpret_cast<const uint32_t*>(tile.k(0, head)), tile.t.pitch, kv.head_dim,
+               reinterpret_cast<uint32_t*>(turned));
+    for (int d = 0; d < kv.d16; ++d) store_half(keys + d * kTile, d < kv.head_dim ? load(turned + d * kTile) : zero());
+  } else {
+    uint16_t row[kMaxHeadDim];
+    for (int i = 0; i < tile.count; ++i) {
+      const float* x = tile.k(i, head);
+      for (int d = 0; d < kv.d16; d += 16) store_half(row + d, load_n(x + d, kv.head_dim - d));
+      for (int d = 0; d < kv.d16; ++d) keys[d * kTile + tile.lane + i] = row[d];
+    }
+  }
+  uint16_t* values = keys + kv.v_offset();
+  const auto line = [&](int lane, int d) { return values + (lane >> 1) * 2 * d16 + 2 * d + (lane & 1) * 16; };
+  for (int i = 0; i < tile.count; ++i) {
+    const float* x = tile.v(i, head);
+    for (int d = 0; d < kv.d16; d += 16) store_half(line(tile.lane + i, d), load_n(x + d, kv.head_dim - d));
+  }
+  if (!tile.clear()) return;
+  for (int lane = tile.count; lane < kTile; ++lane)
+    for (int d = 0; d < kv.d16; d += 16) store_half(line(lane, d), zero());
+}
+
 // Nothing needs clearing: bytes are always finite, and attention masks scales.
 void write_i8(const Tile& tile, int head) {
   const KVLayout& kv = tile.t.kv;
@@ -266,7 +294,10 @@ void rope_write(const RopeWriteTask& t) {
     // values are taken head by head, a few lines of each token's row
     fetch(k + static_cast<size_t>(t.kv_heads + t.head_begin) * t.head_dim, (t.head_end - t.head_begin) * t.head_dim);
   }
-  const auto write = t.kv.dtype == DType::f32 ? write_f32 : t.kv.dtype == DType::bf16 ? write_bf16 : write_i8;
+  const auto write = t.kv.dtype == DType::f32    ? write_f32
+                     : t.kv.dtype == DType::bf16 ? write_bf16
+                     : t.kv.dtype == DType::f16  ? write_f16
+                                                 : write_i8;
   for (int h = t.head_begin; h < t.head_end; ++h) write(tile, h);
 }
 

@@ -9,12 +9,14 @@ namespace QUIRE_ISA {
 
 void linear_f32(const LinearTask&);
 void linear_bf16(const LinearTask&);
+void linear_f16(const LinearTask&);
 void linear_i8(const LinearTask&);
 void linear_groups(const LinearTask&);
 void pack_f32(const PackTask&);
 void pack_bf16(const PackTask&);
+void pack_f16(const PackTask&);
 void pack_i8(const PackTask&);
-int64_t first_nonfinite(const void* src, DType dtype, size_t n);
+int64_t first_nonfinite(const void* src, DType dtype, DType kept, size_t n);
 void pack_groups(const PackTask&);
 void pack_codes(const PackCodesTask&);
 void quantize(const QuantizeTask&);
@@ -23,6 +25,7 @@ void embed(const EmbedTask&);
 void embed_groups(const EmbedTask&);
 void to_f32(const void* src, DType dtype, float* dst, size_t n);
 void to_bf16(const void* src, DType dtype, uint16_t* dst, size_t n);
+void to_f16(const void* src, DType dtype, uint16_t* dst, size_t n);
 void norm(const NormTask&);
 void add_rows(const AddTask&);
 void scale_rows(const ScaleTask&);

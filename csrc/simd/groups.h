@@ -6,20 +6,6 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// Round to nearest even; beyond float16's largest number the largest number.
-QUIRE_INLINE uint16_t float_to_half(float f) {
-  const uint32_t bits = float_to_bits(f), sign = (bits >> 16) & 0x8000u;
-  uint32_t u = bits & 0x7fffffffu;
-  if (u > 0x477fe000u) return static_cast<uint16_t>(sign | 0x7bffu);  // 65504
-  if (u < 0x38800000u) {  // below 2^-14: whole multiples of 2^-24, rounded by an addition to 0.5
-    const float shifted = bits_to_float(u) + 0.5f;
-    return static_cast<uint16_t>(sign | (float_to_bits(shifted) - 0x3f000000u));
-  }
-  u += 0xfffu + ((u >> 13) & 1u);
-  u = (u - 0x38000000u) >> 13;
-  return static_cast<uint16_t>(sign | (u > 0x7bffu ? 0x7bffu : u));
-}
-
 // sum_lanes, max_lanes: reduce_add and reduce_max, in registers.
 #if QUIRE_AVX512 || QUIRE_AVX2
 
@@ -50,15 +36,12 @@ QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
 
 #endif
 
-// load_half: sixteen finite float16. load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
+// load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
 // four bits of each byte. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8 for bytes below 32.
 // to_float_shifted: lanes times 2^n, below 2^31, rounded
 // once. to_int: to nearest, ties to even. store_s8: numbers in [-128, 127].
 #if QUIRE_AVX512
 
-QUIRE_INLINE V16 load_half(const uint16_t* p) {
-  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
 QUIRE_INLINE V16 load_u8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -84,18 +67,6 @@ QUIRE_INLINE void store_s8(int8_t* p, I16 a) {
 
 #elif QUIRE_AVX2
 
-// Exponent and mantissa moved into place, then scaled by 2^112: right for subnormals too.
-QUIRE_INLINE __m256 half8(__m128i h) {
-  const __m256i u = _mm256_cvtepu16_epi32(h);
-  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(u, _mm256_set1_epi32(0x8000)), 16);
-  const __m256i rest = _mm256_slli_epi32(_mm256_and_si256(u, _mm256_set1_epi32(0x7fff)), 13);
-  const __m256 f = _mm256_mul_ps(_mm256_castsi256_ps(rest), _mm256_set1_ps(5.192296858534828e33f));
-  return _mm256_or_ps(f, _mm256_castsi256_ps(sign));
-}
-QUIRE_INLINE V16 load_half(const uint16_t* p) {
-  const __m128i* q = reinterpret_cast<const __m128i*>(p);
-  return {half8(_mm_loadu_si128(q)), half8(_mm_loadu_si128(q + 1))};
-}
 QUIRE_INLINE V16 load_u8(const uint8_t* p) {
   const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)))};
@@ -135,11 +106,6 @@ QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
 
 #else  // QUIRE_GENERIC
 
-QUIRE_INLINE V16 load_half(const uint16_t* p) {
-  float t[16];
-  for (int i = 0; i < 16; ++i) t[i] = half_to_float(p[i]);
-  return load(t);
-}
 QUIRE_INLINE V16 load_u8(const uint8_t* p) {
   float t[16];
   for (int i = 0; i < 16; ++i) t[i] = static_cast<float>(p[i]);

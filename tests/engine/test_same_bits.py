@@ -36,14 +36,19 @@ def prompt(seed: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*itertools.product(["qwen3", WINDOWS], ["float32", "bfloat16", "int8", "int8-kv"]), ("qwen3", "int4")],
+    [
+        *itertools.product(["qwen3", WINDOWS], ["float32", "bfloat16", "int8", "int8-kv"]),
+        *itertools.product(["qwen3"], ["float16", "int4", "float32-head"]),
+    ],
 )
 def test_alone_or_crowded(checkpoint: Folder, name: str, dtype: str) -> None:
     """Alone on one thread, whole; then among others on two threads, in chunks, preempted, with prefix hits."""
     folder = checkpoint(name)
-    formats = {"quantization" if dtype.startswith("int") else "dtype": dtype}
+    formats: dict[str, object] = {"quantization" if dtype.startswith("int") else "dtype": dtype}
     if dtype == "int8-kv":
         formats = {"kv_cache_dtype": "int8"}
+    if dtype == "float32-head":
+        formats = {"dtype": "bfloat16", "fp32_lm_head": True}
     common = {"max_model_len": LENGTH, "progress": False, **formats}
     asks = [(prompt(seed, 10 + 7 * seed), params(seed)) for seed in range(6)]
     asks += [(asks[5][0][:40] + prompt(9, 5), params(7)), (asks[5][0], params(8, n=2, temperature=1.3))]

@@ -247,10 +247,13 @@ def _experts(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     return found
 
 
-def write_model(folder: Path, out: Path, arch: str, *, fuse: bool = False, **more: Any) -> Path:
+def write_model(
+    folder: Path, out: Path, arch: str, *, fuse: bool = False, half: bool = False, **more: Any
+) -> Path:
     """The float32 checkpoint of `folder` as a GGUF file in F32, with further metadata.
 
     `fuse`: q, k and v in one tensor, gates and ups of experts in one, as options of converters write them.
+    `half`: matrices in F16.
     """
     config = json.loads((folder / "config.json").read_text())
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -279,6 +282,8 @@ def write_model(folder: Path, out: Path, arch: str, *, fuse: bool = False, **mor
     for which in ("long", "short"):
         if rope.get("rope_type") == "longrope":
             tensors[f"rope_factors_{which}.weight"] = np.array(rope[f"{which}_factor"], np.float32)
+    if half:
+        tensors = {name: t.astype(np.float16) if t.ndim > 1 else t for name, t in tensors.items()}
     write_arrays(out, metadata_of(config, arch) | more, tensors)
     return out
 

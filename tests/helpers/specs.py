@@ -24,6 +24,7 @@ EXPERTS = (
     MoE(Router(4, 4, bias=True), 12, ClampedSwiGLU(), bias=True, shared=MLP(30, "gelu"), shared_gate=True),
 )
 BF16 = NumberFormats("bf16", "bf16")
+F16 = NumberFormats("f16", "f16")
 F32 = NumberFormats("f32", "f32")
 
 
@@ -61,7 +62,7 @@ def llama3_70b() -> ModelSpec:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Programs of small random decoders in either number format."""
+    """Programs of small random decoders in each float format."""
     kv_heads = draw(st.integers(1, 3))
     heads = (kv_heads * draw(st.integers(1, 3)), kv_heads, 2 * draw(st.integers(1, 20)))
     spec = decoder_spec(
@@ -77,7 +78,7 @@ def programs(draw: st.DrawFn) -> Program:
     spec = rearranged(draw, spec)
     if draw(st.integers(0, 3)) == 0:
         spec = with_latents(spec, draw(st.sampled_from([0, 30])), draw(st.booleans()))
-    return lower(spec, draw(st.sampled_from([BF16, F32])))
+    return lower(spec, draw(st.sampled_from([BF16, F16, F32])))
 
 
 def with_latents(spec: ModelSpec, q_rank: int = 0, bias: bool = False) -> ModelSpec:

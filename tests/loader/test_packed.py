@@ -41,6 +41,7 @@ from quire.spec.facts import read_model
 FORMATS = {
     "f32": NumberFormats("f32", "f32"),
     "bf16": NumberFormats("bf16", "bf16"),
+    "f16": NumberFormats("f16", "f16"),
     "i8": NumberFormats("bf16", "bf16", linears=I8, head=I8),
 }
 # SHA-256 of the packed weights of `folder` in each format under PACK_LAYOUT, the same on every instruction set.
@@ -49,6 +50,7 @@ LAYOUTS: dict[int, dict[str, str]] = {
     1: {
         "f32": "53f3c6ae4ba76ea7365391cb60b4ab67ad401b11ea41b90c8e5d780c245ecd97",
         "bf16": "698341d9a0e3738e10017ba9b6b3475884d51e14877ab71fed6a5e2ba14b12ca",
+        "f16": "b83ee952da7bb0660c3d4562f3abfd1a9d50b331a701566564999200b4a5090a",
         "i8": "81a719e6246bd47fa1132f58685647198a1f647bca3792a76df3bcca5d727cf9",
     },
 }

@@ -21,7 +21,9 @@ from quire.quant.groups import GroupCodes
 from quire.types import CheckpointError
 
 ISAS = _native.supported_isas()
-DTYPES = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
+DTYPES = {
+    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "f16": _native.DType.f16, "i8": _native.DType.i8,
+}  # fmt: skip
 SOURCES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 PANEL = 64
 F32 = npt.NDArray[np.float32]
@@ -59,6 +61,9 @@ def defined(values: F32, dtype: str) -> bytes:
         return panels(values, 1)
     if dtype == "bf16":
         return panels(to_bf16(values), 2)
+    if dtype == "f16":  # in each cache line the even features of sixteen rows, then the odd ones
+        lines = np.frombuffer(panels(values.astype(np.float16), 2), np.uint16).reshape(-1, 16, 2)
+        return lines.transpose(0, 2, 1).tobytes()
     scale = np.abs(values).max(1).astype(np.float32) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     codes = np.clip(np.rint(values * inverse[:, None]), -127, 127).astype(np.int8)

@@ -21,9 +21,9 @@ SHAPES = [
     Shape(5, 5, 12, window=33, softcap=5.0),
     Shape(32, 2, 20, sinks=True),
 ]
-KV: list[DType] = ["f32", "bf16", "i8"]
+KV: list[DType] = ["f32", "bf16", "f16", "i8"]
 # Of the largest output. i8: keys and values that lie between two steps may be stored either way.
-TOLERANCE = {"f32": 3e-5, "bf16": 2e-2, "i8": 1e-2}
+TOLERANCE = {"f32": 3e-5, "bf16": 2e-2, "f16": 1e-3, "i8": 1e-2}
 
 
 def mixed(stepper_seed: int, shape: Shape, kv: DType, isa: str) -> tuple[F32, F32]:

@@ -18,7 +18,7 @@ from quire import _native
 from quire.program.formats import DType
 
 ISAS = _native.supported_isas()
-KV: list[DType] = ["f32", "bf16", "i8"]
+KV: list[DType] = ["f32", "bf16", "f16", "i8"]
 SHAPES = [
     Shape(8, 1, 24, softcap=3.0),
     Shape(2, 2, 40, window=1500, sinks=True),

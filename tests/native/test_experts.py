@@ -27,6 +27,7 @@ I4 = WeightFormat("i4", Groups(32))
 FORMATS = {
     "f32": NumberFormats("f32", "f32"),
     "bf16": NumberFormats("bf16", "f32"),
+    "f16": NumberFormats("f16", "f32"),
     "i8": NumberFormats("f32", "f32", I8),
     "i4": NumberFormats("f32", "f32", I4),
     "i4-zeros": NumberFormats("f32", "f32", WeightFormat("i4", Groups(16, "f16", "u8"))),
@@ -86,7 +87,7 @@ def test_buffers(kind: int, formats: str, isa: str) -> None:
     fill(program, [reference])
     reference.bind(LIMITS, stepper.arrays)
     a, b = sequence(stepper, 0), sequence(stepper, 1)
-    tolerance = 2e-5 if formats == "f32" else 2e-2
+    tolerance = 2e-5 if formats in {"f32", "f16"} else 2e-2
     for counts in ({a: 33, b: 7}, {a: 1}):
         for difference in compare_buffers(native, reference, stepper.fill(counts)):
             assert difference.rms <= tolerance * max(difference.scale, 1.0), difference

@@ -1,4 +1,4 @@
-"""Linears of bf16 and int8: a row has the same bits alone and among any number of others."""
+"""Linears of bf16, f16 and int8: a row has the same bits alone and among any number of others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from quire import _native
 from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.native import NativeExecutor
-from quire.program.formats import I8, NumberFormats
+from quire.program.formats import I8, DType, NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Linear, Program
 from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
@@ -18,22 +18,31 @@ VOCAB = 40
 ROWS = (2, 6, 7, 15, 16, 17, 18, 19, 20, 23, 24, 25, 31, 35, 36, 37, 48, 60, 61, 121)
 
 
-def program_of(weights: str, dim: int, vocab: int = VOCAB) -> Program:
+def program_of(weights: DType, dim: int, vocab: int = VOCAB) -> Program:
     """One layer whose linears leave partial panels."""
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
     spec = ModelSpec(vocab, dim, (Layer(attention, MLP(72)),), norm=Norm(eps=1e-5), max_positions=64)
     if weights == "bf16":
         return lower(spec, NumberFormats("bf16", "bf16"))
+    if weights != "i8":
+        return lower(spec, NumberFormats(weights, "f32"))
     return lower(spec, NumberFormats("f32", "f32", I8, I8))
 
 
-def executor_of(program: Program, limits: Limits, isa: str) -> tuple[NativeExecutor, StepArrays]:
-    """The program with random weights, ready to run."""
+def executor_of(
+    program: Program, limits: Limits, isa: str, stored: type[np.floating] = np.float32
+) -> tuple[NativeExecutor, StepArrays]:
+    """The program with random weights, rounded to `stored`, ready to run."""
     executor = NativeExecutor(program, threads=2, isa=isa)
     for seed, param in enumerate(program.params):
         offset = 0
         for part in param.parts:
-            data = np.random.default_rng([seed, offset]).standard_normal(part.shape).astype(np.float32)
+            data = (
+                np.random.default_rng([seed, offset])
+                .standard_normal(part.shape)
+                .astype(stored)
+                .astype(np.float32)
+            )
             executor.put(param, offset, data, "F32")
             offset += part.rows
     arrays = StepArrays(limits, len(program.cache_groups))
@@ -59,9 +68,9 @@ def outputs(executor: NativeExecutor, arrays: StepArrays, out: str, ids: np.ndar
 
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
-@pytest.mark.parametrize("weights", ["bf16", "i8"])
+@pytest.mark.parametrize("weights", ["bf16", "f16", "i8"])
 @pytest.mark.parametrize("dim", [50, 2102])  # less than four steps over; two or three blocks of k
-def test_same_bits_for_any_number_of_rows(weights: str, dim: int, isa: str) -> None:
+def test_same_bits_for_any_number_of_rows(weights: DType, dim: int, isa: str) -> None:
     program = program_of(weights, dim)
     limits = Limits(max_tokens=128, max_rows=128, max_logit_rows=4, max_len=64, num_blocks=140)
     index, op = next((i, op) for i, op in enumerate(program.ops) if isinstance(op, Linear))
@@ -76,8 +85,27 @@ def test_same_bits_for_any_number_of_rows(weights: str, dim: int, isa: str) -> N
 
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
-@pytest.mark.parametrize("weights", ["bf16", "i8"])
-def test_logits_of_many_rows_are_those_of_few(weights: str, isa: str) -> None:
+@pytest.mark.parametrize("dim", [51, 2102])  # half a step over
+def test_float16_has_the_bits_of_float32(dim: int, isa: str) -> None:
+    """Numbers that float16 holds: a step of any height, and the head, in both formats; not in bfloat16."""
+    limits = Limits(max_tokens=128, max_rows=128, max_logit_rows=8, max_len=64, num_blocks=140)
+
+    def logits(weights: DType, rows: int) -> F32:
+        executor, arrays = executor_of(program_of(weights, dim), limits, isa, np.float16)
+        n = set_step(arrays, np.random.default_rng(rows).integers(0, VOCAB, rows))
+        arrays.logit_rows[:8] = np.arange(8) % rows
+        return executor.run(n, n, 8).copy()
+
+    for rows in (1, 3, 8, 20, 61, 121):
+        exact = logits("f32", rows)
+        assert np.isfinite(exact).all()
+        assert np.array_equal(logits("f16", rows).view(np.uint32), exact.view(np.uint32)), rows
+        assert not np.array_equal(logits("bf16", rows), exact)
+
+
+@pytest.mark.parametrize("isa", _native.supported_isas())
+@pytest.mark.parametrize("weights", ["bf16", "f16", "i8"])
+def test_logits_of_many_rows_are_those_of_few(weights: DType, isa: str) -> None:
     """The head: whole panels without a bias, and one that is not whole."""
     vocab = 200
     program = program_of(weights, 50, vocab)

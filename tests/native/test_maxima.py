@@ -26,6 +26,7 @@ SPEC = decoder_spec(VOCAB, 72, 100, (4, 2, 16), [0])
 FORMATS = {
     "f32": F32,
     "bf16": BF16,
+    "f16": NumberFormats("f16", "f16"),
     "int8": NumberFormats("bf16", "bf16", I8, I8),
     "int4": NumberFormats("bf16", "bf16", WeightFormat("i4", Groups(32)), WeightFormat("i4", Groups(32))),
 }

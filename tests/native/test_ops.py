@@ -27,6 +27,8 @@ FORMATS = {
     "bf16": NumberFormats("bf16", "bf16"),
     "bf16-f32": NumberFormats("bf16", "f32"),
     "f32-bf16": NumberFormats("f32", "bf16"),
+    "f16": NumberFormats("f16", "f16"),
+    "f16-f32": NumberFormats("f16", "f32"),
     "i8-f32": NumberFormats("f32", "f32", I8, I8),
     "i8-bf16": NumberFormats("bf16", "bf16", I8),
     "i4-f32": NumberFormats("f32", "f32", *[WeightFormat("i4", Groups(32))] * 2),
@@ -148,7 +150,7 @@ def start(stepper: Stepper) -> tuple[int, int, int]:
     ("name", "formats"),
     [
         *itertools.product(SHAPES, FORMATS),
-        *itertools.product(BLOCKS, ["f32", "bf16"]),
+        *itertools.product(BLOCKS, ["f32", "bf16", "f16"]),
         *((f"d{d}", "f32") for d in WHOLE),
     ],
 )
@@ -156,7 +158,9 @@ def test_buffers(name: str, formats: str, isa: str) -> None:
     """After every op, every buffer agrees: float32 to 5e-5, others to a few of their roundings."""
     native, reference, stepper = pair(name, formats, isa)
     a, b, c = start(stepper)
-    typical, largest = (5e-6, 5e-5) if formats == "f32" else (2e-2, 2e-1)
+    typical, largest = (5e-6, 5e-5) if formats in {"f32", "f16-f32"} else (2e-2, 2e-1)
+    if formats == "f16":
+        typical, largest = 3e-4, 3e-3
     if formats.startswith("i"):  # an input that lies between two steps may be rounded either way
         typical, largest = 5e-2, 5e-1
     for counts in ({a: 33, b: 17}, {a: 1, b: 31, c: 5}, {a: 1, b: 1, c: 1}):
@@ -184,9 +188,9 @@ def test_long_context(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
-@pytest.mark.parametrize("weights", ["f32", "bf16"])
+@pytest.mark.parametrize("weights", ["f32", "bf16", "f16"])
 def test_stored_formats(weights: DType, dtype: str, isa: str) -> None:
-    """Half-precision checkpoints are widened exactly, or rounded once to bf16 as torch rounds."""
+    """Half-precision checkpoints are widened exactly, or rounded once to bf16 or f16 as torch rounds."""
     program = lower(shape("wide"), NumberFormats(weights, "f32"))
     native, reference = NativeExecutor(program, threads=2, isa=isa), TorchExecutor(program)
     fill(program, [native, reference], dtype)

@@ -20,7 +20,7 @@ from quire.program.cost import (
     visible_keys,
     visible_pairs,
 )  # fmt: skip
-from quire.program.formats import Groups, NumberFormats, WeightFormat
+from quire.program.formats import DTYPE_BYTES, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import (
     Add,
@@ -70,7 +70,7 @@ def test_linear_flops_and_weights_by_counting(program: Program, rows: list[Row],
             products = sum(part.rows * part.cols for part in weight.parts)
             assert one.flops == 2 * n * products + (n * weight.rows if op.bias else 0)
             if n:
-                assert one.weight_bytes >= products * (2 if weight.dtype == "bf16" else 4)
+                assert one.weight_bytes >= products * DTYPE_BYTES[weight.dtype]
     if not logit_rows:
         assert cost.ops[len(program.body) :] == (Cost(),) * len(program.head)
 

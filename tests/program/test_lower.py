@@ -76,7 +76,8 @@ def check_shapes(program: Program, op: Op) -> None:
         case HeadLinear():
             weight = program.param(op.weight)
             assert (cols(op.x), cols(op.out)) == (weight.experts * weight.cols, weight.rows)
-            assert program.buffer(op.x).dtype == weight.dtype in {"f32", "bf16"}
+            assert weight.dtype in {"f32", "bf16", "f16"}
+            assert program.buffer(op.x).dtype == weight.format.inputs
         case LatentWrite():
             shape, layer = op.shape, program.kv_layers[op.layer]
             assert (cols(op.q), cols(op.kv), cols(op.q_nope)) == (

@@ -35,10 +35,11 @@ def peak_of(program: Program, op: Op) -> str:
     """The number format that an op's multiplications are done in: a key of the measured compute limits.
 
     A linear multiplies in the format of its input, attention in that of the KV cache. An int8 cache is multiplied by
-    numbers of two bytes, twice for each product: its peak is that of bf16. Everything else is float32 arithmetic.
+    numbers of two bytes, twice for each product: its peak is that of bf16. Everything else is float32 arithmetic,
+    products of float16 too.
     """
     if isinstance(op, Attend | LatentAttend):
-        return "bf16" if program.kv_dtype == "i8" else program.kv_dtype
+        return {"i8": "bf16", "f16": "f32"}.get(program.kv_dtype, program.kv_dtype)
     x = getattr(op, "x", None)
     if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):
         return str(program.buffer(x).dtype)

@@ -30,7 +30,7 @@ from quire.bench.kernel_programs import (
 )
 from quire.bench.kernel_sampler import measure_sampler
 from quire.bench.limits import LimitsProbe, Sample, mean
-from quire.config.schema import EngineConfig
+from quire.config.schema import STORED, EngineConfig
 from quire.engine.opening import Model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row
@@ -85,7 +85,7 @@ def weight_formats() -> dict[str, dict[str, Any]]:
     found |= {
         name: {"dtype": "bfloat16", "quantization": name}
         for name in fields["quantization"]
-        if name not in {"auto", "none"}
+        if name not in {"auto", "none", *STORED}
     }
     for size in OTHER_GROUPS:
         found[f"int4-{size}"] = found["int4"] | {"quantization_group_size": size}
@@ -93,8 +93,12 @@ def weight_formats() -> dict[str, dict[str, Any]]:
 
 
 OTHER_GROUPS = (64, 128)
-LEFT_OUT = ("f32", *(f"int4-{size}" for size in OTHER_GROUPS))  # measured only when asked for
-SHORT = {"float32": "f32", "bfloat16": "bf16"}  # an engine's float formats, as programs name them
+LEFT_OUT = ("f32", "f16", *(f"int4-{size}" for size in OTHER_GROUPS))  # measured only when asked for
+SHORT = {
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+}  # an engine's float formats, as programs name them
 
 
 def kv_formats() -> dict[str, str]:
@@ -122,7 +126,9 @@ def cases(model: Model, asked: Asked) -> Iterator[Case]:
                 yield case
         yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)
     latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
-    for kv in chosen(asked.kv_formats, kvs, "kv_formats", ("f32", "int8") if latent else ("f32",)):
+    for kv in chosen(
+        asked.kv_formats, kvs, "kv_formats", ("f32", "f16", "int8") if latent else ("f32", "f16")
+    ):
         config = EngineConfig(dtype=formats[names[0]]["dtype"], kv_cache_dtype=kvs[kv])
         for case in _layer_cases(model, config, names[0], asked):
             if case.unit.kind in CACHED:

@@ -140,6 +140,7 @@ CALLED: dict[str, str] = {
     "max-total-tokens": "--max-model-len",
     "max-input-tokens": "--max-model-len",
     "cache-type-k": "--kv-cache-dtype",
+    "enable-fp32-lm-head": "--fp32-lm-head",
     "cache-type-v": "--kv-cache-dtype",
     "watchdog-timeout": "--hang-timeout",
     "graceful-termination-timeout": "--shutdown-timeout",

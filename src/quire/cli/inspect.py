@@ -212,8 +212,8 @@ def _measure(config: ResolvedConfig) -> Machine:
     core = _native.Executor(config.isa, config.threads)
     # Past the caches and no more: bringing in fresh memory takes longer than reading it.
     probe = _native.BandwidthProbe(core, 64 * 2**20)
-    formats = {"f32": _native.DType.f32, "bf16": _native.DType.bf16}
-    dtype = _native.DType.i8 if config.quantized else formats[config.weights]
+    bf16 = config.weights == "bf16"  # float16 is multiplied as float32
+    dtype = _native.DType.i8 if config.quantized else _native.DType.bf16 if bf16 else _native.DType.f32
     bandwidth = max(probe.measure() for _ in range(3))
     return Machine(max(core.measure_flops(dtype, 2_000_000) for _ in range(3)), bandwidth)
 

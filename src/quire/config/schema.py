@@ -53,13 +53,14 @@ class EngineConfig:
 
     dtype: str = option(
         "auto",
-        "number format of the weights; auto: float32 for float32 checkpoints, else bfloat16",
-        choices=("auto", "float32", "bfloat16"),
+        "number format of the weights; auto: float32 for float32 checkpoints, float16 for float16 ones where the"
+        " processor multiplies bfloat16 no faster (AVX2), else bfloat16; float16: kept exactly, products in float32",
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     kv_cache_dtype: str = option(
         "auto",
         "number format of the KV cache; auto: as --dtype; int8: half of bfloat16, a scale for each token and head",
-        choices=("auto", "float32", "bfloat16", "int8"),
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
     )
     quantization: str = option(
         "auto",
@@ -76,6 +77,11 @@ class EngineConfig:
         "auto",
         "the output head and a tied embedding; auto: int8 when the other weights are quantized",
         choices=("auto", "int8", "int4", "none"),
+    )
+    fp32_lm_head: bool = option(
+        False,
+        "the output head, and with it a tied embedding, in float32: logits are not rounded by it; the head takes twice "
+        "the memory of a bfloat16 one, and each decoded token reads all of it",
     )
     memory: int | None = option(
         None,
@@ -151,6 +157,8 @@ class EngineConfig:
                 raise ValueError(f"{name}: {value!r} is not a positive integer")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
             raise ValueError(f"batch_wait_ms: {self.batch_wait_ms} is not within 0 and {MAX_BATCH_WAIT_MS:g}")
+        if self.fp32_lm_head and self.quantize_head in {"int8", "int4"}:
+            raise ValueError(f"fp32_lm_head: quantize_head = {self.quantize_head} asks for another head")
         if self.quantization_group_size not in GROUP_SIZES:
             raise ValueError(
                 f"quantization_group_size: {self.quantization_group_size!r} is not one of "
@@ -165,10 +173,10 @@ class ResolvedConfig:
     """Every choice made: what the engine is built from. `asked` is kept for reports."""
 
     asked: EngineConfig
-    weights: str  # "f32" or "bf16"
+    weights: str  # "f32", "bf16" or "f16"
     kv: str
     quantized: str | None  # "i8", "i4" or None: what linear weights of layers are rounded to
-    head: str | None  # the same of the output head and a tied embedding
+    head: str | None  # the same of the output head and a tied embedding, or "f32"
     memory: int
     threads: int
     isa: str  # "" is the best of the machine

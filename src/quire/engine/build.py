@@ -21,7 +21,7 @@ from quire.engine.core import EngineCore
 from quire.engine.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
 from quire.engine.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
-from quire.executor.native import NativeExecutor
+from quire.executor.native import NativeExecutor, best_isa
 from quire.loader import (
     Checkpoint,
     LoadRules,
@@ -30,13 +30,16 @@ from quire.loader import (
 )
 from quire.loader.gguf_source import shards
 from quire.loader.source import CodesSource
-from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
+from quire.program.cost import Row, step_cost
+from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
+from quire.program.memory import param_bytes
 from quire.program.ops import Program
 from quire.records import dataclass
 from quire.types import CheckpointError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_bytes, usable_cores
+from quire.util.sizes import format_size
 from quire.util.startup import Startup
 from quire.worker.sampler import Sampler
 from quire.worker.worker import Worker
@@ -121,7 +124,9 @@ def _weight_files(model: Model) -> list[Path]:
 
 def machine_facts() -> MachineFacts:
     """What this machine has, and what this process holds, now."""
-    return MachineFacts(usable_cores(), resident_bytes(), available_memory(), env.isa())
+    isa = env.isa()
+    float16 = (isa or best_isa()) == "avx2"
+    return MachineFacts(usable_cores(), resident_bytes(), available_memory(), isa, float16)
 
 
 def choose(
@@ -143,6 +148,8 @@ def choose(
     if asked.quantization == "auto" and asked.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
         program = lower(spec, replace(formats, params=stored)) if stored else program
+    if config.head == "f32":
+        config = replace(config, notices=(*config.notices, _wide_head(program, config)))
     return config, program
 
 
@@ -164,13 +171,25 @@ def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
     )
 
 
+def _wide_head(program: Program, config: ResolvedConfig) -> str:
+    """What an output head in float32 costs."""
+    head = program.param("head")
+    size, other = param_bytes(head), param_bytes(replace(head, dtype=_dtype(config.weights)))
+    read = step_cost(program, [Row(1, 0)], 1).total.weight_bytes
+    tied = " is" if any(param.kind == "table" for param in program.params) else " and the tied embedding are"
+    return (
+        f"the output head{tied} float32: {format_size(size)} instead of {format_size(other)}, "
+        f"{size / read:.0%} of the weights that a decoded token reads"
+    )
+
+
 def _stored_formats(
     model: Model, program: Program, asked: EngineConfig, weights: Source | None
 ) -> dict[str, WeightFormat]:
     """The linears whose tensors are all stored as codes that kernels compute: name -> their format; of tensors of
     several formats also `name`.0, … -> each one's.
 
-    The head stays in floats when it is asked to (`quantize_head` none).
+    The head stays in floats when it is asked to (`quantize_head` none, `fp32_lm_head`).
     """
     if model.gguf is None and model.facts.quantization is None:
         return {}
@@ -181,7 +200,8 @@ def _stored_formats(
             return {}
         there = set(source.names())
         for param in program.params:
-            if param.kind != "linear" or (param.name == "head" and asked.quantize_head != "auto"):
+            floats = asked.quantize_head != "auto" or asked.fp32_lm_head
+            if param.kind != "linear" or (param.name == "head" and floats):
                 continue
             tensors = [part.tensor for part in param.parts]
             formats = [source.packed(name) if name in there else None for name in tensors]
@@ -281,8 +301,9 @@ def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sa
 def _quantized(name: str | None, asked: EngineConfig) -> WeightFormat | None:
     if name == "i4":
         return WeightFormat("i4", Groups(asked.quantization_group_size))
-    return I8 if name else None
+    return WeightFormat(_dtype(name)) if name else None
 
 
 def _dtype(name: str) -> DType:
-    return "f32" if name == "f32" else "i8" if name == "i8" else "bf16"
+    found: dict[str, DType] = {"f32": "f32", "bf16": "bf16", "f16": "f16", "i8": "i8"}
+    return found[name]

@@ -59,7 +59,8 @@ from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 
 _DTYPES = {
-    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8, "i32": _native.DType.i32,
+    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "f16": _native.DType.f16, "i8": _native.DType.i8,
+    "i32": _native.DType.i32,
 }  # fmt: skip
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -78,9 +79,14 @@ def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, i
     }
 
 
+def best_isa() -> str:
+    """The best instruction set of this machine."""
+    return _native.supported_isas()[0]
+
+
 def packed_layout(isa: str) -> str:
     """The layout of weights that are packed for an instruction set ("" is the best of this machine)."""
-    return f"{_native.PACK_LAYOUT}/{isa or _native.supported_isas()[0]}"
+    return f"{_native.PACK_LAYOUT}/{isa or best_isa()}"
 
 
 class NativeExecutor:

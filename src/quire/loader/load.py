@@ -217,11 +217,16 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
     if isinstance(sink, CheckingSink):
         bad = sink.put_checked(item.param, at, data, dtype)
     else:
-        bad = first_nonfinite(data, dtype)
+        bad = first_nonfinite(data, dtype, item.param.dtype)
     if bad is not None:
         index = [int(i) for i in np.unravel_index(bad, shape[::-1] if item.part.transposed else shape)]
         index = index[::-1] if item.part.transposed else index
         index[0] += first + start
+        if np.isfinite(value := widened(data.reshape(-1)[bad : bad + 1], dtype)[0]):
+            raise CheckpointError(
+                f"tensor {name}: element {index} is {value:g}, beyond float16, which ends at 65504: use --dtype "
+                "bfloat16 or float32"
+            )
         raise CheckpointError(f"tensor {name}: element {index} is NaN or infinite")
     if not isinstance(sink, CheckingSink):
         sink.put(item.param, at, data, dtype)

@@ -8,8 +8,14 @@ from typing import Literal
 
 from quire.records import dataclass
 
-DType = Literal["f32", "bf16", "i8", "i4", "i32"]  # i32: numbers of experts and rows, in buffers only
-DTYPE_BYTES: dict[str, int] = {"f32": 4, "bf16": 2, "i8": 1, "i32": 4}  # of a buffer, table or plain panel
+DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: numbers of experts and rows, in buffers only
+DTYPE_BYTES: dict[str, int] = {
+    "f32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "i8": 1,
+    "i32": 4,
+}  # of a buffer, table or plain panel
 
 ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
 OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]
@@ -67,6 +73,7 @@ class WeightFormat:
     """What a linear weight is stored in.
 
     f32, bf16: floats; the input has the same format.
+    f16: floats; the input is float32, so products are those of the same numbers in f32.
     i8 without groups: whole numbers in [-127, 127] and a float32 scale for each output; the input is rounded to
     int8 with one scale a token.
     i4, and i8 with groups: see Groups; the input is rounded to int8 with one scale a token, halved for each group
@@ -89,7 +96,7 @@ class WeightFormat:
     @property
     def inputs(self) -> DType:
         """What the op before writes: a quantized linear's input is rounded from float32, once."""
-        return "f32" if self.quantized else self.dtype
+        return "bf16" if self.dtype == "bf16" else "f32"
 
     def __str__(self) -> str:
         return f"{self.dtype} in groups of {self.groups.size}" if self.groups else self.dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.program.formats import WeightFormat
 from quire.program.ops import (
     HeadLinear,
     LatentAttend,
@@ -27,7 +28,8 @@ def latent_input(to: Lowering, index: int, att: LatentAttention) -> str:
 
 def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) -> str:
     """Append a layer's latent attention over `hidden`; returns the buffer of the branch."""
-    names, at, heads, form = to.spec.names, f"layers.{index}", att.heads, to.formats.weights
+    names, at, heads = to.spec.names, f"layers.{index}", att.heads
+    form = WeightFormat(to.formats.weights).inputs  # of what the linears by head take
     shape = LatentShape(heads, att.kv_rank, att.nope_dim, att.rope_dim)
     q = _project_queries(to, index, att, hidden)
     kv = to.buffer("kv", att.cached, "f32")

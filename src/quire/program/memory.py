@@ -14,7 +14,9 @@ from quire.types import UnsupportedModelError
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
 PACKED_ROWS = 64  # output features of one packed panel of a linear weight
 QUAD_COLS = 4  # input features that one int8 dot-product instruction takes together
-PACKED_COLS = 2  # input features that one bf16 dot-product instruction takes together
+PACKED_COLS = (
+    2  # input features that one bf16 dot-product instruction, or a cache line of f16, takes together
+)
 KV_SCALE_BYTES = 2  # bfloat16: the scale of one token's key, or value, in one head of an i8 cache
 
 
@@ -138,7 +140,7 @@ def param_bytes(param: Param) -> int:
         codes = groups.count(param.cols) * groups.size * (4 if param.dtype == "i4" else 8) // 8
         return rows * (codes + groups.row_bytes(param.cols))
     if param.kind == "linear":
-        together = {"f32": 1, "bf16": PACKED_COLS, "i8": QUAD_COLS}[param.dtype]
+        together = {"f32": 1, "bf16": PACKED_COLS, "f16": PACKED_COLS, "i8": QUAD_COLS}[param.dtype]
         rows = packed_rows
         elems = rows * _round_up(param.cols, together)
         if param.dtype == "i8":  # and a scale and an offset for each row
