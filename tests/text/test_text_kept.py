@@ -89,7 +89,7 @@ def test_same_facts(pairs: dict[str, tuple[Tokenizer, Tokenizer]]) -> None:
             "vocab_size",
             "highest_id",
             "special_ids",
-            "special_texts",
+            "control_ids",
             "special_tokens",
             "eos_token_id",
         ):
