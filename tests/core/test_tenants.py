@@ -150,7 +150,10 @@ def test_what_a_tenant_has_cached_survives_any_life_of_others(seed: int) -> None
     for _ in range(12):
         for _ in range(rng.choice([0, 1, 3])):
             prompt = [rng.randint(0, 9) for _ in range(rng.randint(1, length - 2))]
-            params = {"n": rng.choice([1, 1, 3]), "max_tokens": rng.choice([1, 5, None])}
+            params = {
+                "n": rng.choice([1, 1, 3]),
+                "max_tokens": rng.choice([1, min(5, length - len(prompt)), None]),
+            }
             driver.add(prompt, tenant=rng.choice(others), priority=rng.randint(0, 2), **params)
         for _ in range(rng.randint(1, 6)):
             rows = driver.step()

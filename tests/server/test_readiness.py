@@ -93,7 +93,7 @@ def test_ready_is_what_a_request_gets(
 
     monkeypatch.setattr(AsyncEngine, "_open", wait)
 
-    async def work() -> Life:
+    async def live() -> Life:
         life = Life(folder)
         assert not await life.look()
         starting = asyncio.create_task(life.engine.start())
@@ -122,6 +122,12 @@ def test_ready_is_what_a_request_gets(
             await asyncio.sleep(0)
         assert await ask(life.app, "POST", "/v1/completions", CHAT) == 503
         return life
+
+    async def work() -> Life:
+        try:
+            return await live()
+        finally:
+            go.set()
 
     life = asyncio.run(work())
     assert life.seen == [
