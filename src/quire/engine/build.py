@@ -287,7 +287,7 @@ def make_executor(program: Program, config: ResolvedConfig) -> Executor:
     try:
         from quire.executor.torch import TorchExecutor
     except ImportError as error:
-        raise CheckpointError("executor 'torch' needs torch: pip install 'quire[gpu]'") from error
+        raise CheckpointError("executor 'torch' needs torch: pip install 'quire-llm[gpu]'") from error
     return TorchExecutor(program, device=config.asked.device)
 
 
