@@ -1,6 +1,7 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
 # make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name, or none) over HTTP
 # make test-MARKER  the slow tests of one marker: chaos, fuzz, memory or wheels
+# make wheels  the wheels that need no compiler, in dist/; PYTHONS="python3.11 python3.12" names who builds them
 # make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*.cpp csr
 # A build writes a few large object files at a time; two cores are what it can count on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: test check serve install peers clean
+.PHONY: test check serve install wheels peers clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +37,10 @@ test: check
 test-%: $(VENV)/.dev
 	$(BIN)/python -m pytest -m $* $(TESTS)
 
+PYTHONS ?= python3.11 python3.12
+wheels: | $(BIN)/python
+	$(BIN)/python tools/wheels.py $(PYTHONS)
+
 # MODEL unset: the small model that ships with Quire.
 MODEL ?=
 serve: $(VENV)/.installed
@@ -46,4 +51,4 @@ peers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

