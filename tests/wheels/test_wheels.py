@@ -10,13 +10,10 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tools.wheels import MAX_WHEEL, build
-
-from quire import LLM, SamplingParams
 
 pytestmark = pytest.mark.wheels
 ROOT = Path(__file__).parents[2]
@@ -38,13 +35,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with the wheel and what it depends on."""
     env = tmp_path_factory.mktemp("env")
     subprocess.run([sys.executable, "-m", "venv", str(env)], check=True)
     pip = [str(env / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), "--only-binary=:all:", str(wheel)], check=True)
-    yield env / "bin"
+    return env / "bin"
 
 
 def test_wheel_holds_what_runs_and_nothing_else(wheel: Path) -> None:
