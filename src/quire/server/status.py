@@ -11,7 +11,7 @@ from quire.engine.api import EngineState
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, retry_headers, shorten
 from quire.server.exchange import Exchange
-from quire.server.responses import HealthBody, ModelBody, ModelList, VersionBody
+from quire.server.responses import HealthBody, MemoryBody, ModelBody, ModelList, VersionBody
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,7 +47,7 @@ async def memory(context: ServerContext, exchange: Exchange) -> None:
     if not context.has_keys and not _is_local(exchange):
         message = "without an API key /debug/memory answers clients of this machine alone"
         raise ApiError(403, message, code="forbidden")
-    held = {**await context.engine.memory(), "requests": context.memory.report()}
+    held = MemoryBody(**await context.engine.memory(), requests=context.memory.report())
     await exchange.respond(200, msgspec.json.encode(held))
 
 
