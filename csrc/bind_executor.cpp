@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
@@ -231,6 +232,7 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("kv_warmed", &Executor::kv_warmed, "Bytes of the cache whose pages are in memory ahead of use.")
       .def_prop_ro("activation_bytes", &Executor::activation_bytes)
       .def_prop_ro("table_bytes", &Executor::table_bytes)
+      .def("arenas", &Executor::arenas)
       .def_prop_ro("isa", &Executor::isa)
       .def_prop_ro("threads", &Executor::threads)
       .def("measure_flops", &measure_flops, nogil(), "dtype"_a, "iterations"_a);

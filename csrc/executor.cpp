@@ -78,6 +78,17 @@ void Executor::bind_rounding() {
   rounded_rows_.allocate(rounded_row_bytes_ * pool_.threads());
 }
 
+std::vector<std::tuple<std::string, uintptr_t, size_t>> Executor::arenas() const {
+  std::vector<std::tuple<std::string, uintptr_t, size_t>> found;
+  const auto add = [&found](const char* name, const Arena& arena) {
+    if (arena.bytes()) found.emplace_back(name, reinterpret_cast<uintptr_t>(arena.data()), arena.bytes());
+  };
+  add("weights", weights_);
+  add("kv", kv_);
+  for (const Arena* part : {&activations_, &scratch_, &expert_memory_, &rounded_rows_}) add("activations", *part);
+  return found;
+}
+
 size_t Executor::table_bytes() const {
   size_t n = 0;
   for (const Rope& r : ropes_) n += (r.cos.size() + r.sin.size()) * sizeof(float);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "arena.h"
@@ -108,6 +109,8 @@ class Executor {
   size_t kv_warmed() const { return kv_pages_ ? kv_pages_->warmed() : 0; }
   size_t activation_bytes() const { return activations_.bytes() + scratch_.bytes() + expert_memory_.bytes() + rounded_rows_.bytes(); }
   size_t table_bytes() const;
+  // Where its large parts lie: name, address, bytes.
+  std::vector<std::tuple<std::string, uintptr_t, size_t>> arenas() const;
   const char* isa() const { return kernels_.isa; }
   int threads() const { return pool_.threads(); }
   ThreadPool& pool() { return pool_; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -26,7 +27,11 @@ void lowest_priority() {
 }  // namespace
 
 PageWarmer::PageWarmer(char* data, size_t bytes, size_t ahead) : data_(data), bytes_(bytes), ahead_(ahead) {
-  if (bytes_ >= 2 * kChunk) thread_ = std::thread([this] { work(); });
+  if (bytes_ < 2 * kChunk) return;
+  try {
+    thread_ = std::thread([this] { work(); });
+  } catch (const std::system_error&) {  // steps touch their pages themselves
+  }
 }
 
 PageWarmer::~PageWarmer() {

@@ -1,6 +1,9 @@
 #include "pool.h"
 
 #include <climits>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -50,10 +53,20 @@ bool Gate::wait_while(uint32_t old) {
 }
 
 ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), processors_(threads_) {
-  for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
+  workers_.reserve(static_cast<size_t>(threads_ - 1));
+  try {
+    for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
+  } catch (const std::system_error&) {
+    const std::string started = std::to_string(workers_.size() + 1);
+    end();
+    throw std::invalid_argument("threads: the system started " + started + " of " + std::to_string(threads_) +
+                                " and no more: ask for fewer, or raise the limit (ulimit -u, a container's pids limit)");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   stop_.store(true);
   start_.open();
   for (std::thread& worker : workers_) worker.join();

@@ -43,6 +43,7 @@ class Gate {
 
 class ThreadPool {
  public:
+  // Throws std::invalid_argument when the system does not start so many threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -70,6 +71,7 @@ class ThreadPool {
 
  private:
   void work(int thread);
+  void end();
 
   const int threads_;
   Processors processors_;

@@ -57,6 +57,7 @@ class Executor:
     kv_warmed: int
     activation_bytes: int
     table_bytes: int
+    def arenas(self) -> list[tuple[str, int, int]]: ...
     isa: str
     threads: int
     def __init__(self, isa: str, threads: int) -> None: ...

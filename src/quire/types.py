@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
@@ -292,6 +294,85 @@ class TokenLogprob:
 PositionLogprobs = list[TokenLogprob]
 
 
+class LogprobTable(Sequence[PositionLogprobs]):
+    """Logprobs of several positions in 12 bytes a candidate and 12 a position; what is read of it is made then.
+
+    `ids` and `values` hold the candidates of all positions, `ends` where each position's end, `ranks` the rank of
+    each position's chosen token; the likely ones after it have the ranks 1, 2, …
+    """
+
+    __slots__ = ("ends", "ids", "ranks", "values")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.ids, self.values = array("i"), array("d")
+        self.ends, self.ranks = array("q"), array("i")
+
+    @classmethod
+    def of(cls, positions: Iterable[PositionLogprobs]) -> LogprobTable:
+        """The same positions as a table."""
+        if isinstance(positions, LogprobTable):
+            return positions
+        table = cls()
+        for position in positions:
+            ids, values = [token.token_id for token in position], [token.logprob for token in position]
+            table.add(ids, values, position[0].rank)
+        return table
+
+    def add(self, ids: Iterable[int], values: Iterable[float], rank: int) -> None:
+        """Append a position: the chosen token and the likely ones, and the chosen one's rank."""
+        self.ids.extend(ids)
+        self.values.extend(values)
+        self.ranks.append(rank)
+        self.ends.append(len(self.ids))
+
+    def extend(self, other: LogprobTable) -> None:
+        """Append the positions of another table."""
+        before = len(self.ids)
+        self.ids += other.ids
+        self.values += other.values
+        self.ranks += other.ranks
+        self.ends += array("q", [before + end for end in other.ends]) if before else other.ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, at: int) -> PositionLogprobs: ...
+    @overload
+    def __getitem__(self, at: slice) -> LogprobTable: ...
+    def __getitem__(self, at: int | slice) -> PositionLogprobs | LogprobTable:
+        if isinstance(at, slice):
+            return self._part(*at.indices(len(self)))
+        place = at + len(self) if at < 0 else at
+        begin, end = self.ends[place - 1] if place else 0, self.ends[place]
+        ids, values = self.ids[begin:end], self.values[begin:end]
+        likely = map(TokenLogprob, ids[1:], values[1:], range(1, end - begin))
+        return [TokenLogprob(ids[0], values[0], self.ranks[place]), *likely]
+
+    def _part(self, start: int, stop: int, step: int) -> LogprobTable:
+        if step != 1:
+            raise ValueError("a part of a LogprobTable is a run of positions")
+        part, stop = LogprobTable(), max(start, stop)
+        begin, end = (self.ends[i - 1] if i else 0 for i in (start, stop))
+        part.ids, part.values, part.ranks = (
+            self.ids[begin:end],
+            self.values[begin:end],
+            self.ranks[start:stop],
+        )
+        part.ends = array("q", [place - begin for place in self.ends[start:stop]])
+        return part
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LogprobTable):
+            mine = (self.ids, self.values, self.ends, self.ranks)
+            return mine == (other.ids, other.values, other.ends, other.ranks)
+        return list(self) == other
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
 @dataclass(slots=True)
 class StepOutput:
     """What a step made, row for row.
@@ -303,8 +384,8 @@ class StepOutput:
     """
 
     token_ids: list[list[int]]
-    logprobs: list[list[PositionLogprobs] | None]
-    prompt_logprobs: list[list[PositionLogprobs] | None]
+    logprobs: list[LogprobTable | None]
+    prompt_logprobs: list[LogprobTable | None]
     failed: dict[int, FinishReason] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -316,8 +397,8 @@ class SeqEvent:
     request_id: str
     sample_index: int
     new_token_ids: list[int]
-    logprobs: list[PositionLogprobs] | None
-    prompt_logprobs: list[PositionLogprobs] | None
+    logprobs: LogprobTable | None
+    prompt_logprobs: LogprobTable | None
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     cached_tokens: int = 0
@@ -348,10 +429,10 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: list[int]
+    token_ids: list[int] | array[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: LogprobTable | None = None
 
 
 @dataclass(slots=True)
@@ -381,7 +462,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     finished: bool = False

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from quire.core.scheduler_config import SchedulerConfig
 from quire.types import (
     FinishReason,
+    LogprobTable,
     NewSeq,
-    PositionLogprobs,
     Request,
     ScheduledSeq,
     SchedulerOutput,
@@ -144,7 +144,7 @@ class PagedWorker:
         wanted = None
         if row.prompt_logprobs:
             end = min(slot.computed, slot.new.prompt_len - 1)
-            wanted = [_certain(slot.tokens[p + 1]) for p in range(row.start, end)]
+            wanted = _certain(slot.tokens[row.start + 1 : end + 1])
         made: list[int] = []
         if row.sample and self.fails(slot.new):
             result.failed[index] = FinishReason.ERROR
@@ -156,9 +156,9 @@ class PagedWorker:
                 last = hash((last, made[-1]))
             slot.tokens.extend(made)
         result.token_ids.append(made)
-        result.logprobs.append([_certain(token) for token in made] if made else None)
+        result.logprobs.append(_certain(made) if made else None)
         result.prompt_logprobs.append(wanted)
 
 
-def _certain(token: int) -> PositionLogprobs:
-    return [TokenLogprob(token, 0.0, 1)]
+def _certain(tokens: Sequence[int]) -> LogprobTable:
+    return LogprobTable.of([TokenLogprob(token, 0.0, 1)] for token in tokens)

@@ -12,6 +12,7 @@ from quire.types import (
     NO_BLOCK,
     CacheGroup,
     FinishReason,
+    LogprobTable,
     Request,
     RequestError,
     SamplingParams,
@@ -159,7 +160,7 @@ def test_several_accepted_tokens_are_cut_at_the_end_with_their_logprobs() -> Non
     scheduler = make()
     scheduler.add(ask("a", [1, 2, 3], max_tokens=9, logprobs=0))
     out = scheduler.schedule()
-    logprobs = [[TokenLogprob(token, -1.0, 1)] for token in (7, 8, 0, 9)]
+    logprobs = LogprobTable.of([TokenLogprob(token, -1.0, 1)] for token in (7, 8, 0, 9))
     [event] = scheduler.update(out, StepOutput([[7, 8, 0, 9]], [logprobs], [None]))
     assert (event.new_token_ids, event.logprobs) == ([7, 8, 0], logprobs[:3])
     assert (event.finish_reason, event.stop_token_id) == (FinishReason.STOP, 0)
@@ -435,7 +436,7 @@ def test_what_was_found_is_looked_up_again_after_someone_gave_way() -> None:
     run(scheduler)
     scheduler.add(ask("mid", list(range(1, 13)), priority=3, max_tokens=9, prompt_logprobs=0))
     out = scheduler.schedule()
-    logprobs = [[TokenLogprob(1, 0.0, 1)]] * 11
+    logprobs = LogprobTable.of([[TokenLogprob(1, 0.0, 1)]] * 11)
     scheduler.update(out, StepOutput([[7], [7]], [None, None], [None, logprobs]))
     # The prefix that "high" finds is held by "low", which gives way to it: its blocks pass to "mid"'s twins.
     scheduler.add(ask("high", list(range(1, 14)), priority=0, max_tokens=2))
@@ -486,22 +487,22 @@ def test_what_does_not_fit_the_step_is_refused_and_changes_nothing() -> None:
     scheduler = make()
     scheduler.add(ask("a", [1] * 3, max_tokens=3, prompt_logprobs=0))
     out = scheduler.schedule()
-    one = [TokenLogprob(1, 0.0, 1)]
+    one, two = (LogprobTable.of([[TokenLogprob(1, 0.0, 1)]] * n) for n in (1, 2))
     for bad, message in (
         (StepOutput([], [], []), "1 rows"),
-        (StepOutput([[]], [None], [[one, one]]), "row 0 should have sampled"),
-        (StepOutput([[7]], [None], [[one]]), "prompt logprobs of 2 positions"),
+        (StepOutput([[]], [None], [two]), "row 0 should have sampled"),
+        (StepOutput([[7]], [None], [one]), "prompt logprobs of 2 positions"),
         (StepOutput([[7]], [None], [None]), "prompt logprobs of 2 positions"),
     ):
         with pytest.raises(ValueError, match=message):
             scheduler.update(out, bad)
     with pytest.raises(ValueError, match="has not been given to update"):
         scheduler.schedule()
-    good = StepOutput([[7]], [None], [[one, one]])
+    good = StepOutput([[7]], [None], [two])
     with pytest.raises(ValueError, match="step 9 is not the one"):
         scheduler.update(SchedulerOutput(9, out.scheduled, [], []), good)
     [event] = scheduler.update(out, good)
-    assert event.prompt_logprobs == [one, one]
+    assert event.prompt_logprobs == two
     with pytest.raises(ValueError, match="is not the one"):
         scheduler.update(out, good)
     out = scheduler.schedule()

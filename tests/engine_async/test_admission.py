@@ -14,7 +14,7 @@ from quire.types import Request, RequestError, SamplingParams
 
 def door(max_requests: int = 4, max_tokens: int = 1000, **limits: int) -> Admission:
     limits = {"num_blocks": 8, "max_num_seqs": 2, "max_model_len": 200} | limits
-    facts = Ready(SchedulerConfig(**limits), 128, (2,), (), {}, ())  # type: ignore[arg-type]
+    facts = Ready(SchedulerConfig(**limits), 128, (2,), (), 0, {}, ())  # type: ignore[arg-type]
     return Admission(facts, max_requests, max_tokens)
 
 

@@ -45,16 +45,18 @@ from quire.engine.messages import (
     unpack_ids,
     unpack_logprobs,
 )
-from quire.types import CacheGroup, FinishReason, SamplingParams, StepRecord, TokenLogprob
+from quire.types import CacheGroup, FinishReason, LogprobTable, SamplingParams, StepRecord, TokenLogprob
 from quire.util.startup import Span
 
 PARAMS = SamplingParams(
     temperature=0.0, stop=["a", "é"], logit_bias={3: -1.5, 4: 2.0}, seed=2**64 - 1, allowed_token_ids=[1, 2],
     max_tokens=7, logprobs=3, n=4,
 )  # fmt: skip
-LOGPROBS = [[TokenLogprob(5, -0.25, 1)], [], [TokenLogprob(2**31 - 1, -1e-30, 9), TokenLogprob(0, -9.5, 128)]]
+LOGPROBS = LogprobTable.of(
+    [[TokenLogprob(5, -0.25, 1)], [TokenLogprob(2**31 - 1, -1e-30, 128), TokenLogprob(0, -9.5, 1)]]
+)
 COMMANDS: list[Command] = [
-    Load("folder", EngineConfig(memory=2**33, dtype="bfloat16"), 5),
+    Load("folder", EngineConfig(memory=2**33, dtype="bfloat16"), {"server": 5}),
     Add(2**50, "näme", pack_ids([0, 2**31 - 1]), PARAMS, 1.25, -3, "salt"),
     Abort(1),
     Finish(2, 127),
@@ -65,7 +67,7 @@ COMMANDS: list[Command] = [
 REPORTS: list[Report] = [
     Progress(1, 2),
     Ready(SchedulerConfig(num_blocks=9, groups=(CacheGroup((0, 2)), CacheGroup((1,), 8))), 128, (1, 2), ("hm",),
-          {"kv": 4}, ("line",), (Span("engine", "weights", 1.0, 2.5),)),
+          9, {"kv": 4}, ("line",), (("kv", 2**46, 8),), (Span("engine", "weights", 1.0, 2.5),)),
     Fatal("CheckpointError", "why"),
     Step(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
          (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),
@@ -115,4 +117,6 @@ def test_what_is_no_message_is_refused() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
         list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little")))
     with pytest.raises(ProtocolError, match="differ in length"):
-        unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), pack_ids([1])))
+        unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), pack_handles([1])))
+    with pytest.raises(ProtocolError, match="no whole numbers"):
+        unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), b"1"))

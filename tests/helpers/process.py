@@ -28,11 +28,13 @@ SMALL = ["--max-model-len", "65000", "--threads", "1", "--memory", "700MiB"]
 class Process:
     """A server that has announced itself."""
 
-    def __init__(self, folder: Path, *options: str, files: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, files: int | None = None, before: Callable[[], None] | None = None
+    ) -> None:
         limit = ["prlimit", f"--nofile={files}"] if files is not None else []
         self.process = subprocess.Popen(
             [*limit, sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, *options],
-            stderr=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE, text=True, preexec_fn=before,  # noqa: PLW1509
         )  # fmt: skip
         self.lines: list[str] = []
         assert self.process.stderr is not None

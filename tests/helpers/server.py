@@ -12,9 +12,9 @@ import time
 import unittest.mock
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -22,7 +22,10 @@ from helpers.checkpoints import TinyModel
 from helpers.tokenizers import save_whole
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
+from quire.engine.api import AsyncEngine as AsyncEngineApi
+from quire.engine.api import ModelCard
 from quire.engine.async_engine import AsyncEngine
+from quire.server.memory import RequestMemory
 from quire.server.run import HttpServer, bind
 
 # Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.
@@ -192,6 +195,19 @@ class Reply:
         if param is not None:
             assert error["param"] == param, error
         return str(error["message"])
+
+
+@dataclass
+class _Planned:
+    """As much of an engine as its memory for requests needs."""
+
+    request_memory: int
+    card: ModelCard = field(default_factory=lambda: ModelCard("m", "None", 2048, 50, "0" * 64, None, 0))
+
+
+def plenty(size: int = 2**30) -> RequestMemory:
+    """Memory for requests, without an engine."""
+    return RequestMemory(cast(AsyncEngineApi, _Planned(size)), 100)
 
 
 def request_bytes(path: str, body: Any, *, headers: str = "", version: str = "1.1") -> bytes:

@@ -35,7 +35,7 @@ def test_sampled_logprobs(size: int, count: int) -> None:
             result = sampler.sample(row, ints(0), ints(position))
             entry = result.logprobs[0]
             assert entry is not None
-            assert_same(entry, position_logprobs(row[0], int(result.token_ids[0]), count))
+            assert_same(entry[0], position_logprobs(row[0], int(result.token_ids[0]), count))
 
 
 def test_matches_torch_log_softmax() -> None:
@@ -81,7 +81,7 @@ def test_only_those_who_ask_get_logprobs() -> None:
     assert got[0] is None
     assert got[2] is None
     assert got[1] is not None
-    assert len(got[1]) == 3
+    assert len(got[1][0]) == 3
     sampler.drop(1)
     sampler.add(1, new_seq(SamplingParams()))
     assert sampler.sample(rows, ints(0, 1, 2), ints(0, 0, 0)).logprobs == [None] * 3

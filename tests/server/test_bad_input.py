@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from helpers.checkpoints import VOCAB
-from helpers.server import GUARD, LiveServer, Neighbour, serving
+from helpers.server import GUARD, LiveServer, Neighbour, plenty, serving
 from quire.server import json_input
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
@@ -250,18 +251,23 @@ def test_lists_are_bounded(server: LiveServer) -> None:
     assert server.post("/v1/chat/completions", chat(allowed_token_ids=list(range(VOCAB)))).status == 200
     many = {"logprobs": True, "top_logprobs": 20, "max_tokens": 150}
     assert server.chat(n=2, **many).status == 200
-    with_limit = server.complete(["a"] * 100, logprobs=64, n=16, max_tokens=100).error(
+    with_limit = server.complete(["a"] * 64, logprobs=64, n=16, max_tokens=100).error(
         400, "invalid_value", "logprobs"
     )
     assert str(2**20) in with_limit
+    several = server.complete(["a"] * 64, prompt_logprobs=64, n=17).error(400, "invalid_value", "n")
+    assert "64 prompts with 17 samples each are 1088 choices, over the limit of 1024" in several
 
 
 def test_prompt_logprobs_are_bounded(server: LiveServer) -> None:
     """Row 13: what one response may hold, whatever the window."""
     params, body = SamplingParams(prompt_logprobs=60), CompletionRequest(prompt="x")
-    exchange = Exchange({"method": "POST", "path": "/", "headers": []}, None, None)  # type: ignore[arg-type]
+    scope = {"method": "POST", "path": "/", "headers": []}
+    exchange = Exchange(scope, None, None, plenty())  # type: ignore[arg-type]
     with pytest.raises(ApiError, match=f"prompt_logprobs: {7000 * 61} entries"):
-        make_ask(exchange, body, params, [5] * 7000, "name")
+        make_ask(exchange, body, params, array("i", [5] * 7000), "name")
+    together = server.complete([[5] * 190] * 100, prompt_logprobs=64, max_tokens=1)
+    assert str(19_000 * 65) in together.error(400, "invalid_value", "prompt_logprobs")
     answer = server.complete([5] * 150, prompt_logprobs=64, max_tokens=1).json["choices"][0]
     assert len(answer["prompt_logprobs"]) == 150
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from helpers.server import plenty
 from helpers.wire import ask, connect, turns
 from quire.config.serving import ServingConfig
 from quire.server.connections import Connections
@@ -227,7 +228,7 @@ def test_a_body_that_came_during_a_standstill_is_not_late(
 
     async def send(_: Any) -> None: ...
 
-    asked = Exchange({"method": "POST", "path": "/", "headers": []}, receive, send)
+    asked = Exchange({"method": "POST", "path": "/", "headers": []}, receive, send, plenty())
     if grace:
         assert asyncio.run(asked.body(100, 0.0)) == b"whole"
     else:

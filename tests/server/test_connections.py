@@ -23,6 +23,7 @@ from helpers.server import (
     LiveServer,
     Neighbour,
     Reply,
+    plenty,
     read_all,
     request_bytes,
     serving,
@@ -309,7 +310,7 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for presented in ("one", "two", "three", "none", "oneX", "x" * 100_000):
         exchange = Exchange(
             {"method": "GET", "path": "/", "headers": [(b"authorization", f"Bearer {presented}".encode())]},
-            None, None,  # type: ignore[arg-type]
+            None, None, plenty(),  # type: ignore[arg-type]
         )  # fmt: skip
         compared.clear()
         with contextlib.suppress(ApiError):

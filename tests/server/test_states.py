@@ -63,6 +63,7 @@ class StandInEngine:
     def __init__(self, state: EngineState = EngineState.READY) -> None:
         self.state, self.stats = state, EngineStats()
         self.startup: list[dict[str, Any]] = []
+        self.request_memory = 2**28
         self.steps: Sequence[StreamDelta | Exception] = ()
         self.failure: Exception | None = None
         self.streams: list[StandInStream] = []
@@ -77,6 +78,9 @@ class StandInEngine:
     async def stop(self, drain_seconds: float) -> None: ...
     async def ping(self, timeout: float) -> bool:
         return True
+
+    async def memory(self) -> Mapping[str, Any]:
+        return {}
 
     async def debug(self) -> Mapping[str, Any]:
         return {}

@@ -65,10 +65,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("")
         return 130
+    except (RuntimeError, BlockingIOError) as error:
+        if not _refused_thread(error):
+            raise
+        print(
+            "quire: the system does not start another thread or process: raise the limit of processes (ulimit -u, a"
+            " container's pids limit), or lower --threads",
+            file=sys.stderr,
+        )
     except BrokenPipeError:
         if not _reader_left():
             raise
     return 1
+
+
+def _refused_thread(error: BaseException) -> bool:
+    """Whether this is what fork and the start of a thread raise at a limit of processes."""
+    return isinstance(error, BlockingIOError) or "can't start new thread" in str(error)
 
 
 def command_parser(name: str) -> Parser:

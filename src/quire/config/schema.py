@@ -7,9 +7,14 @@ from typing import Any
 
 _COUNTS = (
     "memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks",
-    "weight_cache_size",
+    "weight_cache_size", "request_memory",
 )  # fmt: skip
-SIZES = ("memory", "weight_cache_size")  # fields in bytes, written like 6GiB
+# Above these nothing is gained, and numbers no longer fit the arrays of a step.
+_MOST = {
+    "threads": 1024, "max_num_seqs": 2**16, "max_num_batched_tokens": 2**20, "block_size": 2**16,
+    "num_kv_blocks": 2**31 - 1,
+}  # fmt: skip
+SIZES = ("memory", "request_memory", "weight_cache_size")  # fields in bytes, written like 6GiB
 # An engine that collects looks idle: longer, and it could not be told from one that hangs.
 MAX_BATCH_WAIT_MS = 1000.0
 GROUP_SIZES = (32, 64, 128)  # of int4 weights that are rounded at load
@@ -88,6 +93,12 @@ class EngineConfig:
         "hard bound on this process's memory, like 6GiB (default: 80%% of what is available)",
         metavar="SIZE",
     )
+    request_memory: int | None = option(
+        None,
+        "the part of --memory for what requests hold: bodies, prompts, answers, logprobs (default: an eighth of what"
+        " weights leave, from 8 MiB to 1 GiB)",
+        metavar="SIZE",
+    )
     max_model_len: int | None = option(
         None,
         "longest sequence in tokens, prompt and output (default: the model's, or what fits)",
@@ -155,6 +166,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name}: {value!r} is not a positive integer")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ValueError(f"{name}: {value} is over the limit of {most}")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
             raise ValueError(f"batch_wait_ms: {self.batch_wait_ms} is not within 0 and {MAX_BATCH_WAIT_MS:g}")
         if self.fp32_lm_head and self.quantize_head in {"int8", "int4"}:

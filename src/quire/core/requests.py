@@ -68,6 +68,7 @@ class Requests:
                 self._let_in(state, 1)
             return False
         del self._states[state.request.request_id]
+        state.sequences = []  # they know each other: their tokens would stay until garbage is collected
         return True
 
     def audit(self, running: list[Sequence]) -> None:

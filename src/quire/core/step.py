@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from quire.core.sequence import Sequence
 from quire.types import (
     FinishReason,
+    LogprobTable,
     NewSeq,
-    PositionLogprobs,
     ScheduledSeq,
     SchedulerOutput,
     SeqEvent,
@@ -93,13 +93,12 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
             raise ValueError(f"row {i} should have the prompt logprobs of {wanted} positions")
 
 
-def take_prompt_logprobs(
-    seq: Sequence, row: ScheduledSeq, made: list[PositionLogprobs] | None
-) -> list[PositionLogprobs]:
+def take_prompt_logprobs(seq: Sequence, row: ScheduledSeq, made: LogprobTable | None) -> LogprobTable:
     """The entries of a row that were not delivered before a preemption; they count as delivered now."""
     first = seq.prompt_logprobs_from
     seq.prompt_logprobs_left = seq.prompt_len - 1 - _prompt_end(seq, row)
-    return (made or [])[first - row.start :]
+    table = LogprobTable() if made is None else made
+    return table[first - row.start :] if first > row.start else table
 
 
 def _prompt_end(seq: Sequence, row: ScheduledSeq) -> int:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.types import FinishReason, PositionLogprobs, QuireError, RequestOutput, SamplingParams
+from quire.types import FinishReason, LogprobTable, QuireError, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from quire.text.chat import ChatAsk  # brings the template engine, which the engine process does without
+
+REQUESTS = "requests"  # the part of a memory plan for what requests hold: bodies, prompts, answers
 
 
 class EngineState(StrEnum):
@@ -75,6 +77,8 @@ class GenerateAsk:
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends in
     DeadlineError when it is not finished, or not yet scheduled, by then. `prompt_text` is only reported back.
     Tenants have parts of the queue and of the prefix cache; "" has all of the queue.
+    Without `keep_output` text and logprobs of the samples are in the deltas alone: `output` stays small, its token
+    ids are arrays of int32, and it has no copy of the prompt.
     """
 
     request_id: str
@@ -86,6 +90,7 @@ class GenerateAsk:
     tenant: str = ""
     deadline: float | None = None
     queue_deadline: float | None = None
+    keep_output: bool = True
 
 
 @dataclass(slots=True)
@@ -95,7 +100,7 @@ class StreamDelta:
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: LogprobTable | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -204,6 +209,13 @@ class AsyncEngine(Protocol):
     @property
     def startup(self) -> list[dict[str, Any]]:
         """Where the time went from the start of the process to the first token; see util/startup."""
+
+    @property
+    def request_memory(self) -> int:
+        """Bytes that the memory plan gives to requests in work, in both processes; 0 before it is made."""
+
+    async def memory(self) -> Mapping[str, Any]:
+        """The memory bound, what was planned by part, and what each process holds by part, in bytes."""
 
     async def start(self) -> None:
         """Load and become ready. Raises what loading raises (CheckpointError, MemoryBudgetError, ...)."""

@@ -18,6 +18,7 @@ from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.admission import Admission
 from quire.engine.api import (
+    REQUESTS,
     DeadlineError,
     EngineState,
     EngineStats,
@@ -28,6 +29,7 @@ from quire.engine.api import (
     Stream,
     require_ready,
 )
+from quire.engine.held import memory_beside, memory_held
 from quire.engine.host import host_factory
 from quire.engine.messages import (
     SAMPLE_BITS,
@@ -49,7 +51,7 @@ from quire.engine.messages import (
     unpack_ids,
     unpack_logprobs,
 )
-from quire.engine.opening import Model, find_model, gguf_files, kept_files, open_model, tokenizer_memory
+from quire.engine.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.output import OutputProcessor
 from quire.engine.spawn import Spawned
 from quire.engine.stream import Direct, Live, LiveStream
@@ -59,7 +61,6 @@ from quire.engine.text_service import TextService, read_template
 from quire.text.chat import ChatAsk
 from quire.text.stop import StopStrings
 from quire.types import QuireError, Request, RequestError, SeqEvent
-from quire.util.platform import resident_bytes
 from quire.util.startup import Startup
 
 if TYPE_CHECKING:
@@ -67,8 +68,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.engine")
 
-# What this process grows by once it serves: requests, text, buffers.
-SERVER_ALLOWANCE = 64 * 2**20
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
 
@@ -152,6 +151,10 @@ class AsyncEngine:
         return self._facts.memory_lines if self._facts else ()
 
     @property
+    def request_memory(self) -> int:
+        return self._facts.memory_parts[REQUESTS] if self._facts else 0
+
+    @property
     def stats(self) -> EngineStats:
         admission, facts = self._admission, self._facts
         return EngineStats(
@@ -173,7 +176,7 @@ class AsyncEngine:
         self._drained = asyncio.Event()
         folder = await loop.run_in_executor(None, find_model, self._name)
         files = await loop.run_in_executor(None, gguf_files, folder)
-        beside = 0 if self._in_process else _memory_beside(folder, files)
+        beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         self._supervisor = Supervisor(
             Load(str(folder), self._config, beside),
             self.serving,
@@ -234,6 +237,18 @@ class AsyncEngine:
                 self._records.remove(answer)
         return {"steps": msgspec.to_builtins(records)}
 
+    async def memory(self) -> Mapping[str, Any]:
+        """What both processes hold, by part, beside what was planned; see docs/memory.md."""
+        if self._facts is None:
+            raise EngineUnavailableError("the engine is loading")
+        measured = await asyncio.to_thread(memory_held, self.pid, self._facts.memory_areas)
+        return {
+            "bound": self._facts.memory_bound,
+            "planned": dict(self._facts.memory_parts),
+            "resident": sum(sum(parts.values()) for parts in measured.values()),
+            "processes": measured,
+        }
+
     # -- text ---------------------------------------------------------------------------------------------
 
     async def encode(
@@ -277,7 +292,7 @@ class AsyncEngine:
         stops = self._stops(ask)
         handle = next(self._numbers)
         admission.admit(handle, ask, now)
-        live = Live(handle, ask, output.add(request, ask.prompt_text, stops))
+        live = Live(handle, ask, output.add(request, ask.prompt_text, stops, keep=ask.keep_output))
         if not self._live:
             supervisor.began()
         self._live[handle] = live
@@ -582,8 +597,3 @@ def _event(live: Live, index: int, tokens: list[int], note: Note) -> SeqEvent:
         note.stop_token_id,
         live.cached_tokens,
     )
-
-
-def _memory_beside(folder: Path, files: GGUFFiles | None) -> int:
-    """Bytes that this process will hold beside the engine's, under the same bound."""
-    return resident_bytes() + SERVER_ALLOWANCE + tokenizer_memory(folder, files)

@@ -1,33 +1,45 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
-    bound = process + weights + tables + activations + step + sampler + per block · blocks
+    bound = process + steps + server + weights + tables + activations + step + sampler + requests + per block · blocks
 
-`process` is what is resident before weights are loaded (interpreter, libraries, tokenizer) plus a fixed allowance
-for what grows while serving. A block's price is its KV bytes plus the bookkeeping of its tokens: token ids in
-Python lists, the radix tree, block tables.
+`process` and `server` are what the engine's process and the server's hold when the plan is made, before weights are
+loaded; `steps` is what running steps adds to the first, and the server's share holds what serving adds to it. A block's
+price is its KV bytes plus its bookkeeping. What requests hold (bodies, prompts, answers, in both processes) is a part
+of its own, which a server admits them by (server/memory). docs/memory.md says what each part is for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from quire.config.schema import ResolvedConfig
 from quire.core.capacity import least_blocks
+from quire.engine.api import REQUESTS
 from quire.executor.base import Limits, step_array_bytes
 from quire.executor.native import planned_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.ops import Program
 from quire.records import dataclass
-from quire.types import MAX_NAMED_TOKENS, MemoryBudgetError
+from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, MemoryBudgetError
 from quire.util.sizes import format_size
 from quire.worker.sampler import Sampler
 
-# What Python objects cost for each token that a block can hold: ids in lists (8 bytes a reference, 28 an int),
-# twice (request and sequence), the radix tree's key, and detokenized text.
-TOKEN_OVERHEAD = 128
-# Growth of the process while serving: allocator slack, text, requests, log records, thread stacks.
-PROCESS_ALLOWANCE = 64 * 2**20
+REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = (
+    8,
+    8 * 2**20,
+    2**30,
+)  # of what is left: an eighth, within these bounds
+# Bookkeeping of a block: a node of the prefix cache with its place in dictionaries and heaps, and for each token four
+# bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
+BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
+# What steps add to the engine's process: pages of code that run for the first time, records of the latest steps.
+STEP_GROWTH = 3 * 2**20
+THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
+# A position's logprobs in one step: in tables, as bytes, in a frame, in the socket.
+LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
 MIN_MODEL_LEN = 128
+MAX_BLOCKS = 2**31 - 1  # as block tables name them
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +60,28 @@ class MemoryPlan:
         width = max(len(name) for name in self.parts)
         lines = [f"{name:<{width}}  {format_size(size):>11}" for name, size in self.parts.items()]
         tokens = self.limits.num_blocks * self.limits.block_size
-        lines.append(f"{'sum':<{width}}  {format_size(self.total):>11}  of {format_size(self.bound)}")
+        lines.append(
+            f"{'sum':<{width}}  {format_size(self.total):>11}  at worst, of {format_size(self.bound)}"
+        )
         lines.append(
             f"{self.limits.num_blocks} KV blocks of {self.limits.block_size} tokens: {tokens} tokens"
         )
         return lines
 
 
-def plan_memory(program: Program, config: ResolvedConfig, process_bytes: int, beside: int = 0) -> MemoryPlan:
+def plan_memory(
+    program: Program, config: ResolvedConfig, process_bytes: int, beside: Mapping[str, int] | None = None
+) -> MemoryPlan:
     """Divide the bound: fixed parts first, KV blocks from the rest.
 
-    `process_bytes` is the resident size before weights are loaded, `beside` what another process of the same
-    server holds and will hold. A context length that was not asked for is halved until one sequence of it fits.
+    `process_bytes` is the resident size before weights are loaded, `beside` what the other process of a
+    server holds and will hold, by part; what requests hold there is in the plan's own part.
+    A context length that was not asked for is halved until one sequence of it fits.
     Raises MemoryBudgetError, with the sum by part and what to change, when not even that fits.
     """
     length = config.max_model_len
     while True:
-        plan, needed = _plan(program, config, process_bytes + PROCESS_ALLOWANCE, beside, length)
+        plan, needed = _plan(program, config, process_bytes, beside or {}, length)
         if plan.limits.num_blocks >= needed:
             return plan
         if not config.shrink_model_len or length <= MIN_MODEL_LEN:
@@ -73,7 +90,7 @@ def plan_memory(program: Program, config: ResolvedConfig, process_bytes: int, be
 
 
 def _plan(
-    program: Program, config: ResolvedConfig, process: int, beside: int, length: int
+    program: Program, config: ResolvedConfig, process: int, beside: Mapping[str, int], length: int
 ) -> tuple[MemoryPlan, int]:
     """A plan for a context length, and the least blocks in which one sequence of that length runs.
 
@@ -91,7 +108,8 @@ def _plan(
     planned = planned_bytes(program, limits, config.threads)
     fixed = {
         "process": process,
-        **({"server": beside} if beside else {}),
+        "steps": STEP_GROWTH + config.threads * THREAD_GROWTH + limits.max_tokens * LOGPROB_BYTES,
+        **beside,
         "weights": planned["weights"],
         "tables": planned["tables"],
         "activations": planned["activations"],
@@ -101,11 +119,13 @@ def _plan(
         ),
     }
     kv_bytes = kv_block_bytes(program, asked.block_size)
-    block_bytes = kv_bytes + TOKEN_OVERHEAD * asked.block_size
+    block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.block_size
     groups, chunk = program.cache_groups, config.max_num_batched_tokens
     at_speed = least_blocks(groups, length, chunk, asked.block_size)
     least = least_blocks(groups, length, 1, asked.block_size) if asked.enable_chunked_prefill else at_speed
-    blocks = max(0, config.memory - sum(fixed.values())) // block_bytes
+    rest = config.memory - sum(fixed.values())
+    fixed[REQUESTS] = asked.request_memory or max(MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS))
+    blocks = min(max(0, rest - fixed[REQUESTS]) // block_bytes, MAX_BLOCKS)
     if asked.num_kv_blocks is not None:
         if asked.num_kv_blocks > blocks:
             raise MemoryBudgetError(
@@ -115,7 +135,7 @@ def _plan(
         blocks = asked.num_kv_blocks
     elif asked.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
         blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
-    parts = {**fixed, "kv": blocks * kv_bytes, "text": blocks * (block_bytes - kv_bytes)}
+    parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), least
 
 
@@ -128,6 +148,8 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
         advice.append(f"lower --max-num-batched-tokens ({config.max_num_batched_tokens})")
     if config.max_num_seqs > 1:
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
+    if config.asked.request_memory is not None:
+        advice.append(f"lower --request-memory ({format_size(config.asked.request_memory)})")
     if config.weights == "f32":
         advice.append("use --dtype bfloat16")
     if config.kv != "i8":

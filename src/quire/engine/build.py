@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -219,12 +219,12 @@ def build(
     asked: EngineConfig,
     progress: Progress | None = None,
     *,
-    beside: int = 0,
+    beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
 ) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is told bytes of weights.
 
-    `beside` is bytes that the server's other process holds under the same memory bound.
+    `beside` is what the server's other process holds under the same memory bound, in bytes by part.
 
     Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
     """

@@ -17,11 +17,10 @@ from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.types import (
     FinishReason,
-    PositionLogprobs,
+    LogprobTable,
     QuireError,
     SamplingParams,
     StepRecord,
-    TokenLogprob,
 )
 from quire.util.startup import Span
 
@@ -44,11 +43,11 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: which checkpoint folder to load, and how. `beside` is memory held outside the process."""
+    """First message: which checkpoint folder to load, and how. `beside` is memory held by another process, by part."""
 
     folder: str
     config: EngineConfig
-    beside: int = 0
+    beside: dict[str, int] = {}
 
 
 class Add(_Message, frozen=True, tag=2):
@@ -113,8 +112,10 @@ class Ready(_Message, frozen=True, tag=2):
     vocab: int
     eos_token_ids: tuple[int, ...]
     notices: tuple[str, ...]
+    memory_bound: int
     memory_parts: dict[str, int]
     memory_lines: tuple[str, ...]
+    memory_areas: tuple[tuple[str, int, int], ...] = ()  # name, address, bytes: in the engine's process
     startup: tuple[Span, ...] = ()
 
 
@@ -126,12 +127,12 @@ class Fatal(_Message, frozen=True, tag=3):
 
 
 class Logprobs(_Message, frozen=True):
-    """Several positions' candidates, flat: ids int32, logprobs float64, ranks int32, sizes int32 a position."""
+    """A LogprobTable: ids int32 and logprobs float64 a candidate, ranks int32 and ends int64 a position."""
 
     ids: bytes
     logprobs: bytes
     ranks: bytes
-    sizes: bytes
+    ends: bytes
 
 
 class Note(_Message, frozen=True):
@@ -286,34 +287,27 @@ def unpack_ids(data: bytes) -> list[int]:
     return memoryview(data).cast("i").tolist()
 
 
-def pack_logprobs(positions: Sequence[PositionLogprobs] | None) -> Logprobs | None:
-    """Candidates of several positions, flat."""
-    if positions is None:
+def pack_logprobs(table: LogprobTable | None) -> Logprobs | None:
+    """A table's numbers as bytes."""
+    if table is None:
         return None
-    flat = [token for position in positions for token in position]
-    return Logprobs(
-        array("i", [token.token_id for token in flat]).tobytes(),
-        array("d", [token.logprob for token in flat]).tobytes(),
-        array("i", [token.rank for token in flat]).tobytes(),
-        array("i", [len(position) for position in positions]).tobytes(),
-    )
+    return Logprobs(table.ids.tobytes(), table.values.tobytes(), table.ranks.tobytes(), table.ends.tobytes())
 
 
-def unpack_logprobs(packed: Logprobs | None) -> list[PositionLogprobs] | None:
+def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:
     """The reverse of pack_logprobs. Raises ProtocolError when the parts disagree in length."""
     if packed is None:
         return None
-    ids, ranks = unpack_ids(packed.ids), unpack_ids(packed.ranks)
-    values: list[float] = array("d", packed.logprobs).tolist()
-    sizes = unpack_ids(packed.sizes)
-    if not len(ids) == len(ranks) == len(values) == sum(sizes):
+    table = LogprobTable()
+    parts = ((table.ids, packed.ids), (table.values, packed.logprobs), (table.ranks, packed.ranks))
+    for numbers, data in (*parts, (table.ends, packed.ends)):
+        if len(data) % numbers.itemsize:
+            raise ProtocolError("a part of a logprob message holds no whole numbers")
+        numbers.frombytes(data)
+    last = table.ends[-1] if table.ends else 0
+    if not len(table.ids) == len(table.values) == last or len(table.ranks) != len(table.ends):
         raise ProtocolError("the parts of a logprob message differ in length")
-    flat = list(map(TokenLogprob, ids, values, ranks))
-    positions, start = [], 0
-    for size in sizes:
-        positions.append(flat[start : start + size])
-        start += size
-    return positions
+    return table
 
 
 def unpack_handles(data: bytes) -> list[int]:

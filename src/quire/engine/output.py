@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import (
     CompletionOutput,
     FinishReason,
-    PositionLogprobs,
+    LogprobTable,
     Request,
     RequestOutput,
     SeqEvent,
@@ -41,7 +42,8 @@ class Following:
     request: Request
     output: RequestOutput
     samples: list[Sample]
-    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    keep: bool = True  # text and logprobs of the samples, and the prompt
+    prompt_logprobs: LogprobTable = field(default_factory=LogprobTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +64,33 @@ class OutputProcessor:
         self._tokenizer, self._stop, self._clock = tokenizer, stop, clock
         self._states: dict[str, Following] = {}
 
-    def add(self, request: Request, prompt: str | None, stops: StopStrings | None) -> Following:
-        """Start following a request."""
+    def add(
+        self, request: Request, prompt: str | None, stops: StopStrings | None, *, keep: bool = True
+    ) -> Following:
+        """Start following a request; `keep` as GenerateAsk.keep_output."""
         params = request.params
         output = RequestOutput(
             request_id=request.request_id,
             prompt=prompt,
-            prompt_token_ids=list(request.prompt_token_ids),
-            outputs=[CompletionOutput(index=i, text="", token_ids=[]) for i in range(params.n)],
+            prompt_token_ids=list(request.prompt_token_ids) if keep else [],
+            outputs=[
+                CompletionOutput(index=i, text="", token_ids=[] if keep else array("i"))
+                for i in range(params.n)
+            ],
             usage=Usage(prompt_tokens=len(request.prompt_token_ids)),
             timings=Timings(arrival=request.arrival),
         )
         samples = []
         for completion in output.outputs:
-            if params.logprobs is not None:
-                completion.logprobs = []
+            if keep and params.logprobs is not None:
+                completion.logprobs = LogprobTable()
             detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens) if self._tokenizer else None
             if detokenizer is not None and not isinstance(detokenizer, ByteLevelDetokenizer):
                 # SentencePiece-style text drops a space at its very start, and the output is not the start
-                detokenizer.prime(request.prompt_token_ids[-PRIME_TOKENS:])
+                detokenizer.prime(list(request.prompt_token_ids[-PRIME_TOKENS:]))
             matcher = stops.matcher(include=params.include_stop_str_in_output) if stops else None
             samples.append(Sample(completion, detokenizer, matcher))
-        state = self._states[request.request_id] = Following(request, output, samples)
+        state = self._states[request.request_id] = Following(request, output, samples, keep)
         return state
 
     def started(self, request_ids: list[str], at: float) -> None:
@@ -116,9 +123,9 @@ class OutputProcessor:
             return None
         state.output.usage.cached_tokens = event.cached_tokens
         if event.prompt_logprobs:
-            state.prompt_logprobs += event.prompt_logprobs
+            state.prompt_logprobs.extend(event.prompt_logprobs)
         if output.logprobs is not None and event.logprobs:
-            output.logprobs += event.logprobs
+            output.logprobs.extend(event.logprobs)
         hidden = event.stop_token_id is not None and not state.request.params.include_stop_str_in_output
         # the stop token is in token_ids, and not in the text
         shown = event.new_token_ids[:-1] if hidden else event.new_token_ids
@@ -173,7 +180,7 @@ class OutputProcessor:
             if not output.token_ids:
                 timings = state.output.timings
                 timings.first_token = timings.first_token or now
-            output.token_ids += token_ids
+            output.token_ids.extend(token_ids)
             state.output.usage.completion_tokens += len(token_ids)
         if sample.detokenizer is None:
             return "", None
@@ -185,10 +192,11 @@ class OutputProcessor:
             text, matched = sample.matcher.push(text)
             if matched is None and last:
                 text += sample.matcher.finish()
-        # held once, a string grows in place; held twice, it would be copied for every token
-        whole, output.text = output.text, ""
-        whole += text
-        output.text = whole
+        if state.keep:
+            # held once, a string grows in place; held twice, it would be copied for every token
+            whole, output.text = output.text, ""
+            whole += text
+            output.text = whole
         if matched is not None:
             self._stop(state.request.request_id, output.index)
         return text, matched
@@ -207,5 +215,6 @@ class OutputProcessor:
         output.timings.finished = now
         if state.request.params.prompt_logprobs is not None:
             # the first prompt token has no logprob: nothing comes before it
-            output.prompt_logprobs = [None, *state.prompt_logprobs]
+            table = state.prompt_logprobs
+            output.prompt_logprobs = [None, *table] if state.keep else table
         del self._states[output.request_id]

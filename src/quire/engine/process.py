@@ -23,6 +23,7 @@ from quire.engine.channel import Channel, ChannelClosedError
 from quire.engine.loop import EngineLoop
 from quire.engine.messages import Fatal, Load, Progress, Ready, Stop
 from quire.engine.opening import open_model
+from quire.executor.native import NativeExecutor
 from quire.types import QuireError
 from quire.util.startup import Startup
 
@@ -78,8 +79,10 @@ def _ready(built: Built, startup: Startup) -> Ready:
         vocab=built.program.vocab,
         eos_token_ids=tuple(built.model.facts.generation.eos_token_ids),
         notices=tuple(built.notices()),
+        memory_bound=built.plan.bound,
         memory_parts=dict(built.plan.parts),
         memory_lines=tuple(built.plan.lines()),
+        memory_areas=tuple(built.executor.areas()) if isinstance(built.executor, NativeExecutor) else (),
         startup=startup.spans,
     )
 

@@ -127,7 +127,7 @@ class Direct:
 
     def take(self, token_ids: list[int], now: float) -> None:
         """Take tokens that bring text and nothing else, while `open`."""
-        self._ids += token_ids
+        self._ids.extend(token_ids)
         text = "" if self._detokenizer is None else self._detokenizer.push(token_ids)
         try:
             taken = self._sink.take(text, now)
@@ -233,7 +233,9 @@ class LiveStream:
 def _merge(into: StreamDelta, delta: StreamDelta) -> None:
     into.text += delta.text
     into.token_ids += delta.token_ids
-    if delta.logprobs is not None:
-        into.logprobs = (into.logprobs or []) + delta.logprobs
+    if into.logprobs is None:
+        into.logprobs = delta.logprobs
+    elif delta.logprobs is not None:
+        into.logprobs.extend(delta.logprobs)
     into.finish_reason = delta.finish_reason
     into.stop_reason = delta.stop_reason

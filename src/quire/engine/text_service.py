@@ -19,7 +19,7 @@ from quire.util.strict_json import read_small_file
 CHARS_PER_TOKEN = 16
 LONG_TEXT = 32_768  # characters; longer texts queue among themselves
 MAX_TEMPLATE_BYTES = 2**20
-_KNOWN_PIECES = 2**18
+_KNOWN_PIECES = 2**13
 
 T = TypeVar("T")
 

@@ -412,6 +412,10 @@ class NativeExecutor:
             "tables": self._core.table_bytes,
         }
 
+    def areas(self) -> list[tuple[str, int, int]]:
+        """Where large parts lie in memory: name, address, bytes."""
+        return self._core.arenas()
+
     def close(self) -> None:
         """Give everything back; the executor cannot be used again."""
         self._logits = np.zeros((0, self.program.vocab), np.float32)

@@ -62,6 +62,11 @@ class AccessControl:
                 403, "origin: this origin is not allowed (see --allowed-origins)", code="origin_not_allowed"
             )
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients must present a key."""
+        return bool(self._keys)
+
     def check_key(self, exchange: Exchange) -> None:
         """Raise ApiError 401 unless a known key was presented; notes which of several."""
         if not self._keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -16,9 +16,11 @@ from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
 from quire.server.fields import Unsupported
-from quire.server.generation import Run
+from quire.server.generation import Deltas, Run
+from quire.server.memory import answer_costs
+from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.requests import GenerationRequest
-from quire.server.responses import PromptLogprobs, TimingsBody
+from quire.server.responses import TimingsBody
 
 T = TypeVar("T", bound=msgspec.Struct)
 ChunkOf = Callable[[int, StreamDelta], bytes]
@@ -62,6 +64,11 @@ def make_envelope(
     return Envelope(name, kind, int(time.time()), model, context.fingerprint())
 
 
+def envelope_fields(envelope: Envelope) -> list[tuple[str, Pieces]]:
+    """An envelope as the first fields of an answer."""
+    return [(name, value(given)) for name, given in msgspec.structs.asdict(envelope).items()]
+
+
 def wants_timings(exchange: Exchange, body: GenerationRequest) -> bool:
     """Whether the answer is to say where the time went."""
     return bool(body.timings) or exchange.header(b"x-quire-timings").lower() in {"1", "true"}
@@ -79,45 +86,72 @@ def wants_usage(context: ServerContext, body: GenerationRequest) -> bool:
     return asked or context.config.enable_force_include_usage
 
 
-async def run_whole(context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk]) -> Run:
-    """Generate to the end; a client that hangs up meanwhile ends it."""
-    async with exchange.watch():
-        with Run(context, exchange, asks) as run:
+async def answer_whole(
+    context: ServerContext,
+    exchange: Exchange,
+    asks: Sequence[GenerateAsk],
+    pieces_of: Callable[[Run], Iterator[bytes]],
+    *,
+    logprobs: str = "logprobs",
+) -> None:
+    """Generate to the end, then answer with the JSON that `pieces_of` makes of it; a client that hangs up meanwhile,
+    or does not read, ends it.
+    """
+    costs = answer_costs(
+        asks, context.engine.card.max_model_len, unread=None, held_back=False,
+        recorded=exchange.recorded is not None, logprobs=logprobs,
+    )  # fmt: skip
+    async with exchange.watch() as watch:
+        async with Run(context, exchange, asks, costs) as run:
             await run.finish()
-    return run
+        with context.watched(watch):
+            await exchange.respond_pieces(run.answer_size(), lambda: pieces_of(run))
 
 
 class EventStream:
     """Writes a streamed answer. The response starts with the first text, so that what fails before has a status."""
 
     def __init__(
-        self, context: ServerContext, exchange: Exchange, body: GenerationRequest, chunks: Chunks
+        self,
+        context: ServerContext,
+        exchange: Exchange,
+        body: GenerationRequest,
+        chunks: Chunks,
+        *,
+        logprobs: str = "logprobs",
     ) -> None:
         self._context, self._exchange, self._chunks = context, exchange, chunks
         self._usage = wants_usage(context, body)
         self._timings = wants_timings(exchange, body)
         self._ids = bool(body.return_token_ids)
+        self._logprobs = logprobs  # as the field is called
 
     async def write(self, asks: Sequence[GenerateAsk], chunk_of: ChunkOf) -> None:
         """Generate, and send chunk after chunk; several that are there at once go in one write."""
         exchange = self._exchange
         async with exchange.watch() as watch:
-            self._context.watches.add(watch)
-            try:
-                with Run(self._context, exchange, asks) as run:
+            with self._context.watched(watch):
+                async with Run(self._context, exchange, asks, self._costs(asks)) as run:
                     if len(run.streams) == 1:
                         await self._write_one(run, chunk_of)
                     else:
                         async for deltas in run.read():
-                            await self._send(b"".join([chunk_of(choice, delta) for choice, delta in deltas]))
+                            for some in gathered(_chunks(deltas, chunk_of)):
+                                await self._send(some)
                     last = self._chunks.last(run.usage() if self._usage else None, self._timings_of(run))
                 if (
                     not exchange.status
                 ):  # nothing was generated: cannot happen with at least one token a sample
                     await exchange.start(200, _EVENT_STREAM)
-                await exchange.write(last, more=False)
-            finally:
-                self._context.watches.discard(watch)
+                await exchange.write(last)
+                await exchange.write(b"", more=False)
+
+    def _costs(self, asks: Sequence[GenerateAsk]) -> dict[str, int]:
+        exchange, context = self._exchange, self._context
+        return answer_costs(
+            asks, context.engine.card.max_model_len, unread=context.config.reader_tokens,
+            held_back=exchange.holds_back, recorded=exchange.recorded is not None, logprobs=self._logprobs,
+        )  # fmt: skip
 
     async def _write_one(self, run: Run, chunk_of: ChunkOf) -> None:
         """One prompt's samples. Text is written in the moment it comes while the client keeps up; all else goes
@@ -129,7 +163,8 @@ class EventStream:
         try:
             async for delta in stream:
                 run.took(delta.index, delta)
-                await self._send(chunk_of(delta.index, delta))
+                for part in portions(delta):
+                    await self._send(chunk_of(delta.index, part))
                 if not delivering and exchange.status:
                     delivering = True
                     writer = exchange.direct_writer()
@@ -152,10 +187,11 @@ class EventStream:
         return run.timings() if self._timings else None
 
 
+def _chunks(deltas: Deltas, chunk_of: ChunkOf) -> Iterator[bytes]:
+    for choice, delta in deltas:
+        for part in portions(delta):
+            yield chunk_of(choice, part)
+
+
 async def _nothing() -> None:
     """A chunk that is empty."""
-
-
-def optional(value: PromptLogprobs | None) -> PromptLogprobs | msgspec.UnsetType:
-    """None left out of the answer."""
-    return msgspec.UNSET if value is None else value

@@ -48,6 +48,7 @@ ROUTES = (
     Route("GET", "/ping", status.ready, open=True),
     Route("GET", "/version", status.version),
     Route("GET", "/metrics", status.metrics),
+    Route("GET", "/debug/memory", status.memory),
     Route("GET", "/openapi.json", _openapi),
 )
 
@@ -58,6 +59,7 @@ class App:
     def __init__(self, context: ServerContext) -> None:
         self.context = context
         self._access = AccessControl(context.config)
+        context.has_keys = self._access.has_keys
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
@@ -67,7 +69,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self.context.memory)
         try:
             await self._answer(exchange)
         except ClientGoneError as gone:
@@ -77,6 +79,7 @@ class App:
         except Exception as error:
             await self._fail(exchange, error)
         finally:
+            exchange.held.close()
             self.context.metrics.count_http(exchange)
             if self.context.tracer is not None:
                 self.context.tracer.record(exchange)
@@ -111,6 +114,7 @@ class App:
     async def _answer_once(self, route: Route, exchange: Exchange) -> None:
         """Answer a request that brings an Idempotency-Key."""
         config, replays = self.context.config, self.context.replays
+        self.context.card()
         body = await exchange.body(config.max_body_bytes, config.body_timeout)
         answer = replays.find(exchange, body)
         if answer is not None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from quire.engine.api import StreamDelta
-from quire.server import fields
+from quire.server import fields, pieces
 from quire.server.answering import (
     EventStream,
+    answer_whole,
     check_streaming,
+    envelope_fields,
     make_envelope,
-    optional,
     read_body,
-    run_whole,
     wants_timings,
     wants_usage,
 )
@@ -23,12 +24,12 @@ from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange, off_loop
 from quire.server.generation import Run, finish_reason
-from quire.server.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
+from quire.server.logprobs import TokenTexts, chat_logprobs, chat_pieces, prompt_pieces
 from quire.server.requests import ChatCompletionRequest, RenderRequest, TokenizeRequest
-from quire.server.responses import ChatChoice, ChatCompletion, ChatMessage, RenderedPrompt
+from quire.server.responses import RenderedPrompt
 from quire.server.sampling import chat_params, check_logprobs, make_ask
 from quire.text.chat import ChatAsk
-from quire.types import CompletionOutput, check_window
+from quire.types import check_window
 
 
 def chat_ask(
@@ -53,23 +54,21 @@ async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
     body = read.value
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
-    params = await off_loop(len(read.raw), lambda: chat_params(body, card.default_sampling))
-    prompt = await context.engine.encode_chat(chat_ask(body, body.messages))
+    params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
+    prompt = array("i", await context.engine.encode_chat(chat_ask(body, body.messages)))
+    body.messages = []
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(exchange, body, params, prompt, envelope.id)
-    texts = TokenTexts(context.engine, as_ids=bool(body.return_tokens_as_token_ids))
+    texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
-        run = await run_whole(context, exchange, [ask])
+        timings = wants_timings(exchange, body)
 
-        def encode() -> bytes:
-            answer = _answer(context, body, envelope, run, texts)
-            if wants_timings(exchange, body):
-                answer.timings = run.timings()
-            return msgspec.json.encode(answer)
+        def pieces_of(run: Run) -> Iterator[bytes]:
+            return _answer(context, body, envelope, run, texts, prompt, timings=timings)
 
-        await exchange.respond(200, await off_loop(run.answer_size(), encode))
+        await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
         return
     chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body))
     opened: set[int] = set()
@@ -86,36 +85,46 @@ async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
             data = chunks.role(choice) + data
         return data
 
-    await EventStream(context, exchange, body, chunks).write([ask], chunk_of)
+    await EventStream(context, exchange, body, chunks, logprobs="top_logprobs").write([ask], chunk_of)
 
 
 def _answer(
-    context: ServerContext, body: ChatCompletionRequest, envelope: Envelope, run: Run, texts: TokenTexts
-) -> ChatCompletion:
+    context: ServerContext,
+    body: ChatCompletionRequest,
+    envelope: Envelope,
+    run: Run,
+    texts: TokenTexts,
+    prompt: array[int],
+    *,
+    timings: bool,
+) -> Iterator[bytes]:
+    """The JSON of a responses.ChatCompletion."""
     (output,) = run.outputs
     ids = bool(body.return_token_ids)
-    positions = output.prompt_logprobs
-    return ChatCompletion(
-        id=envelope.id,
-        created=envelope.created,
-        model=envelope.model,
-        system_fingerprint=envelope.system_fingerprint,
-        choices=[_choice(sample, texts, ids=ids) for sample in output.outputs],
-        usage=run.usage(),
-        prompt_logprobs=optional(None if positions is None else prompt_logprobs(positions, context.engine)),
-        prompt_token_ids=output.prompt_token_ids if ids else UNSET,
-    )
+    rest: list[tuple[str, pieces.Pieces]] = [("usage", pieces.value(run.usage()))]
+    if output.prompt_logprobs is not None:
+        rest.append(("prompt_logprobs", prompt_pieces(run.prompt_logprobs(0), context.engine)))
+    if ids:
+        rest.append(("prompt_token_ids", pieces.numbers(prompt)))
+    if timings:
+        rest.append(("timings", pieces.value(run.timings())))
+    choices = pieces.items(_choice(run, index, texts, ids=ids) for index in range(run.choices))
+    return pieces.fields([*envelope_fields(envelope), ("choices", choices), *rest])
 
 
-def _choice(sample: CompletionOutput, texts: TokenTexts, *, ids: bool) -> ChatChoice:
-    return ChatChoice(
-        index=sample.index,
-        message=ChatMessage(sample.text),
-        logprobs=None if sample.logprobs is None else chat_logprobs(sample.logprobs, texts),
-        finish_reason=finish_reason(sample.finish_reason),
-        stop_reason=sample.stop_reason,
-        token_ids=sample.token_ids if ids else UNSET,
-    )
+def _choice(run: Run, index: int, texts: TokenTexts, *, ids: bool) -> pieces.Pieces:
+    """The JSON of a responses.ChatChoice."""
+    sample, answer = run.outputs[0].outputs[index], run.answers[index]
+    message = [("role", pieces.value("assistant")), ("refusal", pieces.value(None))]
+    table = answer.logprobs
+    return pieces.fields([
+        ("index", pieces.value(index)),
+        ("message", pieces.fields([("content", pieces.text(answer.text)), *message])),
+        ("logprobs", pieces.value(None) if table is None else chat_pieces(table, texts)),
+        ("finish_reason", pieces.value(finish_reason(sample.finish_reason))),
+        ("stop_reason", pieces.value(sample.stop_reason)),
+        *([("token_ids", pieces.numbers(sample.token_ids))] if ids else ()),
+    ])  # fmt: skip
 
 
 async def render(context: ServerContext, exchange: Exchange) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import msgspec
-from msgspec import UNSET
-
 from quire.engine.api import ModelCard, StreamDelta
-from quire.server import fields
+from quire.server import fields, pieces
 from quire.server.answering import (
     EventStream,
+    answer_whole,
     check_streaming,
+    envelope_fields,
     make_envelope,
-    optional,
     read_body,
-    run_whole,
     wants_timings,
     wants_usage,
 )
@@ -25,11 +25,16 @@ from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange, off_loop
 from quire.server.generation import Run, finish_reason
-from quire.server.logprobs import CompletionLogprobsWriter, TokenTexts, joined, prompt_logprobs
+from quire.server.logprobs import (
+    CompletionLogprobsWriter,
+    Entry,
+    TokenTexts,
+    completion_pieces,
+    prompt_pieces,
+)
 from quire.server.requests import CompletionRequest, Prompt
-from quire.server.responses import Completion, CompletionChoice, CompletionLogprobs
-from quire.server.sampling import check_logprobs, completion_params, make_ask
-from quire.types import CompletionOutput, RequestOutput, SamplingParams, check_window
+from quire.server.sampling import check_choices, check_logprobs, completion_params, make_ask
+from quire.types import SamplingParams, check_window
 
 MAX_PROMPTS = 1024
 
@@ -38,7 +43,7 @@ MAX_PROMPTS = 1024
 class _Prompt:
     """One prompt; `text` is "" unless it is to be echoed."""
 
-    token_ids: list[int]
+    token_ids: array[int]
     text: str
 
 
@@ -51,30 +56,29 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     check_streaming(body)
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_request("echo", "echo: with logprobs, not supported in a stream", "unsupported_parameter")
-    params = await off_loop(len(read.raw), lambda: completion_params(body, card.default_sampling))
-    split = await off_loop(len(read.raw), lambda: _split(body.prompt, card))
-    prompts = await _prompts(context, body, *split)
+    params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling))
+    prompts = await _prompts(
+        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card))
+    )
+    body.prompt = ""
     for prompt in prompts:
         check_window(len(prompt.token_ids), body.max_tokens, card.max_model_len, "prompt")
+    check_choices(params, len(prompts))
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     asks = [
         make_ask(
-            exchange, body, _within(params, prompt, card), prompt.token_ids,
+            exchange,
+            body,
+            _within(params, prompt, card),
+            prompt.token_ids,
             f"{envelope.id}-{i}" if i else envelope.id,
         )
         for i, prompt in enumerate(prompts)
-    ]  # fmt: skip
-    texts = TokenTexts(context.engine, as_ids=bool(body.return_tokens_as_token_ids))
+    ]
+    texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
-        run = await run_whole(context, exchange, asks)
-
-        def encode() -> bytes:
-            answer = _Answer(context, body, envelope, texts).whole(run, prompts)
-            if wants_timings(exchange, body):
-                answer.timings = run.timings()
-            return msgspec.json.encode(answer)
-
-        await exchange.respond(200, await off_loop(run.answer_size(), encode))
+        answer = _Answer(context, body, envelope, texts, timings=wants_timings(exchange, body))
+        await answer_whole(context, exchange, asks, lambda run: answer.whole(run, prompts))
         return
     count = params.n * len(prompts)
     chunks = Chunks(envelope, count, chat=False, usage=wants_usage(context, body))
@@ -94,16 +98,27 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
 
 
 async def _prompts(
-    context: ServerContext, body: CompletionRequest, texts: list[str], id_lists: list[list[int]]
+    context: ServerContext,
+    exchange: Exchange,
+    body: CompletionRequest,
+    texts: list[str],
+    id_lists: list[list[int]],
 ) -> list[_Prompt]:
     """The prompts in token ids. Raises ApiError or RequestError for one that cannot be."""
     engine = context.engine
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    encoded = await asyncio.gather(*(engine.encode(text, add_special_tokens=special) for text in texts))
-    found = list(map(_Prompt, encoded, texts))
-    if not all(encoded):
+
+    async def encode(text: str) -> _Prompt:
+        ids = array("i", await engine.encode(text, add_special_tokens=special))
+        return _Prompt(ids, text if body.echo else "")
+
+    found = await asyncio.gather(*map(encode, texts))
+    if not all(prompt.token_ids for prompt in found):
         raise bad_request("prompt", "prompt: has no tokens")
-    found += [_Prompt(ids, await engine.decode(ids) if body.echo else "") for ids in id_lists]
+    for ids in id_lists:
+        if body.echo:
+            context.memory.take_echo(exchange.held, len(ids))
+        found.append(_Prompt(array("i", ids), await engine.decode(ids) if body.echo else ""))
     return found
 
 
@@ -150,48 +165,57 @@ class _Answer:
     """Makes the answer that does not stream."""
 
     def __init__(
-        self, context: ServerContext, body: CompletionRequest, envelope: Envelope, texts: TokenTexts
+        self,
+        context: ServerContext,
+        body: CompletionRequest,
+        envelope: Envelope,
+        texts: TokenTexts,
+        *,
+        timings: bool,
     ) -> None:
         self._context, self._body, self._envelope, self._texts = context, body, envelope, texts
+        self._timings = timings
 
-    def whole(self, run: Run, prompts: list[_Prompt]) -> Completion:
-        choices = []
-        for p, (output, prompt) in enumerate(zip(run.outputs, prompts, strict=True)):
-            choices += [self._choice(p * run.samples + s.index, output, s, prompt) for s in output.outputs]
-        envelope = self._envelope
-        return Completion(
-            id=envelope.id,
-            created=envelope.created,
-            model=envelope.model,
-            system_fingerprint=envelope.system_fingerprint,
-            choices=choices,
-            usage=run.usage(),
+    def whole(self, run: Run, prompts: list[_Prompt]) -> Iterator[bytes]:
+        """The JSON of a responses.Completion."""
+        choices = pieces.items(
+            self._choice(run, index, prompts[index // run.samples]) for index in range(run.choices)
         )
+        rest = [("usage", pieces.value(run.usage()))]
+        if self._timings:
+            rest.append(("timings", pieces.value(run.timings())))
+        return pieces.fields([*envelope_fields(self._envelope), ("choices", choices), *rest])
 
-    def _choice(
-        self, index: int, output: RequestOutput, sample: CompletionOutput, prompt: _Prompt
-    ) -> CompletionChoice:
-        body = self._body
-        ids = bool(body.return_token_ids)
-        asked = body.prompt_logprobs is not None and output.prompt_logprobs is not None
-        return CompletionChoice(
-            index=index,
-            text=prompt.text + sample.text if body.echo else sample.text,
-            logprobs=self._logprobs(output, sample),
-            finish_reason=finish_reason(sample.finish_reason),
-            stop_reason=sample.stop_reason,
-            prompt_logprobs=optional(
-                prompt_logprobs(output.prompt_logprobs or [], self._context.engine) if asked else None
-            ),
-            token_ids=sample.token_ids if ids else UNSET,
-            prompt_token_ids=output.prompt_token_ids if ids else UNSET,
-        )
+    def _choice(self, run: Run, index: int, prompt: _Prompt) -> pieces.Pieces:
+        """The JSON of a responses.CompletionChoice."""
+        body, (p, s) = self._body, divmod(index, run.samples)
+        sample, text = run.outputs[p].outputs[s], run.answers[index].text
+        found: list[tuple[str, pieces.Pieces]] = [
+            ("index", pieces.value(index)),
+            ("text", pieces.text(prompt.text.encode(), text) if body.echo else pieces.text(text)),
+            ("logprobs", self._logprobs(run, index, prompt)),
+            ("finish_reason", pieces.value(finish_reason(sample.finish_reason))),
+            ("stop_reason", pieces.value(sample.stop_reason)),
+        ]
+        if body.prompt_logprobs is not None:
+            found.append(("prompt_logprobs", prompt_pieces(run.prompt_logprobs(p), self._context.engine)))
+        if body.return_token_ids:
+            found.append(("token_ids", pieces.numbers(sample.token_ids)))
+            found.append(("prompt_token_ids", pieces.numbers(prompt.token_ids)))
+        return pieces.fields(found)
 
-    def _logprobs(self, output: RequestOutput, sample: CompletionOutput) -> CompletionLogprobs | None:
-        if sample.logprobs is None:
-            return None
-        writer = CompletionLogprobsWriter(self._texts)
-        if not self._body.echo or output.prompt_logprobs is None:
-            return writer.push(sample.token_ids, sample.logprobs)
-        prompt = writer.prompt(output.prompt_token_ids, output.prompt_logprobs)
-        return joined(prompt, writer.push(sample.token_ids, sample.logprobs))
+    def _logprobs(self, run: Run, index: int, prompt: _Prompt) -> pieces.Pieces:
+        table, (p, s) = run.answers[index].logprobs, divmod(index, run.samples)
+        if table is None:
+            return pieces.value(None)
+        generated = run.outputs[p].outputs[s].token_ids
+        before = run.prompt_logprobs(p) if self._body.echo else None
+        width = max(pieces.width_of(table), pieces.width_of(before or table))
+
+        def entries() -> Iterator[Entry]:
+            echoed = (
+                () if before is None else zip(prompt.token_ids, itertools.chain((None,), before), strict=True)
+            )
+            return itertools.chain(echoed, zip(generated, table, strict=False))
+
+        return completion_pieces(entries, width, self._texts)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import AsyncEngine, ModelCard, require_ready
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
+from quire.server.logprobs import TokenTexts
+from quire.server.memory import RequestMemory
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.tracing import Tracer
@@ -38,8 +41,26 @@ class ServerContext:
     metrics: ServerMetrics
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
-    replays: Replays = field(default_factory=Replays)
+    replays: Replays = field(init=False)
     connections: Collection[Reader] = ()
+    has_keys: bool = False  # clients must present a key
+    memory: RequestMemory = field(init=False)
+    texts: TokenTexts = field(init=False)
+    texts_as_ids: TokenTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = RequestMemory(self.engine, self.config.max_num_queued_reqs)
+        self.replays = Replays(lambda: self.memory.replays)
+        self.texts, self.texts_as_ids = TokenTexts(self.engine), TokenTexts(self.engine, as_ids=True)
+
+    @contextlib.contextmanager
+    def watched(self, watch: HangUpWatch) -> Iterator[None]:
+        """A response is being written: the sweep of slow readers looks at it."""
+        self.watches.add(watch)
+        try:
+            yield
+        finally:
+            self.watches.discard(watch)
 
     def card(self) -> ModelCard:
         """The model's card. Raises EngineUnavailableError while no request may start."""

@@ -6,13 +6,15 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from quire.server import json_input
 from quire.server.errors import ApiError, ClientGoneError, Header
+from quire.server.memory import MAX_RECORDED_BYTES, Held, RequestMemory
+from quire.server.pieces import gathered
 from quire.types import Timings
 
 Scope = MutableMapping[str, Any]
@@ -28,9 +30,9 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """A request body: its bytes and its value."""
+    """A request body: how many bytes it had, and its value."""
 
-    raw: bytes
+    size: int
     value: T
 
 
@@ -49,7 +51,7 @@ class ChunkWriter(Protocol):
 class Exchange:
     """A request as it came and what was answered. `arrival` is a time of time.monotonic()."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: RequestMemory) -> None:
         self.arrival = time.monotonic()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -68,14 +70,20 @@ class Exchange:
         self.bytes_out = 0
         self.details: dict[str, Any] = {}  # for the access log and the span
         self.timings: Timings | None = None  # of the prompt that ended last
+        self.memory, self.held = memory, Held()  # what this request has of it
         self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
+        self.recorded_bytes = 0
         self.sent_type = b""
         self._raw: bytes | None = None
         self._receive, self._send = receive, send
         self._extra: list[Header] = []
-        # HTTP/1.0 has no chunks: a response of unknown length is held back until it is whole
         self._held: list[bytes] | None = None
         self._held_headers: list[Header] = []
+
+    @property
+    def holds_back(self) -> bool:
+        """HTTP/1.0 has no chunks: a response of unknown length is held until it is whole."""
+        return self.scope.get("http_version") == "1.0"
 
     def add_headers(self, headers: Sequence[Header]) -> None:
         """Headers for whatever response there will be."""
@@ -110,12 +118,14 @@ class Exchange:
                 code="unsupported_content_encoding",
             )
         raw = await self.body(limit, seconds)
+        await self.memory.take_work(self.held, raw, seconds)
 
         def parse() -> Body[T]:
             value, names = json_input.decode(raw, kind)
             check(names, raw)
-            return Body(raw, value)
+            return Body(len(raw), value)
 
+        self._raw = None  # read once
         return await off_loop(len(raw), parse)
 
     async def body(self, limit: int, seconds: float) -> bytes:
@@ -125,6 +135,7 @@ class Exchange:
         return self._raw
 
     async def _read_body(self, limit: int, seconds: float) -> bytes:
+        limit = min(limit, self.memory.largest_body)
         length = self.header(b"content-length")
         if length.isdigit() and int(length) > limit:
             raise self._too_large(limit)
@@ -145,6 +156,7 @@ class Exchange:
                     self.bytes_in = len(body)
                     if self.bytes_in > limit:
                         raise self._too_large(limit)
+                    self.memory.take_body(self.held, len(message.get("body", b"")))
                     more = message.get("more_body", False)
         except TimeoutError:
             raise ApiError(
@@ -169,7 +181,25 @@ class Exchange:
         """Send a whole response."""
         await self.start(status, [(b"content-type", content_type), (b"content-length", str(len(body)).encode()),
                                   *headers])  # fmt: skip
-        await self.write(body, more=False)
+        await self.write(body)
+        await self.write(b"", more=False)  # when the client has read enough: what it has not is held for it
+
+    async def respond_pieces(self, size: int, make: Callable[[], Iterator[bytes]]) -> None:
+        """Send a whole JSON response of about `size` bytes that is made while it is sent, when it is long; `make` may
+        be called twice. Long ones are sent in chunks, or, to HTTP/1.0, measured first.
+        """
+        if size <= json_input.INLINE_BYTES:
+            await self.respond(200, b"".join(make()))
+            return
+        headers = [(b"content-type", JSON)]
+        if self.holds_back:
+            length = await asyncio.to_thread(lambda: sum(map(len, make())))
+            headers.append((b"content-length", str(length).encode()))
+        await self.start(200, headers)
+        rest = gathered(make())
+        while piece := await asyncio.to_thread(next, rest, b""):
+            await self.write(piece)
+        await self.write(b"", more=False)
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         """Send status and headers; the request id and what every response carries are added."""
@@ -180,7 +210,7 @@ class Exchange:
         ]
         headers = [*headers, *self._extra, *fixed]
         self.sent_type = dict(headers).get(b"content-type", b"")
-        if self.scope.get("http_version") == "1.0" and all(name != b"content-length" for name, _ in headers):
+        if self.holds_back and all(name != b"content-length" for name, _ in headers):
             self._held, self._held_headers = [], headers
             return
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -200,7 +230,11 @@ class Exchange:
 
     async def _write_kept(self, data: bytes, *, more: bool) -> None:
         if self.recorded is not None:
-            self.recorded.append(data)
+            self.recorded_bytes += len(data)
+            if self.recorded_bytes > MAX_RECORDED_BYTES:
+                self.recorded.clear()
+            else:
+                self.recorded.append(data)
         if self._held is not None:
             self._held.append(data)
             if more:
@@ -230,6 +264,7 @@ class HangUpWatch:
         self._receive = receive
         self._reason = ""
         self._blocked = 0.0
+        self._sent = 0  # bytes_out at the last call of `waiting`
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -250,8 +285,11 @@ class HangUpWatch:
             self._task.cancel()
 
     def waiting(self, passed: float) -> float:
-        """Seconds that output has been piling up, by the calls of this, `passed` seconds after the one before."""
-        self._blocked = self._blocked + passed if self.exchange.blocked() else 0.0
+        """Seconds that output has been piling up and nothing of it was taken, by the calls of this, `passed` seconds
+        after the one before.
+        """
+        taken, self._sent = self.exchange.bytes_out > self._sent, self.exchange.bytes_out
+        self._blocked = self._blocked + passed if self.exchange.blocked() and not taken else 0.0
         return self._blocked
 
     def end_slow_reader(self) -> None:

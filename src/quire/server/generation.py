@@ -14,7 +14,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.responses import PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason, RequestOutput, Timings
+from quire.types import FinishReason, LogprobTable, RequestOutput, Timings
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 
@@ -26,23 +26,32 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReas
 class Run:
     """The samples of one request: choice p·n + i is sample i of prompt p.
 
-    Use as a context: whatever ends it, streams that still run are cancelled and the request is counted.
+    Use as a context: whatever ends it, streams that still run are cancelled and the request is counted. It is entered
+    when there is memory for the answer, whose worst case is `costs` (see memory.answer_costs).
     """
 
     __slots__ = (
-        "_asks", "_context", "_exchange", "_tracks", "choices", "samples", "streams",
+        "_asks", "_context", "_costs", "_exchange", "_room", "_timings", "_tracks", "answers", "choices",
+        "samples", "streams",
     )  # fmt: skip
 
-    def __init__(self, context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk]) -> None:
+    def __init__(
+        self, context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk], costs: dict[str, int]
+    ) -> None:
         self.samples = asks[0].params.n
         self.choices = self.samples * len(asks)
         self.streams: list[Stream] = []
-        self._context, self._exchange, self._asks = context, exchange, asks
+        self.answers: list[Answer] = []
+        self._room = 0  # bytes of text that memory was taken for
+        self._context, self._exchange, self._asks, self._costs = context, exchange, asks, costs
+        self._timings: TimingsBody | None = None
         self._tracks = [Track(context.metrics.observe_gap) for _ in range(self.choices)]
 
-    def __enter__(self) -> Run:
-        """Admit every prompt, or none. Raises what AsyncEngine.generate raises."""
+    async def __aenter__(self) -> Run:
+        """Admit every prompt, or none. Raises what AsyncEngine.generate and RequestMemory.take_answer raise."""
         try:
+            self._exchange.held.give(self._context.memory.work)  # prompts are token ids
+            await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
             for ask in self._asks:
                 self.streams.append(self._context.engine.generate(ask))
         except BaseException:
@@ -51,7 +60,7 @@ class Run:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for stream in self.streams:
             if not stream.output.finished:
                 stream.cancel()
@@ -75,7 +84,9 @@ class Run:
             await merged.close()
 
     async def finish(self) -> list[RequestOutput]:
-        """Read to the end; the whole outputs."""
+        """Read to the end; the outputs, and in `answers` what each choice said."""
+        self.answers = [Answer() for _ in range(self.choices)]
+        self._room = self._costs["max_tokens"]
         if self.choices == 1:
             async for delta in self.streams[0]:
                 self.took(0, delta)
@@ -86,6 +97,13 @@ class Run:
 
     def took(self, choice: int, delta: StreamDelta) -> None:
         """Note what a choice's stream gave. Raises ApiError for a sample that failed."""
+        if self.answers:
+            self._room -= self.answers[choice].add(delta)
+            if self._room < 0:
+                message = (
+                    "the text is longer than the memory that was taken for it: tokens are unusually long"
+                )
+                raise ApiError(500, message, code="text_too_long")
         if delta.token_ids:
             now, track = time.monotonic(), self._tracks[choice]
             if track.last:
@@ -124,6 +142,11 @@ class Run:
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         }
 
+    def prompt_logprobs(self, prompt: int) -> LogprobTable:
+        """Logprobs of a prompt's tokens but the first; empty unless they were asked for."""
+        found = self.outputs[prompt].prompt_logprobs
+        return found if isinstance(found, LogprobTable) else LogprobTable()
+
     def usage(self) -> UsageBody:
         """Token counts so far, over all prompts."""
         counts = [output.usage for output in self.outputs]
@@ -133,14 +156,22 @@ class Run:
         return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
     def answer_size(self) -> int:
-        """Roughly the bytes of a whole answer, by its tokens and logprobs: what making it costs."""
+        """Roughly the bytes of a whole answer, by its text, ids and logprobs: what making it costs."""
         params, usage = self._asks[0].params, self.usage()
         generated = 0 if params.logprobs is None else usage.completion_tokens * (1 + params.logprobs)
         prompt = 0 if params.prompt_logprobs is None else usage.prompt_tokens * (1 + params.prompt_logprobs)
-        return usage.completion_tokens + _LOGPROB_BYTES * (generated + prompt)
+        text = sum(len(answer.text) for answer in self.answers)
+        return text + usage.completion_tokens + _LOGPROB_BYTES * (generated + prompt)
 
     def timings(self) -> TimingsBody:
-        """Where the time of a finished request went. Of several prompts, the one that ended last is told."""
+        """Where the time of a finished request went, up to the first call; of several prompts, of the one that ended
+        last.
+        """
+        if self._timings is None:
+            self._timings = self._measure()
+        return self._timings
+
+    def _measure(self) -> TimingsBody:
         now = time.monotonic()
         times = self._latest()
         marks = [self._exchange.arrival]
@@ -152,6 +183,25 @@ class Run:
 
     def _latest(self) -> Timings:
         return max((output.timings for output in self.outputs), key=lambda t: t.finished)
+
+
+class Answer:
+    """What one choice of an answer that does not stream has said: text in UTF-8, and logprobs."""
+
+    __slots__ = ("logprobs", "text")
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self.logprobs: LogprobTable | None = None
+
+    def add(self, delta: StreamDelta) -> int:
+        """Add what came; the bytes of its text."""
+        text = delta.text.encode()
+        self.text += text
+        if delta.logprobs is not None:
+            self.logprobs = self.logprobs or LogprobTable()
+            self.logprobs.extend(delta.logprobs)
+        return len(text)
 
 
 class Track:

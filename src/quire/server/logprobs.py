@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from quire.engine.api import AsyncEngine
+from quire.server import pieces
 from quire.server.responses import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
-    PromptLogprobs,
     TokenLogprobBody,
     TopLogprob,
 )
 from quire.types import PositionLogprobs
+
+Entry = tuple[int, PositionLogprobs | None]
+Entries = Callable[[], Iterable[Entry]]  # token ids with their logprobs, from the start each time
+
+T = TypeVar("T")
 
 MIN_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI writes this
 _REMEMBERED = 8192
@@ -22,14 +29,14 @@ _REMEMBERED = 8192
 
 class TokenTexts:
     """Tokens as responses spell them. A token that is only part of a character is "bytes:\\xf0\\x9f", as OpenAI
-    writes it, so that no two tokens of one place look the same.
+    writes it, so that no two tokens of one place look the same. One object serves all requests.
     """
 
     def __init__(self, engine: AsyncEngine, *, as_ids: bool = False) -> None:
         self._engine, self._as_ids = engine, as_ids
-        self._known: dict[int, tuple[str, list[int]]] = {}
+        self._known: dict[int, tuple[str, bytes]] = {}
 
-    def __call__(self, token_id: int) -> tuple[str, list[int]]:
+    def __call__(self, token_id: int) -> tuple[str, bytes]:
         """Text and bytes of a token."""
         found = self._known.get(token_id)
         if found is None:
@@ -38,15 +45,15 @@ class TokenTexts:
             found = self._known[token_id] = self._spell(token_id)
         return found
 
-    def _spell(self, token_id: int) -> tuple[str, list[int]]:
+    def _spell(self, token_id: int) -> tuple[str, bytes]:
         raw = self._engine.token_bytes(token_id)
         if self._as_ids:
-            return f"token_id:{token_id}", list(raw)
+            return f"token_id:{token_id}", raw
         try:
             text = raw.decode("utf-8") if raw else self._engine.pieces([token_id])[0]
         except UnicodeDecodeError:
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-        return text, list(raw)
+        return text, raw
 
 
 def finite(logprob: float) -> float:
@@ -59,9 +66,18 @@ def chat_logprobs(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> C
     content = []
     for chosen, *top in positions:
         text, raw = texts(chosen.token_id)
-        likely = [TopLogprob(texts(t.token_id)[0], finite(t.logprob), texts(t.token_id)[1]) for t in top]
-        content.append(TokenLogprobBody(text, finite(chosen.logprob), raw, likely))
+        likely = [
+            TopLogprob(texts(t.token_id)[0], finite(t.logprob), list(texts(t.token_id)[1])) for t in top
+        ]
+        content.append(TokenLogprobBody(text, finite(chosen.logprob), list(raw), likely))
     return ChatLogprobs(content)
+
+
+def chat_pieces(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> pieces.Pieces:
+    """The JSON of all logprobs of a message."""
+    batches = pieces.batches(positions, pieces.width_of(positions))
+    content = pieces.slices(chat_logprobs(batch, texts).content for batch in batches)
+    return pieces.fields([("content", content), ("refusal", pieces.value(None))])
 
 
 class CompletionLogprobsWriter:
@@ -76,15 +92,6 @@ class CompletionLogprobsWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def prompt(
-        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
-    ) -> CompletionLogprobs:
-        """The echoed prompt's part; its first token has no logprob."""
-        part = CompletionLogprobs([], [], [], [])
-        for token_id, position in zip(token_ids, positions, strict=True):
-            self._add(part, token_id, position)
-        return part
-
     def push(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> CompletionLogprobs:
         """The part of some generated tokens."""
         part = CompletionLogprobs([], [], [], [])
@@ -92,41 +99,57 @@ class CompletionLogprobsWriter:
             self._add(part, token_id, position)
         return part
 
-    def _add(self, part: CompletionLogprobs, token_id: int, position: PositionLogprobs | None) -> None:
+    def _add(self, part: CompletionLogprobs, token_id: int, position: PositionLogprobs) -> None:
         text, raw = self._texts(token_id)
         part.tokens.append(text)
         part.text_offset.append(self._offset)
-        self._offset += len(self._decoder.decode(bytes(raw)))
-        if position is None:
-            part.token_logprobs.append(None)
-            part.top_logprobs.append(None)
-            return
-        chosen, *top = position
-        part.token_logprobs.append(finite(chosen.logprob))
-        likely = {self._texts(t.token_id)[0]: finite(t.logprob) for t in reversed(top)}
-        part.top_logprobs.append(dict(reversed(likely.items())) | {text: finite(chosen.logprob)})
+        self._offset += len(self._decoder.decode(raw))
+        part.token_logprobs.append(finite(position[0].logprob))
+        part.top_logprobs.append(_top(text, position, self._texts))
 
 
-def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    """Two neighbouring parts as one."""
-    return CompletionLogprobs(
-        first.tokens + second.tokens,
-        first.token_logprobs + second.token_logprobs,
-        first.top_logprobs + second.top_logprobs,
-        first.text_offset + second.text_offset,
+def _top(text: str, position: PositionLogprobs, texts: TokenTexts) -> dict[str, float]:
+    chosen, *top = position
+    likely = {texts(t.token_id)[0]: finite(t.logprob) for t in reversed(top)}
+    return dict(reversed(likely.items())) | {text: finite(chosen.logprob)}
+
+
+def completion_pieces(entries: Entries, width: int, texts: TokenTexts) -> pieces.Pieces:
+    """The JSON of all logprobs of a completion, an echoed prompt included; `width` candidates a position."""
+
+    def lists(of: Iterable[T], width: int = 1) -> pieces.Pieces:
+        return pieces.slices(pieces.batches(of, width))
+
+    chosen = (None if position is None else finite(position[0].logprob) for _, position in entries())
+    likely = (
+        None if position is None else _top(texts(token)[0], position, texts) for token, position in entries()
     )
+    return pieces.fields([
+        ("tokens", lists(texts(token)[0] for token, _ in entries())),
+        ("token_logprobs", lists(chosen)),
+        ("top_logprobs", lists(likely, width)),
+        ("text_offset", lists(_offsets((token for token, _ in entries()), texts))),
+    ])  # fmt: skip
 
 
-def prompt_logprobs(positions: Sequence[PositionLogprobs | None], engine: AsyncEngine) -> PromptLogprobs:
-    """vLLM's prompt_logprobs: per position, token id to candidate; null for the first."""
-    found: PromptLogprobs = []
-    for position in positions:
-        if position is None:
-            found.append(None)
-            continue
-        pieces = engine.pieces([t.token_id for t in position])
-        found.append({
+def _offsets(token_ids: Iterable[int], texts: TokenTexts) -> Iterator[int]:
+    """The place in the text where each token begins; see CompletionLogprobsWriter."""
+    decoder, offset = codecs.getincrementaldecoder("utf-8")("replace"), 0
+    for token_id in token_ids:
+        yield offset
+        offset += len(decoder.decode(texts(token_id)[1]))
+
+
+def prompt_pieces(positions: Sequence[PositionLogprobs], engine: AsyncEngine) -> pieces.Pieces:
+    """The JSON of vLLM's prompt_logprobs: per position, token id to candidate; null for the prompt's first token."""
+
+    def candidates(position: PositionLogprobs) -> dict[str, PromptLogprob]:
+        spelled = engine.pieces([t.token_id for t in position])
+        return {
             str(t.token_id): PromptLogprob(finite(t.logprob), t.rank, piece)
-            for t, piece in zip(position, pieces, strict=True)
-        })  # fmt: skip
-    return found
+            for t, piece in zip(position, spelled, strict=True)
+        }
+
+    batches = pieces.batches(positions, pieces.width_of(positions))
+    rest = ([candidates(position) for position in batch] for batch in batches)
+    return pieces.slices(itertools.chain([[None]], rest))

@@ -17,7 +17,7 @@ _TYPES: tuple[type[Any], ...] = (
     requests.ChatCompletionRequest, requests.CompletionRequest, requests.RenderRequest, requests.TokenizeRequest,
     requests.DetokenizeRequest, responses.ChatCompletion, responses.ChatCompletionChunk, responses.Completion,
     responses.RenderedPrompt, responses.TokenizeResponse, responses.DetokenizeResponse, responses.ModelList,
-    responses.ModelBody, responses.HealthBody, responses.VersionBody, ErrorBody,
+    responses.ModelBody, responses.HealthBody, responses.VersionBody, responses.MemoryBody, ErrorBody,
 )  # fmt: skip
 # path, summary, request, response, streamed chunk
 _POSTS = (
@@ -47,6 +47,7 @@ _GETS = (
     ("/health/live", "200 while the process answers", "HealthBody"),
     ("/ping", "200 when the engine is ready", "HealthBody"),
     ("/version", "Version of Quire", "VersionBody"),
+    ("/debug/memory", "Bytes by part, planned and held", "MemoryBody"),
 )
 _ERRORS = {
     "400": "a field is malformed or out of range; `param` names it",

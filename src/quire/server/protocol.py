@@ -113,6 +113,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._socket = None
+        # what the kernel does not take is a request's to hold: one piece
+        transport.set_write_buffer_limits(0)
         self._wire = transport
         sock = transport.get_extra_info("socket")
         if sock is not None and transport.get_extra_info("sslcontext") is None:

@@ -228,3 +228,13 @@ class VersionBody(msgspec.Struct):
     """Version of Quire."""
 
     version: str
+
+
+class MemoryBody(msgspec.Struct):
+    """The memory bound, the plan by part, what each process holds by part, and the pools of requests, in bytes."""
+
+    bound: int
+    planned: dict[str, int]
+    resident: int
+    processes: dict[str, dict[str, int]]
+    requests: dict[str, dict[str, int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,12 @@ from quire.server.requests import (
 from quire.types import SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-# Logprob entries of a prompt, candidates times positions: what one response may hold in memory.
+# Logprob entries of a prompt, candidates times positions.
 MAX_PROMPT_LOGPROB_ENTRIES = 1 << 18
-# The same for what is generated, over all samples of all prompts.
+# The same over all prompts of a request, and for what is generated, over all samples of all prompts.
 MAX_LOGPROB_ENTRIES = 1 << 20
+# Prompts of one request times samples of each.
+MAX_CHOICES = 1024
 
 # Fields that mean the same in SamplingParams under the same name.
 _SAME = (
@@ -98,7 +101,7 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def make_ask(
-    exchange: Exchange, body: GenerationRequest, params: SamplingParams, prompt: list[int], request_id: str
+    exchange: Exchange, body: GenerationRequest, params: SamplingParams, prompt: array[int], request_id: str
 ) -> GenerateAsk:
     """One prompt ready to be admitted; times count from the request's arrival."""
     entries = len(prompt) * ((params.prompt_logprobs or 0) + 1)
@@ -120,11 +123,30 @@ def make_ask(
         tenant=exchange.tenant,
         deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
         queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
+        keep_output=False,
     )
+
+
+def check_choices(params: SamplingParams, prompts: int) -> None:
+    """Raise ApiError 400 for more samples of more prompts than one request may have."""
+    if params.n * prompts > MAX_CHOICES:
+        message = (
+            f"n: {prompts} prompts with {params.n} samples each are {params.n * prompts} choices, over the limit of"
+            f" {MAX_CHOICES}"
+        )
+        raise bad_request("n", message)
 
 
 def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, name: str) -> None:
     """Raise ApiError 400 when prompts of these lengths could get more logprobs than one response may hold."""
+    if params.prompt_logprobs is not None:
+        entries = sum(prompts) * (params.prompt_logprobs + 1)
+        if entries > MAX_LOGPROB_ENTRIES:
+            raise bad_request(
+                "prompt_logprobs",
+                f"prompt_logprobs: {entries} entries for {sum(prompts)} tokens of {len(prompts)} prompts are over the"
+                f" limit of {MAX_LOGPROB_ENTRIES}",
+            )
     if params.logprobs is None:
         return
     longest = [min(params.max_tokens or window, window - length) for length in prompts]

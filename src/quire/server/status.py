@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import msgspec
 
 from quire import __version__
@@ -9,7 +11,7 @@ from quire.engine.api import EngineState
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, retry_headers, shorten
 from quire.server.exchange import Exchange
-from quire.server.responses import HealthBody, ModelBody, ModelList, VersionBody
+from quire.server.responses import HealthBody, MemoryBody, ModelBody, ModelList, VersionBody
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,6 +37,26 @@ async def version(_: ServerContext, exchange: Exchange) -> None:
 async def metrics(context: ServerContext, exchange: Exchange) -> None:
     """Prometheus exposition."""
     await exchange.respond(200, await context.metrics.render(), content_type=_METRICS_TYPE)
+
+
+async def memory(context: ServerContext, exchange: Exchange) -> None:
+    """What both processes hold, by part, and what was planned.
+
+    Raises ApiError 403 for a client of another machine while no API key is set.
+    """
+    if not context.has_keys and not _is_local(exchange):
+        message = "without an API key /debug/memory answers clients of this machine alone"
+        raise ApiError(403, message, code="forbidden")
+    held = MemoryBody(**await context.engine.memory(), requests=context.memory.report())
+    await exchange.respond(200, msgspec.json.encode(held))
+
+
+def _is_local(exchange: Exchange) -> bool:
+    client = exchange.scope.get("client")  # none on a Unix socket
+    if client is None:
+        return True
+    address = ipaddress.ip_address(client[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 async def models(context: ServerContext, exchange: Exchange) -> None:

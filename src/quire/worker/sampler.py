@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.types import FinishReason, NewSeq, PositionLogprobs, SamplingParams, TokenLogprob
+from quire.types import FinishReason, LogprobTable, NewSeq, SamplingParams
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -49,7 +49,7 @@ class SampledRows:
 
     token_ids: I32
     failed: dict[int, FinishReason]
-    logprobs: list[PositionLogprobs | None]
+    logprobs: list[LogprobTable | None]
 
 
 class Sampler:
@@ -123,16 +123,17 @@ class Sampler:
                 for i, code in enumerate(self._status[:rows].tolist())
                 if code
             }
-        logprobs: list[PositionLogprobs | None] = [None] * rows
+        logprobs: list[LogprobTable | None] = [None] * rows
         if self._asked:
             for row, (slot, token) in enumerate(zip(slots.tolist(), token_ids.tolist(), strict=True)):
                 if slot in self._asked and row not in failed:
-                    logprobs[row] = _position(token, self._native.logprobs(row))
+                    table = logprobs[row] = LogprobTable()
+                    _add(table, token, self._native.logprobs(row))
         return SampledRows(token_ids, failed, logprobs)
 
     def prompt_logprobs(
         self, logits: F32, target_token_ids: I32, top_n: int, maxima: F32 | None = None
-    ) -> list[PositionLogprobs] | None:
+    ) -> LogprobTable | None:
         """Log-probabilities of target_token_ids[i] under row i of the raw logits, and of the top_n likeliest.
 
         `maxima` as in `sample`. None when a row holds NaN or +inf, or nothing but -inf: the sequence has
@@ -141,7 +142,10 @@ class Sampler:
         scored = self._native.score(logits, target_token_ids, top_n, maxima)
         if scored is None:
             return None
-        return [_position(t, entry) for t, entry in zip(target_token_ids.tolist(), scored, strict=True)]
+        table = LogprobTable()
+        for token, entry in zip(target_token_ids.tolist(), scored, strict=True):
+            _add(table, token, entry)
+        return table
 
     def memory(self) -> int:
         """Bytes held now."""
@@ -185,7 +189,6 @@ def _unique(ids: Sequence[int]) -> list[int]:
     return sorted(set(ids))
 
 
-def _position(token: int, entry: tuple[float, int, list[int], list[float]]) -> PositionLogprobs:
+def _add(table: LogprobTable, token: int, entry: tuple[float, int, list[int], list[float]]) -> None:
     logprob, rank, ids, values = entry
-    best = [TokenLogprob(i, value, n) for n, (i, value) in enumerate(zip(ids, values, strict=True), 1)]
-    return [TokenLogprob(token, logprob, rank), *best]
+    table.add([token, *ids], [logprob, *values], rank)

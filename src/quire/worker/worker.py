@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from quire.executor.base import Executor, Limits, StepArrays
-from quire.types import FinishReason, PositionLogprobs, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import FinishReason, LogprobTable, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.sampler import Sampler
 from quire.worker.slots import Slots, fill_rows
 
@@ -72,11 +72,9 @@ class Worker:
                 result.failed[row] = sampled.failed[k]
                 continue
             result.token_ids[row] = [token]
-            entry = sampled.logprobs[k]
-            if entry is not None:
-                result.logprobs[row] = [entry]
+            result.logprobs[row] = sampled.logprobs[k]
 
-    def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> list[PositionLogprobs] | None:
+    def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> LogprobTable | None:
         """Logprobs of the prompt tokens that follow this row's positions, the head run in bounded slices.
 
         None when logits held NaN or infinity: the sequence has failed.
@@ -84,7 +82,7 @@ class Worker:
         slot = self._slots[item.seq_id]
         stop = min(item.start + len(item.token_ids), len(slot.prompt) - 1)
         base = int(self.arrays.query_start[row]) - item.start
-        found: list[PositionLogprobs] = []
+        found = LogprobTable()
         for first in range(item.start, stop, self._limits.max_logit_rows):
             last = min(stop, first + self._limits.max_logit_rows)
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
@@ -94,5 +92,5 @@ class Worker:
             scored = self._sampler.prompt_logprobs(logits, targets, self._sampler.top_n(slot.line), maxima)
             if scored is None:
                 return None
-            found += scored
+            found.extend(scored)
         return found

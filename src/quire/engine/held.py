@@ -1,0 +1,38 @@
+"""What a server's process holds beside its engine's: as it is planned, and as it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.config.serving import ServingConfig
+from quire.engine.opening import tokenizer_memory
+from quire.util.platform import resident_bytes
+from quire.util.resident import Area, resident_parts
+
+if TYPE_CHECKING:
+    from quire.loader import GGUFFiles
+
+# What this process grows by once it serves, beside what requests hold: code that runs for the first time, modules that
+# are imported when they are needed, texts of tokens, threads.
+SERVER_GROWTH = 16 * 2**20
+CONNECTION, TLS_CONNECTION = 8 * 2**10, 72 * 2**10  # that has no request in work; measured: 6 and 60 KiB
+
+
+def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig) -> dict[str, int]:
+    """Bytes that this process will hold beside the engine's, under the same bound."""
+    return {
+        "server": resident_bytes() + SERVER_GROWTH + tokenizer_memory(folder, files),
+        "connections": serving.max_connections * (TLS_CONNECTION if serving.ssl_certfile else CONNECTION),
+    }
+
+
+def memory_held(engine: int | None, areas: Sequence[Area]) -> dict[str, dict[str, int]]:
+    """What each process holds now, by part. `engine`: the engine's process, None for a thread of this one; `areas`: its
+    large parts.
+    """
+    if engine is None:
+        return {"server": resident_parts(os.getpid(), areas)}
+    return {"server": resident_parts(os.getpid(), ()), "engine": resident_parts(engine, areas)}

@@ -1,0 +1,297 @@
+"""Memory of requests in work: what a request may come to hold is taken from a planned budget before it holds it.
+
+The memory bound has a part for requests (engine/budget). It is shared out in three pools, which a request passes in
+this order, so that what it holds never keeps another from going on:
+
+    bodies    bytes as they arrive, and the prompts' token ids: until the answer is sent
+    work      parsed values, rendered text, what tokenizing needs: until the prompts are token ids
+    answers   the worst case of the answer, from max_tokens, n, logprobs, prompt_logprobs: until the answer is sent
+
+A body that finds no room is refused; for work and answers a request waits its turn. What is left of the part, a
+sixteenth, keeps answers for their Idempotency-Key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from quire.engine.api import AsyncEngine, DeadlineError, GenerateAsk, OverloadedError
+from quire.server.errors import ApiError, bad_request
+from quire.server.json_input import MAX_PARTS, MAX_VALUES
+from quire.types import SamplingParams
+from quire.util.sizes import format_size
+
+# Both processes together, in bytes; tests/server/test_memory.py and `make test-memory` measure what they stand for.
+BODY_BYTE = (
+    7  # a body in two pieces and whole, and four bytes for each token, of which a byte makes at most one
+)
+VALUE = 48  # an int in a list
+STRUCTURE = 256  # a string, an object or an array, and a key
+TEXT_CHAR = 64  # of text being rendered and tokenized
+PARSED_BYTE = 5  # a string of the body with one wide character, beside the body
+SMALL_TEXTS = 32 * 1024  # characters of texts that are tokenized beside the longest
+CHOICE = 6 * 1024  # a sample's sequence, detokenizer, counters, events
+PROMPT = 16 * 1024  # a prompt's request and stream in both processes
+CONNECTION = 64 * 1024  # a request's tasks, headers and what is being encoded
+ENGINE_TOKEN = 41  # an id in the engine's lists: an int, and its place with room to grow
+SEQUENCE_TOKEN = 9  # a prompt's id in another sample's list
+TOKEN = 5  # an id in an array with room to grow
+TOKEN_TEXT = 128  # bytes of a token's text, on the average of an answer
+ECHO_TOKEN = 6 * TOKEN_TEXT  # of a prompt's text, wide characters and in UTF-8
+UNREAD_TOKEN = 4 * TOKEN_TEXT + ENGINE_TOKEN  # of a stream whose client is late
+CANDIDATE = 14  # id and logprob in tables with room to grow
+EVENT = 2 * (512 + 6 * TOKEN_TEXT)  # a stream's event, in pieces and whole
+CANDIDATE_TEXT = 2 * 6 * TOKEN_TEXT  # a candidate in an event
+MAX_RECORDED_BYTES = 2**20  # of an answer that is kept to be sent again
+NAMED_TOKEN = 48  # of allowed_token_ids and its like, where it is held as Python's numbers
+STOP_CHAR = 300  # of stop strings: a state of their automaton
+
+
+class Pool:
+    """A share of the memory for requests. Whoever waits is served in the order of coming."""
+
+    def __init__(self, name: str, limit: Callable[[], int], most_waiting: int) -> None:
+        self.name = name
+        self.used = self.peak = 0
+        self._limit, self._most_waiting = limit, most_waiting
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def limit(self) -> int:
+        """Bytes that it has."""
+        return self._limit()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._waiting)
+
+    def try_take(self, size: int) -> bool:
+        """Take bytes when there are so many and nobody waits for them."""
+        if self._waiting or self.used + size > self.limit:
+            return False
+        self._take(size)
+        return True
+
+    async def take(self, size: int) -> None:
+        """Take bytes, after those who came before. Raises OverloadedError, with the numbers, when too many wait."""
+        if self.try_take(size):
+            return
+        if len(self._waiting) >= self._most_waiting:
+            raise OverloadedError(
+                f"{len(self._waiting)} requests wait for memory ({self.name}: {format_size(self.used)} of "
+                f"{format_size(self.limit)} in use, {format_size(size)} more asked for) and the limit is "
+                f"{self._most_waiting}",
+                1.0,
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size, turn)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():  # it was our turn, and we have left
+                self.give(size)
+            else:
+                self._waiting.remove(entry)
+                self._serve()
+            raise
+
+    def give(self, size: int) -> None:
+        """Give bytes back."""
+        self.used -= size
+        self._serve()
+
+    def _take(self, size: int) -> None:
+        self.used += size
+        self.peak = max(self.peak, self.used)
+
+    def _serve(self) -> None:
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if self.used + size > self.limit and self.used:
+                return
+            self._waiting.popleft()
+            self._take(size)
+            turn.set_result(None)
+
+
+class Held:
+    """What one request has taken."""
+
+    __slots__ = ("_sizes",)
+
+    def __init__(self) -> None:
+        self._sizes: dict[Pool, int] = {}
+
+    def try_take(self, pool: Pool, size: int) -> bool:
+        """Take bytes from a pool when it has them."""
+        taken = pool.try_take(size)
+        if taken:
+            self._sizes[pool] = self._sizes.get(pool, 0) + size
+        return taken
+
+    async def take(self, pool: Pool, size: int) -> None:
+        """Take bytes from a pool when it is our turn. Of each pool once: who holds some must not wait for more."""
+        await pool.take(size)
+        self._sizes[pool] = self._sizes.get(pool, 0) + size
+
+    def give(self, pool: Pool) -> None:
+        """Give back what was taken from a pool."""
+        size = self._sizes.pop(pool, 0)
+        if size:
+            pool.give(size)
+
+    def close(self) -> None:
+        """Give everything back."""
+        for pool in list(self._sizes):
+            self.give(pool)
+
+
+class RequestMemory:
+    """The pools of a server, of the size that its engine's memory plan gives them: it may change with a restart."""
+
+    def __init__(self, engine: AsyncEngine, most_waiting: int) -> None:
+        self._engine = engine
+        self.bodies = Pool("bodies", lambda: 3 * engine.request_memory // 16, most_waiting)
+        self.work = Pool("work", lambda: engine.request_memory // 4, most_waiting)
+        self.answers = Pool("answers", lambda: engine.request_memory // 2, most_waiting)
+
+    @property
+    def replays(self) -> int:
+        """Bytes of answers that are kept for their Idempotency-Key."""
+        return self._engine.request_memory // 16
+
+    def report(self) -> dict[str, dict[str, int]]:
+        """Bytes of each pool: its limit, what is taken now, the most that ever was; and the requests that wait."""
+        return {
+            pool.name: {"limit": pool.limit, "taken": pool.used, "peak": pool.peak, "waiting": pool.waiting}
+            for pool in (self.bodies, self.work, self.answers)
+        }
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes of the largest body that there could ever be room for."""
+        return self.bodies.limit // BODY_BYTE
+
+    def take_body(self, held: Held, size: int) -> None:
+        """Take what `size` more bytes of a body need. Raises ApiError 429 when there is no room now, 413 when there can
+        never be.
+        """
+        if size > self.largest_body:
+            message = f"{size} bytes of a body and its prompts are over the limit of {self.largest_body}"
+            raise ApiError(413, f"{message} (--request-memory)", code="request_too_large", close=True)
+        if not held.try_take(self.bodies, BODY_BYTE * size):
+            pool = self.bodies
+            message = (
+                f"bodies of requests in work hold {format_size(pool.used)} of the {format_size(pool.limit)} that"
+                " the memory bound gives them; try again when some have been answered"
+            )
+            raise ApiError(
+                429, message, code="memory_full", headers=[(b"retry-after", b"1")], close=True
+            )  # fmt: skip
+
+    def take_echo(self, held: Held, tokens: int) -> None:
+        """Take what the text of a prompt that was given in ids needs. Raises as `take_body`."""
+        self.take_body(held, ECHO_TOKEN * tokens // BODY_BYTE)
+
+    async def take_work(self, held: Held, body: bytes, seconds: float) -> None:
+        """Take what reading a body needs, within so many seconds. Raises ApiError 413 for one that can never be read
+        in this memory.
+        """
+        size, pool = reading_cost(body, self._engine.card.max_model_len), self.work
+        if size > pool.limit:
+            message = (
+                f"reading this body may take {format_size(size)} of memory, over the {format_size(pool.limit)} that"
+                " the memory bound gives it (--request-memory)"
+            )
+            raise ApiError(413, message, code="request_too_large")
+        try:
+            async with asyncio.timeout(seconds):
+                await held.take(pool, size)
+        except TimeoutError:
+            raise OverloadedError(f"no memory to read the request within {seconds:g} s", 1.0) from None
+
+    async def take_answer(self, held: Held, asks: Sequence[GenerateAsk], costs: dict[str, int]) -> None:
+        """Take the worst case of an answer, part by part named by a field. Raises ApiError 400 for one
+        that could never be held, OverloadedError, and DeadlineError when its time passes meanwhile.
+        """
+        size, pool = sum(costs.values()), self.answers
+        if size > pool.limit:
+            field = max(costs, key=lambda name: costs[name])
+            message = (
+                f"{field}: the answer may take {format_size(size)} of memory, over the limit of "
+                f"{format_size(pool.limit)} for one request (half of --request-memory); {format_size(costs[field])} "
+                f"are for {field}: give a smaller one"
+            )
+            raise bad_request(field, message)
+        ends = [end for ask in asks for end in (ask.deadline, ask.queue_deadline) if end is not None]
+        try:
+            async with asyncio.timeout(min(ends) - time.monotonic() if ends else None):
+                await held.take(pool, size)
+        except TimeoutError:
+            raise DeadlineError("the request's time passed while it waited for memory") from None
+
+
+def reading_cost(body: bytes, window: int) -> int:
+    """The most bytes that parsing a body, rendering its conversation and tokenizing its texts hold at a time."""
+    values = min(body.count(b","), MAX_VALUES)
+    parts = min(body.count(b'"') // 2 + body.count(b"{") + body.count(b"["), MAX_PARTS)
+    longest = min(len(body), 16 * window + SMALL_TEXTS)
+    return PARSED_BYTE * len(body) + VALUE * values + STRUCTURE * parts + TEXT_CHAR * longest
+
+
+def answer_costs(
+    asks: Sequence[GenerateAsk],
+    window: int,
+    *,
+    unread: int | None,
+    held_back: bool,
+    recorded: bool,
+    logprobs: str = "logprobs",
+) -> dict[str, int]:
+    """The most bytes that the answers to these prompts can come to hold, by the field that asks for them.
+
+    `unread`: of a stream, the tokens of a sample that its client may leave unread; None for a whole answer.
+    `held_back`: a stream of HTTP/1.0, sent as a whole. `recorded`: kept for its Idempotency-Key. `logprobs` is what
+    the field for logprobs is called.
+    """
+    params = asks[0].params
+    lengths = [len(ask.prompt_token_ids) for ask in asks]
+    longest = [
+        min(ask.params.max_tokens or window, max(1, window - length))
+        for ask, length in zip(asks, lengths, strict=True)
+    ]
+    generated, prompt = params.n * sum(longest), sum(lengths)
+    candidates = 0 if params.logprobs is None else CANDIDATE * (params.logprobs + 2)
+    if unread is None:
+        text, of_logprobs = generated * TOKEN_TEXT, generated * candidates
+    elif held_back:
+        text = generated * EVENT
+        of_logprobs = generated * CANDIDATE_TEXT * (params.logprobs + 1) if params.logprobs is not None else 0
+    else:
+        late = params.n * sum(min(unread + 1, length) for length in longest)
+        text, of_logprobs = late * UNREAD_TOKEN, late * candidates
+    of_prompt = 0 if params.prompt_logprobs is None else CANDIDATE * (params.prompt_logprobs + 2)
+    return {
+        "max_tokens": generated * (TOKEN + ENGINE_TOKEN) + text,
+        "n": CONNECTION
+        + recorded * 2 * MAX_RECORDED_BYTES
+        + len(asks) * PROMPT
+        + len(asks) * params.n * CHOICE
+        + params.n * prompt * SEQUENCE_TOKEN,
+        "prompt": prompt * ENGINE_TOKEN,
+        logprobs: of_logprobs,
+        "prompt_logprobs": of_prompt * prompt,
+        "allowed_token_ids": _named_cost(params, len(asks)),
+        "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
+    }
+
+
+def _named_cost(params: SamplingParams, prompts: int) -> int:
+    """Token ids that the parameters name: here once, and for each prompt on the way to the engine and there."""
+    named = len(params.allowed_token_ids or ()) + len(params.banned_token_ids) + len(params.stop_token_ids)
+    return (named + 4 * len(params.logit_bias)) * NAMED_TOKEN * (1 + prompts)

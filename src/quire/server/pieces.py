@@ -1,0 +1,114 @@
+"""JSON in pieces: a large answer is encoded while it is sent, so that it is never whole in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.engine.api import StreamDelta
+from quire.types import PositionLogprobs
+
+Pieces = Iterable[bytes]
+T = TypeVar("T")
+
+PIECE_BYTES = 64 * 1024
+_SLICE_CHARS = 16 * 1024
+_SLICE_NUMBERS = 4096
+_SLICE_CANDIDATES = 128  # of logprobs; one may take a kilobyte of JSON
+_encode = msgspec.json.Encoder().encode
+
+
+def value(plain: object) -> Pieces:
+    """A small value."""
+    return (_encode(plain),)
+
+
+def fields(named: Iterable[tuple[str, Pieces]]) -> Iterator[bytes]:
+    """An object of these fields."""
+    before = b"{"
+    for name, pieces in named:
+        yield before + b'"' + name.encode() + b'":'
+        yield from pieces
+        before = b","
+    yield b"}"
+
+
+def items(each: Iterable[Pieces]) -> Iterator[bytes]:
+    """An array of these items."""
+    before = b"["
+    for pieces in each:
+        yield before
+        yield from pieces
+        before = b","
+    yield b"]" if before == b"," else b"[]"
+
+
+def slices(of: Iterable[Sequence[Any]]) -> Iterator[bytes]:
+    """One array of the elements of several sequences, each encoded at once."""
+    return items((_encode(some)[1:-1],) for some in of if some)
+
+
+def numbers(of: Sequence[int]) -> Iterator[bytes]:
+    """An array of integers."""
+    starts = range(0, len(of), _SLICE_NUMBERS)
+    return slices(list(of[start : start + _SLICE_NUMBERS]) for start in starts)
+
+
+def text(*utf8: bytes | bytearray) -> Iterator[bytes]:
+    """A string, given in parts of whole characters in UTF-8."""
+    yield b'"'
+    for part in utf8:
+        start, end = 0, len(part)
+        while start < end:
+            stop = min(end, start + _SLICE_CHARS)
+            while stop < end and part[stop] & 0xC0 == 0x80:  # not within a character
+                stop -= 1
+            yield _encode(part[start:stop].decode())[1:-1]
+            start = stop
+    yield b'"'
+
+
+def batches(of: Iterable[T], width: int) -> Iterator[list[T]]:
+    """Elements in lists that are short where each holds `width` logprobs."""
+    rest, size = iter(of), max(1, _SLICE_CANDIDATES // width)
+    while batch := list(itertools.islice(rest, size)):
+        yield batch
+
+
+def width_of(table: Sequence[PositionLogprobs]) -> int:
+    """Candidates of a position."""
+    return len(table[0]) if table else 1
+
+
+def gathered(pieces: Pieces) -> Iterator[bytes]:
+    """The same bytes in pieces of at least PIECE_BYTES, but for the last."""
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def portions(delta: StreamDelta) -> Iterator[StreamDelta]:
+    """A delta, cut when a reader that was late has let it grow: text, ids and logprobs each in their order."""
+    table, ids, text = delta.logprobs, delta.token_ids, delta.text
+    step = _SLICE_NUMBERS if table is None else max(1, _SLICE_CANDIDATES // width_of(table))
+    if len(ids) <= step and len(text) <= _SLICE_CHARS:
+        yield delta
+        return
+    count = max(-(-len(ids) // step), -(-len(text) // _SLICE_CHARS))
+    for at in range(count):
+        some = slice(at * step, (at + 1) * step)
+        chars = text[at * _SLICE_CHARS : (at + 1) * _SLICE_CHARS]
+        part = StreamDelta(delta.index, chars, ids[some], None if table is None else table[some])
+        if at == count - 1:
+            part.finish_reason, part.stop_reason = delta.finish_reason, delta.stop_reason
+        yield part

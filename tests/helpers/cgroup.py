@@ -1,0 +1,69 @@
+"""A memory control group for a server under test, where this machine lets us make one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+class MemoryGroup:
+    """Processes that together may hold `limit` bytes; the kernel kills one of them when they need more."""
+
+    def __init__(self, limit: int) -> None:
+        self._old = (_ROOT / "memory" / "memory.limit_in_bytes").exists()  # version 1
+        self._folder = (
+            _ROOT / "memory" if self._old else _ROOT
+        ) / f"quire-test-{os.getpid()}-{time.time_ns()}"
+        self._folder.mkdir()
+        self._write("memory.limit_in_bytes" if self._old else "memory.max", limit)
+        with contextlib.suppress(OSError):  # where there is no swap there is nothing to forbid
+            self._write("memory.swappiness" if self._old else "memory.swap.max", 0)
+
+    def _write(self, name: str, value: int) -> None:
+        (self._folder / name).write_text(str(value))
+
+    def _read(self, name: str) -> str:
+        return (self._folder / name).read_text()
+
+    def join(self) -> None:
+        """Put the calling process into the group, and so its children."""
+        self._write("cgroup.procs", os.getpid())
+
+    @property
+    def peak(self) -> int:
+        """The most that was ever charged, pages of files that can be dropped included."""
+        return int(self._read("memory.max_usage_in_bytes" if self._old else "memory.peak"))
+
+    @property
+    def kills(self) -> int:
+        """How many processes the kernel has killed for memory."""
+        lines = self._read("memory.oom_control" if self._old else "memory.events").splitlines()
+        counts = dict(line.split() for line in lines)
+        return int(counts["oom_kill"])
+
+    def close(self) -> None:
+        """Remove the group; its processes have ended."""
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+                return
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
+    """A group for the length of a context; None where this process may not make one."""
+    try:
+        group = MemoryGroup(limit)
+    except OSError:
+        yield None
+        return
+    try:
+        yield group
+    finally:
+        group.close()
