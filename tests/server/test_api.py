@@ -123,6 +123,22 @@ def test_echo_and_logprobs(server: LiveServer) -> None:
     assert greedy == [max(top.values()) for top in logprobs["top_logprobs"][11:]]
 
 
+def test_echo_without_a_token(server: LiveServer) -> None:
+    """As scorers ask: the prompt with its logprobs and nothing after it."""
+    asked = {"echo": True, "logprobs": 1, "temperature": 0, "n": 2, "ignore_eos": False}
+    one = server.complete("hello there", max_tokens=1, **asked).json
+    none = server.complete("hello there", max_tokens=0, return_token_ids=True, **asked).json
+    for short, long in zip(none["choices"], one["choices"], strict=True):
+        assert short["text"] == "hello there"
+        assert (short["finish_reason"], short["token_ids"]) == ("length", [])
+        for name, values in long["logprobs"].items():
+            assert short["logprobs"][name] == values[:-1]
+    assert none["usage"]["completion_tokens"] == 0
+    assert none["usage"]["total_tokens"] == none["usage"]["prompt_tokens"]
+    server.complete("hello there", max_tokens=0).error(400, "invalid_value", "max_tokens")
+    server.complete("x", max_tokens=0, echo=True, stream=True).error(400, "unsupported_parameter", "stream")
+
+
 def test_harness_style_scoring(server: LiveServer) -> None:
     """As lm-evaluation-harness asks: id lists, echo, one token, and the last token left out."""
     ids = [server.post("/tokenize", {"prompt": text}).json["tokens"] for text in ("one two", "three")]

@@ -33,8 +33,9 @@ from quire.server.logprobs import (
     prompt_pieces,
 )
 from quire.server.requests import CompletionRequest, Prompt
-from quire.server.sampling import check_choices, check_logprobs, completion_params, make_ask
-from quire.types import SamplingParams, check_window
+from quire.server.responses import UsageBody
+from quire.server.sampling import check_choices, check_logprobs, completion_params, make_ask, scores_only
+from quire.types import FinishReason, SamplingParams, check_window
 
 MAX_PROMPTS = 1024
 
@@ -56,6 +57,10 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     check_streaming(body)
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_request("echo", "echo: with logprobs, not supported in a stream", "unsupported_parameter")
+    if body.stream and scores_only(body):
+        raise bad_request(
+            "stream", "stream: with max_tokens 0 there is nothing to stream", "unsupported_parameter"
+        )
     params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling))
     prompts = await _prompts(
         context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card))
@@ -175,13 +180,17 @@ class _Answer:
     ) -> None:
         self._context, self._body, self._envelope, self._texts = context, body, envelope, texts
         self._timings = timings
+        self._scores_only = scores_only(body)
 
     def whole(self, run: Run, prompts: list[_Prompt]) -> Iterator[bytes]:
         """The JSON of a responses.Completion."""
         choices = pieces.items(
             self._choice(run, index, prompts[index // run.samples]) for index in range(run.choices)
         )
-        rest = [("usage", pieces.value(run.usage()))]
+        usage = run.usage()
+        if self._scores_only:
+            usage = UsageBody(usage.prompt_tokens, 0, usage.prompt_tokens, usage.prompt_tokens_details)
+        rest = [("usage", pieces.value(usage))]
         if self._timings:
             rest.append(("timings", pieces.value(run.timings())))
         return pieces.fields([*envelope_fields(self._envelope), ("choices", choices), *rest])
@@ -189,18 +198,20 @@ class _Answer:
     def _choice(self, run: Run, index: int, prompt: _Prompt) -> pieces.Pieces:
         """The JSON of a responses.CompletionChoice."""
         body, (p, s) = self._body, divmod(index, run.samples)
-        sample, text = run.outputs[p].outputs[s], run.answers[index].text
+        sample = run.outputs[p].outputs[s]
+        text = b"" if self._scores_only else run.answers[index].text
+        reason = FinishReason.LENGTH if self._scores_only else sample.finish_reason
         found: list[tuple[str, pieces.Pieces]] = [
             ("index", pieces.value(index)),
             ("text", pieces.text(prompt.text.encode(), text) if body.echo else pieces.text(text)),
             ("logprobs", self._logprobs(run, index, prompt)),
-            ("finish_reason", pieces.value(finish_reason(sample.finish_reason))),
-            ("stop_reason", pieces.value(sample.stop_reason)),
+            ("finish_reason", pieces.value(finish_reason(reason))),
+            ("stop_reason", pieces.value(None if self._scores_only else sample.stop_reason)),
         ]
         if body.prompt_logprobs is not None:
             found.append(("prompt_logprobs", prompt_pieces(run.prompt_logprobs(p), self._context.engine)))
         if body.return_token_ids:
-            found.append(("token_ids", pieces.numbers(sample.token_ids)))
+            found.append(("token_ids", pieces.numbers([] if self._scores_only else sample.token_ids)))
             found.append(("prompt_token_ids", pieces.numbers(prompt.token_ids)))
         return pieces.fields(found)
 
@@ -216,6 +227,8 @@ class _Answer:
             echoed = (
                 () if before is None else zip(prompt.token_ids, itertools.chain((None,), before), strict=True)
             )
-            return itertools.chain(echoed, zip(generated, table, strict=False))
+            return (
+                echoed if self._scores_only else itertools.chain(echoed, zip(generated, table, strict=False))
+            )
 
         return completion_pieces(entries, width, self._texts)

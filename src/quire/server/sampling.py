@@ -52,14 +52,25 @@ def chat_params(body: ChatCompletionRequest, defaults: Mapping[str, float | int]
     return _params(body, defaults, {**given, "max_tokens": length})
 
 
+def scores_only(body: CompletionRequest) -> bool:
+    """Whether a request asks for its prompt back and for nothing after it: `echo` with `max_tokens` 0.
+
+    Scorers ask so for the logprobs of a text. A step samples a token all the same; it is left out of the answer.
+    """
+    return bool(body.echo) and body.max_tokens == 0
+
+
 def completion_params(body: CompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
     """Sampling of a completion request. Raises ApiError or RequestError naming the field."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request(
             "best_of", f"best_of: {body.best_of} differs from n; choosing the best is not supported yet"
         )
-    _check_length("max_tokens", body.max_tokens)
-    given: dict[str, Any] = {"max_tokens": body.max_tokens or DEFAULT_COMPLETION_TOKENS}
+    if scores_only(body):
+        given: dict[str, Any] = {"max_tokens": 1, "min_tokens": 0}
+    else:
+        _check_length("max_tokens", body.max_tokens)
+        given = {"max_tokens": body.max_tokens or DEFAULT_COMPLETION_TOKENS}
     if body.logprobs is not None:
         given["logprobs"] = body.logprobs
         if body.echo and body.prompt_logprobs is None:
