@@ -219,7 +219,7 @@ class _Answer:
         table, (p, s) = run.answers[index].logprobs, divmod(index, run.samples)
         if table is None:
             return pieces.value(None)
-        generated = run.outputs[p].outputs[s].token_ids
+        generated = [] if self._scores_only else run.outputs[p].outputs[s].token_ids
         before = run.prompt_logprobs(p) if self._body.echo else None
         width = max(pieces.width_of(table), pieces.width_of(before or table))
 
@@ -227,8 +227,6 @@ class _Answer:
             echoed = (
                 () if before is None else zip(prompt.token_ids, itertools.chain((None,), before), strict=True)
             )
-            return (
-                echoed if self._scores_only else itertools.chain(echoed, zip(generated, table, strict=False))
-            )
+            return itertools.chain(echoed, zip(generated, table, strict=False))
 
         return completion_pieces(entries, width, self._texts)
