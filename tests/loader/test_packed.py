@@ -33,16 +33,18 @@ from quire.loader import (
     packed_key,
 )
 from quire.loader.packed import Packer
-from quire.program.formats import I8, NumberFormats
+from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.spec.facts import read_model
 
+INT8 = WeightFormat("i8", Groups(128, "bf16", rotated=True))
 FORMATS = {
     "f32": NumberFormats("f32", "f32"),
     "bf16": NumberFormats("bf16", "bf16"),
     "f16": NumberFormats("f16", "f16"),
     "i8": NumberFormats("bf16", "bf16", linears=I8, head=I8),
+    "int8": NumberFormats("bf16", "bf16", linears=INT8, head=INT8),
 }
 # SHA-256 of the packed weights of `folder` in each format under PACK_LAYOUT, the same on every instruction set.
 # When packing changes what it writes, raise kPackLayout (csrc/kernels.h) and put the new digests here.

@@ -138,11 +138,12 @@ def choose(
     """
     spec, asked = model.facts.spec, _agreed(model, asked)
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
+    first = config.quantized or config.head
     formats = NumberFormats(
         weights=_dtype(config.weights),
         kv=_dtype(config.kv),
-        linears=_quantized(config.quantized, asked),
-        head=_quantized(config.head, asked),
+        linears=_quantized(config.quantized, asked.quantization_group_size),
+        head=_quantized(config.head, asked.quantization_group_size if config.head == first else None),
     )
     program = lower(spec, formats)
     if asked.quantization == "auto" and asked.load_format != "random":
@@ -298,9 +299,12 @@ def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sa
     return Sampler(program.vocab, rows, config.isa, config.threads)
 
 
-def _quantized(name: str | None, asked: EngineConfig) -> WeightFormat | None:
+def _quantized(name: str | None, size: int | None) -> WeightFormat | None:
+    """What floats are rounded to; decisions 0008 and 0031."""
     if name == "i4":
-        return WeightFormat("i4", Groups(asked.quantization_group_size))
+        return WeightFormat("i4", Groups(size or 32))
+    if name == "i8":
+        return WeightFormat("i8", Groups(size or 128, "bf16", rotated=True))
     return WeightFormat(_dtype(name)) if name else None
 
 
