@@ -3,9 +3,9 @@
 python benchmarks/int8.py speed [--layers 4] [--rounds 12] [--threads 1]
 python benchmarks/int8.py kl MODEL TEXT [--tokens 10000]
 
-`speed` runs steps of random weights (Qwen3-0.6B's widths, a few layers and the head) in turns in one process, so that
-what else the machine does meets all alike; figures are quarter-best CPU times. `kl` runs a text through float32 and through
-each format, keys and values in float32.
+`speed` runs steps of random weights (Qwen3-0.6B's widths, a few layers and the head) in turns in one process, so
+that what else the machine does meets all alike; figures are quarter-best CPU times. `kl` runs a text through float32
+and through each format, keys and values in float32.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def speed(layers: int, rounds: int, threads: int) -> None:
     engines = {name: Engine(spec_of(layers), form, threads) for name, form in FORMATS.items()}
     shapes = {"decode, 1 row": (1, 1), "decode, 8 rows": (8, 8), "decode, 32 rows": (32, 32),
               "prefill of 512": (512, 1), "prefill of 1,024": (1024, 1)}  # fmt: skip
-    print("| | " + " | ".join(FORMATS) + " |\n|---" * (len(FORMATS) + 1) + "|")
+    print("| | " + " | ".join(FORMATS) + " |\n" + "|---" * (len(FORMATS) + 1) + "|")
     for shape, (tokens, rows) in shapes.items():
         times: dict[str, list[float]] = {name: [] for name in FORMATS}
         repeats = 8 if tokens < 64 else 1

@@ -45,7 +45,10 @@ LIMITS = Limits(max_tokens=520, max_rows=520, max_logit_rows=4, max_len=64, num_
 def program_of(form: WeightFormat, dim: int = 300, width: int = 72) -> Program:
     """One layer over features that fill no whole group unless it must; the tied embedding is in the format, too."""
     if form.groups is not None and form.groups.rotated:
-        dim, width = -(-dim // form.groups.size) * form.groups.size, -(-width // form.groups.size) * form.groups.size
+        dim, width = (
+            -(-dim // form.groups.size) * form.groups.size,
+            -(-width // form.groups.size) * form.groups.size,
+        )
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
     spec = ModelSpec(
         VOCAB, dim, (Layer(attention, MLP(width)),), norm=Norm(eps=1e-5), max_positions=64, tied=True

@@ -13,6 +13,7 @@ SIZES = ("memory", "weight_cache_size")  # fields in bytes, written like 6GiB
 # An engine that collects looks idle: longer, and it could not be told from one that hangs.
 MAX_BATCH_WAIT_MS = 1000.0
 GROUP_SIZES = (32, 64, 128)  # of weights that are rounded at load
+INT8_GROUP, INT4_GROUP = 128, 32  # unless a size is asked for
 # Methods of quantized checkpoints, as `quantization` takes them and as messages call them: each says what a checkpoint
 # must be in, and changes nothing.
 STORED = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quire.config import env
 from quire.config.resolve import MachineFacts, resolve
 from quire.config.resolve import ModelFacts as ConfigFacts
-from quire.config.schema import STORED, EngineConfig, ResolvedConfig
+from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
@@ -302,9 +302,9 @@ def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sa
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:
     """What floats are rounded to; decisions 0008 and 0031."""
     if name == "i4":
-        return WeightFormat("i4", Groups(size or 32))
+        return WeightFormat("i4", Groups(size or INT4_GROUP))
     if name == "i8":
-        return WeightFormat("i8", Groups(size or 128, "bf16", rotated=True))
+        return WeightFormat("i8", Groups(size or INT8_GROUP, "bf16", rotated=True))
     return WeightFormat(_dtype(name)) if name else None
 
 

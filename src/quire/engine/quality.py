@@ -296,7 +296,10 @@ class _Scorer:
 
     def quality(self, texts: tuple[Divergence, ...]) -> FormatQuality:
         quantized, head = (self.config.quantized, self.config.head)
-        sizes = {param.groups.size for param in self.program.params if param.groups}
+        linears = [param for param in self.program.params if param.groups]
+        sizes = [
+            param.groups.size for param in linears if param.groups and (param.name != "head" or not quantized)
+        ]
         return FormatQuality(
             quantization=self.config.asked.quantization if quantized else "none",
             group_size=max(sizes) if sizes else None,
