@@ -11,8 +11,8 @@ from quire.engine.quality_text import TEXT
 
 ASKED = "<|im_start|>user\nExplain FlashAttention.<|im_end|>\n<|im_start|>assistant\n"
 KNOWN = (
-    f"{ASKED}FlashAttention computes exact attention in tiles that stay in fast memory, with an online softmax. It never "
-    "writes the full score matrix, so it moves far fewer bytes.<|im_end|>\n<|im_start|>user\nCount from 5 to 15."
+    f"{ASKED}FlashAttention computes exact attention in tiles that stay in fast memory, with an online softmax. It "
+    "never writes the full score matrix, so it moves far fewer bytes.<|im_end|>\n<|im_start|>user\nCount from 5 to 15."
     "<|im_end|>\n<|im_start|>assistant\n5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15<|im_end|>\n"
 )
 
