@@ -54,6 +54,7 @@ LAYOUTS: dict[int, dict[str, str]] = {
         "bf16": "698341d9a0e3738e10017ba9b6b3475884d51e14877ab71fed6a5e2ba14b12ca",
         "f16": "b83ee952da7bb0660c3d4562f3abfd1a9d50b331a701566564999200b4a5090a",
         "i8": "81a719e6246bd47fa1132f58685647198a1f647bca3792a76df3bcca5d727cf9",
+        "int8": "8a380e1c891cb6d4742a5f1896304baae6dcf159388e767a0f601d1bb854bab7",
     },
 }
 
