@@ -163,9 +163,9 @@ void bind_executor(nb::module_& m) {
   nb::class_<Executor>(m, "Executor")
       .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
       .def("add_weight", &Executor::add_weight, "rows"_a, "cols"_a, "dtype"_a)
-      .def("add_groups", [](Executor& e, int rows, int cols, int bits, int size, int scales, int offsets) {
-        return e.add_groups(rows, cols, {bits, size, quire::GroupKind(scales), quire::GroupKind(offsets)});
-      }, "rows"_a, "cols"_a, "bits"_a, "size"_a, "scales"_a, "offsets"_a)
+      .def("add_groups", [](Executor& e, int rows, int cols, int bits, int size, int scales, int offsets, bool rotated) {
+        return e.add_groups(rows, cols, {bits, size, quire::GroupKind(scales), quire::GroupKind(offsets), rotated});
+      }, "rows"_a, "cols"_a, "bits"_a, "size"_a, "scales"_a, "offsets"_a, "rotated"_a)
       .def("put_codes", [](Executor& e, int param, int row_offset, int rows, const std::vector<uintptr_t>& arrays) {
         quire::PackCodesTask task{};
         task.codes = at<uint8_t>(arrays.at(0));
@@ -186,7 +186,7 @@ void bind_executor(nb::module_& m) {
         return e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
       }, "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
       .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a, "group"_a,
-           "max_rows"_a, "per"_a)
+           "rotated"_a, "max_rows"_a, "per"_a)
       .def("add_kv_layer", &Executor::add_kv_layer, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
       .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
       .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "bias"_a, "layer"_a, "eps"_a, "out"_a)

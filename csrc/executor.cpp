@@ -292,7 +292,7 @@ void Executor::quantize_row(int out, int row, const float* x) {
   const Buffer& b = buffers_[out];
   const size_t at = static_cast<size_t>(row);
   const QuantizeTask task{x, reinterpret_cast<uint8_t*>(buffer(out)) + at * b.pitch(), b.pitch(),
-                          row_scales(out) + at, b.cols, 0, 1, b.group,
+                          row_scales(out) + at, b.cols, 0, 1, b.group, b.rotated,
                           b.group ? group_numbers(out) + at * b.groups() * 2 : nullptr};
   b.group ? kernels_.quantize_groups(task) : kernels_.quantize(task);
 }

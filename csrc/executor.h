@@ -58,7 +58,8 @@ class Executor {
   int add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved);
   // `scale_offset`: where an int8 buffer's scale of each row lies. Int8 rows are padded to four columns. With `group`
   // two int32 numbers of each group lie behind them (QuantizeTask); rows are padded to whole groups.
-  int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows, int per);
+  int add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, bool rotated, int max_rows,
+                 int per);
   // A layer's cache: which group's block table, and where it starts inside a block (bytes).
   int add_kv_layer(int group, int kv_heads, int head_dim, size_t offset);
 
@@ -133,7 +134,9 @@ class Executor {
     int cols;
     DType dtype;
     size_t offset, scale_offset;
-    int group, max_rows, per;  // per: rows for each token
+    int group;
+    bool rotated;
+    int max_rows, per;  // per: rows for each token
     int groups() const { return group ? (cols + group - 1) / group : 1; }
     size_t pitch() const { return dtype == DType::i8 ? align_up(cols, group ? group : 4) : cols; }
   };

@@ -34,6 +34,8 @@ int Executor::add_weight(int rows, int cols, DType dtype) {
 int Executor::add_groups(int rows, int cols, const GroupFormat& format) {
   if ((format.bits != 4 && format.bits != 8) || format.size < 16 || format.size > 128 || format.size % 16)
     throw std::invalid_argument("groups of 16, 32, 64 or 128 codes of 4 or 8 bits");
+  if (format.rotated && (cols % format.size || (format.size & (format.size - 1))))
+    throw std::invalid_argument("rotated groups are whole, and their size is a power of two");
   const size_t bytes = align_up(rows, kPanel) / kPanel * format.panel_bytes(cols);
   params_.push_back({Param::Layout::panels, rows, cols, DType::i8, weight_total_, bytes, format});
   weight_total_ += bytes;
@@ -154,9 +156,9 @@ int32_t* Executor::group_numbers(int buffer) const {
   return reinterpret_cast<int32_t*>(row_scales(buffer)) + b.max_rows;
 }
 
-int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, int max_rows,
-                         int per) {
-  buffers_.push_back({cols, dtype, offset, scale_offset, group, max_rows, per});
+int Executor::add_buffer(int cols, DType dtype, size_t offset, size_t scale_offset, int group, bool rotated,
+                         int max_rows, int per) {
+  buffers_.push_back({cols, dtype, offset, scale_offset, group, rotated, max_rows, per});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -196,7 +198,8 @@ void Executor::check_maxima(const Op& op) const {
 void Executor::op_linear(int x, int weight, int bias, int out, int first, int act, float alpha, float limit, int maxima) {
   const Buffer& in = buffers_.at(x);
   const Param& p = params_.at(weight);
-  if (in.dtype != input_of(p.dtype) || in.cols != p.cols || in.group != p.groups.size)
+  if (in.dtype != input_of(p.dtype) || in.cols != p.cols || in.group != p.groups.size ||
+      in.rotated != p.groups.rotated)
     throw std::invalid_argument("a linear's input must have its weight's type, width and groups");
   const int cols = act < 0 ? p.rows : p.rows / 2;
   if (first < 0 || first > buffers_.at(out).cols - cols || (act < 0 && buffers_.at(out).dtype != DType::f32))

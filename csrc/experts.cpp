@@ -78,7 +78,8 @@ void Executor::op_route(int logits, int correction, int ids, int weights, int pl
 
 void Executor::op_dispatch(int x, int places, int out) {
   const Buffer &from = buffers_.at(x), &to = buffers_.at(out);
-  if (from.cols != to.cols || from.dtype != to.dtype || from.group != to.group || to.per != buffers_.at(places).cols)
+  if (from.cols != to.cols || from.dtype != to.dtype || from.group != to.group ||
+      from.rotated != to.rotated || to.per != buffers_.at(places).cols)
     throw std::invalid_argument("dispatch copies rows of one format, one for each of a token's experts");
   Op op{Kind::dispatch};
   op.in = x, op.out = out, op.moe.places = places;
@@ -89,7 +90,8 @@ void Executor::op_experts(int x, int weight, int bias, int out) {
   const Buffer& in = buffers_.at(x);
   const Param& p = params_.at(weight);
   if (!p.experts || in.dtype != input_of(p.dtype) || in.cols != p.cols || in.group != p.groups.size ||
-      buffers_.at(out).cols != p.matrix_rows || (bias >= 0 && params_.at(bias).rows != p.experts * p.matrix_rows))
+      in.rotated != p.groups.rotated || buffers_.at(out).cols != p.matrix_rows ||
+      (bias >= 0 && params_.at(bias).rows != p.experts * p.matrix_rows))
     throw std::invalid_argument("experts' input must have their weights' type, width and groups");
   Op op{Kind::experts};
   op.in = x, op.weight = weight, op.bias = bias, op.out = out;

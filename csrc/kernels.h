@@ -54,6 +54,7 @@ struct GroupFormat {
   int bits = 0;  // 4 or 8; 0: not in groups
   int size = 0;
   GroupKind scales = GroupKind::none, offsets = GroupKind::none;
+  bool rotated = false;  // a group's numbers were multiplied by a Hadamard matrix; `size` divides k
 
   static constexpr int kSuper = 8;
   static constexpr size_t kind_bytes(GroupKind k) {
@@ -131,6 +132,7 @@ struct QuantizeTask {
   float* scale;        // [rows]
   int cols, row_begin, row_end;
   int group;           // 0: one scale a row
+  bool rotated;        // groups are multiplied by a Hadamard matrix before they are rounded; whole groups only
   // [rows, groups, 2]: of each group the bits of the float32 m = 1.5 * 2^(23 + bits), and of m - 8 * 2^bits * sum of its
   // bytes. With codes between 0 and 15, int32 sums that begin there are those over codes less 8, shifted, as m plus them.
   int32_t* groups;

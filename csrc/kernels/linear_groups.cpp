@@ -87,6 +87,7 @@ struct Tile {
   const char* ahead;     // to be fetched beside the work, `lines` cache lines a group until `end`
   const char* end;
   int lines;
+  size_t far;            // or 0; a stream: what lies so far behind is fetched as it is read
 };
 
 QUIRE_INLINE V16 load_kind(const char* p, GroupKind kind) {
@@ -113,21 +114,33 @@ QUIRE_INLINE V16 offsets(const Layout& f, const char* group, const char* factors
 }
 
 // acc[r][c] += codes of C vectors · four features of R rows.
-template <bool kSmall, int R, int C>
+template <int R, int C>
 QUIRE_INLINE void dots(I16* acc, const I16* w, const int8_t* x, const int8_t* x3, size_t ldx) {
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
     const I16 v = iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx);
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c)
-      acc[r * C + c] = kSmall ? dot_u5s8(acc[r * C + c], w[c], v) : dot_u8s8(acc[r * C + c], w[c], v);
+      acc[r * C + c] = dot_u5s8(acc[r * C + c], w[c], v);
+  }
+}
+
+// The same of eight-bit codes at p.
+template <int R, int C>
+QUIRE_INLINE void bytes(I16* acc, const uint8_t* p, const int8_t* x, const int8_t* x3, size_t ldx) {
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) {
+    const ByteCodes w = byte_codes(iload(p + c * 64));
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+      acc[r * C + c] = dot_bytes(acc[r * C + c], w, iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx));
   }
 }
 
 // One group's int32 sums, over its codes from column `col` on.
 template <Codes kCodes, int R, int C>
 QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col, const int8_t* x,
-                           size_t ldx, const int32_t* start) {
+                           size_t ldx, const int32_t* start, size_t far) {
   const uint8_t* p = reinterpret_cast<const uint8_t*>(group) + f.codes + col * 4;
   I16 more[C];
   if (kCodes == Codes::zeroed) {
@@ -144,21 +157,21 @@ QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col
   const int8_t* x3 = x + 3 * ldx;  // two row pointers and one distance reach six rows
   const int8_t* const end = x + f.size;
   do {
+    if (far)
+      for (int i = 0; i < (kCodes == Codes::bytes ? 8 : 4); ++i) prefetch(p + far + i * 64);
     if (kCodes == Codes::bytes) {
-      for (int c = 0; c < C; ++c) w[c] = iload(p + c * 64);
-      dots<false, R, C>(acc, w, x, x3, ldx);
+      bytes<R, C>(acc, p, x, x3, ldx);
       p += kPanel * 4;
-      for (int c = 0; c < C; ++c) w[c] = iload(p + c * 64);
-      dots<false, R, C>(acc, w, x + 4, x3 + 4, ldx);
+      bytes<R, C>(acc, p, x + 4, x3 + 4, ldx);
     } else {
       for (int c = 0; c < C; ++c) w[c] = low_nibbles(iload(p + c * 64));
       if (kCodes == Codes::zeroed)
         for (int c = 0; c < C; ++c) w[c] = iadd(w[c], more[c]);
-      dots<true, R, C>(acc, w, x, x3, ldx);
+      dots<R, C>(acc, w, x, x3, ldx);
       for (int c = 0; c < C; ++c) w[c] = high_nibbles(iload(p + c * 64));
       if (kCodes == Codes::zeroed)
         for (int c = 0; c < C; ++c) w[c] = iadd(w[c], more[c]);
-      dots<true, R, C>(acc, w, x + 4, x3 + 4, ldx);
+      dots<R, C>(acc, w, x + 4, x3 + 4, ldx);
     }
     p += kPanel * 4;
     x += 8;
@@ -205,7 +218,9 @@ void tile_rows(const Tile& t) {
         for (int i = 0; i < t.lines; ++i, ahead += 64) prefetch(ahead);
       if (f.factors && g % GroupFormat::kSuper == 0) factors = group, group += f.factors;
       I16 acc[R * C];
-      products<kCodes, R, C>(f, acc, group, col, x, t.ldx, &t.in->start[0][g]);
+      if (t.far)
+        for (int i = 0; i < f.codes; i += 64) prefetch(group + t.far + i);
+      products<kCodes, R, C>(f, acc, group, col, x, t.ldx, &t.in->start[0][g], t.far);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
         const V16 scale = scales(f, group, factors, col + c * 16);
@@ -240,11 +255,11 @@ void tile(int rows, const Tile& t) {
 struct Form {
   void (*tile)(int rows, const Tile&);
   int middle;
-  bool offset;
+  bool offset, bytes;
 };
 template <Codes kCodes, bool kOffset>
 constexpr Form form() {
-  return {tile<kCodes, kOffset>, middle(kCodes), kOffset};
+  return {tile<kCodes, kOffset>, middle(kCodes), kOffset, kCodes == Codes::bytes};
 }
 Form pick(const GroupFormat& f) {
   if (f.bits == 8) return f.offset() ? form<Codes::bytes, true>() : form<Codes::bytes, false>();
@@ -261,6 +276,7 @@ void gather(const LinearTask& task, int r0, int r1, int g0, int count, Form form
     for (int g = 0; g < count; ++g) {
       less[g] = numbers[2 * g + 1] - numbers[2 * g];
       start[g] = form.offset ? 0 : less[g] * (1 << form.middle) / 8;
+      if (form.bytes && kSignedBytes) start[g] -= less[g] * 16;
       bits[g] = (numbers[2 * g] - kGroupOne) >> 23;
     }
   }
@@ -293,10 +309,10 @@ void panel(const LinearTask& task, int p, Numbers* in) {
       t.x_scale = task.x_scale + r0;
       t.next = task.rows - r1 < kTileRows ? task.rows - r1 : kTileRows;
       t.y = task.y + r0 * task.ldy + p * kPanel;
-      if (once) {  // the stream a fixed distance ahead
-        t.ahead = t.w + kPrefetch;
-        t.end = t.w + bytes + kPrefetch;
-        t.lines = static_cast<int>((bytes / 64 + block - 1) / block);
+      t.far = once ? kPrefetch : 0;
+      if (once) {
+        t.ahead = t.end = nullptr;
+        t.lines = 0;
       } else {  // the next block, fetched once by all tiles together
         const size_t lines = bytes / 64, begin = lines * r0 / task.rows, end = lines * r1 / task.rows;
         const int times = t.count * (kPanel / 16 / tile_cols(r1 - r0));

@@ -99,7 +99,7 @@ QUIRE_INLINE float scalar(const char* p, GroupKind kind, size_t i) {
 
 // Rows of a QuantizeTask in groups of kVectors · 16. Maxima of all groups come first, then their bits, then the bytes:
 // three short dependent chains a group instead of a long one.
-template <int kVectors>
+template <int kVectors, bool kRotated>
 void round_rows(const QuantizeTask& t) {
   constexpr int kSize = kVectors * 16;
   const int groups = (t.cols + kSize - 1) / kSize, whole = t.cols / kSize;
@@ -115,6 +115,9 @@ void round_rows(const QuantizeTask& t) {
           x[v] = left > 0 ? load_n(t.x + row + c + v * 16, left) : zero();
         }
       }
+      if (!kRotated) return;
+      rotate(x, kVectors);
+      for (int v = 0; v < kVectors; ++v) x[v] = mul(x[v], set1(input_share(kVectors)));
     };
     // The second half holds first the bits of each group's maximum, as a positive float's order is that of its bits, then
     // how many bits the group has: that is read before the numbers of earlier groups reach its place.
@@ -174,6 +177,11 @@ void pack_groups(const PackTask& t) {
           const int left = t.k - g * f.size - v * 16;
           w[v] = left > 0 ? source(t.src, t.src_dtype, from + v * 16, left) : zero();
         }
+        if (f.rotated) {
+          const int vectors = f.size / 16;
+          rotate(w, vectors);
+          for (int v = 0; v < vectors; ++v) w[v] = mul(w[v], set1(weight_share(vectors)));
+        }
         uint8_t codes[kMaxVectors * 16];
         const float scale = round_group(f, w, codes);
         put_codes(f, at.panel + f.at(g), at.col, codes);
@@ -213,10 +221,10 @@ void pack_codes(const PackCodesTask& t) {
 
 void quantize_groups(const QuantizeTask& t) {
   switch (t.group) {
-    case 16: return round_rows<1>(t);
-    case 32: return round_rows<2>(t);
-    case 64: return round_rows<4>(t);
-    default: return round_rows<8>(t);
+    case 16: return t.rotated ? round_rows<1, true>(t) : round_rows<1, false>(t);
+    case 32: return t.rotated ? round_rows<2, true>(t) : round_rows<2, false>(t);
+    case 64: return t.rotated ? round_rows<4, true>(t) : round_rows<4, false>(t);
+    default: return t.rotated ? round_rows<8, true>(t) : round_rows<8, false>(t);
   }
 }
 
@@ -244,6 +252,12 @@ void embed_groups(const EmbedTask& t) {
         const float value = scale * (static_cast<float>(code) - zero_point);
         out[g * f.size + k] = f.offset() && f.offsets != GroupKind::u8 ? value + offset : value;
       }
+      if (!f.rotated) continue;
+      const int vectors = f.size / 16;
+      V16 x[kMaxVectors];
+      for (int v = 0; v < vectors; ++v) x[v] = load(out + g * f.size + v * 16);
+      rotate(x, vectors);
+      for (int v = 0; v < vectors; ++v) store(out + g * f.size + v * 16, mul(x[v], set1(input_share(vectors))));
     }
   }
 }

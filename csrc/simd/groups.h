@@ -37,7 +37,8 @@ QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
 #endif
 
 // load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
-// four bits of each byte. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8 for bytes below 32.
+// four bits of each byte. lane_butterflies: see rotate, for d = 1, 2, 4, 8. four_times: each of sixteen bytes
+// four times. dot_u5s8: as dot_u8s8 for bytes below 32.
 // to_float_shifted: lanes times 2^n, below 2^31, rounded
 // once. to_int: to nearest, ties to even. store_s8: numbers in [-128, 127].
 #if QUIRE_AVX512
@@ -63,6 +64,17 @@ QUIRE_INLINE I16 to_int(V16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 QUIRE_INLINE V16 magnitude(V16 a) { return {_mm512_abs_ps(a.v)}; }
 QUIRE_INLINE void store_s8(int8_t* p, I16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+
+QUIRE_INLINE V16 lane_butterflies(V16 x) {
+  const auto step = [](__m512 v, __m512 other, __mmask16 high) {
+    return _mm512_mask_sub_ps(_mm512_add_ps(v, other), high, other, v);
+  };
+  __m512 v = x.v;
+  v = step(v, _mm512_permute_ps(v, 0xb1), 0xaaaa);
+  v = step(v, _mm512_permute_ps(v, 0x4e), 0xcccc);
+  v = step(v, _mm512_shuffle_f32x4(v, v, 0xb1), 0xf0f0);
+  return {step(v, _mm512_shuffle_f32x4(v, v, 0x4e), 0xff00)};
 }
 
 #elif QUIRE_AVX2
@@ -96,12 +108,37 @@ QUIRE_INLINE __m256i dot8_u5(__m256i acc, __m256i w, __m256i x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
 QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return {dot8_u5(acc.a, w.a, x.a), dot8_u5(acc.b, w.b, x.b)}; }
+// Codes less 128 are signed: their magnitudes times inputs of their signs. Two products of 128 and 127 cannot saturate.
+constexpr bool kSignedBytes = true;
+struct ByteCodes {
+  I16 code, magnitude;
+};
+QUIRE_INLINE ByteCodes byte_codes(I16 w) {
+  const __m256i m = _mm256_set1_epi8(-128);
+  const I16 code = {_mm256_xor_si256(w.a, m), _mm256_xor_si256(w.b, m)};
+  return {code, {_mm256_abs_epi8(code.a), _mm256_abs_epi8(code.b)}};
+}
+QUIRE_INLINE I16 dot_bytes(I16 acc, const ByteCodes& w, I16 x) {
+  return {dot8_u5(acc.a, w.magnitude.a, _mm256_sign_epi8(x.a, w.code.a)),
+          dot8_u5(acc.b, w.magnitude.b, _mm256_sign_epi8(x.b, w.code.b))};
+}
 QUIRE_INLINE I16 to_int(V16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 QUIRE_INLINE V16 magnitude(V16 x) { return vmax(x, sub(zero(), x)); }
 QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
   int32_t t[16];
   istore(t, x);
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
+}
+
+QUIRE_INLINE V16 lane_butterflies(V16 x) {
+  const auto step = [](__m256 v, __m256 other, auto blend) { return blend(_mm256_add_ps(v, other), _mm256_sub_ps(other, v)); };
+  const auto within = [&](__m256 v) {
+    v = step(v, _mm256_permute_ps(v, 0xb1), [](__m256 a, __m256 b) { return _mm256_blend_ps(a, b, 0xaa); });
+    v = step(v, _mm256_permute_ps(v, 0x4e), [](__m256 a, __m256 b) { return _mm256_blend_ps(a, b, 0xcc); });
+    return step(v, _mm256_permute2f128_ps(v, v, 1), [](__m256 a, __m256 b) { return _mm256_blend_ps(a, b, 0xf0); });
+  };
+  const __m256 a = within(x.a), b = within(x.b);
+  return {_mm256_add_ps(a, b), _mm256_sub_ps(a, b)};
 }
 
 #else  // QUIRE_GENERIC
@@ -144,8 +181,48 @@ QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
   istore(t, x);
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
 }
+QUIRE_INLINE V16 lane_butterflies(V16 x) {
+  float t[16];
+  store(t, x);
+  for (int d = 1; d < 16; d *= 2)
+    for (int i = 0; i < 16; ++i)
+      if (!(i & d)) {
+        const float a = t[i], b = t[i + d];
+        t[i] = a + b, t[i + d] = a - b;
+      }
+  return load(t);
+}
 
 #endif
+
+// Eight-bit codes as the dot product takes them. kSignedBytes: it takes 128 off each.
+#if !QUIRE_AVX2
+constexpr bool kSignedBytes = false;
+struct ByteCodes {
+  I16 code;
+};
+QUIRE_INLINE ByteCodes byte_codes(I16 w) { return {w}; }
+QUIRE_INLINE I16 dot_bytes(I16 acc, const ByteCodes& w, I16 x) { return dot_u8s8(acc, w.code, x); }
+#endif
+
+// A group of `vectors` times sixteen numbers multiplied by the Hadamard matrix of +1 and -1: number i and number i + d
+// become their sum and their difference, for d = 1, 2, 4, ... half the group (quant.groups.rotate).
+QUIRE_INLINE void rotate(V16* x, int vectors) {
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) x[v] = lane_butterflies(x[v]);
+#pragma GCC unroll 3
+  for (int d = 1; d < vectors; d *= 2)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v)
+      if (!(v & d)) {
+        const V16 a = x[v], b = x[v + d];
+        x[v] = add(a, b), x[v + d] = sub(a, b);
+      }
+}
+// Twice a rotation multiplies by the group's size. Inputs, and what was stored, take the first factor after it, weights
+// before they are rounded the second: powers of two whose product is one over the size.
+QUIRE_INLINE float input_share(int vectors) { return vectors >= 8 ? 0.0625f : vectors >= 2 ? 0.125f : 0.25f; }
+QUIRE_INLINE float weight_share(int vectors) { return vectors >= 4 ? 0.125f : 0.25f; }
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

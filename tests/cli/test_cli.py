@@ -157,25 +157,27 @@ def test_inspect_quality(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     )  # fmt: skip
     assert code == 0
     found = json.loads(out)["quality"]
-    assert found["text"] == str(text)
-    int8, int4 = found["formats"]
-    assert (int8["quantization"], int4["quantization"], int4["group_size"], int4["head"]) == (
-        "int8",
-        "int4",
-        32,
-        "i8",
-    )
+    int8, int4, cache = found["formats"]
+    assert (int8["quantization"], int4["quantization"], int4["head"]) == ("int8", "int4", "i8")
+    assert (cache["quantization"], cache["kv"]) == ("none", "i8")
+    (text_found,) = found["texts"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     ids = tokenizer(text.read_text(), return_tensors="pt").input_ids
-    assert ids.shape[1] == found["text_tokens"] == int8["tokens"] + 1
+    weights = {form["quantization"]: form["weight_bytes"] for form in found["formats"]}
+    int8, int4, cache = (form["texts"][0] for form in found["formats"])
+    assert text_found["name"] == str(text)
+    assert ids.shape[1] == text_found["tokens"] + 1 == int8["tokens"] + 1
     with torch.inference_mode():
         loss = model(ids, labels=ids).loss
-    assert found["perplexity"] == pytest.approx(float(torch.exp(loss)), rel=1e-3)
+    assert text_found["perplexity"] == pytest.approx(float(torch.exp(loss)), rel=1e-3)
+    assert not text_found["known"]  # random weights know nothing: formats are not ranked by perplexity
+    assert int8["perplexity"] is int4["perplexity"] is None
+    assert 0 < cache["kl_mean"] < int4["kl_mean"]
+    assert int8["kl_error"] < int8["kl_mean"]
     assert 0 < int8["kl_mean"] < int4["kl_mean"] < int4["kl_max"] < 1
     assert 1 >= int8["top1_agreement"] >= int4["top1_agreement"] > 0.5
-    assert found["weight_bytes"] > int8["weight_bytes"] > int4["weight_bytes"]
-    assert int4["perplexity"] != found["perplexity"]
+    assert found["weight_bytes"] == weights["none"] > weights["int8"] > weights["int4"]
 
 
 def test_inspect_quality_of_one_format_and_its_refusals(
@@ -184,7 +186,7 @@ def test_inspect_quality_of_one_format_and_its_refusals(
     quality = ("inspect", str(folder), "--no-measure", "--quality", "--quantization", "int4")
     code, out, _ = run(capsys, *quality, "--quantization-group-size", "64")
     assert code == 0
-    assert "int4, groups of 64, head i8" in out
+    assert "int4 in groups of 64, head i8" in out
     assert "int8 " not in out.split("quality:")[1]
     for more, message in (
         (("--text", str(tmp_path / "none.txt")), "text: .*No such file"),

@@ -246,7 +246,8 @@ def test_int4_stays_near_the_full_weights(checkpoint: Folder, options: dict[str,
     assert abs(built.executor.memory()["weights"] - built.plan.parts["weights"]) < 4096
     formats = {param.name: str(param.format) for param in built.program.params if param.kind == "linear"}
     size = options.get("quantization_group_size", 32)
-    assert formats.pop("head") == ("i4 in groups of 32" if "quantize_head" in options else "i8")
+    head = "i4 in groups of 32" if "quantize_head" in options else "i8 in rotated groups of 64"
+    assert formats.pop("head") == head
     assert set(formats.values()) == {f"i4 in groups of {size}"}
 
 

@@ -33,16 +33,18 @@ from quire.loader import (
     packed_key,
 )
 from quire.loader.packed import Packer
-from quire.program.formats import I8, NumberFormats
+from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops import Program
 from quire.spec.facts import read_model
 
+INT8 = WeightFormat("i8", Groups(128, "bf16", rotated=True))
 FORMATS = {
     "f32": NumberFormats("f32", "f32"),
     "bf16": NumberFormats("bf16", "bf16"),
     "f16": NumberFormats("f16", "f16"),
     "i8": NumberFormats("bf16", "bf16", linears=I8, head=I8),
+    "int8": NumberFormats("bf16", "bf16", linears=INT8, head=INT8),
 }
 # SHA-256 of the packed weights of `folder` in each format under PACK_LAYOUT, the same on every instruction set.
 # When packing changes what it writes, raise kPackLayout (csrc/kernels.h) and put the new digests here.
@@ -52,6 +54,7 @@ LAYOUTS: dict[int, dict[str, str]] = {
         "bf16": "698341d9a0e3738e10017ba9b6b3475884d51e14877ab71fed6a5e2ba14b12ca",
         "f16": "b83ee952da7bb0660c3d4562f3abfd1a9d50b331a701566564999200b4a5090a",
         "i8": "81a719e6246bd47fa1132f58685647198a1f647bca3792a76df3bcca5d727cf9",
+        "int8": "8a380e1c891cb6d4742a5f1896304baae6dcf159388e767a0f601d1bb854bab7",
     },
 }
 

@@ -18,6 +18,7 @@ from quire.program.formats import GROUP_BITS, Groups, NumberFormats, WeightForma
 from quire.program.lower import lower
 from quire.program.ops import Linear, Param, Program
 from quire.quant import GroupCodes, dequantize, quantize
+from quire.quant.groups import input_share, rotate
 from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
 
 ISAS = _native.supported_isas()
@@ -33,13 +34,21 @@ FORMATS = {
     "q8_0": WeightFormat("i8", Groups(32, "f16")),
     "q6_k": WeightFormat("i8", Groups(16, "f32")),
     "gptq8": WeightFormat("i8", Groups(128, "f16", "u8")),
+    "int8": WeightFormat("i8", Groups(128, "bf16", rotated=True)),
+    "int8-64": WeightFormat("i8", Groups(64, "bf16", rotated=True)),
+    "int8-32": WeightFormat("i8", Groups(32, "bf16", rotated=True)),
 }
 VOCAB = 150
 LIMITS = Limits(max_tokens=520, max_rows=520, max_logit_rows=4, max_len=64, num_blocks=600)
 
 
 def program_of(form: WeightFormat, dim: int = 300, width: int = 72) -> Program:
-    """One layer over features that fill no whole group; the tied embedding is in the format, too."""
+    """One layer over features that fill no whole group unless it must; the tied embedding is in the format, too."""
+    if form.groups is not None and form.groups.rotated:
+        dim, width = (
+            -(-dim // form.groups.size) * form.groups.size,
+            -(-width // form.groups.size) * form.groups.size,
+        )
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
     spec = ModelSpec(
         VOCAB, dim, (Layer(attention, MLP(width)),), norm=Norm(eps=1e-5), max_positions=64, tied=True
@@ -145,14 +154,14 @@ def test_codes_come_back_as_their_values(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("name", ["q4_0", "bf16", "gptq", "q8_0", "q6_k"])
+@pytest.mark.parametrize("name", ["q4_0", "bf16", "gptq", "q8_0", "q6_k", "int8", "int8-64", "int8-32"])
 def test_rounding_equals_its_definition(name: str, dtype: str, isa: str) -> None:
     """Floats rounded natively give the very codes and scales of quant.groups.quantize: outliers, zeros, tiny groups."""
     form = FORMATS[name]
     program = program_of(form)
     executor, arrays = native(program, isa)
     random = np.random.default_rng(3)
-    w = random.standard_normal((VOCAB, 300)).astype(np.float32)
+    w = random.standard_normal((VOCAB, program.param("head").cols)).astype(np.float32)
     w *= np.float32(10.0) ** random.integers(-7, 3, (VOCAB, 1)).astype(np.float32)
     w[random.random(w.shape) < 0.01] *= 30
     w[5], w[6, 40:] = 0, 0
@@ -182,6 +191,13 @@ def steps_of(x: F32, size: int) -> tuple[F32, np.ndarray]:
     return widest / np.float32(127) / np.float32(2**GROUP_BITS), bits
 
 
+def turned(x: F32, form: Groups) -> F32:
+    """Inputs as they are rounded."""
+    if not form.rotated:
+        return x
+    return (rotate(x.reshape(len(x), -1, form.size)) * input_share(form.size)).reshape(x.shape)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_products(name: str, isa: str) -> None:
@@ -205,12 +221,12 @@ def test_products(name: str, isa: str) -> None:
         executor.stop_after(index - 1)  # later ops reuse its memory
         executor.run(n, n, 0)
         hidden = executor.read("hidden", n)
-        lowest, bits = steps_of(hidden, form.size)
+        taken, given = (turned(x, form) for x in (hidden, executor.read(op.x, n)))
+        lowest, bits = steps_of(taken, form.size)
         steps = np.repeat(np.ldexp(lowest, bits), form.size, 1)[:, : hidden.shape[1]]
-        assert (np.abs(inputs - hidden) <= 0.501 * steps).all()
-        assert np.array_equal(
-            executor.read(op.x, n), quantize_rows(torch.from_numpy(hidden), form.size).numpy()
-        )
+        assert (np.abs(given - taken) <= 0.501 * steps).all()
+        reference = quantize_rows(torch.from_numpy(hidden), form.size, rotated=form.rotated).numpy()
+        assert np.array_equal(executor.read(op.x, n), reference)
 
 
 @pytest.mark.parametrize("isa", ISAS)

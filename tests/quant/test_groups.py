@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from quire.program.formats import Groups, WeightFormat
 from quire.program.ops import Param, Part
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
+from quire.quant.groups import input_share, rotate, weight_share
 
 
 def weights(rows: int, cols: int, seed: int = 0) -> np.ndarray:
@@ -87,6 +88,34 @@ def test_error_of_normal_weights() -> None:
     plain = np.abs(w.reshape(64, -1, 32)).max(-1, keepdims=True) / 7
     rounded = (np.rint(w.reshape(64, -1, 32) / plain) * plain).reshape(w.shape)
     assert relative(w, rounded) > 1.15 * 0.0824  # negative control: the plain way is worse
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+def test_rotated_groups(size: int) -> None:
+    """The rotation is a Hadamard matrix, undone by itself; outliers cost what normal weights cost."""
+    matrix = rotate(np.eye(size, dtype=np.float32))
+    assert set(matrix.ravel()) == {1.0, -1.0}
+    assert np.array_equal(matrix @ matrix.T, size * np.eye(size))
+    assert weight_share(size) * input_share(size) == 1 / size
+    w = weights(32, 512)
+    outliers = np.where(np.random.default_rng(1).random(w.shape) < 0.01, w * 40, w).astype(np.float32)
+    plain, rotated = Groups(size, "bf16"), Groups(size, "bf16", rotated=True)
+
+    def error(x: np.ndarray, form: Groups) -> float:
+        return relative(x, dequantize(form, 8, quantize(x, form, 8)))
+
+    assert error(w, rotated) == pytest.approx(error(w, plain), rel=0.1)
+    assert error(outliers, rotated) < (1.0 if size == 16 else 0.8) * error(outliers, plain)
+
+
+def test_rotated_groups_are_whole() -> None:
+    form = Groups(128, "bf16", rotated=True)
+    sizes = {cols: form.fitted(cols).size for cols in (1024, 576, 160, 48)}
+    assert sizes == {1024: 128, 576: 64, 160: 32, 48: 16}
+    assert form.fitted(200) == Groups(16, "bf16")  # no whole groups: not rotated
+    assert Groups(32).fitted(200) == Groups(32)
+    with pytest.raises(ValueError, match="symmetric"):
+        Groups(32, "f16", "u8", rotated=True)
 
 
 def test_extremes_stay_finite() -> None:

@@ -1,32 +1,36 @@
-"""`quire inspect --quality`: what rounding the weights costs, measured on a text."""
+"""`quire inspect --quality`: what rounding weights, keys and values costs, measured on texts."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.types import CheckpointError, RequestError
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
     from quire.engine.opening import Model
+    from quire.text.tokenizer import Tokenizer
 
 MAX_TEXT_BYTES = 4 * 2**20
+BUILT_IN = "built in"
+_OPENING_WORDS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quality",
         action="store_true",
-        help="load the weights and measure what int8 and int4 (or the one that --quantization names) change in the "
-        "predictions over a text",
+        help="load the weights and measure what int8 and int4 weights and an int8 KV cache (or those that "
+        "--quantization and --kv-cache-dtype name) change in the predictions over the model's own text and a short "
+        "built-in one",
     )
     parser.add_argument(
-        "--text",
-        metavar="FILE",
-        help="text of --quality, UTF-8, at most 4 MiB (default: a short one of its own)",
+        "--text", metavar="FILE", help="text of --quality instead of these, UTF-8, at most 4 MiB"
     )
 
 
@@ -44,33 +48,65 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
 
     if model.tokenizer is None:
         raise ValueError(f"quality: {model.folder} has no tokenizer, so a text cannot be scored")
-    tokens = model.tokenizer.encode(_text(args.text))
+    texts: dict[str, Sequence[int]] = {args.text or BUILT_IN: model.tokenizer.encode(_text(args.text))}
+    prompts = [] if args.text else _prompts(model.tokenizer)
     shown = not args.quiet
     with (
         ByteProgress("loading weights", enabled=shown) as loading,
         CountProgress("comparing", "predictions", enabled=shown) as comparing,
     ):
-        quality = measure(model, asked, tokens, loading=loading, comparing=comparing)
-    return {"text": args.text or "built in", **dataclasses.asdict(quality)}
+        quality = measure(model, asked, texts, prompts, loading=loading, comparing=comparing)
+    return {"vocabulary": model.facts.spec.vocab, **dataclasses.asdict(quality)}
+
+
+def _prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """What the model is to go on from: questions when its chat template takes them, else openings of texts."""
+    from quire.engine.quality_text import QUESTIONS, TEXT
+    from quire.text.chat import ChatAsk, ChatRenderer
+
+    try:
+        chat = ChatRenderer(tokenizer)
+        return [chat.encode(ChatAsk(messages=[{"role": "user", "content": each}])) for each in QUESTIONS]
+    except (CheckpointError, RequestError):
+        openings = (" ".join(part.split()[:_OPENING_WORDS]) for part in TEXT.split("\n\n"))
+        return [tokenizer.encode(opening) for opening in openings if opening]
 
 
 def lines(found: dict[str, Any]) -> list[str]:
     """The measurement as people read it."""
-    name = f"{found['reference']} (as it is)"
-    rows = [
-        f"quality: {found['formats'][0]['tokens']} predictions of the text ({found['text']})",
-        f"  {'weights':<28} {'size':>11} {'KL mean':>9} {'KL max':>8} {'same top-1':>10} {'perplexity':>10}",
-        f"  {name:<28} {format_size(found['weight_bytes']):>11} {'':>9} {'':>8} {'':>10} {found['perplexity']:>10.3f}",
-    ]
-    for form in found["formats"]:
-        name = form["quantization"]
-        name += f", groups of {form['group_size']}" if form["quantization"] == "int4" else ""
-        name += f", head {form['head'] or found['reference']}" if form["quantization"] == "int4" else ""
+    size = format_size(found["weight_bytes"])
+    rows = [f"quality: beside {found['reference']} weights ({size}) with a {found['kv']} KV cache"]
+    for at, text in enumerate(found["texts"]):
         rows.append(
-            f"  {name:<28} {format_size(form['weight_bytes']):>11} {form['kl_mean']:>9.5f} {form['kl_max']:>8.3f} "
-            f"{form['top1_agreement']:>10.1%} {form['perplexity']:>10.3f}"
+            f"  text: {text['name']}, {text['tokens']} predictions, perplexity {text['perplexity']:.3f}"
         )
+        if not text["known"]:
+            rows.append(
+                f"    warning: the vocabulary has {found['vocabulary']} tokens: the model does not know such text, "
+                "so nothing here tells formats apart; pass a text of its kind with --text"
+            )
+            if text["name"] == BUILT_IN:
+                continue
+        rows.append(
+            f"    {'format':<40} {'weights':>11} {'KL mean':>9} {'± error':>9} {'KL max':>8} {'same top-1':>10} "
+            f"{'perplexity':>10}"
+        )
+        rows += [_row(form, form["texts"][at], found) for form in found["formats"]]
     return rows
+
+
+def _row(form: dict[str, Any], text: dict[str, Any], found: dict[str, Any]) -> str:
+    parts = []
+    if form["quantization"] != "none":
+        head = form["head"] or found["reference"]
+        parts = [f"{form['quantization']} in groups of {form['group_size']}, head {head}"]
+    if form["kv"] != found["kv"] or not parts:
+        parts.append(f"KV cache {form['kv']}")
+    perplexity = "-" if text["perplexity"] is None else f"{text['perplexity']:.3f}"
+    return (
+        f"    {', '.join(parts):<40} {format_size(form['weight_bytes']):>11} {text['kl_mean']:>9.5f} "
+        f"{text['kl_error']:>9.5f} {text['kl_max']:>8.3f} {text['top1_agreement']:>10.1%} {perplexity:>10}"
+    )
 
 
 def _text(path: str | None) -> str:

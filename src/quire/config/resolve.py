@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.config.schema import INT8_GROUP, EngineConfig, ResolvedConfig
 from quire.records import dataclass
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -56,6 +56,13 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
         )
     quantized = _QUANTIZED[asked.quantization]
     head = ("i8" if quantized else None) if asked.quantize_head == "auto" else _QUANTIZED[asked.quantize_head]
+    size = asked.quantization_group_size
+    if quantized == "i8" and size is not None and size < INT8_GROUP:
+        more = (1 + 2 / size) / (1 + 2 / INT8_GROUP) - 1
+        notices.append(
+            f"quantization_group_size: int8 in groups of {size} takes {more:.1%} more bytes of weights than groups of "
+            f"{INT8_GROUP}, and prompts and large batches run slower (docs/quantization.md)"
+        )
     return ResolvedConfig(
         asked=asked,
         weights=_DTYPES[dtype],

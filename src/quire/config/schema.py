@@ -17,7 +17,8 @@ _MOST = {
 SIZES = ("memory", "request_memory", "weight_cache_size")  # fields in bytes, written like 6GiB
 # An engine that collects looks idle: longer, and it could not be told from one that hangs.
 MAX_BATCH_WAIT_MS = 1000.0
-GROUP_SIZES = (32, 64, 128)  # of int4 weights that are rounded at load
+GROUP_SIZES = (32, 64, 128)  # of weights that are rounded at load
+INT8_GROUP, INT4_GROUP = 128, 32  # unless a size is asked for
 # Methods of quantized checkpoints, as `quantization` takes them and as messages call them: each says what a checkpoint
 # must be in, and changes nothing.
 STORED = {
@@ -70,13 +71,16 @@ class EngineConfig:
     quantization: str = option(
         "auto",
         "what linear weights are computed in; auto: as they are stored, a quantized checkpoint's in its own codes; "
-        "none: floats; or rounded at load: int8, one scale an output; int4, a scale for each group of inputs. "
+        "none: floats; or rounded at load: int8 or int4, a scale for each group of inputs. "
         "Inputs of quantized weights are rounded to int8. The method of a quantized checkpoint means auto, and must be "
         "the checkpoint's own",
         choices=("auto", "none", "int8", "int4", *STORED),
     )
-    quantization_group_size: int = option(
-        32, "input features that share a scale in int4: 32, 64 or 128", metavar="N"
+    quantization_group_size: int | None = option(
+        None,
+        "input features that share a scale in weights that are rounded at load: 32, 64 or 128 (default: 128 in int8, "
+        "32 in int4); fewer are nearer to the checkpoint, and slower",
+        metavar="N",
     )
     quantize_head: str = option(
         "auto",
@@ -174,7 +178,7 @@ class EngineConfig:
             raise ValueError(f"batch_wait_ms: {self.batch_wait_ms} is not within 0 and {MAX_BATCH_WAIT_MS:g}")
         if self.fp32_lm_head and self.quantize_head in {"int8", "int4"}:
             raise ValueError(f"fp32_lm_head: quantize_head = {self.quantize_head} asks for another head")
-        if self.quantization_group_size not in GROUP_SIZES:
+        if self.quantization_group_size not in {None, *GROUP_SIZES}:
             raise ValueError(
                 f"quantization_group_size: {self.quantization_group_size!r} is not one of "
                 f"{', '.join(map(str, GROUP_SIZES))}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quire.config import env
 from quire.config.resolve import MachineFacts, resolve
 from quire.config.resolve import ModelFacts as ConfigFacts
-from quire.config.schema import STORED, EngineConfig, ResolvedConfig
+from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
@@ -138,11 +138,12 @@ def choose(
     """
     spec, asked = model.facts.spec, _agreed(model, asked)
     config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
+    first = config.quantized or config.head
     formats = NumberFormats(
         weights=_dtype(config.weights),
         kv=_dtype(config.kv),
-        linears=_quantized(config.quantized, asked),
-        head=_quantized(config.head, asked),
+        linears=_quantized(config.quantized, asked.quantization_group_size),
+        head=_quantized(config.head, asked.quantization_group_size if config.head == first else None),
     )
     program = lower(spec, formats)
     if asked.quantization == "auto" and asked.load_format != "random":
@@ -298,9 +299,12 @@ def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sa
     return Sampler(program.vocab, rows, config.isa, config.threads)
 
 
-def _quantized(name: str | None, asked: EngineConfig) -> WeightFormat | None:
+def _quantized(name: str | None, size: int | None) -> WeightFormat | None:
+    """What floats are rounded to; decisions 0008 and 0031."""
     if name == "i4":
-        return WeightFormat("i4", Groups(asked.quantization_group_size))
+        return WeightFormat("i4", Groups(size or INT4_GROUP))
+    if name == "i8":
+        return WeightFormat("i8", Groups(size or INT8_GROUP, "bf16", rotated=True))
     return WeightFormat(_dtype(name)) if name else None
 
 

@@ -1,16 +1,21 @@
-"""How far a quantized model is from its checkpoint, prediction by prediction over a text.
+"""How far a quantized model is from its checkpoint, prediction by prediction.
 
-Both run as they would serve, in chunks, over the same windows of tokens. For every token that has a successor in its
-window, the two distributions of the next token are compared:
+Both run as they would serve, in chunks, over the same passages. For every token of a passage after its prompt, the two
+distributions that it was to be drawn from are compared:
 
-    divergence  KL(reference || quantized) = Σ p · (log p - log q), in nats: 0 when nothing changed
+    divergence  KL(reference || other) = Σ p · (log p - log q), in nats: 0 when nothing changed
     agreement   the share of tokens where both find the same token likeliest
-    perplexity  exp of the mean of -log p(the text's next token), of both
+    perplexity  exp of the mean of -log p(the token), of both
+
+A passage is a text, or what the reference itself says to a prompt, drawn from its distributions (temperature 1): the
+only text that any model knows. Of a text that the reference does not know, predictions are arbitrary, and so is what
+changes them; see sane_perplexity.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,76 +29,189 @@ from quire.engine.weights import load_weights
 from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
 from quire.executor.native import planned_bytes
 from quire.program.memory import weight_bytes
+from quire.spec.model import LatentAttention
 from quire.types import MemoryBudgetError
 from quire.util.sizes import format_size
 
 WINDOW = 512  # tokens that are run as one sequence, or the model's context
 CHUNK = 32  # tokens of a step, all of whose logits are wanted
+CONTINUATION = 128  # tokens that the reference says to one prompt, at the most
+OWN_TOKENS, OWN_ROUNDS = 512, 4  # prompts are taken again until the reference has said so much, or so often
+OWN_TEXT = "the model's own"
+_SANE_SHARE = (
+    16  # a reference that finds one in so many tokens of its vocabulary likely does not know the text
+)
 _F64 = npt.NDArray[np.float64]
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """Tokens that are run as one sequence; predictions are compared from the first token after `prompt` ones."""
+
+    tokens: tuple[int, ...]
+    prompt: int = 1
+
+    @property
+    def predictions(self) -> int:
+        return len(self.tokens) - self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """What one format does to the predictions of one text; see the module.
+
+    kl_error: standard error of kl_mean. perplexity: None of a text that the reference does not know.
+    """
+
+    text: str
+    tokens: int
+    kl_mean: float
+    kl_error: float
+    kl_max: float
+    top1_agreement: float
+    perplexity: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class FormatQuality:
-    """What one format does to a model; see the module. `tokens` is how many predictions were compared."""
+    """One choice of formats: its weights' bytes, the cache's bytes a token, and what it does to each text."""
 
     quantization: str
     group_size: int | None
     head: str | None
+    kv: str
     weight_bytes: int
+    texts: tuple[Divergence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuality:
+    """A text and how the reference finds it; `known`: whether its perplexity says that it knows such text."""
+
+    name: str
     tokens: int
-    kl_mean: float
-    kl_max: float
-    top1_agreement: float
     perplexity: float
+    known: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Formats against the `reference`: the checkpoint in its unquantized number format."""
+    """Formats against the `reference`: the checkpoint in its unquantized number format, keys and values in `kv`."""
 
     reference: str
+    kv: str
     weight_bytes: int
-    perplexity: float
-    text_tokens: int
+    texts: tuple[TextQuality, ...]
     formats: tuple[FormatQuality, ...]
 
 
+def sane_perplexity(perplexity: float, vocab: int) -> bool:
+    """Whether a model knows a text: it hesitates between fewer tokens than one in sixteen of its vocabulary.
+
+    A model that knows nothing has the vocabulary's size; more is certainty about the wrong tokens.
+    """
+    return perplexity < vocab / _SANE_SHARE
+
+
 def measure(
-    model: Model, asked: EngineConfig, tokens: Sequence[int], *,
+    model: Model, asked: EngineConfig, texts: dict[str, Sequence[int]], prompts: Sequence[Sequence[int]], *,
     loading: Progress | None = None, comparing: Progress | None = None,
 ) -> Quality:  # fmt: skip
-    """Compare the quantization that is asked for, or int8 and int4 when none is, with the unquantized model.
+    """Compare formats over texts (name -> tokens), and over what the reference says to `prompts`.
+
+    Formats: what `asked` quantizes of weights, of keys and values, and both together; where it names neither, int8 and
+    int4 weights and an int8 cache. Each is compared with the same reference, so that none hides behind another.
 
     `loading` is told bytes of weights, `comparing` predictions. Raises ValueError for a text of fewer than two tokens,
     MemoryBudgetError when two copies of the weights do not fit the bound.
     """
-    if len(tokens) < 2:
-        raise ValueError(f"the text has {len(tokens)} tokens; at least 2 are needed to compare predictions")
-    wanted = [asked.quantization] if asked.quantization in {"int8", "int4"} else ["int8", "int4"]
-    window = min(WINDOW, model.facts.spec.max_positions)
-    windows = [tokens[i : i + window] for i in range(0, len(tokens), window)]
-    plain = _Scorer(model, dataclasses.replace(asked, quantization="none", quantize_head="none"), windows)
-    others = [_Scorer(model, dataclasses.replace(asked, quantization=name), windows) for name in wanted]
+    for tokens in texts.values():
+        if len(tokens) < 2:
+            raise ValueError(
+                f"the text has {len(tokens)} tokens; at least 2 are needed to compare predictions"
+            )
+    longest = min(WINDOW, model.facts.spec.max_positions)
+    plain_config = dataclasses.replace(
+        asked, quantization="none", quantize_head="none", kv_cache_dtype="auto"
+    )
+    plain = _Scorer(model, plain_config, longest)
+    others = [_Scorer(model, config, longest) for config in _alternatives(model, asked, plain_config)]
     _check_memory(plain, others)
     plain.load(loading)
-    predictions = sum(len(window) - 1 for window in windows)
-    formats, perplexity, done = [], 0.0, 0
+    passages = {name: _windows(tokens, longest) for name, tokens in texts.items()}
+    if prompts:
+        passages[OWN_TEXT] = _continuations(
+            plain, prompts, asked.seed, set(model.facts.generation.eos_token_ids)
+        )
+    total = len(others) * sum(passage.predictions for found in passages.values() for passage in found)
+    formats: list[FormatQuality] = []
+    seen: tuple[TextQuality, ...] = ()
+    done = 0
     for other in others:
         other.load(loading)
-        sums = _Sums()
-        for p, q, targets in _predictions(plain, other, windows):
-            sums.add(p, q, targets)
-            if comparing is not None:
-                comparing(done + sums.tokens, predictions * len(others))
-        done += sums.tokens
-        formats.append(other.quality(sums))
-        perplexity = sums.reference_perplexity
+        sums = {name: _Sums() for name in passages}
+        for name, found in passages.items():
+            for p, q, targets in _predictions(plain, other, found):
+                sums[name].add(p, q, targets)
+                done += len(targets)
+                if comparing is not None:
+                    comparing(done, total)
+        seen = tuple(text.reference(name, model.facts.spec.vocab) for name, text in sums.items())
+        known = {text.name for text in seen if text.known}
+        divergences = tuple(text.divergence(name, known=name in known) for name, text in sums.items())
+        formats.append(other.quality(divergences))
         other.close()
     plain.close()
-    config = plain.config
-    return Quality(config.weights, weight_bytes(plain.program), perplexity, len(tokens), tuple(formats))
+    return Quality(plain.config.weights, plain.config.kv, weight_bytes(plain.program), seen, tuple(formats))
+
+
+def _alternatives(model: Model, asked: EngineConfig, plain: EngineConfig) -> list[EngineConfig]:
+    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
+    weights = {"quantization": asked.quantization, "quantize_head": asked.quantize_head}
+    kv = {"kv_cache_dtype": asked.kv_cache_dtype}
+    quantized = asked.quantization in {"int8", "int4"}
+    changes: list[dict[str, str]] = []
+    if quantized:
+        changes.append(weights)
+    if asked.kv_cache_dtype != "auto":
+        changes.append(kv)
+    if len(changes) == 2:
+        changes.append(weights | kv)
+    if not changes:
+        changes = [weights | {"quantization": name} for name in ("int8", "int4")]
+        changes += [] if latent else [{"kv_cache_dtype": "int8"}]
+    return [dataclasses.replace(plain, **change) for change in changes]  # type: ignore[arg-type]
+
+
+def _windows(tokens: Sequence[int], longest: int) -> list[Passage]:
+    windows = (tuple(tokens[at : at + longest]) for at in range(0, len(tokens), longest))
+    return [Passage(window) for window in windows if len(window) > 1]
+
+
+def _continuations(
+    plain: _Scorer, prompts: Sequence[Sequence[int]], seed: int, stops: set[int]
+) -> list[Passage]:
+    """What a model says to prompts, drawn from its distributions, each to the token that ends it."""
+    random, found = np.random.default_rng(seed), list[Passage]()
+    for prompt in list(prompts) * OWN_ROUNDS:
+        if sum(passage.predictions for passage in found) >= OWN_TOKENS:
+            break
+        tokens = list(prompt[-(plain.longest // 2) :])
+        start, kept = 0, len(tokens)
+        most = min(kept + CONTINUATION, plain.longest)
+        while len(tokens) < most and not (len(tokens) > kept and tokens[-1] in stops):
+            rows = plain.logits(tokens, start)
+            start += len(rows)
+            if start < len(tokens):  # of the prompt
+                continue
+            shares = np.exp(log_softmax(rows[-1:])[0]).cumsum()
+            tokens.append(
+                min(int(np.searchsorted(shares, random.random() * shares[-1], "right")), len(shares) - 1)
+            )
+        found.append(Passage(tuple(tokens), kept))
+    return found
 
 
 class _Sums:
@@ -101,7 +219,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.tokens = self.agreed = 0
-        self.kl = self.kl_max = 0.0
+        self.kl = self.kl_squares = self.kl_max = 0.0
         self._loss, self._reference_loss = 0.0, 0.0
 
     def add(self, p: F32, q: F32, targets: npt.NDArray[np.int64]) -> None:
@@ -112,17 +230,26 @@ class _Sums:
         self.tokens += len(targets)
         self.agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
         self.kl += float(divergence.sum())
+        self.kl_squares += float(np.square(divergence).sum())
         self.kl_max = max(self.kl_max, float(divergence.max(initial=0.0)))
         self._reference_loss -= float(log_p[rows, targets].sum())
         self._loss -= float(log_q[rows, targets].sum())
 
-    @property
-    def perplexity(self) -> float:
-        return float(np.exp(self._loss / self.tokens))
+    def reference(self, name: str, vocab: int) -> TextQuality:
+        perplexity = float(np.exp(self._reference_loss / self.tokens))
+        return TextQuality(name, self.tokens, perplexity, sane_perplexity(perplexity, vocab))
 
-    @property
-    def reference_perplexity(self) -> float:
-        return float(np.exp(self._reference_loss / self.tokens))
+    def divergence(self, name: str, *, known: bool) -> Divergence:
+        mean = self.kl / self.tokens
+        return Divergence(
+            text=name,
+            tokens=self.tokens,
+            kl_mean=mean,
+            kl_error=math.sqrt(max(self.kl_squares / self.tokens - mean * mean, 0.0) / self.tokens),
+            kl_max=self.kl_max,
+            top1_agreement=self.agreed / self.tokens,
+            perplexity=float(np.exp(self._loss / self.tokens)) if known else None,
+        )
 
 
 def log_softmax(logits: F32) -> _F64:
@@ -136,9 +263,8 @@ def log_softmax(logits: F32) -> _F64:
 class _Scorer:
     """A model in one format that gives the logits of every token of a sequence."""
 
-    def __init__(self, model: Model, asked: EngineConfig, windows: Sequence[Sequence[int]]) -> None:
-        self._model = model
-        longest = max(len(window) for window in windows)
+    def __init__(self, model: Model, asked: EngineConfig, longest: int) -> None:
+        self._model, self.longest = model, longest
         asked = dataclasses.replace(asked, max_model_len=max(longest, 2), max_num_seqs=1)
         self.config, self.program = choose(model, asked, machine_facts())
         groups = len(self.program.cache_groups)
@@ -168,19 +294,19 @@ class _Scorer:
         arrays.slots[0], arrays.query_start[:2], arrays.logit_rows[:n] = 0, (0, n), range(n)
         return self._executor.run(n, 1, n)
 
-    def quality(self, sums: _Sums) -> FormatQuality:
-        asked = self.config.asked
-        grouped = "i4" in {self.config.quantized, self.config.head}
+    def quality(self, texts: tuple[Divergence, ...]) -> FormatQuality:
+        quantized, head = (self.config.quantized, self.config.head)
+        linears = [param for param in self.program.params if param.groups]
+        sizes = [
+            param.groups.size for param in linears if param.groups and (param.name != "head" or not quantized)
+        ]
         return FormatQuality(
-            quantization=asked.quantization,
-            group_size=asked.quantization_group_size if grouped else None,
-            head=self.config.head,
+            quantization=self.config.asked.quantization if quantized else "none",
+            group_size=max(sizes) if sizes else None,
+            head=head,
+            kv=self.config.kv,
             weight_bytes=weight_bytes(self.program),
-            tokens=sums.tokens,
-            kl_mean=sums.kl / sums.tokens,
-            kl_max=sums.kl_max,
-            top1_agreement=sums.agreed / sums.tokens,
-            perplexity=sums.perplexity,
+            texts=texts,
         )
 
     def close(self) -> None:
@@ -188,14 +314,17 @@ class _Scorer:
 
 
 def _predictions(
-    plain: _Scorer, other: _Scorer, windows: Sequence[Sequence[int]]
+    plain: _Scorer, other: _Scorer, passages: Sequence[Passage]
 ) -> Iterator[tuple[F32, F32, npt.NDArray[np.int64]]]:
     """Both models' logits and the next tokens, chunk by chunk."""
-    for window in windows:
-        for start in range(0, len(window) - 1, CHUNK):  # the last token predicts nothing that is known
-            targets = np.array(window[start + 1 : start + 1 + CHUNK], np.int64)
-            p, q = (scorer.logits(window, start)[: len(targets)] for scorer in (plain, other))
-            yield p, q, targets
+    for passage in passages:
+        tokens, compared = passage.tokens, passage.prompt - 1
+        for start in range(0, len(tokens) - 1, CHUNK):  # the last token predicts nothing that is known
+            targets = np.array(tokens[start + 1 : start + 1 + CHUNK], np.int64)
+            p, q = (scorer.logits(tokens, start)[: len(targets)] for scorer in (plain, other))
+            first = max(compared - start, 0)
+            if first < len(targets):
+                yield p[first:], q[first:], targets[first:]
 
 
 def _check_memory(plain: _Scorer, others: Sequence[_Scorer]) -> None:

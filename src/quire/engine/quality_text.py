@@ -1,4 +1,13 @@
-"""The text that formats are compared on when none is given: prose, instructions, code, numbers and a dialogue."""
+"""What formats are compared on when no text is given: prose, instructions, code, numbers and a dialogue; questions."""
+
+# What a chat model is asked, so that it says something of its own.
+QUESTIONS = (
+    "What can you help me with?", "Explain what a cache does.", "Tell me a short story about a lighthouse.",
+    "What is 17 plus 25?", "Rewrite in a formal tone: can't make it today, sorry!", "Name three uses of copper.",
+    "Write a JSON object for a person named Ada, aged 36.", "How does bread rise?",
+    "My name is Sam and I live in Lisbon. Where do I live?", "Count from 5 to 15.",
+    "Give me two sentences about the sea.", "What does a compiler do?",
+)  # fmt: skip
 
 TEXT = """\
 A bakery opens before the town wakes. At three in the morning the ovens are lit, and while they warm the baker weighs \

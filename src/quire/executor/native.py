@@ -54,6 +54,7 @@ from quire.program.ops import (
     Scale,
 )
 from quire.quant import GroupCodes, check_codes, quantize
+from quire.quant.groups import rotate, weight_share
 from quire.spec.model import Activation, ClampedSwiGLU
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
@@ -123,7 +124,9 @@ class NativeExecutor:
         if param.groups is not None:
             bits, form = 4 if param.dtype == "i4" else 8, param.groups
             scales, offsets = _GROUP_KINDS.index(form.scales), _GROUP_KINDS.index(form.offsets)
-            index = int(self._core.add_groups(rows, param.cols, bits, form.size, scales, offsets))
+            index = int(
+                self._core.add_groups(rows, param.cols, bits, form.size, scales, offsets, form.rotated)
+            )
         else:
             add = self._core.add_weight if param.kind == "linear" else self._core.add_table
             index = int(add(rows, param.cols, _DTYPES[param.dtype]))
@@ -200,7 +203,7 @@ class NativeExecutor:
             dtype = _DTYPES[buffer.dtype]
             rows = self._most_rows(buffer)
             self._buffers[buffer.name] = self._core.add_buffer(
-                buffer.cols, dtype, offset, scales, buffer.group, rows, buffer.per
+                buffer.cols, dtype, offset, scales, buffer.group, buffer.rotated, rows, buffer.per
             )
         for rope in program.ropes:
             cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
@@ -390,8 +393,10 @@ class NativeExecutor:
             # the exponent of 1.5 * 2^(23 + bits)
             bits = (numbers.view(np.int32).reshape(rows, groups, 2)[:, :, :1] >> 23) - 150
             bytes_ = stored.view(np.int8).reshape(rows, groups, -1).astype(np.float32)
-            whole: F32 = np.ldexp(bytes_, bits).reshape(rows, pitch)[:, : buffer.cols]
-            return np.multiply(whole, scales[:, None], dtype=np.float32)
+            whole: F32 = np.ldexp(bytes_, bits) * scales[:, None, None]
+            if buffer.rotated:
+                whole = rotate(whole) * weight_share(buffer.group)
+            return whole.reshape(rows, pitch)[:, : buffer.cols]
         plain = stored.reshape(rows, pitch)[:, : buffer.cols].astype(np.float32)
         return (plain - np.float32(128)) * scales[:, None]
 

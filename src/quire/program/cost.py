@@ -239,7 +239,10 @@ class _Counter:
     def rounding_flops(self, out: str) -> int:
         """FLOPs of rounding a row of an i8 buffer, in the op that writes it."""
         found = self.buffers[out]
-        return QUANTIZE_FLOPS * found.cols if found.dtype == "i8" else 0
+        if found.dtype != "i8":
+            return 0
+        stages = found.group.bit_length() - 1 if found.rotated else 0
+        return (QUANTIZE_FLOPS + stages) * found.cols
 
     def linear(self, op: Linear, n: int) -> Cost:
         weight = self.params[op.weight]
@@ -256,8 +259,8 @@ class _Counter:
         return self.row_bytes(op.maxima) if op.maxima else 0
 
     def quantize(self, op: Quantize, n: int) -> Cost:
-        n, cols = n * self.buffers[op.out].per, self.buffers[op.x].cols
-        return Cost(QUANTIZE_FLOPS * n * cols, 0, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
+        n *= self.buffers[op.out].per
+        return Cost(n * self.rounding_flops(op.out), 0, n * (self.row_bytes(op.x) + self.row_bytes(op.out)))
 
     def rope_write(self, op: RopeWrite, n: int) -> Cost:
         shape, dim = op.shape, 0 if op.rope is None else self.program.ropes[op.rope].dim

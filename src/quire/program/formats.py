@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal
 
 from quire.records import dataclass
@@ -36,11 +36,15 @@ class Groups:
     `scales` and float `offsets` are kept in that float format, so a checkpoint's own values are not rounded.
     "f16*u8" is two-level, as in GGUF's Q4_K: SUPER_GROUPS neighbours share a float16 factor that is multiplied by
     each group's byte (for offsets: minus the product). Input features past the last whole group fill a shorter one.
+
+    `rotated`: a group's weights and its inputs were both multiplied by a Hadamard matrix, which leaves their products
+    as they are and spreads an outlier over the group (quant.groups.rotate). All groups are whole.
     """
 
     size: int = 32
     scales: ScaleKind = "f16"
     offsets: OffsetKind = "none"
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         if self.size not in GROUP_SIZES:
@@ -51,6 +55,8 @@ class Groups:
             raise ValueError(f"offsets: {self.offsets!r} is not a known kind")
         if "f16*u8" in {self.scales, self.offsets} and self.scales != self.offsets != "none":
             raise ValueError("two-level offsets go with two-level scales")
+        if self.rotated and self.offsets != "none":
+            raise ValueError("rotated groups are symmetric")
 
     @property
     def two_level(self) -> bool:
@@ -59,6 +65,13 @@ class Groups:
     def count(self, cols: int) -> int:
         """Groups of a row of `cols` input features."""
         return -(-cols // self.size)
+
+    def fitted(self, cols: int) -> Groups:
+        """These groups for weights of `cols` input features: rotated ones halved until all are whole."""
+        if not self.rotated or cols % self.size == 0:
+            return self
+        whole = [size for size in GROUP_SIZES if size < self.size and cols % size == 0]
+        return replace(self, size=whole[-1]) if whole else replace(self, size=GROUP_SIZES[0], rotated=False)
 
     def row_bytes(self, cols: int) -> int:
         """Bytes of scales and offsets of one row of `cols` input features."""
@@ -89,6 +102,10 @@ class WeightFormat:
         if self.groups is not None and self.dtype not in {"i4", "i8"}:
             raise ValueError(f"a {self.dtype} weight has no groups")
 
+    def fitted(self, cols: int) -> WeightFormat:
+        """This format for weights of `cols` input features; see Groups.fitted."""
+        return self if self.groups is None else replace(self, groups=self.groups.fitted(cols))
+
     @property
     def quantized(self) -> bool:
         return self.dtype in {"i8", "i4"}
@@ -99,7 +116,9 @@ class WeightFormat:
         return "bf16" if self.dtype == "bf16" else "f32"
 
     def __str__(self) -> str:
-        return f"{self.dtype} in groups of {self.groups.size}" if self.groups else self.dtype
+        if self.groups is None:
+            return self.dtype
+        return f"{self.dtype} in {'rotated ' * self.groups.rotated}groups of {self.groups.size}"
 
 
 I8 = WeightFormat("i8")

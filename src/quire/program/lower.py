@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.core.cache_groups import plan_groups
-from quire.program.formats import DType, NumberFormats
+from quire.program.formats import DType, Groups, NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower_experts import lower_experts
 from quire.program.lower_latent import latent_input, lower_latent
@@ -283,7 +283,7 @@ class Lowering:
 
     def weight(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:
         """Declare a linear weight in the format that was chosen for it."""
-        form = self.formats.of(name)
+        form = self.formats.of(name).fitted(parts[0].cols)
         self.params[name] = Param(name, "linear", parts, form.dtype, form.groups, experts)
         return name
 
@@ -303,11 +303,10 @@ class Lowering:
 
     def quantized(self, ops: list[Op], x: str, weight: str) -> str:
         """What a linear takes for input: x itself, or its bytes, rounded here, when the weight is quantized."""
-        form, source = self.formats.of(weight), self.buffers[x]
+        form, source = self.params[weight].format, self.buffers[x]
         if not form.quantized:
             return x
-        group, logits = form.groups.size if form.groups else 0, source.rows == "logits"
-        x_bytes = self.buffer(f"{x}_bytes", source.cols, "i8", logits=logits, group=group, per=source.per)
+        x_bytes = self.bytes(f"{x}_bytes", source, form.groups)
         self.once(ops, Quantize(x, x_bytes))
         return x_bytes
 
@@ -320,17 +319,25 @@ class Lowering:
                 break
         ops.append(op)
 
-    def buffer(
-        self, name: str, cols: int, dtype: DType, *, logits: bool = False, group: int = 0, per: int = 1
-    ) -> str:
+    def bytes(self, name: str, source: Buffer, groups: Groups | None) -> str:
+        """A buffer for the rows of another, rounded to int8."""
+        size, rotated = (groups.size, groups.rotated) if groups else (0, False)
+        return self.declare(replace(source, name=name, dtype="i8", group=size, rotated=rotated))
+
+    def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False, per: int = 1) -> str:
+        """Declare a buffer of floats."""
+        return self.declare(Buffer(name, cols, dtype, "logits" if logits else "tokens", per=per))
+
+    def declare(self, wanted: Buffer) -> str:
         """Declare a buffer once; layers of one shape share it, another shape or format gets a buffer of its own."""
-        wanted = Buffer(name, cols, dtype, "logits" if logits else "tokens", group, per)
-        first = self.buffers.get(name, wanted)
-        for mine, its in ((cols, first.cols), (dtype, first.dtype), (group, first.group), (per, first.per)):
-            if mine != its:
-                wanted = replace(wanted, name=f"{wanted.name}_{mine}")
-        self.buffers.setdefault(wanted.name, wanted)
-        return wanted.name
+        first, name = self.buffers.get(wanted.name, wanted), wanted.name
+        if wanted.rotated != first.rotated:
+            name += "_rotated" if wanted.rotated else "_plain"
+        for part in ("cols", "dtype", "group", "per"):
+            if getattr(wanted, part) != getattr(first, part):
+                name += f"_{getattr(wanted, part)}"
+        self.buffers.setdefault(name, replace(wanted, name=name))
+        return name
 
     def rope(self, rope: Rope) -> int:
         if rope not in self.ropes:

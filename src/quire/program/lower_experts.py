@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.program.ops import (
@@ -29,7 +30,7 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
     weight = _gate_up(to, index, moe)
     x = to.quantized(to.body, to.rounded(hidden, weight), weight)
     source = to.buffers[x]
-    rows = to.buffer("expert_rows", source.cols, source.dtype, group=source.group, per=k)
+    rows = to.declare(replace(source, name="expert_rows", per=k))
     gate_up = to.buffer("expert_gate_up", 2 * moe.width, "f32", per=k)
     bias = f"{weight}.bias" if moe.bias else None
     to.body.append(Dispatch(x, route.places, rows))

@@ -40,6 +40,7 @@ class Buffer:
 
     An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, with `group` also a power of two
     for each `group` neighbouring columns of a row: see Quantize, which says how an op rounds what it writes to one.
+    `rotated` as in formats.Groups.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Buffer:
     rows: RowKind = "tokens"
     group: int = 0
     per: int = 1
+    rotated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,7 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class Quantize:
     """out = round(x / scale) with scale = max|x| / 127 for each row. When `out` has groups, a group's scale is the
-    row's, halved as often as its own maximum allows, up to GROUP_BITS times.
+    row's, halved as often as its own maximum allows, up to GROUP_BITS times; rotated groups are rotated before that.
 
     The input of a quantized linear (dynamic, per token). Norm, GatedAct and Attend round their float32 rows so when
     their out is i8. Ties round to even; zeros have scale 0. The products of an i8

@@ -91,6 +91,8 @@ def dequantize(groups: Groups, bits: int, given: GroupCodes) -> F32:
         values = scales * (codes - given.offsets.astype(np.float32)[..., None])
     else:
         values = scales * codes + _level(given, 1, groups.offsets)[..., None]
+    if groups.rotated:
+        values = rotate(values) * input_share(groups.size)
     return _join(values, given.codes.shape[1])
 
 
@@ -104,6 +106,8 @@ def quantize(weights: F32, groups: Groups, bits: int) -> GroupCodes:
     if groups.two_level or groups.offsets not in {"none", "u8"}:
         raise ValueError(f"floats are not rounded to scales {groups.scales}, offsets {groups.offsets}")
     w = _split(weights, groups.size)
+    if groups.rotated:
+        w = rotate(w) * weight_share(groups.size)
     lowest, highest = w.min(-1), w.max(-1)
     best = np.full(lowest.shape, np.inf, np.float32)
     scales, zeros = np.zeros_like(lowest), np.zeros_like(lowest)
@@ -120,6 +124,31 @@ def quantize(weights: F32, groups: Groups, bits: int) -> GroupCodes:
         codes = np.where(better[..., None], steps, codes).astype(np.uint8)
     stored = zeros.astype(np.uint8) if groups.offsets == "u8" else None
     return GroupCodes(_join(codes, weights.shape[1]), _store(scales, groups.scales), stored)
+
+
+def rotate(x: F32) -> F32:
+    """The last axis, a group, multiplied by the Hadamard matrix of +1 and -1.
+
+    Numbers i and i + d become their sum and their difference, for d = 1, 2, 4, … half the group: in this order, which
+    fixes how each is rounded.
+    """
+    size, d = x.shape[-1], 1
+    while d < size:
+        pairs = x.reshape(*x.shape[:-1], -1, 2, d)
+        low, high = pairs[..., 0, :], pairs[..., 1, :]
+        x = np.stack([low + high, low - high], axis=-2).reshape(x.shape)
+        d *= 2
+    return x
+
+
+def weight_share(size: int) -> np.float32:
+    """What rotated weights are multiplied by before they are rounded; times input_share it is one over the size."""
+    return np.float32(2.0 ** -((size.bit_length() - 1) // 2))
+
+
+def input_share(size: int) -> np.float32:
+    """What rotated inputs are multiplied by before they are rounded, and rotated weights to be as they were."""
+    return np.float32(1 / size) / weight_share(size)
 
 
 def _steps(lowest: F32, highest: F32, groups: Groups, bits: int, share: np.float32) -> tuple[F32, F32, F32]:

@@ -145,7 +145,7 @@ class _Runner:
         """Rows of an i8 buffer, which holds the numbers that its bytes stand for."""
         found = self.program.buffer(name)
         if found.dtype == "i8":
-            self.buffer(name).copy_(quantize_rows(rows, found.group))
+            self.buffer(name).copy_(quantize_rows(rows, found.group, rotated=found.rotated))
 
     def optional(self, name: str | None) -> Tensor | None:
         return None if name is None else self.buffer(name)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from quire.program.formats import GROUP_BITS
 from quire.program.ops import Param, Program
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
-from quire.quant.groups import TINY
+from quire.quant.groups import TINY, input_share, weight_share
 
 # A quantized parameter or buffer is held as the float32 numbers it stands for.
 TORCH_DTYPES = {
@@ -88,8 +88,12 @@ class Weights:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
 
-def quantize_rows(x: Tensor, group: int = 0) -> Tensor:
+def quantize_rows(x: Tensor, group: int = 0, *, rotated: bool = False) -> Tensor:
     """x [rows, cols] rounded to eight bits with one scale a row, or that scale halved for a group; see Quantize."""
+    if rotated:
+        turned = _rotate(x.unflatten(1, (-1, group))) * float(input_share(group))
+        found = quantize_rows(turned.flatten(1), group).unflatten(1, (-1, group))
+        return (_rotate(found) * float(weight_share(group))).flatten(1)
     widest = x.abs().amax(-1, keepdim=True)
     scale = torch.where(widest < float(TINY), 0.0, widest / 127.0) if group else widest / 127.0
     inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
@@ -101,6 +105,16 @@ def quantize_rows(x: Tensor, group: int = 0) -> Tensor:
         share = share.repeat_interleave(group, 1)[:, : x.shape[1]]
         scale, inverse = scale * share, inverse / share
     return (x * inverse).round().clamp(-127, 127) * scale
+
+
+def _rotate(x: Tensor) -> Tensor:
+    """As quant.groups.rotate."""
+    size, d = x.shape[-1], 1
+    while d < size:
+        low, high = x.unflatten(-1, (-1, 2, d)).unbind(-2)
+        x = torch.stack([low + high, low - high], dim=-2).flatten(-3)
+        d *= 2
+    return x
 
 
 def _rounded(param: Param, source: Tensor) -> Tensor:

@@ -1,0 +1,56 @@
+"""What formats cost, on the model in the box: texts that it knows, its own, and a cache beside unrounded weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.config.schema import EngineConfig
+from quire.engine.opening import Model, open_model
+from quire.engine.quality import OWN_TEXT, Quality, measure
+from quire.engine.quality_text import TEXT
+
+ASKED = "<|im_start|>user\nExplain FlashAttention.<|im_end|>\n<|im_start|>assistant\n"
+KNOWN = (
+    f"{ASKED}FlashAttention computes exact attention in tiles that stay in fast memory, with an online softmax. It "
+    "never writes the full score matrix, so it moves far fewer bytes.<|im_end|>\n<|im_start|>user\nCount from 5 to 15."
+    "<|im_end|>\n<|im_start|>assistant\n5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15<|im_end|>\n"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return open_model("quire-mini")
+
+
+@pytest.fixture(scope="module")
+def found(model: Model) -> Quality:
+    assert model.tokenizer is not None
+    encode = model.tokenizer.encode
+    texts = {"known": encode(KNOWN), "unknown": encode(TEXT[:800])}
+    return measure(model, EngineConfig(threads=1), texts, [encode(ASKED)])
+
+
+def test_a_text_is_known_or_not(found: Quality) -> None:
+    """What the model says itself it knows; prose it does not, and no perplexity of it is given."""
+    known = {text.name: text.known for text in found.texts}
+    assert known == {"known": True, "unknown": False, OWN_TEXT: True}
+    assert {text.name: text.perplexity for text in found.texts}[OWN_TEXT] < 10
+    for form in found.formats:
+        assert [text.perplexity is None for text in form.texts] == [False, True, False]
+
+
+def test_int8_is_near_and_the_cache_has_a_cost(found: Quality) -> None:
+    """int8 weights move predictions less than a twentieth of int4's; an int8 cache shows beside unrounded weights."""
+    int8, int4, cache = ({text.text: text for text in form.texts}["known"] for form in found.formats)
+    assert [form.kv for form in found.formats] == ["bf16", "bf16", "i8"]
+    assert 0 < 20 * int8.kl_mean < int4.kl_mean
+    assert 0 < cache.kl_mean < int4.kl_mean
+
+
+def test_formats_that_are_asked_for(model: Model) -> None:
+    """Weights, cache, and both together: each beside the same reference."""
+    assert model.tokenizer is not None
+    asked = EngineConfig(threads=1, quantization="int8", kv_cache_dtype="int8", quantization_group_size=32)
+    found = measure(model, asked, {"known": model.tokenizer.encode(KNOWN)}, [])
+    kinds = [(form.quantization, form.group_size, form.kv) for form in found.formats]
+    assert kinds == [("int8", 32, "bf16"), ("none", None, "i8"), ("int8", 32, "i8")]
