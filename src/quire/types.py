@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import overload
 
 MAX_LOGPROBS = 64
+_SHOWN_CHARS = 80  # of a text, in what a notebook shows of it
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 4096
 MAX_SAMPLES = 128
@@ -423,7 +424,7 @@ class StepRecord:
     preempted: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class CompletionOutput:
     """One sample of a request, so far or finished."""
 
@@ -433,6 +434,12 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     logprobs: LogprobTable | None = None
+
+    def __repr__(self) -> str:
+        """A line, however long the sample is: what a notebook shows."""
+        text = self.text if len(self.text) <= _SHOWN_CHARS else f"{self.text[: _SHOWN_CHARS - 1]}…"
+        state = "unfinished" if self.finish_reason is None else str(self.finish_reason)
+        return f"CompletionOutput({self.index}, {text!r}, {len(self.token_ids)} tokens, {state})"
 
 
 @dataclass(slots=True)
@@ -454,7 +461,7 @@ class Timings:
     finished: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RequestOutput:
     """A request's samples with what was asked and what it cost."""
 
@@ -466,6 +473,11 @@ class RequestOutput:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     finished: bool = False
+
+    def __repr__(self) -> str:
+        samples = "".join(f"\n  {output!r}," for output in self.outputs)
+        asked, cached = self.usage.prompt_tokens, self.usage.cached_tokens
+        return f"RequestOutput({self.request_id!r}, {asked} prompt tokens, {cached} cached, [{samples}\n])"
 
 
 def _is_int(value: object) -> bool:

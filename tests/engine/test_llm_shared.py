@@ -208,6 +208,17 @@ def test_arrays_are_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
+def test_what_a_notebook_shows_is_short(llm: LLM) -> None:
+    (out,) = llm.generate(
+        [[5, 6, 7] * 30], SamplingParams(n=2, max_tokens=80, logprobs=3, ignore_eos=True, seed=1)
+    )
+    lines = repr(out).splitlines()
+    assert lines[0].startswith("RequestOutput('request-")
+    assert "90 prompt tokens" in lines[0]
+    assert [("80 tokens, length" in line, len(line) < 500) for line in lines[1:3]] == [(True, True)] * 2
+    assert repr(llm) == "LLM(LlamaForCausalLM: f32 weights, context of 200 tokens)"
+
+
 def test_turns_go_round() -> None:
     turns, order, waiting = Turns(), [], threading.Semaphore(0)
 

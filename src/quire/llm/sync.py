@@ -58,6 +58,11 @@ class LLM:
         self._chat: ChatRenderer | None = None
         self._startup.mark("ready")
 
+    def __repr__(self) -> str:
+        config = self._built.config
+        facts = f"{config.quantized or config.weights} weights, context of {self._built.plan.limits.max_len} tokens"
+        return f"LLM({self._built.model.facts.architecture}: {facts})"
+
     @property
     def built(self) -> Built:
         """What was built: facts, choices, program and memory plan."""
