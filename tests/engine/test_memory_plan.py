@@ -13,7 +13,13 @@ from helpers.checkpoints import TinyModel, save
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
 
 # Large enough that two per cent of the sum is less than what any part of a model takes.
-_SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 4608}
+_SIZES = {
+    "max_position_embeddings": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "vocab_size": 4608,
+}
 MODELS = [
     TinyModel("llama", "LlamaConfig", {**_SIZES, "num_attention_heads": 8, "num_key_value_heads": 8}),
     TinyModel("qwen3", "Qwen3Config", {**_SIZES, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}),
@@ -31,9 +37,9 @@ params = SamplingParams(max_tokens=4, repetition_penalty=1.2, presence_penalty=0
                         ignore_eos=True,
                         logit_bias={token: 1.0 for token in range(4000)})
 core = llm.built.executor.core
-llm.generate([[5 + i] * 500 for i in range(64)], params, progress=False)
+llm.generate([[5 + i] * 60 for i in range(64)], params, progress=False)
 while core.kv_warmed < core.kv_bytes:
-    llm.generate([[5] * 500], params, progress=False)
+    llm.generate([[5] * 60], params, progress=False)
     time.sleep(0.1)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"parts": llm.built.plan.parts, "peak": int(peak.split()[1]) * 1024}))
