@@ -139,7 +139,7 @@ def test_a_folder_of_the_same_name_wins(tmp_path: Path, monkeypatch: pytest.Monk
 def test_generate_without_a_model_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--chat", "--prompt", "What is TTFT?", "--json", "--temperature", "0"]) == 0
     out, err = capsys.readouterr()
-    assert err.count("no model named") == 1
+    assert err.count("no model given") == 1
     assert "token" in json.loads(out)["outputs"][0]["text"]
 
 

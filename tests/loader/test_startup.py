@@ -183,5 +183,5 @@ def test_a_tokenizer_that_does_not_fit_is_refused_packed_or_not(
 
 def finish_saving() -> None:
     for thread in threading.enumerate():
-        if thread.name == "quire-packed-weights":
+        if thread.name == "quire-kept-file":
             thread.join()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # What this process grows by once it serves, beside what requests hold: code that runs for the first time, modules that
 # are imported when they are needed, texts of tokens, threads.
 SERVER_GROWTH = 16 * 2**20
-CONNECTION, TLS_CONNECTION = 8 * 2**10, 72 * 2**10  # that has no request in work; measured: 6 and 60 KiB
+CONNECTION, TLS_CONNECTION = 8 * 2**10, 72 * 2**10  # that has no request in work; plain: 6 KiB measured
 
 
 def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig) -> dict[str, int]:

@@ -113,8 +113,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._socket = None
-        # what the kernel does not take is a request's to hold: one piece
-        transport.set_write_buffer_limits(0)
+        # What the kernel does not take is a request's to hold: one piece. With a limit of 0 a transport for TLS would
+        # pause when its buffer is empty.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._wire = transport
         sock = transport.get_extra_info("socket")
         if sock is not None and transport.get_extra_info("sslcontext") is None:
