@@ -133,8 +133,10 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert step["intensity"] == pytest.approx(step["flops"] / step["bytes"])
         assert step["bound_seconds"] > 0
     assert [op["op"] for op in found["ops"][:3]] == ["Embed", "Norm", "Linear"]
+    for name in ("memory", "server_memory"):
+        assert sum(found[name]["parts"].values()) == found[name]["sum"] <= found[name]["bound"]
+    assert found["server_memory"]["parts"].keys() - found["memory"]["parts"].keys() == {"server", "connections"}
     parts = found["memory"]["parts"]
-    assert sum(parts.values()) == found["memory"]["sum"] <= found["memory"]["bound"]
     code, out, _ = run(capsys, "inspect", str(folder), "--json", "--no-measure", "--kv-cache-dtype", "int8")
     kv = json.loads(out)["kv"]
     assert (code, kv["dtype"]) == (0, "i8")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli import quality
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
+from quire.config.serving import ServingConfig
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.printable import printable
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig, ResolvedConfig
-    from quire.engine.budget import MemoryPlan
     from quire.engine.opening import Model
     from quire.loader import Source
     from quire.program.cost import Machine, Row
@@ -95,20 +95,16 @@ def _report(
     model: Model, asked: EngineConfig, args: argparse.Namespace, weights: Source | None, problem: str | None
 ) -> dict[str, Any]:
     """`problem` is why there are no `weights`."""
-    from quire.engine.budget import plan_memory
     from quire.engine.build import choose, machine_facts
+    from quire.engine.held import memory_beside
     from quire.engine.opening import tokenizer_memory
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
     facts = machine_facts()
     config, program = choose(model, asked, facts, weights)
-    try:
-        files = model.gguf.files if model.gguf else None
-        coming = 0 if model.tokenizer else tokenizer_memory(model.folder, files)
-        memory: dict[str, Any] = _memory(plan_memory(program, config, facts.resident_memory + coming))
-    except MemoryBudgetError as error:
-        memory = {"error": str(error)}
+    files = model.gguf.files if model.gguf else None
+    process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
     machine = None if args.no_measure else _measure(config)
     steps = {
         "prefill": [Row(args.prefill, 0)],
@@ -143,7 +139,8 @@ def _report(
         "ops": [_op(op) for op in program.ops],
         "body_ops": len(program.body),
         "kv": _kv(program) | _kv_shares(model.facts.spec),
-        "memory": memory,
+        "memory": _memory(program, config, process, {}),
+        "server_memory": _memory(program, config, process, memory_beside(model.folder, files, ServingConfig())),
         "packed": _packed(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
@@ -259,7 +256,14 @@ def _kv_shares(spec: ModelSpec) -> dict[str, float]:
     }
 
 
-def _memory(plan: MemoryPlan) -> dict[str, Any]:
+def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict[str, int]) -> dict[str, Any]:
+    """The plan of one process, or of one with what a server's other process holds `beside` it."""
+    from quire.engine.budget import plan_memory
+
+    try:
+        plan = plan_memory(program, config, process, beside)
+    except MemoryBudgetError as error:
+        return {"error": str(error)}
     return {
         "bound": plan.bound,
         "sum": plan.total,
@@ -352,7 +356,8 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     kept = round(kv["bytes_per_token"] * kv["share_beyond_windows"])
     beyond = f"; {kept} bytes a token beyond the windows" if kv["share_beyond_windows"] < 1 else ""
     lines.append(f"  {kv['share_of_mha']:.3g} of what multi-head attention would need{beyond}")
-    lines += ["", "memory", *_memory_lines(report["memory"])]
+    lines += ["", "memory of generate and chat", *_memory_lines(report["memory"])]
+    lines += ["", "memory of serve", *_memory_lines(report["server_memory"])]
     lines += ["", _packed_line(report["packed"]), "", "steps", *_step_lines(report)]
     if "quality" in report:
         lines += ["", *quality.lines(report["quality"])]
