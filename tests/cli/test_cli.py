@@ -135,8 +135,10 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [op["op"] for op in found["ops"][:3]] == ["Embed", "Norm", "Linear"]
     for name in ("memory", "server_memory"):
         assert sum(found[name]["parts"].values()) == found[name]["sum"] <= found[name]["bound"]
-    assert found["server_memory"]["parts"].keys() - found["memory"]["parts"].keys() == {"server", "connections"}
-    parts = found["memory"]["parts"]
+    assert found["server_memory"]["parts"].keys() - found["memory"]["parts"].keys() == {
+        "server",
+        "connections",
+    }
     code, out, _ = run(capsys, "inspect", str(folder), "--json", "--no-measure", "--kv-cache-dtype", "int8")
     kv = json.loads(out)["kv"]
     assert (code, kv["dtype"]) == (0, "i8")
