@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire import __version__
 from quire.config.serving import ServingConfig
@@ -20,6 +20,9 @@ from quire.server.memory import RequestMemory
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.tracing import Tracer
+
+if TYPE_CHECKING:
+    from quire.server.exposition import Exposition
 
 
 class Reader(Protocol):
@@ -39,6 +42,7 @@ class ServerContext:
     engine: AsyncEngine
     config: ServingConfig
     metrics: ServerMetrics
+    exposition: Exposition | None = None  # made at the first scrape
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
     replays: Replays = field(init=False)

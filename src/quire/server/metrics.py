@@ -7,21 +7,15 @@ codes, finish reasons.
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from quire.engine.api import AsyncEngine, GenerateAsk
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
 from quire.types import FinishReason, RequestOutput
-
-if TYPE_CHECKING:
-    from quire.server.exposition import Exposition
 
 FINE = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1,
          0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)  # fmt: skip
@@ -70,7 +64,6 @@ class ServerMetrics:
         self.http: Counter[tuple[str, str, str]] = Counter()
         self.http_seconds: dict[tuple[str, str], Histogram] = {}
         self.http_bytes: Counter[tuple[str, str]] = Counter()
-        self._exposition: Exposition | None = None
 
     def count(
         self, exchange: Exchange, asks: Sequence[GenerateAsk], outputs: Sequence[RequestOutput]
@@ -119,13 +112,6 @@ class ServerMetrics:
         self.http_seconds[handler, method].observe(time.monotonic() - exchange.arrival)
         self.http_bytes[handler, "request"] += exchange.bytes_in
         self.http_bytes[handler, "response"] += exchange.bytes_out
-
-    async def render(self) -> bytes:
-        """All of it in Prometheus' text format. What writes it is imported at the first scrape, in a thread."""
-        if self._exposition is None:
-            module = await asyncio.to_thread(importlib.import_module, "quire.server.exposition")
-            self._exposition = self._exposition or module.Exposition(self)
-        return self._exposition.render()
 
 
 def _request_histograms() -> dict[str, Named]:

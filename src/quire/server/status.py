@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import ipaddress
 
 import msgspec
@@ -35,8 +37,12 @@ async def version(_: ServerContext, exchange: Exchange) -> None:
 
 
 async def metrics(context: ServerContext, exchange: Exchange) -> None:
-    """Prometheus exposition."""
-    await exchange.respond(200, await context.metrics.render(), content_type=_METRICS_TYPE)
+    """Prometheus exposition. Its module is imported at the first scrape, in a thread."""
+    if context.exposition is None:
+        module = await asyncio.to_thread(importlib.import_module, "quire.server.exposition")
+        context.exposition = context.exposition or module.Exposition(context.metrics)
+    assert context.exposition is not None
+    await exchange.respond(200, context.exposition.render(), content_type=_METRICS_TYPE)
 
 
 async def memory(context: ServerContext, exchange: Exchange) -> None:
