@@ -32,8 +32,8 @@ from helpers.tokenizers import write_byte_tokenizer
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError, GenerateAsk
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.messages import Report, Step, frame, pack_handles, report_decoder
+from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.host.messages import Report, Step, frame, pack_handles, report_decoder
 from quire.types import RequestError, SamplingParams
 
 STREAMS, TOKENS, REPEATS = 64, 400, 5

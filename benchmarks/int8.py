@@ -20,11 +20,11 @@ import numpy as np
 
 from quire.bench.shapes import write
 from quire.config.schema import EngineConfig
-from quire.engine.opening import open_model
-from quire.engine.quality import WINDOW, _predictions, _Scorer, _Sums, _windows
+from quire.engine.build.opening import open_model
 from quire.executor.base import Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.loader import RandomWeights, load
+from quire.offline.quality import WINDOW, _predictions, _Scorer, _Sums, _windows
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.spec import ModelSpec

@@ -48,9 +48,9 @@ from quire.engine.api import (
     Stream,
     StreamDelta,
 )
-from quire.engine.async_engine import AsyncEngine as RealEngine
-from quire.engine.messages import SAMPLE_BITS, Step, unpack_handles
-from quire.engine.opening import open_model
+from quire.engine.build.opening import open_model
+from quire.engine.front.async_engine import AsyncEngine as RealEngine
+from quire.engine.host.messages import SAMPLE_BITS, Step, unpack_handles
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics

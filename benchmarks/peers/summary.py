@@ -16,8 +16,8 @@ from quire import _native
 from quire.bench.bounds import peak_of
 from quire.bench.results import MachineLimits, Metric, metric, spread
 from quire.config.schema import EngineConfig
-from quire.engine.build import choose, machine_facts
-from quire.engine.opening import open_model
+from quire.engine.build.assemble import choose, machine_facts
+from quire.engine.build.opening import open_model
 from quire.program.cost import Row, step_cost
 from quire.program.ops import Program
 

@@ -17,7 +17,7 @@ from quire.bench.bounds import op_bound, peak_of, step_bound
 from quire.bench.kernel_programs import Bench, Unit, copies_for, units, with_copies
 from quire.bench.report import page
 from quire.cli.main import main
-from quire.engine.opening import Model, open_model
+from quire.engine.build.opening import Model, open_model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.formats import DType

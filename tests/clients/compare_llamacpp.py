@@ -52,7 +52,7 @@ def llama_cpp_tokens(path: Path, prompt: list[int], count: int) -> tuple[list[in
 
 def quire_tokens(path: Path, prompt: list[int], count: int) -> list[int]:
     """Greedy continuation by Quire, weights as floats."""
-    from quire.engine.opening import open_model
+    from quire.engine.build.opening import open_model
     from quire.llm import LLM
     from quire.types import SamplingParams
 

@@ -23,8 +23,8 @@ from helpers.checkpoints import VOCAB, TinyModel, save, tiny_model
 from helpers.gguf_files import write_model
 from helpers.stepper import Stepper
 from quire.config.schema import EngineConfig
-from quire.engine.build import choose, machine_facts, open_weights, weight_origin
-from quire.engine.opening import open_model
+from quire.engine.build.assemble import choose, machine_facts, open_weights, weight_origin
+from quire.engine.build.opening import open_model
 from quire.executor.base import Limits
 from quire.executor.native import NativeExecutor
 from quire.loader import load

@@ -23,8 +23,8 @@ import transformers
 from auto_round import AutoRound
 
 from helpers.tokenizers import write_byte_tokenizer
-from quire.engine.build import open_weights
-from quire.engine.opening import open_model
+from quire.engine.build.assemble import open_weights
+from quire.engine.build.opening import open_model
 from quire.loader import Checkpoint
 from quire.quant.bitsandbytes import four_bit
 from quire.quant.linear import Stored

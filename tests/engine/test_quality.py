@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.config.schema import EngineConfig
-from quire.engine.opening import Model, open_model
-from quire.engine.quality import OWN_TEXT, Quality, measure
-from quire.engine.quality_text import TEXT
+from quire.engine.build.opening import Model, open_model
+from quire.offline.quality import OWN_TEXT, Quality, measure
+from quire.offline.texts import TEXT
 
 ASKED = "<|im_start|>user\nExplain FlashAttention.<|im_end|>\n<|im_start|>assistant\n"
 KNOWN = (

@@ -12,8 +12,8 @@ from helpers.memory import memory_for
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk, Stream
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.host import Host
+from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.host.hosts import Host
 from quire.types import SamplingParams
 
 GUARD = 300.0  # seconds after which a test that hangs is ended; no test is decided by time

@@ -6,9 +6,9 @@ import pytest
 
 from engine_async.running import ask
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.admission import Admission
 from quire.engine.api import OverloadedError
-from quire.engine.messages import Ready
+from quire.engine.front.admission import Admission
+from quire.engine.host.messages import Ready
 from quire.types import Request, RequestError, SamplingParams
 
 

@@ -22,10 +22,10 @@ from quire.engine.api import (
     EngineUnavailableError,
     OverloadedError,
 )
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.build import build
-from quire.engine.messages import Step
-from quire.engine.opening import open_model
+from quire.engine.build.assemble import build
+from quire.engine.build.opening import open_model
+from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.host.messages import Step
 from quire.engine.sync_engine import SyncEngine
 from quire.text.chat import ChatAsk
 from quire.types import (

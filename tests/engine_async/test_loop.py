@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from quire.config.schema import EngineConfig
-from quire.engine.build import Built, build
-from quire.engine.channel import ChannelClosedError
-from quire.engine.loop import EngineLoop
-from quire.engine.messages import (
+from quire.engine.build.assemble import Built, build
+from quire.engine.build.opening import open_model
+from quire.engine.host.channel import ChannelClosedError
+from quire.engine.host.loop import EngineLoop
+from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
     Add,
@@ -26,7 +27,6 @@ from quire.engine.messages import (
     pack_ids,
     unpack_handles,
 )
-from quire.engine.opening import open_model
 from quire.types import SamplingParams
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.messages import (
+from quire.engine.host.messages import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     Abort,

@@ -16,9 +16,9 @@ from engine_async.running import GUARD, ON_AND_ON, ask, collect, run, running, u
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.host import ProcessHost
-from quire.engine.messages import Add, FrameReader, Load, Stats, frame, pack_ids, report_decoder
+from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.host.hosts import ProcessHost
+from quire.engine.host.messages import Add, FrameReader, Load, Stats, frame, pack_ids, report_decoder
 from quire.types import SamplingParams
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

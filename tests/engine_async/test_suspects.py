@@ -14,9 +14,9 @@ import pytest
 from engine_async.running import ON_AND_ON, ask, collect, run, running, until
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError, RequestBlockedError
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.host import ProcessHost
-from quire.engine.suspects import KEEP_SECONDS, Suspects, digest_of
+from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.front.suspects import KEEP_SECONDS, Suspects, digest_of
+from quire.engine.host.hosts import ProcessHost
 from quire.types import SamplingParams
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

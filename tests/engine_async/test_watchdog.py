@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.watchdog import Verdict, Watchdog
+from quire.engine.host.watchdog import Verdict, Watchdog
 
 FINE, ASK, STALLED = Verdict.FINE, Verdict.ASK, Verdict.STALLED
 

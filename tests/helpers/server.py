@@ -24,7 +24,7 @@ from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import AsyncEngine as AsyncEngineApi
 from quire.engine.api import ModelCard
-from quire.engine.async_engine import AsyncEngine
+from quire.engine.front.async_engine import AsyncEngine
 from quire.server.memory import RequestMemory
 from quire.server.run import HttpServer, bind
 

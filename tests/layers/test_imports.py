@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ RANKS = [
     {"types"},
     {"config", "util"},
     {"core", "spec", "text"},
-    {"program", "structured"},
+    {"program"},
     {"quant"},
-    {"loader", "kv", "dist"},
-    {"executor", "lora", "speculate"},
+    {"loader"},
+    {"executor"},
     {"worker"},
     {"engine"},
-    {"server", "router", "sim"},
+    {"server", "offline"},
     {"llm", "bench"},
     {"cli"},
     {"__main__"},
@@ -32,7 +33,7 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 BROAD = {
     "loader/hub.py": "the network edge: three HTTP libraries without a common base",
     "text/tokenizer.py": "the tokenizers library raises plain Exception and panics",
-    "engine/stream.py": "what a reader's sink raises must not end the step of all the others",
+    "engine/front/stream.py": "what a reader's sink raises must not end the step of all the others",
     "server/tracing.py": "the network edge: a collector must not end the thread that posts",
     "server/app.py": "the edge of a request: whatever fails becomes one error response and a log line",
 }
@@ -71,6 +72,48 @@ def test_rooms_import_downwards(path: Path) -> None:
     for target, line in imported_rooms(ast.parse(path.read_text())):
         below = target == room or RANK[target] < RANK[room]
         assert below, f"{path.relative_to(ROOT)}:{line}: {room} (rank {RANK[room]}) imports {target}"
+
+
+PARTS_OF_ENGINE = ("api", "core", "build", "host", "front", "sync_engine", "shared_engine")
+
+
+def test_parts_of_the_engine_import_downwards() -> None:
+    ranks = {name: rank for rank, name in enumerate(PARTS_OF_ENGINE)}
+    for module, targets in import_graph().items():
+        part = module.split(".")[2:3] if module.startswith("quire.engine.") else []
+        for target in targets if part else ():
+            if target.startswith("quire.engine."):
+                below = target.split(".")[2]
+                assert below == part[0] or ranks[below] < ranks[part[0]], f"{module} imports {target}"
+
+
+def test_modules_do_not_import_each_other_in_circles() -> None:
+    """Also inside a room, inside functions and under TYPE_CHECKING."""
+    graph = import_graph()
+    graph.pop("quire")  # the package's public names, resolved on first use
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle: {' -> '.join(reversed(error.args[1]))}")
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Modules of the package, and the modules that each imports."""
+    modules = {
+        ".".join(("quire", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in python_files()
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = graph[module] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {name if name in modules else node.module for name in names}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        found &= modules.keys() - {module, "quire"}
+    return graph
 
 
 def test_the_scheduling_half_needs_only_the_standard_library() -> None:

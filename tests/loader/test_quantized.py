@@ -18,8 +18,8 @@ from helpers.quantized_folders import FORMATS, quantized_folder, tensors
 from helpers.stepper import Stepper
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
-from quire.engine.build import choose, machine_facts, open_weights, weight_origin
-from quire.engine.opening import Model, open_model
+from quire.engine.build.assemble import choose, machine_facts, open_weights, weight_origin
+from quire.engine.build.opening import Model, open_model
 from quire.executor.base import Limits
 from quire.loader import Checkpoint, QuantizedSource, load
 from quire.spec.facts import read_model

@@ -20,8 +20,8 @@ from quire import LLM
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
 from quire.engine.api import GenerateAsk
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.spawn import Spawned
+from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.host.spawn import Spawned
 from quire.types import CheckpointError, SamplingParams
 from quire.util.beside import beside
 from quire.util.progress import ByteProgress
@@ -68,7 +68,7 @@ def test_spans_of_two_processes_share_an_axis() -> None:
 
 
 def test_the_engine_process_leaves_text_and_http_to_its_parent() -> None:
-    code = "import quire.engine.process, sys; print(*sys.modules)"
+    code = "import quire.engine.host.process, sys; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert {"numpy", "quire._native"} <= set(out.split())
     assert not {"tokenizers", "jinja2", "huggingface_hub", "uvicorn", "asyncio", "torch"} & set(out.split())
@@ -165,7 +165,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_packed_or_not(
 ) -> None:
     from helpers.tokenizers import write_byte_tokenizer  # brings torch, which nothing else here needs
 
-    monkeypatch.setattr("quire.engine.weights.SMALLEST", 0)
+    monkeypatch.setattr("quire.engine.build.weights.SMALLEST", 0)
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     folder = llama_folder(tmp_path / "model", vocab_size=128)
     write_byte_tokenizer(folder)

@@ -14,8 +14,8 @@ from helpers.gguf_files import write_model
 from helpers.memory import memory_for
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
-from quire.engine.build import build
-from quire.engine.opening import open_model
+from quire.engine.build.assemble import build
+from quire.engine.build.opening import open_model
 from quire.llm import LLM
 from quire.loader import GGUFFiles
 from quire.loader.gguf_writer import OutTensor, write_gguf

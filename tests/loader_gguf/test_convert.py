@@ -24,11 +24,11 @@ from helpers.gguf_files import made_model, write_model
 from helpers.quantized_folders import quantized_folder
 from helpers.tokenizers import save_whole
 from quire.cli.main import main
-from quire.engine.opening import open_model
-from quire.engine.quality_text import TEXT
+from quire.engine.build.opening import open_model
 from quire.llm import LLM
 from quire.loader import Checkpoint, GGUFFiles, GGUFSource, shipped_models
-from quire.quant.convert import from_float32, to_q8_0
+from quire.offline.texts import TEXT
+from quire.quant.casts import from_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES, dequantize
 from quire.spec.rope import inverse_frequencies
 from quire.types import SamplingParams, UnsupportedModelError

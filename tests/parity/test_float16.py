@@ -18,10 +18,10 @@ from helpers.specs import BF16, F32
 from helpers.stepper import Stepper
 from helpers.weight_files import write
 from quire.config.shipped import shipped_models
-from quire.engine.quality import log_softmax
 from quire.executor.base import Limits
 from quire.loader import Checkpoint
 from quire.loader.load import widened
+from quire.offline.quality import log_softmax
 from quire.program.formats import NumberFormats, WeightFormat
 
 EXACT = NumberFormats("f16", "f32")

@@ -11,8 +11,8 @@ from helpers.backends import BACKENDS, Backend
 from helpers.checkpoints import LENGTH, random_tokens, reference_logits
 from helpers.quantized_folders import mxfp4_folder
 from helpers.stepper import Stepper
-from quire.engine.build import open_weights, weight_origin
-from quire.engine.opening import open_model
+from quire.engine.build.assemble import open_weights, weight_origin
+from quire.engine.build.opening import open_model
 from quire.executor.base import Limits
 from quire.loader import load
 from quire.program.formats import Groups, NumberFormats, WeightFormat

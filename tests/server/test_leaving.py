@@ -18,10 +18,10 @@ import pytest
 
 from helpers.server import GUARD, LiveServer, request_bytes, serving
 from quire.engine.api import GenerateAsk
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.loop import EngineLoop
-from quire.engine.messages import SAMPLE_BITS, Abort, Step, unpack_handles, unpack_ids
-from quire.engine.stream import Live
+from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.front.stream import Live
+from quire.engine.host.loop import EngineLoop
+from quire.engine.host.messages import SAMPLE_BITS, Abort, Step, unpack_handles, unpack_ids
 from quire.types import SamplingParams
 
 LEAVERS = pytest.mark.parametrize("leavers", [30, pytest.param(1000, marks=pytest.mark.chaos)])

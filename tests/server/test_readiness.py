@@ -12,7 +12,7 @@ import pytest
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError, GenerateAsk
-from quire.engine.async_engine import AsyncEngine
+from quire.engine.front.async_engine import AsyncEngine
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics

@@ -288,13 +288,15 @@ def test_a_server_whose_engine_is_given_up_ends(folder: Path, tmp_path: Path) ->
 
 def test_the_http_process_starts_with_what_it_needs() -> None:
     """Weights, kernels and numpy belong to the engine's process, and what writes /metrics to the first scrape."""
-    code = "import sys, quire.cli.serve, quire.engine.async_engine, quire.server.run; print(*sys.modules)"
+    code = (
+        "import sys, quire.cli.serve, quire.engine.front.async_engine, quire.server.run; print(*sys.modules)"
+    )
     found = set(
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         ).stdout.split()
     )
-    assert "quire.engine.opening" in found
+    assert "quire.engine.build.opening" in found
     heavy = {
         "numpy",
         "torch",

@@ -19,9 +19,9 @@ from quire.bench import shapes
 from quire.bench.bounds import step_bound
 from quire.bench.limits import Sample
 from quire.config.schema import EngineConfig
-from quire.engine.build import Built, build
+from quire.engine.build.assemble import Built, build
+from quire.engine.build.opening import Model, open_model
 from quire.engine.core import EngineCore, StepExecutor
-from quire.engine.opening import Model, open_model
 from quire.engine.sync_engine import SyncEngine
 from quire.executor.native import NativeExecutor
 from quire.program.cost import Row, step_cost

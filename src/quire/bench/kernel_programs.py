@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from quire.config.schema import EngineConfig, ResolvedConfig
-from quire.engine.build import choose, machine_facts
-from quire.engine.opening import Model
+from quire.engine.build.assemble import choose, machine_facts
+from quire.engine.build.opening import Model
 from quire.executor.base import Limits, StepArrays
 from quire.executor.native import NativeExecutor, planned_bytes
 from quire.loader import RandomWeights, load

@@ -31,7 +31,7 @@ from quire.bench.kernel_programs import (
 from quire.bench.kernel_sampler import measure_sampler
 from quire.bench.limits import LimitsProbe, Sample, mean
 from quire.config.schema import STORED, EngineConfig
-from quire.engine.opening import Model
+from quire.engine.build.opening import Model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row
 from quire.program.ops import Program

@@ -26,7 +26,7 @@ from typing import Any
 
 from quire.bench.results import Metric, metric
 from quire.config.schema import EngineConfig
-from quire.engine.opening import find_model
+from quire.engine.build.opening import find_model
 from quire.types import QuireError
 
 POLL_SECONDS = 0.005

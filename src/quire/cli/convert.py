@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.engine.convert import convert
+    from quire.offline.convert import convert
     from quire.util.printable import printable
     from quire.util.progress import ByteProgress
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the time
-    from quire.engine.opening import find_model, has_tokenizer
+    from quire.engine.build.opening import find_model, has_tokenizer
     from quire.llm import LLM
 
     gc.freeze()  # modules are not looked through again

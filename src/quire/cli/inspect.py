@@ -20,7 +20,7 @@ from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig, ResolvedConfig
-    from quire.engine.opening import Model
+    from quire.engine.build.opening import Model
     from quire.loader import Source
     from quire.program.cost import Machine, Row
     from quire.program.ops import Op, Program
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from quire.engine.opening import open_model
+    from quire.engine.build.opening import open_model
 
     model, asked = (
         open_model(named_model(args.model, quiet=args.quiet), tokenizer=args.quality),
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
     """Everything `quire inspect` knows, as plain JSON values. Bytes are bytes, times seconds."""
-    from quire.engine.build import open_weights
+    from quire.engine.build.assemble import open_weights
     from quire.types import QuireError
 
     weights, problem = None, None
@@ -95,9 +95,9 @@ def _report(
     model: Model, asked: EngineConfig, args: argparse.Namespace, weights: Source | None, problem: str | None
 ) -> dict[str, Any]:
     """`problem` is why there are no `weights`."""
-    from quire.engine.build import choose, machine_facts
-    from quire.engine.held import memory_beside
-    from quire.engine.opening import tokenizer_memory
+    from quire.engine.build.assemble import choose, machine_facts
+    from quire.engine.build.opening import tokenizer_memory
+    from quire.engine.front.held import memory_beside
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
@@ -149,7 +149,7 @@ def _report(
 
 def _tokenizer(model: Model) -> dict[str, Any] | None:
     """Kind, tokens and chat templates (name -> characters), from what stands before the merges; None without one."""
-    from quire.engine.opening import tokenizer_outline
+    from quire.engine.build.opening import tokenizer_outline
     from quire.types import QuireError
 
     try:
@@ -174,7 +174,7 @@ def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, A
     """The formats that weights are stored in: tensors and bytes of each, and how many of them are turned into floats;
     and why the weights could not be loaded, as far as headers tell.
     """
-    from quire.engine.build import weight_origin
+    from quire.engine.build.assemble import weight_origin
     from quire.loader.load import check_headers
     from quire.loader.source import CodesSource
     from quire.types import QuireError
@@ -258,7 +258,7 @@ def _kv_shares(spec: ModelSpec) -> dict[str, float]:
 
 def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict[str, int]) -> dict[str, Any]:
     """The plan of one process, or of one with what a server's other process holds `beside` it."""
-    from quire.engine.budget import plan_memory
+    from quire.engine.build.budget import plan_memory
 
     try:
         plan = plan_memory(program, config, process, beside)
@@ -275,8 +275,8 @@ def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict
 
 def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str, Any] | None:
     """The copy of packed weights that a start would map; None where none is kept. `bytes` is 0 when there is none."""
-    from quire.engine.build import weight_origin
-    from quire.engine.weights import packed_place
+    from quire.engine.build.assemble import weight_origin
+    from quire.engine.build.weights import packed_place
     from quire.program.memory import weight_bytes
 
     if weight_bytes(program) > config.asked.weight_cache_size:

@@ -13,7 +13,7 @@ from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
-    from quire.engine.opening import Model
+    from quire.engine.build.opening import Model
     from quire.text.tokenizer import Tokenizer
 
 MAX_TEXT_BYTES = 4 * 2**20
@@ -43,7 +43,7 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
         if args.text is not None:
             raise ValueError("text: is only used with --quality")
         return None
-    from quire.engine.quality import measure
+    from quire.offline.quality import measure
     from quire.util.progress import ByteProgress, CountProgress
 
     if model.tokenizer is None:
@@ -61,7 +61,7 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
 
 def _prompts(tokenizer: Tokenizer) -> list[list[int]]:
     """What the model is to go on from: questions when its chat template takes them, else openings of texts."""
-    from quire.engine.quality_text import QUESTIONS, TEXT
+    from quire.offline.texts import QUESTIONS, TEXT
     from quire.text.chat import ChatAsk, ChatRenderer
 
     try:
@@ -111,7 +111,7 @@ def _row(form: dict[str, Any], text: dict[str, Any], found: dict[str, Any]) -> s
 
 def _text(path: str | None) -> str:
     if path is None:
-        from quire.engine.quality_text import TEXT
+        from quire.offline.texts import TEXT
 
         return TEXT
     try:

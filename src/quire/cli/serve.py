@@ -17,7 +17,7 @@ from quire.config.serving import ServingConfig
 from quire.util.platform import available_memory
 
 if TYPE_CHECKING:
-    from quire.engine.spawn import Spawned
+    from quire.engine.host.spawn import Spawned
 
 # Options that say the same thing in two ways: one source may give only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
@@ -83,7 +83,7 @@ def settings(
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
-    from quire.engine.spawn import Spawned
+    from quire.engine.host.spawn import Spawned
 
     with closing(Spawned()) as spawned:  # its imports take as long as ours: they run side by side
         return _serve_with(spawned, model, config, serving)
@@ -93,7 +93,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the time
     import uvloop
 
-    from quire.engine.async_engine import AsyncEngine
+    from quire.engine.front.async_engine import AsyncEngine
     from quire.server.access import read_keys
     from quire.server.logs import ServerLog
     from quire.server.run import address, bind, serve

@@ -16,7 +16,7 @@ from quire.util.progress import ByteProgress
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
-    from quire.engine.opening import Model
+    from quire.engine.build.opening import Model
     from quire.loader import Source
     from quire.loader.scan import Advance
     from quire.spec import ModelFacts
@@ -148,7 +148,7 @@ def _files(
 
 
 def _config(report: Report, path: Path) -> Model | None:
-    from quire.engine.opening import open_model
+    from quire.engine.build.opening import open_model
 
     def read() -> tuple[Model, str]:
         model = open_model(path, tokenizer=False)
@@ -163,7 +163,7 @@ def _config(report: Report, path: Path) -> Model | None:
 
 def _weights(report: Report, path: Path, model: Model | None, advance: Advance | None) -> None:
     """Headers, names and shapes against the config; then every number when `advance` is given."""
-    from quire.engine.build import open_weights
+    from quire.engine.build.assemble import open_weights
     from quire.loader import Checkpoint, LoadRules
     from quire.loader.load import check_tensors
     from quire.program.formats import NumberFormats
@@ -201,7 +201,7 @@ def _scan(report: Report, source: Source, advance: Advance) -> None:
 
 def _text(report: Report, path: Path, model: Model | None) -> None:
     """Tokenizer against vocabulary, special tokens against tokenizer, and one turn through the chat template."""
-    from quire.engine.opening import open_model
+    from quire.engine.build.opening import open_model
     from quire.text.chat import ChatAsk, ChatRenderer
 
     if model is None:  # without a config there is no vocabulary to compare with

@@ -1,6 +1,6 @@
 """What a server needs of an engine: the asynchronous interface and its plain types.
 
-Implemented by engine/async_engine (the engine in its own process, or in a thread of this one). Every method is
+Implemented by engine/front/async_engine (the engine in its own process, or in a thread of this one). Every method is
 called on the event loop's thread; nothing here blocks it.
 """
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.engine.build import Built
-from quire.engine.output import TextDelta
+from quire.engine.build.assemble import Built
+from quire.engine.front.output import TextDelta
 from quire.engine.sync_engine import SyncEngine
 from quire.types import QuireError, RequestOutput, SamplingParams
 from quire.util.turns import Turns, interrupts_wait

@@ -6,8 +6,8 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from quire.engine.build import Built
-from quire.engine.output import OutputProcessor, TextDelta
+from quire.engine.build.assemble import Built
+from quire.engine.front.output import OutputProcessor, TextDelta
 from quire.text.stop import StopStrings
 from quire.types import Request, RequestError, RequestOutput, SamplingParams
 

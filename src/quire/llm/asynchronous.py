@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta
-from quire.engine.async_engine import AsyncEngine
+from quire.engine.front.async_engine import AsyncEngine
 from quire.llm.asked import (
     Message,
     Prompt,

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from quire.engine.build import Built, build
-from quire.engine.opening import kept_files, open_model
-from quire.engine.output import TextDelta
+from quire.engine.build.assemble import Built, build
+from quire.engine.build.opening import kept_files, open_model
+from quire.engine.front.output import TextDelta
 from quire.engine.shared_engine import Ask, SharedEngine
 from quire.llm.asked import (
     Message,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from quire.program.lower_mlp import lower_mlp
+from quire.program.lowering import Lowering
 from quire.program.ops import (
     Combine,
     Dispatch,
@@ -16,9 +17,6 @@ from quire.program.ops import (
     Route,
 )
 from quire.spec import MoE, Router
-
-if TYPE_CHECKING:
-    from quire.program.lower import Lowering
 
 
 def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
@@ -75,7 +73,9 @@ def _shared(to: Lowering, index: int, moe: MoE, hidden: str) -> tuple[str | None
         name = to.spec.names.shared_scale.format(i=index)
         _float_linear(to, f"layers.{index}.shared_gate", hidden, gate, name)
     x = to.rounded(hidden, f"layers.{index}.shared_gate_up")
-    return to.mlp(index, moe.shared, x, to.buffer("shared", to.spec.dim, "f32"), prefix="shared_"), gate
+    return lower_mlp(
+        to, index, moe.shared, x, to.buffer("shared", to.spec.dim, "f32"), prefix="shared_"
+    ), gate
 
 
 def _float_linear(to: Lowering, at: str, x: str, out: str, name: str, *, bias: bool = False) -> None:

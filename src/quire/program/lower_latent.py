@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from quire.program.formats import WeightFormat
+from quire.program.lowering import Lowering
 from quire.program.ops import (
     HeadLinear,
     LatentAttend,
@@ -15,9 +14,6 @@ from quire.program.ops import (
     Part,
 )
 from quire.spec import LatentAttention
-
-if TYPE_CHECKING:
-    from quire.program.lower import Lowering
 
 
 def latent_input(to: Lowering, index: int, att: LatentAttention) -> str:

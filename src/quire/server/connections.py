@@ -8,13 +8,10 @@ import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.server.logs import log
 from quire.types import QuireError
-
-if TYPE_CHECKING:
-    from quire.server.protocol import LimitedProtocol
 
 # Connections beyond the limit: they get a health probe's answer, or hear that there is no room.
 SPARE = 16
@@ -27,6 +24,20 @@ _PAUSE_SECONDS = 0.1
 
 class TooFewDescriptorsError(QuireError):
     """The process may not open enough files to serve connections."""
+
+
+class Connection(Protocol):
+    """What the table of connections needs of each; implemented by server/protocol."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def send_chunks(self) -> None:
+        """Send the chunks that were written."""
+
+    def drop(self) -> None:
+        """Close it: another one needs its place."""
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -42,11 +53,11 @@ class Connections:
     header_seconds: float
     probes: frozenset[bytes] = frozenset()
     access_log: bool = False
-    idle: dict[LimitedProtocol, None] = field(default_factory=dict)
-    beyond: dict[LimitedProtocol, None] = field(default_factory=dict)
-    unsent: list[LimitedProtocol] = field(default_factory=list)
+    idle: dict[Connection, None] = field(default_factory=dict)
+    beyond: dict[Connection, None] = field(default_factory=dict)
+    unsent: list[Connection] = field(default_factory=list)
 
-    def send_soon(self, connection: LimitedProtocol) -> None:
+    def send_soon(self, connection: Connection) -> None:
         """Send a connection's chunks when the current callback is over, after those of the others before it.
 
         A step of the engine brings a token to every stream. Making all events first and then sending all of them
@@ -62,7 +73,7 @@ class Connections:
         for connection in connections:
             connection.send_chunks()
 
-    def admit(self, connection: LimitedProtocol, held: int) -> None:
+    def admit(self, connection: Connection, held: int) -> None:
         """Take in one more beside `held` others."""
         if held < self.limit or _drop_oldest(self.idle):
             self.idle[connection] = None
@@ -71,7 +82,7 @@ class Connections:
             _drop_oldest(self.beyond)
         self.beyond[connection] = None
 
-    def has_room(self, connection: LimitedProtocol, held: int) -> bool:
+    def has_room(self, connection: Connection, held: int) -> bool:
         """Whether a connection, one of `held`, may send requests."""
         if connection not in self.beyond:
             return True
@@ -80,13 +91,13 @@ class Connections:
         del self.beyond[connection]
         return True
 
-    def forget(self, connection: LimitedProtocol) -> None:
+    def forget(self, connection: Connection) -> None:
         """It has ended."""
         self.idle.pop(connection, None)
         self.beyond.pop(connection, None)
 
 
-def _drop_oldest(connections: dict[LimitedProtocol, None]) -> bool:
+def _drop_oldest(connections: dict[Connection, None]) -> bool:
     oldest = next(iter(connections), None)
     if oldest is None:
         return False

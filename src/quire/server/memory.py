@@ -1,7 +1,7 @@
 """Memory of requests in work: what a request may come to hold is taken from a planned budget before it holds it.
 
-The memory bound has a part for requests (engine/budget). It is shared out in three pools, which a request passes in
-this order, so that what it holds never keeps another from going on:
+The memory bound has a part for requests (engine/build/budget). It is shared out in three pools, which a request passes
+in this order, so that what it holds never keeps another from going on:
 
     bodies    bytes as they arrive, and the prompts' token ids: until the answer is sent
     work      parsed values, rendered text, what tokenizing needs: until the prompts are token ids

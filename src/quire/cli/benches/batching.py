@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire.bench.batching import Comparison, Job, Machine
     from quire.bench.results import Result
     from quire.core.scheduler_config import SchedulerConfig
-    from quire.engine.build import Built
+    from quire.engine.build.assemble import Built
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,8 +105,8 @@ class Lab:
             )  # fmt: skip
             self.machine = lambda: CostMachine(cost)
             return
-        from quire.engine.build import build
-        from quire.engine.opening import open_model
+        from quire.engine.build.assemble import build
+        from quire.engine.build.opening import open_model
 
         limits = {name: value for name, value in changes.items() if name != "enable_chunked_prefill"}
         asked = dataclasses.replace(engine_config(args), max_model_len=longest + 1, **limits)

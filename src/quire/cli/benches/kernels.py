@@ -19,7 +19,7 @@ from quire.cli.benches.common import add_result_options, count, finish
 if TYPE_CHECKING:
     from quire.bench.kernels import Asked
     from quire.bench.results import Metric
-    from quire.engine.opening import Model
+    from quire.engine.build.opening import Model
 
 ROWS = "1,2,4,8,16,32,64,128,256,512"
 CONTEXTS = "128,512,2048,8192,32768"
@@ -152,7 +152,7 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[str, Model]]:
     import tempfile
 
     from quire.bench import shapes
-    from quire.engine.opening import open_model
+    from quire.engine.build.opening import open_model
 
     if args.model is not None:
         yield Path(args.model).name, open_model(args.model, tokenizer=False)

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.bench.recording import Recording
     from quire.bench.startup import DEFINITIONS, Starts, engine_flags, measure_startup
-    from quire.engine.opening import kept_files
+    from quire.engine.build.opening import kept_files
 
     recording = Recording("startup", args.words)
     config = engine_config(args)

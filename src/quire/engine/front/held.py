@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config.serving import ServingConfig
-from quire.engine.opening import tokenizer_memory
+from quire.engine.build.opening import tokenizer_memory
 from quire.util.platform import resident_bytes
 from quire.util.resident import Area, resident_parts
 

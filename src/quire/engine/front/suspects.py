@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.engine.api import GenerateAsk
-from quire.engine.messages import pack_ids
+from quire.engine.host.messages import pack_ids
 
 KEEP_SECONDS = 600.0
 ENOUGH_DEATHS = 2

@@ -16,7 +16,6 @@ import msgspec
 
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.admission import Admission
 from quire.engine.api import (
     REQUESTS,
     DeadlineError,
@@ -29,9 +28,15 @@ from quire.engine.api import (
     Stream,
     require_ready,
 )
-from quire.engine.held import memory_beside, memory_held
-from quire.engine.host import host_factory
-from quire.engine.messages import (
+from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
+from quire.engine.front.admission import Admission
+from quire.engine.front.held import memory_beside, memory_held
+from quire.engine.front.output import OutputProcessor
+from quire.engine.front.stream import Direct, Live, LiveStream
+from quire.engine.front.suspects import KEEP_SECONDS, Suspects, digest_of
+from quire.engine.front.text_service import TextService, read_template
+from quire.engine.host.hosts import host_factory
+from quire.engine.host.messages import (
     SAMPLE_BITS,
     SAMPLE_MASK,
     Abort,
@@ -51,13 +56,8 @@ from quire.engine.messages import (
     unpack_ids,
     unpack_logprobs,
 )
-from quire.engine.opening import Model, find_model, gguf_files, kept_files, open_model
-from quire.engine.output import OutputProcessor
-from quire.engine.spawn import Spawned
-from quire.engine.stream import Direct, Live, LiveStream
-from quire.engine.supervisor import Hooks, Supervisor
-from quire.engine.suspects import KEEP_SECONDS, Suspects, digest_of
-from quire.engine.text_service import TextService, read_template
+from quire.engine.host.spawn import Spawned
+from quire.engine.host.supervisor import Hooks, Supervisor
 from quire.text.chat import ChatAsk
 from quire.text.stop import StopStrings
 from quire.types import QuireError, Request, RequestError, SeqEvent

@@ -16,10 +16,10 @@ from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, Re
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.budget import MemoryPlan, plan_memory
+from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
-from quire.engine.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
-from quire.engine.weights import Origin, WeightsReport, load_weights
+from quire.engine.build.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
+from quire.engine.build.weights import Origin, WeightsReport, load_weights
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor, best_isa
 from quire.loader import (

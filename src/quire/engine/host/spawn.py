@@ -16,7 +16,7 @@ class Spawned:
     Whoever takes it owns both; `close` ends a process that nobody took.
     """
 
-    def __init__(self, module: str = "quire.engine.process") -> None:
+    def __init__(self, module: str = "quire.engine.host.process") -> None:
         ours, theirs = socket_pair()
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", module]
         try:

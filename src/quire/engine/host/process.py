@@ -1,4 +1,4 @@
-"""The engine process: python -m quire.engine.process FD PARENT_PID, started by engine/host.
+"""The engine process: python -m quire.engine.host.process FD PARENT_PID, started by engine/host.
 
 It lives for its parent alone: it ends when the socket closes, and on Linux the kernel ends it with its parent.
 Interrupts and termination signals are the parent's business: it drains, then says stop.
@@ -18,11 +18,11 @@ if __name__ == "__main__":  # what follows takes most of the start
     gc.disable()  # nothing that is imported is garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin beside the kernels' own
 
-from quire.engine.build import Built, build
-from quire.engine.channel import Channel, ChannelClosedError
-from quire.engine.loop import EngineLoop
-from quire.engine.messages import Fatal, Load, Progress, Ready, Stop
-from quire.engine.opening import open_model
+from quire.engine.build.assemble import Built, build
+from quire.engine.build.opening import open_model
+from quire.engine.host.channel import Channel, ChannelClosedError
+from quire.engine.host.loop import EngineLoop
+from quire.engine.host.messages import Fatal, Load, Progress, Ready, Stop
 from quire.executor.native import NativeExecutor
 from quire.types import QuireError
 from quire.util.startup import Startup

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from quire.config.schema import ResolvedConfig
-from quire.engine.opening import kept_files
+from quire.engine.build.opening import kept_files
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor, packed_layout
 from quire.loader import (

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from quire.engine.spawn import Spawned, socket_pair
+from quire.engine.host.spawn import Spawned, socket_pair
 from quire.util.printable import printable
 
 _STDERR_LINES = 20
@@ -50,7 +50,7 @@ class ProcessHost:
     a process that was started before; it is used by the first start.
     """
 
-    module = "quire.engine.process"
+    module = "quire.engine.host.process"
 
     def __init__(self, spawned: Spawned | None = None) -> None:
         self._spawned = spawned
@@ -123,7 +123,9 @@ class ThreadHost:
     async def start(self) -> socket.socket:
         ours, theirs = socket_pair()
         self._socket = ours
-        from quire.engine.process import serve  # a server's own process has no use for the engine's parts
+        from quire.engine.host.process import (
+            serve,  # a server's own process has no use for the engine's parts
+        )
 
         self._thread = threading.Thread(target=serve, args=(theirs,), name="quire-engine", daemon=True)
         self._thread.start()

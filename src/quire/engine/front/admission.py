@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from quire.engine.api import GenerateAsk, OverloadedError
-from quire.engine.messages import Ready
+from quire.engine.host.messages import Ready
 from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0

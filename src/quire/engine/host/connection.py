@@ -10,8 +10,8 @@ from typing import cast
 import msgspec
 
 from quire.engine.api import EngineUnavailableError
-from quire.engine.host import Host
-from quire.engine.messages import (
+from quire.engine.host.hosts import Host
+from quire.engine.host.messages import (
     Command,
     Fatal,
     FrameReader,

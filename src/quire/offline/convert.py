@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from quire.engine.build import open_weights
-from quire.engine.opening import Model, open_model
-from quire.engine.quality_text import TEXT
+from quire.engine.build.assemble import open_weights
+from quire.engine.build.opening import Model, open_model
 from quire.loader import GGUFOpened, LoadRules, Source, TensorInfo
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.load import check_tensors
 from quire.loader.safetensors_writer import write_safetensors
 from quire.loader.source import Array
+from quire.offline.texts import TEXT
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.ops import Part
-from quire.quant.convert import from_float32, to_float32, to_q8_0
+from quire.quant.casts import from_float32, to_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES
 from quire.quant.linear import F32
 from quire.spec.config_reader import ConfigReader

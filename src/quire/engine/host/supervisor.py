@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState
-from quire.engine.connection import Connection
-from quire.engine.host import Host
-from quire.engine.messages import Command, Load, Ping, Pong, Ready, Report, Step
-from quire.engine.watchdog import Verdict, Watchdog
+from quire.engine.host.connection import Connection
+from quire.engine.host.hosts import Host
+from quire.engine.host.messages import Command, Load, Ping, Pong, Ready, Report, Step
+from quire.engine.host.watchdog import Verdict, Watchdog
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from quire.engine.channel import Channel
 from quire.engine.core import EngineCore
-from quire.engine.messages import (
+from quire.engine.host.channel import Channel
+from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
     Add,
@@ -26,7 +26,7 @@ from quire.engine.messages import (
     pack_logprobs,
     unpack_ids,
 )
-from quire.engine.stats import StepTotals
+from quire.engine.host.stats import StepTotals
 from quire.types import Request, RequestError, SeqEvent
 
 STATS_SECONDS = 0.25

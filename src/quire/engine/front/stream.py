@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from quire.engine.api import GenerateAsk, Sink, StreamDelta
-from quire.engine.output import Following, Sample
+from quire.engine.front.output import Following, Sample
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")

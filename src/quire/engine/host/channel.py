@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 
-from quire.engine.messages import Command, FrameReader, Report, command_decoder, frame
+from quire.engine.host.messages import Command, FrameReader, Report, command_decoder, frame
 
 _READ_BYTES = 2**18
 

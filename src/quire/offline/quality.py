@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.schema import EngineConfig
-from quire.engine.build import choose, machine_facts, make_executor, weight_origin
-from quire.engine.opening import Model
-from quire.engine.weights import load_weights
+from quire.engine.build.assemble import choose, machine_facts, make_executor, weight_origin
+from quire.engine.build.opening import Model
+from quire.engine.build.weights import load_weights
 from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
 from quire.executor.native import planned_bytes
 from quire.program.memory import weight_bytes

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from quire.core.scheduler import Scheduler
 from quire.engine.api import STEP_TOKEN_BOUNDS
 from quire.engine.core import EngineCore
-from quire.engine.messages import Stats
+from quire.engine.host.messages import Stats
 from quire.util.platform import resident_bytes
 
 

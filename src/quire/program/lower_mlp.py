@@ -1,0 +1,23 @@
+"""Lowering of a gated feed-forward."""
+
+from __future__ import annotations
+
+from quire.program.lowering import Lowering
+from quire.program.ops import GatedAct
+from quire.spec import MLP
+
+
+def lower_mlp(to: Lowering, index: int, mlp: MLP, hidden: str, out: str, *, prefix: str = "") -> str:
+    """A gated feed-forward; fills and returns `out`. `prefix`: of its names in WeightNames and params."""
+    names, at = to.spec.names, f"layers.{index}.{prefix}"
+    gate_up = to.buffer("gate_up", 2 * mlp.width, "f32")
+    gated = to.input("gated", mlp.width, f"{at}down")
+    gate, up, down = (getattr(names, f"{prefix}{name}").format(i=index) for name in ("gate", "up", "down"))
+    fused = "" if prefix else names.gate_up.format(i=index)
+    to.linear(
+        f"{at}gate_up", hidden, gate_up, (gate, up), (mlp.width, mlp.width), axes=("mlp", "mlp"),
+        bias=mlp.bias, fused=fused,
+    )  # fmt: skip
+    to.body.append(GatedAct(gate_up, gated, mlp.act))
+    to.linear(f"{at}down", gated, out, (down,), (to.spec.dim,), axes=("",), bias=mlp.bias, col_axis="mlp")
+    return out
