@@ -100,20 +100,20 @@ async def replay(folder: Path) -> dict[str, float]:
     """Steps of STREAMS rows, recorded once, decoded and processed with nobody reading: no loop, no socket."""
     engine = await start(folder)
     recorded: list[bytes] = []
-    supervisor = engine._supervisor
-    assert supervisor is not None
-    receive = engine._receive
+    client = engine._client
+    assert client is not None
+    receive = client._receive
 
     def record(report: Report) -> None:
         if isinstance(report, Step) and len(report.rows) == 8 * STREAMS:
             recorded.append(bytes(frame(report))[4:])
         receive(report)
 
-    object.__setattr__(supervisor._hooks, "report", record)
+    object.__setattr__(client._supervisor._hooks, "report", record)
     first = engine._numbers.__reduce__()[1][0]
     await asyncio.gather(*[drain(engine, f"r{i}", TOKENS) for i in range(STREAMS)])
     asks = [engine.generate(ask(f"s{i}", TOKENS)) for i in range(STREAMS)]
-    await engine._supervisor.stop()  # type: ignore[union-attr]
+    await client.stop()
     shift = (asks[0]._live.handle - first) << 7  # type: ignore[attr-defined]
     decode = report_decoder().decode
     moved = []
@@ -126,7 +126,7 @@ async def replay(folder: Path) -> dict[str, float]:
         )
     cpu = time.process_time()
     for body in moved[:200]:
-        engine._receive(decode(body))
+        client._receive(decode(body))
     cpu = time.process_time() - cpu
     decoding = time.process_time()
     for body in moved[:200]:

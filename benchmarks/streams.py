@@ -229,10 +229,10 @@ class Bare(RealEngine):
         event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 190 + b'"}}]}\n\n'
         self.event = b"%x\r\n%b\r\n" % (len(event), event)
 
-    def _stepped(self, step: Step) -> None:
+    def stepped(self, step: Step) -> None:
         files = [self.files.get(key >> SAMPLE_BITS) for key in unpack_handles(step.rows)]
         if step.notes or step.started or None in files:
-            super()._stepped(step)
+            super().stepped(step)
             return
         for file in files:
             os.write(file, self.event)  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ def bare(engine: Bare, tokens: int) -> Any:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         ask = GenerateAsk(request_id=str(next(numbers)), prompt_token_ids=[1, 2, 3], params=params)
         stream = engine.generate(ask)
-        handle = engine._handles[ask.request_id]
+        handle = stream._live.handle  # type: ignore[attr-defined]
         async for delta in stream:
             await send({"type": "http.response.body", "body": engine.event, "more_body": True})
             if delta.finish_reason is None:

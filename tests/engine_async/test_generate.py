@@ -295,13 +295,13 @@ def test_a_standstill_of_the_process_ends_no_reader_that_reads(endless: Path) ->
 
     async def work() -> None:
         async with running(endless) as engine:
-            stepped = engine._stepped
+            stepped = engine.stepped
 
             def step_and_look(step: Step) -> None:
                 stepped(step)
-                engine._tick(time.monotonic() + 3600)
+                engine.tick(time.monotonic() + 3600)
 
-            engine._stepped = step_and_look  # type: ignore[method-assign]
+            engine.stepped = step_and_look  # type: ignore[method-assign]
             stream = engine.generate(ask("r"))
             for _ in range(20):
                 await anext(stream)

@@ -80,7 +80,7 @@ class Watch:
 @pytest.fixture(scope="module")
 def watched(folder: Path) -> Iterator[tuple[LiveServer, Watch]]:
     watch = Watch()
-    end, stepped, obey = AsyncEngine._end, AsyncEngine._stepped, EngineLoop._obey
+    end, stepped, obey = AsyncEngine._end, AsyncEngine.stepped, EngineLoop._obey
 
     def watched_end(self: AsyncEngine, live: Live, error: Any) -> None:
         known = live.handle in self._live
@@ -99,7 +99,7 @@ def watched(folder: Path) -> Iterator[tuple[LiveServer, Watch]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AsyncEngine, "_end", watched_end)
-        patch.setattr(AsyncEngine, "_stepped", watched_step)
+        patch.setattr(AsyncEngine, "stepped", watched_step)
         patch.setattr(EngineLoop, "_obey", watched_obey)
         with serving(folder, ENGINE) as live:
             yield live, watch

@@ -98,7 +98,7 @@ def test_ready_is_what_a_request_gets(
         assert not await life.look()
         starting = asyncio.create_task(life.engine.start())
         while not tokenizer_first and (
-            life.engine._supervisor is None or life.engine._supervisor.state is not EngineState.READY
+            life.engine._client is None or life.engine._client.state is not EngineState.READY
         ):
             assert not await life.look()
             await asyncio.sleep(0)
@@ -110,8 +110,8 @@ def test_ready_is_what_a_request_gets(
         await life.watch(EngineState.READY)
         await starting
         assert await ask(life.app, "POST", "/v1/completions", CHAT) == 200
-        assert life.engine._supervisor is not None
-        life.engine._supervisor._connection.host.kill()  # type: ignore[union-attr]
+        assert life.engine._client is not None
+        life.engine._client._supervisor._connection.host.kill()  # type: ignore[union-attr]
         await life.watch(EngineState.RESTARTING)
         await life.watch(EngineState.READY)
         assert await ask(life.app, "POST", "/v1/completions", CHAT) == 200

@@ -97,7 +97,7 @@ def _report(
     """`problem` is why there are no `weights`."""
     from quire.engine.build.assemble import choose, machine_facts
     from quire.engine.build.opening import tokenizer_memory
-    from quire.engine.front.held import memory_beside
+    from quire.engine.host.held import memory_beside
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.engine.build.assemble import Built
-from quire.engine.front.output import TextDelta
-from quire.engine.sync_engine import SyncEngine
+from quire.engine.sync_engine import SyncEngine, TextDelta
 from quire.types import QuireError, RequestOutput, SamplingParams
 from quire.util.turns import Turns, interrupts_wait
 

@@ -5,11 +5,24 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from quire.engine.build.assemble import Built
-from quire.engine.front.output import OutputProcessor, TextDelta
+from quire.engine.front.output import Following
+from quire.records import dataclass
 from quire.text.stop import StopStrings
-from quire.types import Request, RequestError, RequestOutput, SamplingParams
+from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one step added to one sample: new text (may be empty) and new token ids."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
 
 
 class SyncEngine:
@@ -18,7 +31,7 @@ class SyncEngine:
     def __init__(self, built: Built) -> None:
         self.built = built
         self.core = built.core
-        self._output = OutputProcessor(built.model.tokenizer, self.core.finish, time.perf_counter)
+        self._following: dict[str, Following] = {}
         self._ids = itertools.count()
 
     def add(
@@ -56,7 +69,14 @@ class SyncEngine:
             eos_token_ids=eos,
         )
         self.core.add(request)
-        return self._output.add(request, prompt_text, stops).output
+        following = self._following[request.request_id] = Following(
+            request,
+            prompt_text,
+            self.built.model.tokenizer,
+            stops,
+            partial(self.core.finish, request.request_id),
+        )
+        return following.output
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt with what the checkpoint adds around a text."""
@@ -67,7 +87,7 @@ class SyncEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request now; its output is marked finished."""
-        self._output.take(self.core.abort(request_id))
+        self._take(self.core.abort(request_id))
 
     def has_work(self) -> bool:
         return self.core.has_work()
@@ -75,8 +95,26 @@ class SyncEngine:
     def step(self) -> list[TextDelta]:
         """Run one step; what it added, sample by sample."""
         events = self.core.step()
-        self._output.started(self.core.started, self.core.records[-1].start)
-        return self._output.take(events)
+        for request_id in self.core.started:
+            if request_id in self._following:
+                self._following[request_id].started(self.core.records[-1].start)
+        return self._take(events)
+
+    def _take(self, events: list[SeqEvent]) -> list[TextDelta]:
+        """Apply events; what changed, sample by sample. Finished requests are forgotten."""
+        now = time.perf_counter()
+        deltas = []
+        for event in events:
+            following = self._following.get(event.request_id)
+            delta = None if following is None else following.apply(event, now)
+            if following is None or delta is None:
+                continue
+            deltas.append(
+                TextDelta(event.request_id, delta.index, delta.text, delta.token_ids, delta.finish_reason)
+            )
+            if following.output.finished:
+                del self._following[event.request_id]
+        return deltas
 
     @staticmethod
     def _check_prompt(token_ids: list[int], vocab: int) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import kept_files, open_model
-from quire.engine.front.output import TextDelta
 from quire.engine.shared_engine import Ask, SharedEngine
+from quire.engine.sync_engine import TextDelta
 from quire.llm.asked import (
     Message,
     Prompt,

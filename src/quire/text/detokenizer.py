@@ -18,7 +18,10 @@ _WINDOW = 8
 
 
 class Detokenizer(Protocol):
-    """Text of one sequence, built token by token."""
+    """Text of one sequence, token by token. It never ends a sample (sample_text.SampleText): `matched` is None."""
+
+    @property
+    def matched(self) -> str | None: ...
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Append ids and return the text that is now certain. Ids that name no token add nothing.
@@ -46,6 +49,7 @@ class ByteLevelDetokenizer:
     """Byte table and UTF-8: O(bytes) a token, at most 3 bytes held."""
 
     __slots__ = ("_held", "_table")
+    matched: str | None = None
 
     def __init__(self, table: Mapping[int, bytes]) -> None:
         self._table = table
@@ -69,6 +73,7 @@ class PieceDetokenizer:
     """Pieces of text and single bytes; an open run of bytes is held until a piece of text ends it."""
 
     __slots__ = ("_run", "_strip", "_strip_left", "_table")
+    matched: str | None = None
 
     def __init__(self, table: Mapping[int, str | int | None], strip: str = "", strip_count: int = 0) -> None:
         self._table = table
@@ -132,6 +137,7 @@ class WindowedDetokenizer:
     """
 
     __slots__ = ("_decode", "_ids", "_keep", "_open", "_read")
+    matched: str | None = None
 
     def __init__(
         self,

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ import msgspec
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
-    REQUESTS,
     DeadlineError,
     EngineState,
     EngineStats,
@@ -30,26 +29,23 @@ from quire.engine.api import (
 )
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.front.admission import Admission
-from quire.engine.front.held import memory_beside, memory_held
-from quire.engine.front.output import OutputProcessor
+from quire.engine.front.output import Following
 from quire.engine.front.stream import Direct, Live, LiveStream
-from quire.engine.front.suspects import KEEP_SECONDS, Suspects, digest_of
+from quire.engine.front.suspects import KEEP_SECONDS, Lane, Suspects, digest_of
 from quire.engine.front.text_service import TextService, read_template
+from quire.engine.host.client import EngineClient
+from quire.engine.host.held import memory_beside
 from quire.engine.host.hosts import host_factory
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     SAMPLE_MASK,
     Abort,
     Add,
-    AskRecords,
     Finish,
     Load,
     Note,
     Ready,
-    Records,
     Refused,
-    Report,
-    Stats,
     Step,
     pack_ids,
     unpack_handles,
@@ -57,7 +53,6 @@ from quire.engine.host.messages import (
     unpack_logprobs,
 )
 from quire.engine.host.spawn import Spawned
-from quire.engine.host.supervisor import Hooks, Supervisor
 from quire.text.chat import ChatAsk
 from quire.text.stop import StopStrings
 from quire.types import QuireError, Request, RequestError, SeqEvent
@@ -67,9 +62,6 @@ if TYPE_CHECKING:
     from quire.loader import GGUFFiles
 
 logger = logging.getLogger("quire.engine")
-
-_RECORDS = 256
-_DEBUG_SECONDS = 2.0
 
 Progress = Callable[[int, int], None]
 
@@ -102,42 +94,35 @@ class AsyncEngine:
         self._startup = Startup()
         self._new_host = host_factory(in_process=in_process, spawned=spawned)
         self._in_process = in_process
-        self._supervisor: Supervisor | None = None
+        self._client: EngineClient | None = None
         self._text: TextService | None = None
         self._model: Model | None = None
         self._admission: Admission | None = None
-        self._output: OutputProcessor | None = None
-        self._facts: Ready | None = None
         self._card: ModelCard | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[int, Live] = {}
-        self._direct: dict[int, Direct] = {}  # by key of a row: samples whose text has a sink
-        self._handles: dict[str, int] = {}
+        self._live: dict[int, Live] = {}  # by handle
+        self._direct: dict[
+            int, Direct
+        ] = {}  # by key of a row: samples whose text has a sink, for the hot path
+        self._names: set[str] = set()  # request ids of the live
         self._numbers = itertools.count(1)
-        self._stats = Stats(0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0.0, {}, 0, 0, (), 0)
-        self._running = self._waiting = 0
         self._wasted = 0
         self._drained: asyncio.Event | None = None
-        self._records: list[asyncio.Future[list[Any]]] = []
         self._suspects = Suspects()
-        self._watched: dict[
-            int, bytes
-        ] = {}  # handle -> digest, of requests that came while there were suspects
-        self._careful: int | None = None  # the handle of the one suspect that runs
-        self._held: deque[Live] = deque()  # suspects that wait for it
+        self._lane = Lane(self._suspects)
 
     # -- state --------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:
-        state = self._supervisor.state if self._supervisor else EngineState.STARTING
+        state = self._client.state if self._client else EngineState.STARTING
         # the engine process may be ready before the tokenizer is
         return EngineState.STARTING if state is EngineState.READY and self._card is None else state
 
     @property
     def pid(self) -> int | None:
         """Process id of the engine process; None in a thread, or while there is none."""
-        return self._supervisor.pid if self._supervisor else None
+        return self._client.pid if self._client else None
 
     @property
     def card(self) -> ModelCard:
@@ -148,23 +133,18 @@ class AsyncEngine:
     @property
     def memory_lines(self) -> tuple[str, ...]:
         """The memory bound by part, as lines of text."""
-        return self._facts.memory_lines if self._facts else ()
+        return self._client.facts.memory_lines if self._client and self._client.facts else ()
 
     @property
     def request_memory(self) -> int:
-        return self._facts.memory_parts[REQUESTS] if self._facts else 0
+        return self._client.request_memory if self._client else 0
 
     @property
     def stats(self) -> EngineStats:
-        admission, facts = self._admission, self._facts
-        return EngineStats(
-            **msgspec.structs.asdict(self._stats)
-            | {"running": self._running, "waiting": self._waiting},  # as of the last step
-            waiting_tokens=admission.waiting_tokens if admission else 0,
-            wasted_tokens=self._wasted,
-            restarts=self._supervisor.restarts if self._supervisor else 0,
-            memory_parts=facts.memory_parts if facts else {},
-        )
+        if self._client is None:
+            return EngineStats()
+        waiting = self._admission.waiting_tokens if self._admission else 0
+        return self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted)
 
     @property
     def startup(self) -> list[dict[str, Any]]:
@@ -177,35 +157,31 @@ class AsyncEngine:
         folder = await loop.run_in_executor(None, find_model, self._name)
         files = await loop.run_in_executor(None, gguf_files, folder)
         beside = {} if self._in_process else memory_beside(folder, files, self.serving)
-        self._supervisor = Supervisor(
-            Load(str(folder), self._config, beside),
-            self.serving,
-            self._new_host,
-            Hooks(self._receive, self._lost, self._ready, lambda: bool(self._live), self._tick),
+        client = self._client = EngineClient(
+            Load(str(folder), self._config, beside), self.serving, self._new_host, self
         )
-        loading = asyncio.create_task(self._supervisor.start(self._progress))
+        loading = asyncio.create_task(client.start(self._progress))
         try:
             # the tokenizer is read here while the engine reads the weights
             opened = await loop.run_in_executor(None, self._open, folder, files)
             self._model, self._text = opened
-            self._output = OutputProcessor(opened[0].tokenizer, self._stop_sample, time.monotonic)
             await loading
         except BaseException:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
-            await self._supervisor.stop()
+            await client.stop()
             if self._text is not None:
                 self._text.close()
             raise
-        self._make_card()
-        if self._facts is not None:
-            self._startup.add(self._facts.startup)
+        assert client.facts is not None
+        self._make_card(opened[0], client.facts)
+        self._startup.add(client.facts.startup)
         self._startup.mark("ready")
 
     async def stop(self, drain_seconds: float) -> None:
-        if self._supervisor is None or self._drained is None:
+        if self._client is None or self._drained is None:
             return
-        self._supervisor.drain()
+        self._client.drain()
         if self._live and drain_seconds > 0:
             try:
                 async with asyncio.timeout(drain_seconds):
@@ -213,41 +189,23 @@ class AsyncEngine:
             except TimeoutError:
                 logger.warning("%d requests were still running at shutdown", len(self._live))
         self._end_all("the server is shutting down")
-        await self._supervisor.stop()
+        await self._client.stop()
         if self._text is not None:
             self._text.close()
 
     async def ping(self, timeout: float) -> bool:
-        return self._supervisor is not None and await self._supervisor.ping(timeout)
+        return self._client is not None and await self._client.ping(timeout)
 
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, for explanations of latency."""
-        if self._supervisor is None or self._loop is None:
-            return {"steps": []}
-        answer: asyncio.Future[list[Any]] = self._loop.create_future()
-        self._records.append(answer)
-        self._supervisor.send(AskRecords(_RECORDS))
-        try:
-            async with asyncio.timeout(_DEBUG_SECONDS):
-                records = await answer
-        except TimeoutError:
-            raise EngineUnavailableError(f"the engine did not answer within {_DEBUG_SECONDS:g} s") from None
-        finally:
-            if answer in self._records:
-                self._records.remove(answer)
+        records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
     async def memory(self) -> Mapping[str, Any]:
-        """What both processes hold, by part, beside what was planned; see docs/memory.md."""
-        if self._facts is None:
+        """What both processes hold, by part, and what was planned; see docs/memory.md."""
+        if self._client is None:
             raise EngineUnavailableError("the engine is loading")
-        measured = await asyncio.to_thread(memory_held, self.pid, self._facts.memory_areas)
-        return {
-            "bound": self._facts.memory_bound,
-            "planned": dict(self._facts.memory_parts),
-            "resident": sum(sum(parts.values()) for parts in measured.values()),
-            "processes": measured,
-        }
+        return await self._client.memory()
 
     # -- text ---------------------------------------------------------------------------------------------
 
@@ -277,14 +235,14 @@ class AsyncEngine:
 
     def generate(self, ask: GenerateAsk) -> Stream:
         now = time.monotonic()
-        supervisor, admission, output = self._supervisor, self._admission, self._output
-        if supervisor is None or admission is None or output is None or self._loop is None:
+        client, admission = self._client, self._admission
+        if client is None or admission is None or self._loop is None:
             raise EngineUnavailableError("the engine is loading")
         require_ready(self.state)
         for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "longest queue time")):
             if limit is not None and limit <= now:
                 raise DeadlineError(f"the request's {name} had passed before it started")
-        if ask.request_id in self._handles:
+        if ask.request_id in self._names:
             raise RequestError("request_id", f"{ask.request_id!r} is already in use")
         request = self._request(ask, now)
         admission.check(request)
@@ -292,13 +250,15 @@ class AsyncEngine:
         stops = self._stops(ask)
         handle = next(self._numbers)
         admission.admit(handle, ask, now)
-        live = Live(handle, ask, output.add(request, ask.prompt_text, stops, keep=ask.keep_output))
+        following = Following(
+            request, ask.prompt_text, self._texts().tokenizer, stops, partial(self._stop_sample, handle),
+            keep=ask.keep_output,
+        )  # fmt: skip
+        live = Live(handle, ask, following, digest)
         if not self._live:
-            supervisor.began()
+            client.began()
         self._live[handle] = live
-        self._handles[ask.request_id] = handle
-        if digest is not None:
-            self._watched[handle] = digest
+        self._names.add(ask.request_id)
         self._launch(live)
         self._set_timers(live, ask, now)
         return LiveStream(live, self._loop, self.cancel, self._deliver)
@@ -325,15 +285,11 @@ class AsyncEngine:
 
     def _launch(self, live: Live) -> None:
         """Send a request to the engine; a suspect waits while another one runs."""
-        assert self._supervisor is not None
-        digest = self._watched.get(live.handle)
-        if digest is not None and self._suspects.careful(digest):
-            if self._careful is not None:
-                self._held.append(live)
-                return
-            self._careful = live.handle
+        if not self._lane.enter(live):
+            return
+        assert self._client is not None
         ask = live.ask
-        self._supervisor.send(
+        self._client.send(
             Add(
                 handle=live.handle,
                 request_id=ask.request_id,
@@ -345,13 +301,6 @@ class AsyncEngine:
                 tenant=ask.tenant if self.serving.prefix_cache_sharing == "key" else "",
             )
         )
-
-    def _launch_next(self) -> None:
-        """The suspect that ran has ended."""
-        self._careful = None
-        waiting, self._held = self._held, deque()
-        for live in waiting:
-            self._launch(live)
 
     def _request(self, ask: GenerateAsk, now: float) -> Request:
         return Request(
@@ -388,12 +337,11 @@ class AsyncEngine:
 
     def _end(self, live: Live, error: QuireError | None) -> None:
         """End a request before its time: the engine stops computing it before its next step."""
-        if live.handle not in self._live or self._supervisor is None:
+        if live.handle not in self._live or self._client is None:
             return
-        self._supervisor.send(Abort(live.handle))
+        self._client.send(Abort(live.handle))
         self._forget(live)
-        assert self._output is not None
-        self._output.end(live.request_id, time.monotonic())
+        live.following.abort(time.monotonic())
         self._wasted += live.unread
         live.end(error)
 
@@ -404,59 +352,44 @@ class AsyncEngine:
                 live.directs[index] = None  # they know each other
                 del self._direct[live.handle << SAMPLE_BITS | index]
         del self._live[live.handle]
-        del self._handles[live.request_id]
-        self._watched.pop(live.handle, None)
-        if live in self._held:
-            self._held.remove(live)
-        elif live.handle == self._careful:
-            self._launch_next()
+        self._names.discard(live.request_id)
+        for waiting in self._lane.leave(live):
+            self._launch(waiting)
         if self._admission is not None:
             self._admission.leave(live.handle)
         if not self._live and self._drained is not None and self.state is EngineState.DRAINING:
             self._drained.set()
 
     def _end_all(self, reason: str) -> None:
-        self._held.clear()
+        self._lane.clear()
         for live in list(self._live.values()):
             self._end(live, EngineUnavailableError(f"{reason}; the request was not completed"))
 
-    def _stop_sample(self, request_id: str, index: int) -> None:
+    def _stop_sample(self, handle: int, index: int) -> None:
         """A stop string was found in a sample's text."""
-        if self._supervisor is not None:
-            self._supervisor.send(Finish(self._handles[request_id], index))
+        if self._client is not None:
+            self._client.send(Finish(handle, index))
 
-    # -- what the engine says -----------------------------------------------------------------------------
+    # -- host.client.Listener -----------------------------------------------------------------------------
 
-    def _receive(self, report: Report) -> None:
-        match report:
-            case Step():
-                self._stepped(report)
-            case Stats():
-                self._stats = report
-                self._running, self._waiting = report.running, report.waiting
-            case Refused(handle, field, message):
-                live = self._live.get(handle)
-                if live is not None:
-                    self._end(live, RequestError(field, message))
-            case Records(records):
-                for answer in self._records:
-                    if not answer.done():
-                        answer.set_result(records)
-            case _:
-                logger.warning("the engine sent a %s, which is not expected now", type(report).__name__)
+    def working(self) -> bool:
+        return bool(self._live)
 
-    def _stepped(self, step: Step) -> None:
+    def refused(self, report: Refused) -> None:
+        live = self._live.get(report.handle)
+        if live is not None:
+            self._end(live, RequestError(report.field, report.message))
+
+    def stepped(self, step: Step) -> None:
         now = time.monotonic()
-        admission, output, lives, directs = self._admission, self._output, self._live, self._direct
+        admission, lives, directs = self._admission, self._live, self._direct
         assert admission is not None
-        assert output is not None
         admission.stepped(step.seen, step.running, step.waiting)
-        self._running, self._waiting = step.running, step.waiting
         for handle in unpack_handles(step.started):
             admission.started(handle, now)
             live = lives.get(handle)
             if live is not None:
-                output.started([live.request_id], step.start)
+                live.following.started(step.start)
         tokens = unpack_ids(step.tokens)
         if tokens:
             self._startup.mark("first token")
@@ -472,7 +405,6 @@ class AsyncEngine:
 
     def _grow(self, key: int, new: list[int], note: Note | None, now: float) -> None:
         """Add a row of a step to what its reader will read."""
-        assert self._output is not None
         direct = self._direct.get(key)
         if direct is not None:
             direct.settle()
@@ -481,21 +413,20 @@ class AsyncEngine:
             self._wasted += len(new)
             return
         if note is None:
-            delta = self._output.grow(live.following, key & SAMPLE_MASK, new, now)
+            delta = live.following.grow(key & SAMPLE_MASK, new, now)
         else:
-            delta = self._output.apply(_event(live, key & SAMPLE_MASK, new, note), now)
+            delta = live.following.apply(_event(live, key & SAMPLE_MASK, new, note), now)
         if delta is None:
             self._wasted += len(new)
             return
         live.push(delta, now)
         if delta.finish_reason is not None and live.output.finished:
-            if live.handle in self._watched:
-                self._suspects.clear(self._watched[live.handle])
+            if live.digest is not None:
+                self._suspects.clear(live.digest)
             self._forget(live)
             live.end()
 
-    def _ready(self, facts: Ready) -> None:
-        self._facts = facts
+    def engine_ready(self, facts: Ready) -> None:
         self._admission = Admission(
             facts, self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         )
@@ -504,11 +435,12 @@ class AsyncEngine:
         if self._card is not None:  # started again, perhaps with less memory than the first time
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
-    def _lost(self, reason: str) -> int:
-        """The engine died: end what it computed. Returns how many deaths the request to blame explains."""
+    def engine_lost(self, reason: str) -> int:
+        """End what the engine computed. Returns how many deaths the request to blame explains."""
         now = time.monotonic()
-        held = {live.handle for live in self._held}
-        present = {live: digest_of(live.ask) for live in self._live.values() if live.handle not in held}
+        present = {
+            live: digest_of(live.ask) for live in self._live.values() if live not in self._lane.waiting
+        }
         blamed = self._suspects.died(set(present.values()), now)
         deaths = self._suspects.deaths(blamed, now) if blamed else 0
         for live in [live for live, digest in present.items() if digest == blamed]:
@@ -518,7 +450,7 @@ class AsyncEngine:
         self._end_all(reason)
         return deaths
 
-    def _tick(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """End the requests of readers that do not read. Readers that have been woken come first: after a standstill
         of this process there may be some.
         """
@@ -552,22 +484,20 @@ class AsyncEngine:
             raise EngineUnavailableError("the engine is loading")
         return self._text
 
-    def _make_card(self) -> None:
-        assert self._model is not None
-        assert self._facts is not None
-        limits, facts = self._facts.scheduler, self._model.facts
+    def _make_card(self, model: Model, ready: Ready) -> None:
+        limits, facts = ready.scheduler, model.facts
         self._texts().limit(limits.max_model_len)
         names = self.serving.served_model_name
         self._card = ModelCard(
             name=names[0] if names else self._name,
             architecture=facts.architecture,
             max_model_len=limits.max_model_len,
-            vocab_size=self._facts.vocab,
+            vocab_size=ready.vocab,
             config_sha256=facts.config_sha256,
             template_hash=self._texts().template_hash,
             created=int(time.time()),
             default_sampling=dict(facts.generation.sampling),
-            notices=self._facts.notices,
+            notices=ready.notices,
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from quire.engine.api import GenerateAsk, Sink, StreamDelta
 from quire.engine.front.output import Following, Sample
+from quire.text.sample_text import StoppedText
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")
@@ -24,6 +25,7 @@ class Live:
     __slots__ = (
         "ask",
         "cached_tokens",
+        "digest",
         "directs",
         "error",
         "following",
@@ -38,9 +40,12 @@ class Live:
         "waiter",
     )
 
-    def __init__(self, handle: int, ask: GenerateAsk, following: Following) -> None:
+    def __init__(
+        self, handle: int, ask: GenerateAsk, following: Following, digest: bytes | None = None
+    ) -> None:
         self.handle = handle
         self.ask = ask
+        self.digest = digest  # of a request that came while there were suspects
         self.following = following
         output = following.output
         self.request_id = output.request_id
@@ -110,25 +115,26 @@ class Direct:
     objects that a token touches. So there are few, and bound methods are none of them.
     """
 
-    __slots__ = ("_detokenizer", "_ids", "_live", "_sample", "_settled", "_sink", "open")
+    __slots__ = ("_ids", "_live", "_sample", "_settled", "_sink", "_text", "open")
 
     def __init__(self, live: Live, sample: Sample, sink: Sink) -> None:
         self._live, self._sample, self._sink = live, sample, sink
         self._ids = sample.output.token_ids
-        self._detokenizer = sample.detokenizer
+        self._text = sample.text
         self._settled = 0  # length of _ids that usage knows of
         self.open = False  # tokens may be taken
 
     def opened(self) -> None:
-        """The reader waits. Text that may hold a stop string has to be looked at on its way."""
+        """The reader waits. A sample that its text may end goes the other way."""
         sample = self._sample
-        self.open = bool(self._ids) and sample.matcher is None and sample.output.finish_reason is None
+        ends = isinstance(sample.text, StoppedText) or sample.output.finish_reason is not None
+        self.open = bool(self._ids) and not ends
         self._settled = len(self._ids)
 
     def take(self, token_ids: list[int], now: float) -> None:
         """Take tokens that bring text and nothing else, while `open`."""
         self._ids.extend(token_ids)
-        text = "" if self._detokenizer is None else self._detokenizer.push(token_ids)
+        text = "" if self._text is None else self._text.push(token_ids)
         try:
             taken = self._sink.take(text, now)
         except Exception:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.engine.api import GenerateAsk
+from quire.engine.front.stream import Live
 from quire.engine.host.messages import pack_ids
 
 KEEP_SECONDS = 600.0
@@ -70,6 +71,39 @@ class Suspects:
         for records in (self._seen, self._blamed):
             for digest in [d for d, record in records.items() if record.since < now - KEEP_SECONDS]:
                 del records[digest]
+
+
+class Lane:
+    """Runs suspects one at a time; all other requests pass."""
+
+    def __init__(self, suspects: Suspects) -> None:
+        self.waiting: list[Live] = []
+        self._suspects = suspects
+        self._running: Live | None = None
+
+    def enter(self, live: Live) -> bool:
+        """Whether a request may run now; else it waits."""
+        if live.digest is None or not self._suspects.careful(live.digest):
+            return True
+        if self._running is not None:
+            self.waiting.append(live)
+            return False
+        self._running = live
+        return True
+
+    def leave(self, live: Live) -> list[Live]:
+        """A request has ended. Returns those that are to enter again, in order."""
+        if live in self.waiting:
+            self.waiting.remove(live)
+        if live is not self._running:
+            return []
+        self._running = None
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    def clear(self) -> None:
+        """Forget all: every request ends."""
+        self.waiting.clear()
 
 
 def digest_of(ask: GenerateAsk) -> bytes:

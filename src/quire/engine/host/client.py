@@ -1,0 +1,171 @@
+"""One engine as the API process sees it, over all its lives: commands go down, steps come up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from quire.config.serving import ServingConfig
+from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
+from quire.engine.host.held import memory_held
+from quire.engine.host.hosts import Host
+from quire.engine.host.messages import (
+    AskRecords,
+    Command,
+    Load,
+    Ready,
+    Records,
+    Refused,
+    Report,
+    Stats,
+    Step,
+)
+from quire.engine.host.supervisor import Hooks, Supervisor
+
+logger = logging.getLogger("quire.engine")
+
+_RECORDS = 256
+_DEBUG_SECONDS = 2.0
+_NO_STATS = Stats(
+    running=0, waiting=0, blocks=0, blocks_used=0, blocks_cached=0, block_size=16, kv_waste_tokens=0,
+    prefix_queried_tokens=0, prefix_hit_tokens=0, preemptions=0, steps=0, step_seconds=0.0, step_phase_seconds={},
+    prefill_tokens=0, decode_tokens=0, step_tokens=(), resident_bytes=0,
+)  # fmt: skip
+
+
+class Listener(Protocol):
+    """The front of an engine. `engine_lost` comes before a restart, `engine_ready` after each (re)start."""
+
+    def engine_ready(self, facts: Ready) -> None: ...
+
+    def engine_lost(self, reason: str) -> int:
+        """End what was computed. Returns how many deaths, this one and earlier ones, have a known cause that will
+        not come again.
+        """
+
+    def stepped(self, step: Step) -> None: ...
+
+    def refused(self, report: Refused) -> None: ...
+
+    def working(self) -> bool:
+        """Whether the engine has work."""
+
+    def tick(self, now: float) -> None:
+        """Called a few times a second."""
+
+
+class EngineClient:
+    """Starts an engine, sends commands, and passes what it reports to a listener. Belongs to one event loop."""
+
+    def __init__(
+        self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], listener: Listener
+    ) -> None:
+        self.facts: Ready | None = None  # of the latest start
+        self._listener = listener
+        self._supervisor = Supervisor(
+            load,
+            serving,
+            new_host,
+            Hooks(self._receive, listener.engine_lost, self._ready, listener.working, listener.tick),
+        )
+        self._stats = _NO_STATS
+        self._running = self._waiting = 0  # sequences, as of the last step
+        self._records: list[asyncio.Future[list[Any]]] = []
+
+    @property
+    def state(self) -> EngineState:
+        return self._supervisor.state
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine process; None in a thread, or while there is none."""
+        return self._supervisor.pid
+
+    @property
+    def request_memory(self) -> int:
+        """Bytes that the memory plan gives to requests; 0 before it is made."""
+        return self.facts.memory_parts[REQUESTS] if self.facts else 0
+
+    async def start(self, progress: Callable[[int, int], None] | None) -> None:
+        """The first start. Raises what loading raises; then there is nothing left to stop."""
+        await self._supervisor.start(progress)
+
+    def drain(self) -> None:
+        """From now on the engine's death is not repaired."""
+        self._supervisor.drain()
+
+    async def stop(self) -> None:
+        """End the engine."""
+        await self._supervisor.stop()
+
+    def send(self, command: Command) -> None:
+        """Send a command; lost with the engine when it is dead."""
+        self._supervisor.send(command)
+
+    def began(self) -> None:
+        """An idle engine gets work."""
+        self._supervisor.began()
+
+    async def ping(self, timeout: float) -> bool:
+        """True when the engine answers within `timeout` seconds."""
+        return await self._supervisor.ping(timeout)
+
+    def stats(self, *, waiting_tokens: int, wasted_tokens: int) -> EngineStats:
+        """The engine's last report, with what only its front counts."""
+        return EngineStats(
+            **msgspec.structs.asdict(self._stats) | {"running": self._running, "waiting": self._waiting},
+            waiting_tokens=waiting_tokens,
+            wasted_tokens=wasted_tokens,
+            restarts=self._supervisor.restarts,
+            memory_parts=self.facts.memory_parts if self.facts else {},
+        )
+
+    async def records(self) -> list[Any]:
+        """The latest step records. Raises EngineUnavailableError when the engine does not answer."""
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._records.append(answer)
+        self.send(AskRecords(_RECORDS))
+        try:
+            async with asyncio.timeout(_DEBUG_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailableError(f"the engine did not answer within {_DEBUG_SECONDS:g} s") from None
+        finally:
+            self._records.remove(answer)
+
+    async def memory(self) -> Mapping[str, Any]:
+        """What both processes hold, by part, and what was planned; see docs/memory.md."""
+        if self.facts is None:
+            raise EngineUnavailableError("the engine is loading")
+        measured = await asyncio.to_thread(memory_held, self.pid, self.facts.memory_areas)
+        return {
+            "bound": self.facts.memory_bound,
+            "planned": dict(self.facts.memory_parts),
+            "resident": sum(sum(parts.values()) for parts in measured.values()),
+            "processes": measured,
+        }
+
+    def _ready(self, facts: Ready) -> None:
+        self.facts = facts
+        self._listener.engine_ready(facts)
+
+    def _receive(self, report: Report) -> None:
+        match report:
+            case Step():
+                self._running, self._waiting = report.running, report.waiting
+                self._listener.stepped(report)
+            case Stats():
+                self._stats = report
+                self._running, self._waiting = report.running, report.waiting
+            case Refused():
+                self._listener.refused(report)
+            case Records(records):
+                for answer in self._records:
+                    if not answer.done():
+                        answer.set_result(records)
+            case _:
+                logger.warning("the engine sent an unexpected message: %s", type(report).__name__)
