@@ -15,6 +15,7 @@ from quire.server.requests import (
     RenderRequest,
     TokenizeRequest,
 )
+from quire.types import PARAMETERS, parameter_names
 
 # Fields that change neither the answer nor what it costs here: accepted and ignored (docs/server.md says why).
 IGNORED = frozenset((
@@ -60,15 +61,12 @@ _COMMON |= {
     "grammar": ("",),
     "json_schema": ({},),
     "lora": ([],),
-    "max_new_tokens": (),
     "min_keep": (0,),
     "mirostat": (0,),
     "n_keep": (0,),
-    "n_predict": (),
     "n_probs": (0,),
     "options": ({},),
     "raw": (False,),
-    "repeat_penalty": (1, 1.0),
     "samplers": (),
     "system": ("",),
     "t_max_predict_ms": (0,),
@@ -98,16 +96,18 @@ _WHY = {
     "chat_template": "templates are part of the model and are never taken from a request",
     "prompt_embeds": "prompts are text or token ids",
     "max_cost": "requests have no price here; bound them by max_tokens and deadline_ms",
-    "max_new_tokens": "it is max_tokens here",
-    "n_predict": "it is max_tokens here",
     "options": "its fields stand beside the others here: temperature, top_k, seed, …",
     "prompt_cache_retention": "cached prefixes stay until others need their blocks",
     "service_tier": "there is one tier; send auto or default",
     "system": "send it as a message with the role system",
     "template": "templates are part of the model and are never taken from a request",
     "think": "templates that can think read a variable of chat_template_kwargs, such as enable_thinking",
-    "repeat_penalty": "it is repetition_penalty here",
 }
+
+for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).items():
+    _default = PARAMETERS[_here].default
+    _COMMON[_name] = () if _default is None else (_default, int(_default))
+    _WHY[_name] = f"it is {_here} here"
 
 
 class Unsupported:

@@ -10,7 +10,6 @@ import msgspec
 from quire import __version__
 from quire.server import requests, responses
 from quire.server.errors import ErrorBody
-from quire.types import MAX_LOGPROBS, MAX_SAMPLES
 
 _REF = "#/components/schemas/{name}"
 _TYPES: tuple[type[Any], ...] = (
@@ -92,22 +91,6 @@ _PROMPT = {
 }
 # What the types cannot say, by name of the field.
 _SHAPES: dict[str, dict[str, Any]] = {"messages": _MESSAGES}
-_BOUNDS: dict[str, dict[str, float]] = {
-    "temperature": {"minimum": 0, "maximum": 1e4},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
-    "n": {"minimum": 1, "maximum": MAX_SAMPLES},
-    "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
-    "presence_penalty": {"minimum": -100, "maximum": 100},
-    "frequency_penalty": {"minimum": -100, "maximum": 100},
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 1e3},
-    "max_tokens": {"minimum": 1},
-    "max_completion_tokens": {"minimum": 1},
-    "min_tokens": {"minimum": 0},
-    "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
-    "top_logprobs": {"minimum": 0, "maximum": requests.MAX_TOP_LOGPROBS},
-}
 
 
 @functools.cache
@@ -148,15 +131,11 @@ def document() -> bytes:
 
 
 def _refine(properties: dict[str, Any]) -> None:
-    """Add shapes and bounds to a request's fields; null stays allowed where it was."""
+    """Add shapes to a request's fields; null stays allowed where it was."""
     for name, shape in _SHAPES.items():
         if name in properties:
             nullable = any(kind.get("type") == "null" for kind in properties[name].get("anyOf", ()))
             properties[name] = {"anyOf": [shape, {"type": "null"}], "default": None} if nullable else shape
-    for name, bounds in _BOUNDS.items():
-        for kind in properties.get(name, {}).get("anyOf", ()):
-            if kind.get("type") in {"integer", "number"}:
-                kind.update(bounds)
 
 
 def _ref(name: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
 from quire.server.requests import (
     MAX_TOP_LOGPROBS,
+    SCALARS,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
@@ -25,12 +26,8 @@ MAX_LOGPROB_ENTRIES = 1 << 20
 # Prompts of one request times samples of each.
 MAX_CHOICES = 1024
 
-# Fields that mean the same in SamplingParams under the same name.
-_SAME = (
-    "temperature", "top_p", "n", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
-    "repetition_penalty", "min_tokens", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
-    "allowed_token_ids", "prompt_logprobs",
-)  # fmt: skip
+# Parameters that a request gives as they are. For lengths and logprobs chats and completions have each their own way.
+_SAME = (*(name for name in SCALARS if name not in {"max_tokens", "logprobs"}), "allowed_token_ids")
 
 
 def chat_params(body: ChatCompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
