@@ -12,6 +12,7 @@ from tools import sampling_table
 
 from quire.cli.main import command_parser
 from quire.parameters import Parameter
+from quire.server.app import ROUTES
 from quire.server.openapi import document
 from quire.types import PARAMETERS, RequestError, SamplingParams
 
@@ -46,7 +47,7 @@ def test_values_out_of_range_are_refused_with_the_range(name: str) -> None:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_http_and_the_command_line_know_every_number(name: str) -> None:
     known = NUMBERS[name]
-    schemas = json.loads(document())["components"]["schemas"]
+    schemas = json.loads(document(ROUTES))["components"]["schemas"]
     for request in ("ChatCompletionRequest", "CompletionRequest"):
         field = schemas[request]["properties"][name]
         if (request, name) != ("ChatCompletionRequest", "logprobs"):  # true or false there

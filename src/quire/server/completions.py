@@ -16,14 +16,13 @@ from quire.server.answering import (
     check_streaming,
     envelope_fields,
     make_envelope,
-    read_body,
     wants_timings,
     wants_usage,
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
-from quire.server.exchange import Exchange, off_loop
+from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import (
     CompletionLogprobsWriter,
@@ -33,7 +32,8 @@ from quire.server.logprobs import (
     prompt_pieces,
 )
 from quire.server.requests import CompletionRequest, Prompt
-from quire.server.responses import UsageBody
+from quire.server.responses import Completion, UsageBody
+from quire.server.routes import Post
 from quire.server.sampling import check_choices, check_logprobs, completion_params, make_ask, scores_only
 from quire.types import FinishReason, SamplingParams, check_window
 
@@ -48,11 +48,9 @@ class _Prompt:
     text: str
 
 
-async def completions(context: ServerContext, exchange: Exchange) -> None:
+async def completions(context: ServerContext, exchange: Exchange, read: Body[CompletionRequest]) -> None:
     """Continue prompts, whole or as a stream."""
-    card = context.card()
-    read = await read_body(context, exchange, CompletionRequest, fields.COMPLETION)
-    body = read.value
+    card, body = context.card(), read.value
     envelope = make_envelope(context, exchange, body, "cmpl")
     check_streaming(body)
     if body.stream and body.echo and body.logprobs is not None:
@@ -230,3 +228,11 @@ class _Answer:
             return itertools.chain(echoed, zip(generated, table, strict=False))
 
         return completion_pieces(entries, width, self._texts)
+
+
+ROUTES = (
+    Post(
+        path="/v1/completions", summary="Continue prompts", tag="generation", handler=completions,
+        request=CompletionRequest, response=Completion, chunk=Completion, refused=fields.COMPLETION,
+    ),
+)  # fmt: skip

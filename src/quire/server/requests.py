@@ -28,16 +28,43 @@ MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
 MAX_SALT_CHARS = 256
 
-_Ids = Annotated[list[int], Meta(max_length=MAX_IDS)]
-Prompt = str | Annotated[list[str | int | list[int]], Meta(max_length=MAX_IDS)]
+Ids = Annotated[list[int], Meta(max_length=MAX_IDS)]
+_TOKEN = {"type": "integer", "minimum": 0}
+_ALIKE = ({"type": "string", "minLength": 1}, _TOKEN, {"type": "array", "items": _TOKEN, "minItems": 1})
+Prompt = (
+    Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+    | Annotated[
+        list[str | int | list[int]],
+        Meta(
+            max_length=MAX_IDS,
+            extra_json_schema={"minItems": 1, "anyOf": [{"items": kind} for kind in _ALIKE]},
+        ),
+    ]
+)
 _NamedIds = Annotated[list[int], Meta(max_length=MAX_NAMED_TOKENS)]
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
 _StopTexts = Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)]
 _Biases = Annotated[dict[str, float], Meta(max_length=MAX_NAMED_TOKENS)]
-_Objects = list[dict[str, Any]]
-_Messages = Annotated[_Objects, Meta(max_length=MAX_MESSAGES)]
-_Documents = Annotated[_Objects, Meta(max_length=MAX_DOCUMENTS)]
-_Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_MESSAGE = {
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "minLength": 1, "maxLength": 128,
+                 "description": "system, user, assistant, tool, or what the model's template knows"},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
+                    "description": "null only for an assistant that called tools"},
+    },
+}  # fmt: skip
+Messages = Annotated[
+    list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]],
+    Meta(max_length=MAX_MESSAGES, extra_json_schema={"minItems": 1}),
+]
+Documents = Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)]
+Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -126,15 +153,15 @@ _TopLogprobs = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": M
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: _Messages
+    messages: Messages
     max_completion_tokens: Annotated[_Length | None, Meta(description="newer name of max_tokens")] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[_TopLogprobs | None, Meta(description="needs logprobs")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: _Documents | None = None
+    documents: Documents | None = None
     chat_template_kwargs: Annotated[
-        _Variables | None, Meta(description="variables that the model's template reads")
+        Variables | None, Meta(description="variables that the model's template reads")
     ] = None
     reasoning_effort: Annotated[str | None, Meta(description="handed to a template that reads it")] = None
 
@@ -152,36 +179,3 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     add_special_tokens: Annotated[bool | None, Meta(description="what the tokenizer adds around a text")] = (
         None
     )
-
-
-class RenderRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /v1/chat/completions/render: a chat request's conversation."""
-
-    messages: _Messages
-    model: str | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    documents: _Documents | None = None
-    chat_template_kwargs: _Variables | None = None
-    reasoning_effort: str | None = None
-
-
-class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /tokenize: a prompt, or messages as in a chat request."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: _Messages | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: _Variables | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /detokenize."""
-
-    tokens: _Ids
-    model: str | None = None
-    skip_special_tokens: bool | None = None
