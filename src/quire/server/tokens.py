@@ -11,6 +11,7 @@ from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
 from quire.server.requests import Ids, Messages, Variables
 from quire.server.routes import Post
+from quire.server.sampling import check_token_ids
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -74,10 +75,7 @@ async def detokenize(
     if len(tokens) > card.max_model_len:
         message = f"tokens: {len(tokens)} tokens are over max_model_len {card.max_model_len}"
         raise bad_request("tokens", message)
-    if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
-        wrong = next(token for token in tokens if not 0 <= token < card.vocab_size)
-        message = f"tokens: {wrong} is not a token id below the vocabulary size {card.vocab_size}"
-        raise bad_request("tokens", message)
+    check_token_ids("tokens", tokens, card.vocab_size)
     text = await context.engine.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))
     return DetokenizeResponse(prompt=text)
 
