@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import overload
 
+from quire import records
 from quire.parameters import (
     MAX_INTEGER,
     Parameter,
@@ -96,7 +97,7 @@ class FinishReason(enum.StrEnum):
     NO_TOKEN = "no_token"  # what the request allows, the model gives no probability
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to turn logits into tokens and when to stop. Field names follow the OpenAI API and vLLM.
 
@@ -239,7 +240,7 @@ def parameter_names(source: Source) -> dict[str, str]:
     return {p.names[source]: name for name, p in PARAMETERS.items() if source in p.names}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A validated ask, in token ids. One request makes `params.n` sequences.
 
@@ -258,7 +259,7 @@ class Request:
     eos_token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers whose KV blocks live and die together; one block table a group.
 
@@ -325,7 +326,7 @@ class SchedulerOutput:
         return sum(len(row.token_ids) for row in self.scheduled)
 
 
-@dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """One candidate at one position: natural-log probability under the raw logits, and rank from 1."""
 
@@ -448,7 +449,7 @@ class SeqEvent:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class StepRecord:
     """One line of the engine's log book: what a step held and what it cost. Times in seconds."""
 
