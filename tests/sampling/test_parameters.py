@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,48 @@ def test_a_number_is_known_to_six_source_files_at_most() -> None:
             if path.suffix in {".py", ".pyi", ".h", ".cpp"} and word.search(path.read_text())
         ]
         assert len(files) <= 6, files
+
+
+TOY = """
+import importlib.util, json, sys
+
+spec = importlib.util.find_spec("quire.types")
+source = open(spec.origin).read()
+line = '    toy: float = number(0.5, "a toy", 0, 2, "T", names={"TGI": "tgi_toy"})\\n'
+place = source.index("    min_p: float")
+module = sys.modules["quire.types"] = importlib.util.module_from_spec(spec)
+exec(compile(source[:place] + line + source[place:], spec.origin, "exec"), module.__dict__)
+
+from quire.cli.main import command_parser
+from quire.cli.options import sampling_params
+from quire.server import fields
+from quire.server.app import ROUTES
+from quire.server.openapi import document
+from quire.server.requests import ChatCompletionRequest
+from quire.server.sampling import chat_params
+
+asked = command_parser("generate").parse_args(["--prompt", "a", "--toy", "0.25"])
+body = ChatCompletionRequest(messages=[], toy=1.5)
+try:
+    chat_params(ChatCompletionRequest(messages=[], toy=3.0), {})
+except module.RequestError as error:
+    refusal = str(error)
+schema = json.loads(document(ROUTES))["components"]["schemas"]["CompletionRequest"]["properties"]["toy"]
+print(json.dumps({
+    "option": sampling_params(asked, module.SamplingParams()).toy, "request": chat_params(body, {}).toy,
+    "refusal": refusal, "schema": schema, "elsewhere": fields.CHAT["tgi_toy"],
+}))
+"""
+
+
+def test_a_line_in_the_table_is_a_parameter_everywhere() -> None:
+    done = subprocess.run([sys.executable, "-c", TOY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    number = {"type": "number", "minimum": 0, "maximum": 2}
+    assert json.loads(done.stdout) == {
+        "option": 0.25,
+        "request": 1.5,
+        "refusal": "toy: 3.0 is not a number in [0, 2]",
+        "schema": {"anyOf": [number, {"type": "null"}], "default": None, "description": "a toy"},
+        "elsewhere": [0.5],
+    }

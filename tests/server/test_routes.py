@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from helpers.server import LiveServer, serving
-from quire.server import app
+from quire.server import app, tokens
 from quire.server.context import ServerContext
 from quire.server.exchange import Body, Exchange
 from quire.server.routes import Get, Post
@@ -78,3 +79,12 @@ def test_openapi_has_it_with_its_types(toys: LiveServer) -> None:
     times = document["components"]["schemas"]["Ask"]["properties"]["times"]
     assert times == {"description": "how often", "default": 2, "minimum": 1, "type": "integer"}
     assert document["paths"]["/toy/{name}"]["parameters"][0]["name"] == "name"
+
+
+def test_an_endpoint_is_known_to_its_own_file() -> None:
+    """The other one that adding it touches is app.py, with the file's routes; docs/architecture.md says so."""
+    server = Path(app.__file__).parent
+    (route,) = (route for route in tokens.ROUTES if route.path == "/detokenize")
+    names = re.compile(rf"\bdetokenize\b|{route.request.__name__}|{route.response.__name__}")
+    assert [path.name for path in server.glob("*.py") if names.search(path.read_text())] == ["tokens.py"]
+    assert set(tokens.ROUTES) < set(app.ROUTES)

@@ -101,7 +101,8 @@ _WHY = {
 # Parameters under the names that they have there.
 for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).items():
     _default = PARAMETERS[_here].default
-    _COMMON[_name] = () if _default is None else (_default, int(_default))
+    _forms = () if _default is None else (float(_default), int(_default))
+    _COMMON[_name] = tuple(same for same in _forms if same == _default)
     _WHY[_name] = f"it is {_here} here"
 
 CHAT: Refused = {**_COMMON, **_CHAT}
