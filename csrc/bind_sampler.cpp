@@ -114,18 +114,20 @@ View view_of(nb::handle self, const std::vector<int32_t>& values) {
   return View(values.data(), {values.size()}, self);
 }
 
+template <class T>
+void read(nb::handle params, const char* name, T* field) {
+  const nb::object value = params.attr(name);
+  if (!value.is_none()) *field = nb::cast<T>(value);
+}
+
 void bind_slot_params(nb::module_& m) {
   nb::class_<SlotParams>(m, "SlotParams")
-      .def(nb::init<>())
-      .def_rw("temperature", &SlotParams::temperature)
-      .def_rw("top_k", &SlotParams::top_k)
-      .def_rw("top_p", &SlotParams::top_p)
-      .def_rw("min_p", &SlotParams::min_p)
-      .def_rw("repetition_penalty", &SlotParams::repetition_penalty)
-      .def_rw("frequency_penalty", &SlotParams::frequency_penalty)
-      .def_rw("presence_penalty", &SlotParams::presence_penalty)
-      .def_rw("min_tokens", &SlotParams::min_tokens)
-      .def_rw("logprobs", &SlotParams::logprobs)
+      .def("__init__", [](SlotParams* self, nb::handle params) {
+        new (self) SlotParams();
+#define QUIRE_READ(type, name, value) read(params, #name, &self->name);
+        QUIRE_SAMPLING_PARAMS(QUIRE_READ)
+#undef QUIRE_READ
+      }, "params"_a, "The numbers of a SamplingParams, by name.")
       .def_rw("seed", &SlotParams::seed)
       .def_rw("sample_index", &SlotParams::sample_index)
       .def_rw("prompt_len", &SlotParams::prompt_len)

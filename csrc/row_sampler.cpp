@@ -89,14 +89,14 @@ int32_t RowSampler::argmax(const View& row, float max) const {
   return i;
 }
 
-int32_t RowSampler::draw(const View& row, float max, const Truncation& t, double u) {
+int32_t RowSampler::draw(const View& row, float max, const SamplingParams& p, double u) {
   // Not above FLT_MAX, so that 0 * it is 0 at the maximum however small the temperature.
-  const float inv_temperature = to_finite(1.0 / t.temperature);
+  const float inv_temperature = to_finite(1.0 / p.temperature);
   View v = row;
   Cut cut;
-  if (t.top_k > 0 && cut_top_k(v, t.top_k, zero_below(max, t.temperature), &cut)) v = keep(v, cut);
-  if (t.top_p < 1.0) v = keep(v, cut_top_p(v, max, t, inv_temperature));
-  if (t.min_p > 0.0) v = keep(v, Cut{to_finite(max + t.temperature * std::log(t.min_p))});
+  if (p.top_k > 0 && cut_top_k(v, p.top_k, zero_below(max, p.temperature), &cut)) v = keep(v, cut);
+  if (p.top_p < 1.0) v = keep(v, cut_top_p(v, max, p, inv_temperature));
+  if (p.min_p > 0.0) v = keep(v, Cut{to_finite(max + p.temperature * std::log(p.min_p))});
   return pick(v, max, inv_temperature, u);
 }
 
@@ -143,15 +143,15 @@ bool RowSampler::cut_top_k(const View& v, int k, float floor, Cut* cut) {
   return true;
 }
 
-Cut RowSampler::cut_top_p(const View& v, float max, const Truncation& t, float inv_temperature) {
+Cut RowSampler::cut_top_p(const View& v, float max, const SamplingParams& p, float inv_temperature) {
   k_.exp_row({v.x, v.n, max, inv_temperature, v.block_max, weights_.data(), block_sum_.data()});
   double total = 0;
   for (int i = 0; i < sample_blocks(v.n); ++i) total += block_sum_[i];
-  const double p = t.top_p * (1.0 - kTopPTolerance);
-  // All n values below max - depth * temperature weigh less than 1 - p together, and the total is at least 1.
-  const double depth = std::log(v.n / (1.0 - p)) + 1.0;
-  const float least = std::max(to_finite(max - depth * t.temperature), zero_below(max, t.temperature));
-  const Bracket b{least, INFINITY, 0.0, total, p * total};
+  const double share = p.top_p * (1.0 - kTopPTolerance);
+  // All n values below max - depth * temperature weigh less than 1 - share together, and the total is at least 1.
+  const double depth = std::log(v.n / (1.0 - share)) + 1.0;
+  const float least = std::max(to_finite(max - depth * p.temperature), zero_below(max, p.temperature));
+  const Bracket b{least, INFINITY, 0.0, total, share * total};
   float guess = least;
   if (v.block_max && v.n > kSmall) guess = std::max(guess, block_quantile(v, std::min(kFirstBlocks, sample_blocks(v.n))));
   return find_cut(v, Weights{weights_.data(), max, inv_temperature}, b, guess);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/sampling.h"
+#include "sampling_params.h"
 
 namespace quire {
 
@@ -26,13 +27,6 @@ struct View {
 struct Cut {
   float least;
   int32_t tie_id = std::numeric_limits<int32_t>::max();
-};
-
-struct Truncation {
-  double temperature = 1.0;  // above 0
-  int top_k = 0;             // below 1 is off
-  double top_p = 1.0;        // 1 is off
-  double min_p = 0.0;        // 0 is off
 };
 
 // A thread's buffers for rows of one vocabulary size. Not to be shared between threads.
@@ -51,8 +45,8 @@ class RowSampler {
   // The first token whose logit is `max`.
   int32_t argmax(const View& row, float max) const;
 
-  // A token of the truncated distribution by inversion in id order, u in [0, 1).
-  int32_t draw(const View& row, float max, const Truncation& truncation, double u);
+  // A token of the truncated distribution by inversion in id order, u in [0, 1). The temperature is above 0.
+  int32_t draw(const View& row, float max, const SamplingParams& params, double u);
 
   // ln of the sum of e^x.
   double log_sum_exp(const View& row, float max);
@@ -90,7 +84,7 @@ class RowSampler {
   float block_quantile(const View& v, int count);
 
   bool cut_top_k(const View& v, int k, float floor, Cut* cut);
-  Cut cut_top_p(const View& v, float max, const Truncation& t, float inv_temperature);
+  Cut cut_top_p(const View& v, float max, const SamplingParams& p, float inv_temperature);
   View keep(const View& v, const Cut& cut);
   int32_t pick(const View& v, float max, float inv_temperature, double u);
 

@@ -165,7 +165,7 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
     token = rows.argmax(view, max.max);
   } else {
     const double u = uniform(p.seed, p.sample_index, static_cast<uint64_t>(task.positions[row]), Draw::token);
-    token = rows.draw(view, max.max, Truncation{p.temperature, p.top_k, p.top_p, p.min_p}, u);
+    token = rows.draw(view, max.max, p, u);
   }
   if (p.logprobs >= 0) fill_logprobs(raw_view, raw_max.max, token, p.logprobs, rows, &logprobs_[row]);
   if (p.penalized()) slot.counts.add(token);

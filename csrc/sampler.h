@@ -18,6 +18,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "row_sampler.h"
+#include "sampling_params.h"
 #include "token_counts.h"
 
 namespace quire {
@@ -26,26 +27,13 @@ constexpr int kMaxLogprobs = 64;
 
 enum class RowStatus : int32_t { ok = 0, not_finite = 1, nothing_left = 2 };
 
-struct SlotParams {
-  double temperature = 1.0;
-  int top_k = 0;
-  double top_p = 1.0;
-  double min_p = 0.0;
-  double repetition_penalty = 1.0;
-  double frequency_penalty = 0.0;
-  double presence_penalty = 0.0;
-  int min_tokens = 0;
-  int logprobs = -1;  // -1 for none
+struct SlotParams : SamplingParams {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   int prompt_len = 0;
   bool restricted = false;  // only `allowed` may be sampled
   std::vector<int32_t> allowed, banned, stop_ids, bias_ids;
   std::vector<float> bias_values;
-
-  bool penalized() const {
-    return repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0;
-  }
 };
 
 // One step's rows. Row i belongs to slots[i], and its token will stand at positions[i] of the sequence.

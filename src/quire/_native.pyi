@@ -170,15 +170,7 @@ class BandwidthProbe:
     def measure(self) -> float: ...
 
 class SlotParams:
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    min_tokens: int
-    logprobs: int
+    def __init__(self, params: object) -> None: ...
     seed: int
     sample_index: int
     prompt_len: int

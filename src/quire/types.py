@@ -6,11 +6,24 @@ Plain data only. Token ids are ints, sequences of them are lists; there are no t
 from __future__ import annotations
 
 import enum
-import math
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import overload
+
+from quire import records
+from quire.parameters import (
+    MAX_INTEGER,
+    Parameter,
+    Source,
+    integer,
+    is_integer,
+    is_number,
+    number,
+    several,
+    switch,
+)
 
 MAX_LOGPROBS = 64
 _SHOWN_CHARS = 80  # of a text, in what a notebook shows of it
@@ -84,9 +97,11 @@ class FinishReason(enum.StrEnum):
     NO_TOKEN = "no_token"  # what the request allows, the model gives no probability
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to turn logits into tokens and when to stop. Field names follow the OpenAI API and vLLM.
+
+    This is the table of the parameters: what else has to know them reads it from PARAMETERS (see quire.parameters).
 
     temperature 0 is argmax (lowest id on ties). top_k 0 or -1 is off. `max_tokens` None means up to the
     context window. `logprobs`/`prompt_logprobs` N asks for the N most likely tokens beside the chosen one.
@@ -95,44 +110,63 @@ class SamplingParams:
     Raises RequestError naming the field when a value is out of range.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] | None = None
-    banned_token_ids: Sequence[int] = ()
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    n: int = 1
-    seed: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    temperature: float = number(
+        1.0, "0 is greedy", 0, 1e4, "T", names={"generation_config": "temperature", "GGUF": "temp"}
+    )
+    top_k: int = integer(
+        0, "sample from the K most likely tokens; 0 and -1 are off", -1, MAX_INTEGER, "K",
+        names={"generation_config": "top_k", "GGUF": "top_k"},
+    )  # fmt: skip
+    top_p: float = number(
+        1.0, "sample from the smallest set with probability P", 0, 1, "P", above=True,
+        names={"generation_config": "top_p", "GGUF": "top_p"},
+    )  # fmt: skip
+    min_p: float = number(
+        0.0, "drop tokens below P times the most likely one", 0, 1, "P",
+        names={"generation_config": "min_p", "GGUF": "min_p"},
+    )  # fmt: skip
+    repetition_penalty: float = number(
+        1.0, "divide the logits of tokens already seen; 1 is off", 0, 1e3, "R", above=True,
+        names={
+            "generation_config": "repetition_penalty", "GGUF": "penalty_repeat", "llama-server": "repeat_penalty",
+            "Ollama": "repeat_penalty",
+        },
+    )  # fmt: skip
+    frequency_penalty: float = number(0.0, "subtract F for each time a token was generated", -100, 100, "F")
+    presence_penalty: float = number(0.0, "subtract F from every token generated before", -100, 100, "F")
+    logit_bias: Mapping[int, float] = several({}, "token id to bias in [-100, 100]", MAX_NAMED_TOKENS)
+    allowed_token_ids: Sequence[int] | None = several(None, "sample only these tokens", MAX_ALLOWED_TOKENS)
+    banned_token_ids: Sequence[int] = several((), "never sample these tokens", MAX_NAMED_TOKENS)
+    max_tokens: int | None = integer(
+        None, "tokens to generate at most", 1, MAX_INTEGER,
+        names={
+            "generation_config": "max_new_tokens", "llama-server": "n_predict", "Ollama": "num_predict",
+            "TGI": "max_new_tokens",
+        },
+    )  # fmt: skip
+    min_tokens: int = integer(0, "do not end before N tokens", 0, MAX_INTEGER, "N")
+    stop: Sequence[str] = several((), "end at any of these texts", MAX_STOP_STRINGS)
+    stop_token_ids: Sequence[int] = several((), "end at any of these tokens", MAX_NAMED_TOKENS)
+    include_stop_str_in_output: bool = switch(False, "keep the stop string in the text")
+    ignore_eos: bool = switch(False, "do not end at the end-of-sequence token")
+    skip_special_tokens: bool = switch(True, "leave special tokens out of the text")
+    n: int = integer(1, "samples of each prompt", 1, MAX_SAMPLES, "N")
+    seed: int | None = integer(
+        None, "seed of the sampling; equal seeds give equal samples whatever else runs", -(2**63), 2**64 - 1, "N"
+    )  # fmt: skip
+    logprobs: int | None = integer(
+        None, "report the N most likely tokens at every position", 0, MAX_LOGPROBS, "N"
+    )
+    prompt_logprobs: int | None = integer(
+        None, "report the N most likely tokens at every position of the prompt", 0, MAX_LOGPROBS, "N"
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        _number(self, "temperature", 0.0, 1e4)
-        _number(self, "top_p", 0.0, 1.0, low_open=True)
-        _number(self, "min_p", 0.0, 1.0)
-        _number(self, "repetition_penalty", 0.0, 1e3, low_open=True)
-        _number(self, "frequency_penalty", -100.0, 100.0)
-        _number(self, "presence_penalty", -100.0, 100.0)
-        _integer(self, "top_k", -1, 2**31 - 1)
-        _integer(self, "max_tokens", 1, 2**31 - 1, optional=True)
-        _integer(self, "min_tokens", 0, 2**31 - 1)
-        _integer(self, "n", 1, MAX_SAMPLES)
-        _integer(self, "seed", -(2**63), 2**64 - 1, optional=True)
-        _integer(self, "logprobs", 0, MAX_LOGPROBS, optional=True)
-        _integer(self, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        for (name, parameter), value in zip(_NUMBERS, _numbers(self), strict=True):
+            if (refusal := parameter.refusal(value)) is not None:
+                raise RequestError(name, refusal)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens {self.max_tokens}")
         self._check_named_tokens()
@@ -158,9 +192,9 @@ class SamplingParams:
             if not allowed or (banned and not set(allowed).difference(banned)):
                 raise RequestError("allowed_token_ids", "no token is left to sample")
         for token, bias in self.logit_bias.items():
-            if not _is_int(token) or token < 0:
+            if not is_integer(token) or token < 0:
                 raise RequestError("logit_bias", f"token id {token!r} is not a non-negative integer")
-            if not _is_number(bias) or not -100.0 <= bias <= 100.0:
+            if not is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
 
     def check_vocab(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
@@ -196,7 +230,17 @@ class SamplingParams:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+PARAMETERS: Mapping[str, Parameter] = {f.name: f.metadata["parameter"] for f in fields(SamplingParams)}
+_NUMBERS = tuple((name, p) for name, p in PARAMETERS.items() if p.kind in {int, float})
+_numbers = attrgetter(*(name for name, _ in _NUMBERS))
+
+
+def parameter_names(source: Source) -> dict[str, str]:
+    """What a file or an API calls parameters -> their names here."""
+    return {p.names[source]: name for name, p in PARAMETERS.items() if source in p.names}
+
+
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A validated ask, in token ids. One request makes `params.n` sequences.
 
@@ -215,7 +259,7 @@ class Request:
     eos_token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers whose KV blocks live and die together; one block table a group.
 
@@ -282,7 +326,7 @@ class SchedulerOutput:
         return sum(len(row.token_ids) for row in self.scheduled)
 
 
-@dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """One candidate at one position: natural-log probability under the raw logits, and rank from 1."""
 
@@ -405,7 +449,7 @@ class SeqEvent:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class StepRecord:
     """One line of the engine's log book: what a step held and what it cost. Times in seconds."""
 
@@ -480,35 +524,12 @@ class RequestOutput:
         return f"RequestOutput({self.request_id!r}, {asked} prompt tokens, {cached} cached, [{samples}\n])"
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _number(params: SamplingParams, name: str, low: float, high: float, *, low_open: bool = False) -> None:
-    value = getattr(params, name)
-    if not _is_number(value) or value > high or value < low or (low_open and value == low):
-        bracket = "(" if low_open else "["
-        raise RequestError(name, f"{value!r} is not a number in {bracket}{low:g}, {high:g}]")
-
-
-def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
-    value = getattr(params, name)
-    if value is None and optional:
-        return
-    if not _is_int(value) or not low <= value <= high:
-        raise RequestError(name, f"{value!r} is not an integer in [{low}, {high}]")
-
-
 def _token_ids(name: str, ids: Sequence[int]) -> None:
     """Raise RequestError for what is no token id; of good ones there may be very many, so these are not walked."""
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):
         return
     for token in ids:
-        if not _is_int(token) or not 0 <= token < 2**31:
+        if not is_integer(token) or not 0 <= token < 2**31:
             raise RequestError(name, f"{token!r} is not a token id")
 
 

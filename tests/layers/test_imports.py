@@ -14,6 +14,7 @@ import quire
 ROOT = Path(quire.__file__).parent
 RANKS = [
     {"records", "_native"},
+    {"parameters"},
     {"types"},
     {"config", "util"},
     {"core", "spec", "text"},

@@ -80,6 +80,21 @@ def test_fused_rows_that_are_too_many(made, tmp_path: Path) -> None:
         files.model()
 
 
+def test_sampling_that_a_file_recommends(made, tmp_path: Path) -> None:
+    folder, _ = made("llama")
+    said = {"temp": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "penalty_repeat": 1.5}
+    path = write_model(
+        folder,
+        tmp_path / "x.gguf",
+        "llama",
+        **{f"general.sampling.{key}": value for key, value in said.items()},
+    )
+    with GGUFFiles(path) as files:
+        assert files.model().facts.generation.sampling == {
+            "temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.5
+        }  # fmt: skip
+
+
 def check_same_model(folder: Path, path: Path) -> None:
     """The program of the checkpoint, from the file: its spec, and every number where the program wants it."""
     expected = read_model(folder).spec

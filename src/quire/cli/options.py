@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.cli.parser import Several, add_passing_options
 from quire.config.schema import ALIASES, SIZES, SUBJECTS, EngineConfig
-from quire.types import SamplingParams
+from quire.types import PARAMETERS, SamplingParams
 from quire.util.sizes import format_size, parse_size
 
 # Options of one letter or two, as llama.cpp writes them.
@@ -180,21 +180,8 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-# option, type, metavar, help; None as value means the checkpoint's recommendation or the default
-_SAMPLING = (
-    ("temperature", float, "T", "0 is greedy"),
-    ("top_k", int, "K", "sample from the K most likely tokens; 0 is off"),
-    ("top_p", float, "P", "sample from the smallest set with probability P"),
-    ("min_p", float, "P", "drop tokens below P times the most likely one"),
-    ("repetition_penalty", float, "R", "divide the logits of tokens already seen; 1 is off"),
-    ("frequency_penalty", float, "F", "subtract F for each time a token was generated"),
-    ("presence_penalty", float, "F", "subtract F from every token generated before"),
-    ("min_tokens", int, "N", "do not end before N tokens"),
-    ("n", int, "N", "samples of the prompt"),
-    ("seed", int, "N", "seed of the sampling; equal seeds give equal text"),
-    ("logprobs", int, "N", "report the N most likely tokens at every position"),
-    ("prompt_logprobs", int, "N", "the same for the prompt"),
-)
+# Without a value they are what the checkpoint recommends, or the default.
+_SAMPLING = {name: known for name, known in PARAMETERS.items() if known.metavar}
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -202,10 +189,11 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling (defaults: what the checkpoint recommends)")
     group.add_argument(
         "--max-tokens", type=number, default=None, metavar="N",
-        help="tokens to generate at most (default: the rest of the context)",
+        help=f"{PARAMETERS['max_tokens'].help} (default: the rest of the context)",
     )  # fmt: skip
-    for name, kind, metavar, text in _SAMPLING:
-        group.add_argument("--" + name.replace("_", "-"), type=kind, default=None, metavar=metavar, help=text)
+    for name, known in _SAMPLING.items():
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, type=known.kind, default=None, metavar=known.metavar, help=known.help)
     group.add_argument(
         "--stop", action=Several, default=[], metavar="TEXT", help="end at this text; may be repeated"
     )
@@ -223,8 +211,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """The checkpoint's defaults with what was asked on the command line."""
-    asked: dict[str, Any] = {name: getattr(args, name) for name, *_ in _SAMPLING}
-    values = {name: value for name, value in asked.items() if value is not None}
+    values: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
     return dataclasses.replace(
         defaults,
         **values,

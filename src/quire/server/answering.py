@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
 
 import msgspec
 
@@ -14,15 +12,13 @@ from quire.engine.api import GenerateAsk, StreamDelta
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
-from quire.server.exchange import Body, Exchange
-from quire.server.fields import Unsupported
+from quire.server.exchange import Exchange
 from quire.server.generation import Deltas, Run
 from quire.server.memory import answer_costs
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.requests import GenerationRequest
 from quire.server.responses import TimingsBody
 
-T = TypeVar("T", bound=msgspec.Struct)
 ChunkOf = Callable[[int, StreamDelta], bytes]
 
 MAX_REQUEST_ID_CHARS = 128
@@ -32,15 +28,6 @@ _EVENT_STREAM = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-async def read_body(
-    context: ServerContext, exchange: Exchange, kind: type[T], unsupported: Unsupported
-) -> Body[T]:
-    """The body as a `kind`, its fields known and supported. Raises ApiError."""
-    config = context.config
-    check = functools.partial(unsupported.check, refuse_unknown=config.unknown_fields == "refuse")
-    return await exchange.json(kind, config.max_body_bytes, config.body_timeout, check)
 
 
 def make_envelope(

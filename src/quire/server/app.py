@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from quire.server import chat, completions, status, tokens
 from quire.server.access import AccessControl
@@ -13,43 +11,22 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
+from quire.server.routes import Get, Route
 from quire.types import QuireError
 
-Handler = Callable[[ServerContext, Exchange], Awaitable[None]]
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A path and what answers it. `open` routes need no key; a path that ends in {} takes any rest."""
-
-    method: str
-    path: str
-    handler: Handler
-    open: bool = False
-
-
-async def _openapi(_: ServerContext, exchange: Exchange) -> None:
+async def _openapi(_: ServerContext, _exchange: Exchange) -> bytes:
     from quire.server.openapi import document
 
-    await exchange.respond(200, document())
+    return document(ROUTES)
 
 
-ROUTES = (
-    Route("POST", "/v1/chat/completions", chat.chat_completions),
-    Route("POST", "/v1/completions", completions.completions),
-    Route("POST", "/v1/chat/completions/render", chat.render),
-    Route("GET", "/v1/models", status.models),
-    Route("GET", "/v1/models/{}", status.model),
-    Route("POST", "/tokenize", tokens.tokenize),
-    Route("POST", "/detokenize", tokens.detokenize),
-    Route("GET", "/health", status.ready, open=True),
-    Route("GET", "/health/live", status.live, open=True),
-    Route("GET", "/health/ready", status.ready, open=True),
-    Route("GET", "/ping", status.ready, open=True),
-    Route("GET", "/version", status.version),
-    Route("GET", "/metrics", status.metrics),
-    Route("GET", "/debug/memory", status.memory),
-    Route("GET", "/openapi.json", _openapi),
+ROUTES: tuple[Route, ...] = (
+    *chat.ROUTES,
+    *completions.ROUTES,
+    *tokens.ROUTES,
+    *status.ROUTES,
+    Get(path="/openapi.json", summary="This document", tag="status", handler=_openapi, response=dict),
 )
 
 
@@ -109,7 +86,7 @@ class App:
         if route.method == "POST" and exchange.header(b"idempotency-key"):
             await self._answer_once(route, exchange)
         else:
-            await route.handler(self.context, exchange)
+            await route.answer(self.context, exchange)
 
     async def _answer_once(self, route: Route, exchange: Exchange) -> None:
         """Answer a request that brings an Idempotency-Key."""
@@ -122,7 +99,7 @@ class App:
             return
         complete = False
         try:
-            await route.handler(self.context, exchange)
+            await route.answer(self.context, exchange)
             complete = True
         finally:
             replays.finish(exchange, complete=complete)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,25 +16,53 @@ from quire.server.answering import (
     check_streaming,
     envelope_fields,
     make_envelope,
-    read_body,
     wants_timings,
     wants_usage,
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
-from quire.server.exchange import Exchange, off_loop
+from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import TokenTexts, chat_logprobs, chat_pieces, prompt_pieces
-from quire.server.requests import ChatCompletionRequest, RenderRequest, TokenizeRequest
-from quire.server.responses import RenderedPrompt
+from quire.server.requests import ChatCompletionRequest, Documents, Messages, Variables
+from quire.server.responses import ChatCompletion, ChatCompletionChunk
+from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask
 from quire.text.chat import ChatAsk
 from quire.types import check_window
 
 
-def chat_ask(
-    body: ChatCompletionRequest | RenderRequest | TokenizeRequest, messages: list[dict[str, Any]]
-) -> ChatAsk:
+class RenderRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/chat/completions/render: a chat request's conversation."""
+
+    messages: Messages
+    model: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Documents | None = None
+    chat_template_kwargs: Variables | None = None
+    reasoning_effort: str | None = None
+
+
+class RenderedPrompt(msgspec.Struct, kw_only=True):
+    """A conversation as the model reads it."""
+
+    model: str
+    prompt: str
+    token_ids: list[int]
+    count: int
+    max_model_len: int
+
+
+class _Conversation(Protocol):
+    """The fields of a request that say how its messages are rendered."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+def chat_ask(body: _Conversation, messages: list[dict[str, Any]]) -> ChatAsk:
     """The conversation of a request."""
     opens = body.add_generation_prompt
     return ChatAsk(
@@ -47,11 +75,11 @@ def chat_ask(
     )
 
 
-async def chat_completions(context: ServerContext, exchange: Exchange) -> None:
+async def chat_completions(
+    context: ServerContext, exchange: Exchange, read: Body[ChatCompletionRequest]
+) -> None:
     """Answer a conversation, whole or as a stream."""
-    card = context.card()
-    read = await read_body(context, exchange, ChatCompletionRequest, fields.CHAT)
-    body = read.value
+    card, body = context.card(), read.value
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
@@ -127,15 +155,25 @@ def _choice(run: Run, index: int, texts: TokenTexts, *, ids: bool) -> pieces.Pie
     ])  # fmt: skip
 
 
-async def render(context: ServerContext, exchange: Exchange) -> None:
+async def render(context: ServerContext, _: Exchange, read: Body[RenderRequest]) -> RenderedPrompt:
     """The prompt that a chat request would make, as text and as token ids."""
-    card = context.card()
-    body = (await read_body(context, exchange, RenderRequest, fields.RENDER)).value
+    card, body = context.card(), read.value
     model = context.model(body.model)
     ask = chat_ask(body, body.messages)
     ids = await context.engine.encode_chat(ask)
     text = await context.engine.render_chat(ask)
-    answer = RenderedPrompt(
+    return RenderedPrompt(
         model=model, prompt=text, token_ids=ids, count=len(ids), max_model_len=card.max_model_len
     )
-    await exchange.respond(200, msgspec.json.encode(answer))
+
+
+ROUTES = (
+    Post(
+        path="/v1/chat/completions", summary="Answer a conversation", tag="generation", handler=chat_completions,
+        request=ChatCompletionRequest, response=ChatCompletion, chunk=ChatCompletionChunk, refused=fields.CHAT,
+    ),
+    Post(
+        path="/v1/chat/completions/render", summary="A conversation as the model reads it", tag="tokens",
+        handler=render, request=RenderRequest, response=RenderedPrompt, refused=fields.CONVERSATION,
+    ),
+)  # fmt: skip

@@ -16,14 +16,13 @@ from quire.server.answering import (
     check_streaming,
     envelope_fields,
     make_envelope,
-    read_body,
     wants_timings,
     wants_usage,
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
-from quire.server.exchange import Exchange, off_loop
+from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import Run, finish_reason
 from quire.server.logprobs import (
     CompletionLogprobsWriter,
@@ -33,11 +32,17 @@ from quire.server.logprobs import (
     prompt_pieces,
 )
 from quire.server.requests import CompletionRequest, Prompt
-from quire.server.responses import UsageBody
-from quire.server.sampling import check_choices, check_logprobs, completion_params, make_ask, scores_only
+from quire.server.responses import Completion, UsageBody
+from quire.server.routes import Post
+from quire.server.sampling import (
+    check_choices,
+    check_logprobs,
+    check_token_ids,
+    completion_params,
+    make_ask,
+    scores_only,
+)
 from quire.types import FinishReason, SamplingParams, check_window
-
-MAX_PROMPTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,9 @@ class _Prompt:
     text: str
 
 
-async def completions(context: ServerContext, exchange: Exchange) -> None:
+async def completions(context: ServerContext, exchange: Exchange, read: Body[CompletionRequest]) -> None:
     """Continue prompts, whole or as a stream."""
-    card = context.card()
-    read = await read_body(context, exchange, CompletionRequest, fields.COMPLETION)
-    body = read.value
+    card, body = context.card(), read.value
     envelope = make_envelope(context, exchange, body, "cmpl")
     check_streaming(body)
     if body.stream and body.echo and body.logprobs is not None:
@@ -68,7 +71,7 @@ async def completions(context: ServerContext, exchange: Exchange) -> None:
     body.prompt = ""
     for prompt in prompts:
         check_window(len(prompt.token_ids), body.max_tokens, card.max_model_len, "prompt")
-    check_choices(params, len(prompts))
+    check_choices("n", len(prompts), params.n)
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     asks = [
         make_ask(
@@ -133,8 +136,8 @@ def _split(prompt: Prompt, card: ModelCard) -> tuple[list[str], list[list[int]]]
         return [prompt], []
     if prompt and type(prompt[0]) is int:
         check_window(len(prompt), None, card.max_model_len, "prompt")
-    elif len(prompt) > MAX_PROMPTS:
-        raise bad_request("prompt", f"prompt: {len(prompt)} prompts are over the limit of {MAX_PROMPTS}")
+    else:
+        check_choices("prompt", len(prompt))
     kinds = set(map(type, prompt))
     if kinds == {str}:
         return prompt, []  # type: ignore[return-value]
@@ -154,10 +157,7 @@ def _check_ids(ids: list[int], card: ModelCard) -> None:
     if not ids:
         raise bad_request("prompt", "prompt: has no tokens")
     check_window(len(ids), None, card.max_model_len, "prompt")
-    if min(ids) < 0 or max(ids) >= card.vocab_size:
-        wrong = next(token for token in ids if not 0 <= token < card.vocab_size)
-        message = f"prompt: {wrong} is not a token id below the vocabulary size {card.vocab_size}"
-        raise bad_request("prompt", message)
+    check_token_ids("prompt", ids, card.vocab_size)
 
 
 def _within(params: SamplingParams, prompt: _Prompt, card: ModelCard) -> SamplingParams:
@@ -230,3 +230,11 @@ class _Answer:
             return itertools.chain(echoed, zip(generated, table, strict=False))
 
         return completion_pieces(entries, width, self._texts)
+
+
+ROUTES = (
+    Post(
+        path="/v1/completions", summary="Continue prompts", tag="generation", handler=completions,
+        request=CompletionRequest, response=Completion, chunk=Completion, refused=fields.COMPLETION,
+    ),
+)  # fmt: skip

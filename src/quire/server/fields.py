@@ -8,13 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.server.errors import ApiError, shorten
-from quire.server.requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    RenderRequest,
-    TokenizeRequest,
-)
+from quire.types import PARAMETERS, parameter_names
 
 # Fields that change neither the answer nor what it costs here: accepted and ignored (docs/server.md says why).
 IGNORED = frozenset((
@@ -25,6 +19,7 @@ IGNORED = frozenset((
 ))  # fmt: skip
 
 # Fields that would change the result: name -> values that ask for what happens anyway (null always does).
+Refused = Mapping[str, tuple[Any, ...]]
 _COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "early_stopping": (False,),
@@ -60,15 +55,12 @@ _COMMON |= {
     "grammar": ("",),
     "json_schema": ({},),
     "lora": ([],),
-    "max_new_tokens": (),
     "min_keep": (0,),
     "mirostat": (0,),
     "n_keep": (0,),
-    "n_predict": (),
     "n_probs": (0,),
     "options": ({},),
     "raw": (False,),
-    "repeat_penalty": (1, 1.0),
     "samplers": (),
     "system": ("",),
     "t_max_predict_ms": (0,),
@@ -79,7 +71,7 @@ _COMMON |= {
     "watermark": (False,),
     "xtc_probability": (0, 0.0),
 }
-_CHAT: Mapping[str, tuple[Any, ...]] = {
+_CHAT: Refused = {
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
@@ -93,27 +85,35 @@ _CHAT: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_COMPLETION: Mapping[str, tuple[Any, ...]] = {"suffix": ("",), "top_logprobs": (0,)}
+_COMPLETION: Refused = {"suffix": ("",), "top_logprobs": (0,)}
 _WHY = {
     "chat_template": "templates are part of the model and are never taken from a request",
     "prompt_embeds": "prompts are text or token ids",
     "max_cost": "requests have no price here; bound them by max_tokens and deadline_ms",
-    "max_new_tokens": "it is max_tokens here",
-    "n_predict": "it is max_tokens here",
     "options": "its fields stand beside the others here: temperature, top_k, seed, …",
     "prompt_cache_retention": "cached prefixes stay until others need their blocks",
     "service_tier": "there is one tier; send auto or default",
     "system": "send it as a message with the role system",
     "template": "templates are part of the model and are never taken from a request",
     "think": "templates that can think read a variable of chat_template_kwargs, such as enable_thinking",
-    "repeat_penalty": "it is repetition_penalty here",
 }
+
+# Parameters under the names that they have there.
+for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).items():
+    _default = PARAMETERS[_here].default
+    _forms = () if _default is None else (float(_default), int(_default))
+    _COMMON[_name] = tuple(same for same in _forms if same == _default)
+    _WHY[_name] = f"it is {_here} here"
+
+CHAT: Refused = {**_COMMON, **_CHAT}
+COMPLETION: Refused = {**_COMMON, **_COMPLETION}
+CONVERSATION: Refused = {"chat_template": (), "tools": ([],)}  # of one that is rendered and not answered
 
 
 class Unsupported:
     """The fields that one route refuses, and how to look at their values in a body."""
 
-    def __init__(self, request: type[msgspec.Struct], refused: Mapping[str, tuple[Any, ...]]) -> None:
+    def __init__(self, request: type[msgspec.Struct], refused: Refused) -> None:
         self._known = frozenset(request.__struct_encode_fields__)
         self._refused = refused
         self._values = msgspec.json.Decoder(
@@ -137,10 +137,3 @@ class Unsupported:
             return
         why = _WHY.get(name, "not supported yet")
         raise ApiError(400, f"{name}: {why}", code="unsupported_parameter", param=name)
-
-
-CHAT = Unsupported(ChatCompletionRequest, {**_COMMON, **_CHAT})
-COMPLETION = Unsupported(CompletionRequest, {**_COMMON, **_COMPLETION})
-RENDER = Unsupported(RenderRequest, {"chat_template": (), "tools": ([],)})
-TOKENIZE = Unsupported(TokenizeRequest, {"chat_template": (), "tools": ([],)})
-DETOKENIZE = Unsupported(DetokenizeRequest, {})

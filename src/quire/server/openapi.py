@@ -1,54 +1,17 @@
-"""The OpenAPI document, made from the request and response types."""
+"""The OpenAPI document, made from the routes and their types."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import msgspec
 
 from quire import __version__
-from quire.server import requests, responses
 from quire.server.errors import ErrorBody
-from quire.types import MAX_LOGPROBS, MAX_SAMPLES
+from quire.server.routes import Post, Route
 
-_REF = "#/components/schemas/{name}"
-_TYPES: tuple[type[Any], ...] = (
-    requests.ChatCompletionRequest, requests.CompletionRequest, requests.RenderRequest, requests.TokenizeRequest,
-    requests.DetokenizeRequest, responses.ChatCompletion, responses.ChatCompletionChunk, responses.Completion,
-    responses.RenderedPrompt, responses.TokenizeResponse, responses.DetokenizeResponse, responses.ModelList,
-    responses.ModelBody, responses.HealthBody, responses.VersionBody, responses.MemoryBody, ErrorBody,
-)  # fmt: skip
-# path, summary, request, response, streamed chunk
-_POSTS = (
-    (
-        "/v1/chat/completions",
-        "Answer a conversation",
-        "ChatCompletionRequest",
-        "ChatCompletion",
-        "ChatCompletionChunk",
-    ),
-    ("/v1/completions", "Continue prompts", "CompletionRequest", "Completion", "Completion"),
-    (
-        "/v1/chat/completions/render",
-        "A conversation as the model reads it",
-        "RenderRequest",
-        "RenderedPrompt",
-        "",
-    ),
-    ("/tokenize", "Token ids of a text or conversation", "TokenizeRequest", "TokenizeResponse", ""),
-    ("/detokenize", "Text of token ids", "DetokenizeRequest", "DetokenizeResponse", ""),
-)
-_GETS = (
-    ("/v1/models", "The served models", "ModelList"),
-    ("/v1/models/{model}", "One served model", "ModelBody"),
-    ("/health", "200 when the engine is ready", "HealthBody"),
-    ("/health/ready", "200 when the engine is ready", "HealthBody"),
-    ("/health/live", "200 while the process answers", "HealthBody"),
-    ("/ping", "200 when the engine is ready", "HealthBody"),
-    ("/version", "Version of Quire", "VersionBody"),
-    ("/debug/memory", "Bytes by part, planned and held", "MemoryBody"),
-)
 _ERRORS = {
     "400": "a field is malformed or out of range; `param` names it",
     "401": "no API key, or a wrong one",
@@ -62,116 +25,53 @@ _ERRORS = {
     "503": "the engine is not ready; Retry-After says when to come back",
     "504": "deadline_ms or max_queue_ms has passed",
 }
-_PART = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-}
-_MESSAGES = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role", "content"],
-        "properties": {
-            "role": {"type": "string", "minLength": 1, "maxLength": 128,
-                     "description": "system, user, assistant, tool, or what the model's template knows"},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
-                        "description": "null only for an assistant that called tools"},
-        },
-    },
-}  # fmt: skip
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPT = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1},
-    ]
-}
-# What the types cannot say, by name of the field.
-_SHAPES: dict[str, dict[str, Any]] = {"messages": _MESSAGES}
-_BOUNDS: dict[str, dict[str, float]] = {
-    "temperature": {"minimum": 0, "maximum": 1e4},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
-    "n": {"minimum": 1, "maximum": MAX_SAMPLES},
-    "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
-    "presence_penalty": {"minimum": -100, "maximum": 100},
-    "frequency_penalty": {"minimum": -100, "maximum": 100},
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 1e3},
-    "max_tokens": {"minimum": 1},
-    "max_completion_tokens": {"minimum": 1},
-    "min_tokens": {"minimum": 0},
-    "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
-    "top_logprobs": {"minimum": 0, "maximum": requests.MAX_TOP_LOGPROBS},
-}
 
 
 @functools.cache
-def document() -> bytes:
+def document(routes: tuple[Route, ...]) -> bytes:
     """The document as JSON."""
-    _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REF)
-    for name in ("ChatCompletionRequest", "CompletionRequest", "RenderRequest", "TokenizeRequest"):
-        _refine(schemas[name]["properties"])
-    schemas["CompletionRequest"]["properties"]["prompt"] |= _PROMPT
-    paths: dict[str, Any] = {}
-    for path, summary, request, response, chunk in _POSTS:
-        operation = _operation(summary, response, chunk)
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _ref(request)}},
-        }
-        paths[path] = {"post": operation}
-    for path, summary, response in _GETS:
-        paths[path] = {"get": _operation(summary, response)}
-    paths["/v1/models/{model}"]["parameters"] = [
-        {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    ]
-    text = {
-        "200": {"description": "text exposition", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    }
-    paths["/metrics"] = {"get": {"summary": "Prometheus metrics", "responses": {**text, **_errors()}}}
-    plain = {
-        "200": {"description": "OpenAPI", "content": {"application/json": {"schema": {"type": "object"}}}}
-    }
-    paths["/openapi.json"] = {"get": {"summary": "This document", "responses": {**plain, **_errors()}}}
+    kinds: list[type[Any]] = list(dict.fromkeys([*itertools.chain(*map(_types, routes)), ErrorBody]))
+    found, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schemas = dict(zip(kinds, found, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = paths.setdefault(route.path.format(f"{{{route.rest}}}"), {})
+        path[route.method.lower()] = _operation(route, schemas)
+        if route.rest:
+            place = {"name": route.rest, "in": "path", "required": True}
+            path["parameters"] = [place | {"schema": {"type": "string", "minLength": 1}}]
     return msgspec.json.encode({
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     })  # fmt: skip
 
 
-def _refine(properties: dict[str, Any]) -> None:
-    """Add shapes and bounds to a request's fields; null stays allowed where it was."""
-    for name, shape in _SHAPES.items():
-        if name in properties:
-            nullable = any(kind.get("type") == "null" for kind in properties[name].get("anyOf", ()))
-            properties[name] = {"anyOf": [shape, {"type": "null"}], "default": None} if nullable else shape
-    for name, bounds in _BOUNDS.items():
-        for kind in properties.get(name, {}).get("anyOf", ()):
-            if kind.get("type") in {"integer", "number"}:
-                kind.update(bounds)
+def _types(route: Route) -> list[type[Any]]:
+    if not isinstance(route, Post):
+        return [route.response]
+    return [kind for kind in (route.request, route.response, route.chunk) if kind is not None]
 
 
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": _REF.format(name=name)}
-
-
-def _operation(summary: str, response: str, chunk: str = "") -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _ref(response)}}
-    text = "done"
-    if chunk:
-        content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for the events of a stream
-        text = f"done; with stream true, server-sent events of {chunk} as JSON, then [DONE]"
-    return {"summary": summary, "responses": {"200": {"description": text, "content": content}, **_errors()}}
-
-
-def _errors() -> dict[str, Any]:
-    content = {"application/json": {"schema": _ref("ErrorBody")}}
-    return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}
+def _operation(route: Route, schemas: dict[type[Any], Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {route.media.partition(b";")[0].decode(): {"schema": schemas[route.response]}}
+    answer = {"description": "done", "content": content}
+    errors = {"application/json": {"schema": schemas[ErrorBody]}}
+    operation = {
+        "summary": route.summary,
+        "tags": [route.tag],
+        "responses": {
+            "200": answer,
+            **{status: {"description": text, "content": errors} for status, text in _ERRORS.items()},
+        },
+    }
+    if isinstance(route, Post):
+        body = {"application/json": {"schema": schemas[route.request]}}
+        operation["requestBody"] = {"required": True, "content": body}
+        if route.chunk is not None:
+            content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for the events of a stream
+            events = f"server-sent events of {route.chunk.__name__} as JSON, then [DONE]"
+            answer["description"] = f"done; with stream true, {events}"
+    return operation

@@ -1,22 +1,23 @@
 """Request bodies: OpenAI's fields and vLLM's extras. The OpenAPI document is made from these types.
 
-A field is here when it does something. What is known elsewhere and does nothing yet is in `fields`.
+A field is here when it does something. What is known elsewhere and does nothing yet is in `fields`. Numbers and
+switches of SamplingParams are fields by being there, with the ranges that OpenAPI tells; SamplingParams checks them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from quire.parameters import Parameter
 from quire.types import (
     MAX_ALLOWED_TOKENS,
-    MAX_LOGPROBS,
     MAX_NAMED_TOKENS,
-    MAX_SAMPLES,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
+    PARAMETERS,
 )
 
 MAX_TOP_LOGPROBS = 20
@@ -27,16 +28,43 @@ MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
 MAX_SALT_CHARS = 256
 
-_Ids = Annotated[list[int], Meta(max_length=MAX_IDS)]
-Prompt = str | Annotated[list[str | int | list[int]], Meta(max_length=MAX_IDS)]
+Ids = Annotated[list[int], Meta(max_length=MAX_IDS)]
+_TOKEN = {"type": "integer", "minimum": 0}
+_ALIKE = ({"type": "string", "minLength": 1}, _TOKEN, {"type": "array", "items": _TOKEN, "minItems": 1})
+Prompt = (
+    Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+    | Annotated[
+        list[str | int | list[int]],
+        Meta(
+            max_length=MAX_IDS,
+            extra_json_schema={"minItems": 1, "anyOf": [{"items": kind} for kind in _ALIKE]},
+        ),
+    ]
+)
 _NamedIds = Annotated[list[int], Meta(max_length=MAX_NAMED_TOKENS)]
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
 _StopTexts = Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)]
 _Biases = Annotated[dict[str, float], Meta(max_length=MAX_NAMED_TOKENS)]
-_Objects = list[dict[str, Any]]
-_Messages = Annotated[_Objects, Meta(max_length=MAX_MESSAGES)]
-_Documents = Annotated[_Objects, Meta(max_length=MAX_DOCUMENTS)]
-_Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_MESSAGE = {
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "minLength": 1, "maxLength": 128,
+                 "description": "system, user, assistant, tool, or what the model's template knows"},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
+                    "description": "null only for an assistant that called tools"},
+    },
+}  # fmt: skip
+Messages = Annotated[
+    list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]],
+    Meta(max_length=MAX_MESSAGES, extra_json_schema={"minItems": 1}),
+]
+Documents = Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)]
+Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -45,38 +73,54 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+SCALARS = {name: known for name, known in PARAMETERS.items() if known.kind in {int, float, bool}}
+
+
+def _known(name: str) -> Meta:
+    """What OpenAPI says of a parameter."""
+    return Meta(description=PARAMETERS[name].help)
+
+
+def _bounds(known: Parameter) -> Meta:
+    """The range of a number: for OpenAPI, as a value is checked later."""
+    least = "exclusiveMinimum" if known.above else "minimum"
+    return Meta(extra_json_schema={} if known.kind is bool else {least: known.low, "maximum": known.high})
+
+
+def _optional(name: str) -> Any:
+    return Annotated[Annotated[SCALARS[name].kind, _bounds(SCALARS[name])] | None, _known(name)]
+
+
+if TYPE_CHECKING:
+
+    class _Sampling(msgspec.Struct, kw_only=True):
+        """Numbers and switches of SamplingParams; here those that the server reads by name."""
+
+        n: int | None = None
+        max_tokens: int | None = None
+        prompt_logprobs: int | None = None
+
+else:
+    _Sampling = msgspec.defstruct(
+        "_Sampling", [(name, _optional(name), None) for name in SCALARS], kw_only=True
+    )
+
+
+class GenerationRequest(_Sampling, kw_only=True):
     """Fields that chat and completions share. null means the default everywhere."""
 
     model: Annotated[str | None, Meta(description="a served name; default: the first")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # OpenAI
-    temperature: Annotated[float | None, Meta(description="0 is greedy")] = None
-    top_p: Annotated[float | None, Meta(description="in (0, 1]")] = None
-    n: Annotated[int | None, Meta(description=f"samples of each prompt, 1 to {MAX_SAMPLES}")] = None
-    stop: Annotated[
-        _StopText | _StopTexts | None, Meta(description=f"end at any of up to {MAX_STOP_STRINGS} texts")
-    ] = None
-    seed: Annotated[int | None, Meta(description="equal seeds give equal samples whatever else runs")] = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[_Biases | None, Meta(description="token id to bias in [-100, 100]")] = None
-    max_tokens: Annotated[int | None, Meta(description="tokens to generate at most, from 1")] = None
+    stop: Annotated[_StopText | _StopTexts | None, _known("stop")] = None
+    logit_bias: Annotated[_Biases | None, _known("logit_bias")] = None
     # vLLM
-    top_k: Annotated[int | None, Meta(description="0 and -1 are off")] = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: _NamedIds | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKENS)] | None = None
-    banned_token_ids: _NamedIds | None = None
-    prompt_logprobs: Annotated[
-        int | None, Meta(description=f"most likely tokens per prompt position, 0 to {MAX_LOGPROBS}")
+    stop_token_ids: Annotated[_NamedIds | None, _known("stop_token_ids")] = None
+    allowed_token_ids: Annotated[
+        Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKENS)] | None, _known("allowed_token_ids")
     ] = None
+    banned_token_ids: Annotated[_NamedIds | None, _known("banned_token_ids")] = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: Annotated[
         bool | None, Meta(description="tokens in logprobs as token_id:N")
@@ -101,18 +145,23 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     ] = None
 
 
+_Length = Annotated[int, _bounds(PARAMETERS["max_tokens"])]
+_Logprobs = Annotated[int, _bounds(PARAMETERS["logprobs"])]
+_TopLogprobs = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_TOP_LOGPROBS})]
+
+
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: _Messages
-    max_completion_tokens: Annotated[int | None, Meta(description="newer name of max_tokens")] = None
+    messages: Messages
+    max_completion_tokens: Annotated[_Length | None, Meta(description="newer name of max_tokens")] = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Meta(description=f"0 to {MAX_TOP_LOGPROBS}; needs logprobs")] = None
+    top_logprobs: Annotated[_TopLogprobs | None, Meta(description="needs logprobs")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: _Documents | None = None
+    documents: Documents | None = None
     chat_template_kwargs: Annotated[
-        _Variables | None, Meta(description="variables that the model's template reads")
+        Variables | None, Meta(description="variables that the model's template reads")
     ] = None
     reasoning_effort: Annotated[str | None, Meta(description="handed to a template that reads it")] = None
 
@@ -121,47 +170,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[Prompt, Meta(description="text, token ids, or a list of either")]
-    max_tokens: Annotated[int | None, Meta(description="tokens to generate at most, from 1; default 16")] = (
-        None
-    )
-    logprobs: Annotated[
-        int | None, Meta(description=f"most likely tokens per position, 0 to {MAX_LOGPROBS}")
+    max_tokens: Annotated[
+        _Length | None, Meta(description=f"{PARAMETERS['max_tokens'].help}; default 16")
     ] = None
+    logprobs: Annotated[_Logprobs | None, _known("logprobs")] = None
     echo: Annotated[bool | None, Meta(description="return the prompt before the completion")] = None
     best_of: Annotated[int | None, Meta(description="accepted when equal to n")] = None
     add_special_tokens: Annotated[bool | None, Meta(description="what the tokenizer adds around a text")] = (
         None
     )
-
-
-class RenderRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /v1/chat/completions/render: a chat request's conversation."""
-
-    messages: _Messages
-    model: str | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    documents: _Documents | None = None
-    chat_template_kwargs: _Variables | None = None
-    reasoning_effort: str | None = None
-
-
-class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /tokenize: a prompt, or messages as in a chat request."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: _Messages | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: _Variables | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /detokenize."""
-
-    tokens: _Ids
-    model: str | None = None
-    skip_special_tokens: bool | None = None

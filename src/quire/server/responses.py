@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -167,74 +167,3 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     timings: TimingsBody | UnsetType = UNSET
-
-
-class ModelBody(msgspec.Struct, kw_only=True):
-    """One served model."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "quire"
-    root: str
-    parent: None = None
-    max_model_len: int
-    architecture: str
-    vocab_size: int
-    config_sha256: str
-    template_sha256: str | None
-    permission: list[Any] = []
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    """Answer of GET /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelBody]
-
-
-class RenderedPrompt(msgspec.Struct, kw_only=True):
-    """A conversation as the model reads it."""
-
-    model: str
-    prompt: str
-    token_ids: list[int]
-    count: int
-    max_model_len: int
-
-
-class TokenizeResponse(msgspec.Struct, kw_only=True):
-    """Token ids of a text."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
-class DetokenizeResponse(msgspec.Struct, kw_only=True):
-    """Text of token ids."""
-
-    prompt: str
-
-
-class HealthBody(msgspec.Struct):
-    """State of the engine as probes see it."""
-
-    status: str
-
-
-class VersionBody(msgspec.Struct):
-    """Version of Quire."""
-
-    version: str
-
-
-class MemoryBody(msgspec.Struct):
-    """The memory bound, the plan by part, what each process holds by part, and the pools of requests, in bytes."""
-
-    bound: int
-    planned: dict[str, int]
-    resident: int
-    processes: dict[str, dict[str, int]]
-    requests: dict[str, dict[str, int]]

@@ -11,11 +11,12 @@ from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
 from quire.server.requests import (
     MAX_TOP_LOGPROBS,
+    SCALARS,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
 )
-from quire.types import SamplingParams
+from quire.types import PARAMETERS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 # Logprob entries of a prompt, candidates times positions.
@@ -25,12 +26,8 @@ MAX_LOGPROB_ENTRIES = 1 << 20
 # Prompts of one request times samples of each.
 MAX_CHOICES = 1024
 
-# Fields that mean the same in SamplingParams under the same name.
-_SAME = (
-    "temperature", "top_p", "n", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
-    "repetition_penalty", "min_tokens", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
-    "allowed_token_ids", "prompt_logprobs",
-)  # fmt: skip
+# Parameters that a request gives as they are. For lengths and logprobs chats and completions have each their own way.
+_SAME = (*(name for name in SCALARS if name not in {"max_tokens", "logprobs"}), "allowed_token_ids")
 
 
 def chat_params(body: ChatCompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -96,8 +93,8 @@ def _params(
 
 
 def _check_length(name: str, length: int | None) -> None:
-    if length is not None and length < 1:
-        raise bad_request(name, f"{name}: {length} is below 1")
+    if (refusal := PARAMETERS["max_tokens"].refusal(length)) is not None:
+        raise bad_request(name, f"{name}: {refusal}")
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
@@ -138,14 +135,19 @@ def make_ask(
     )
 
 
-def check_choices(params: SamplingParams, prompts: int) -> None:
-    """Raise ApiError 400 for more samples of more prompts than one request may have."""
-    if params.n * prompts > MAX_CHOICES:
-        message = (
-            f"n: {prompts} prompts with {params.n} samples each are {params.n * prompts} choices, over the limit of"
-            f" {MAX_CHOICES}"
-        )
-        raise bad_request("n", message)
+def check_choices(name: str, prompts: int, samples: int = 1) -> None:
+    """Raise ApiError 400, naming the field, for more samples of more prompts than one request may have."""
+    if samples * prompts > MAX_CHOICES:
+        each = f" with {samples} samples each" if samples > 1 else ""
+        message = f"{prompts} prompts{each} are {samples * prompts} choices, over the limit of {MAX_CHOICES}"
+        raise bad_request(name, f"{name}: {message}")
+
+
+def check_token_ids(name: str, ids: Sequence[int], vocab: int) -> None:
+    """Raise ApiError 400, naming the field, for what is no token of the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab:
+        wrong = next(token for token in ids if not 0 <= token < vocab)
+        raise bad_request(name, f"{name}: {wrong} is not a token id below the vocabulary size {vocab}")
 
 
 def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, name: str) -> None:

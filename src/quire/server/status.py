@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import ipaddress
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,39 +14,83 @@ from quire.engine.api import EngineState
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, retry_headers, shorten
 from quire.server.exchange import Exchange
-from quire.server.responses import HealthBody, MemoryBody, ModelBody, ModelList, VersionBody
-
-_METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+from quire.server.routes import Get, Route
 
 
-async def live(_: ServerContext, exchange: Exchange) -> None:
+class HealthBody(msgspec.Struct):
+    """State of the engine as probes see it."""
+
+    status: str
+
+
+class VersionBody(msgspec.Struct):
+    """Version of Quire."""
+
+    version: str
+
+
+class MemoryBody(msgspec.Struct):
+    """The memory bound, the plan by part, what each process holds by part, and the pools of requests, in bytes."""
+
+    bound: int
+    planned: dict[str, int]
+    resident: int
+    processes: dict[str, dict[str, int]]
+    requests: dict[str, dict[str, int]]
+
+
+class ModelBody(msgspec.Struct, kw_only=True):
+    """One served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: None = None
+    max_model_len: int
+    architecture: str
+    vocab_size: int
+    config_sha256: str
+    template_sha256: str | None
+    permission: list[Any] = []
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelBody]
+
+
+async def live(_: ServerContext, _exchange: Exchange) -> HealthBody:
     """200 while this process answers."""
-    await exchange.respond(200, msgspec.json.encode(HealthBody("live")))
+    return HealthBody("live")
 
 
-async def ready(context: ServerContext, exchange: Exchange) -> None:
+async def ready(context: ServerContext, _: Exchange) -> HealthBody:
     """200 exactly while the next request would be taken, 503 with the state otherwise; see api.require_ready."""
     state = context.engine.state
     if state is not EngineState.READY:
         raise ApiError(503, f"the engine is {state}", code=str(state), headers=retry_headers(1.0))
-    await exchange.respond(200, msgspec.json.encode(HealthBody(str(state))))
+    return HealthBody(str(state))
 
 
-async def version(_: ServerContext, exchange: Exchange) -> None:
+async def version(_: ServerContext, _exchange: Exchange) -> VersionBody:
     """Version of Quire."""
-    await exchange.respond(200, msgspec.json.encode(VersionBody(__version__)))
+    return VersionBody(__version__)
 
 
-async def metrics(context: ServerContext, exchange: Exchange) -> None:
+async def metrics(context: ServerContext, _: Exchange) -> bytes:
     """Prometheus exposition. Its module is imported at the first scrape, in a thread."""
     if context.exposition is None:
         module = await asyncio.to_thread(importlib.import_module, "quire.server.exposition")
         context.exposition = context.exposition or module.Exposition(context.metrics)
     assert context.exposition is not None
-    await exchange.respond(200, context.exposition.render(), content_type=_METRICS_TYPE)
+    return context.exposition.render()
 
 
-async def memory(context: ServerContext, exchange: Exchange) -> None:
+async def memory(context: ServerContext, exchange: Exchange) -> MemoryBody:
     """What both processes hold, by part, and what was planned.
 
     Raises ApiError 403 for a client of another machine while no API key is set.
@@ -53,8 +98,7 @@ async def memory(context: ServerContext, exchange: Exchange) -> None:
     if not context.has_keys and not _is_local(exchange):
         message = "without an API key /debug/memory answers clients of this machine alone"
         raise ApiError(403, message, code="forbidden")
-    held = MemoryBody(**await context.engine.memory(), requests=context.memory.report())
-    await exchange.respond(200, msgspec.json.encode(held))
+    return MemoryBody(**await context.engine.memory(), requests=context.memory.report())
 
 
 def _is_local(exchange: Exchange) -> bool:
@@ -65,18 +109,17 @@ def _is_local(exchange: Exchange) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-async def models(context: ServerContext, exchange: Exchange) -> None:
+async def models(context: ServerContext, _: Exchange) -> ModelList:
     """The served names."""
-    await exchange.respond(200, msgspec.json.encode(ModelList(data=_models(context))))
+    return ModelList(data=_models(context))
 
 
-async def model(context: ServerContext, exchange: Exchange) -> None:
+async def model(context: ServerContext, exchange: Exchange) -> ModelBody:
     """One served name. Names may hold slashes."""
     asked = exchange.path.removeprefix("/v1/models/")
     for body in _models(context):
         if body.id == asked:
-            await exchange.respond(200, msgspec.json.encode(body))
-            return
+            return body
     raise ApiError(
         404, f"model: {shorten(asked, 200)!r} is not served here", code="model_not_found", param="model"
     )
@@ -97,3 +140,32 @@ def _models(context: ServerContext) -> list[ModelBody]:
         )
         for name in context.names()
     ]
+
+
+ROUTES: tuple[Route, ...] = (
+    Get(path="/v1/models", summary="The served models", tag="models", handler=models, response=ModelList),
+    Get(
+        path="/v1/models/{}", rest="model", summary="One served model", tag="models", handler=model,
+        response=ModelBody,
+    ),
+    *(
+        Get(
+            path=path, summary="200 when the engine is ready", tag="status", handler=ready, response=HealthBody,
+            open=True,
+        )
+        for path in ("/health", "/health/ready", "/ping")
+    ),
+    Get(
+        path="/health/live", summary="200 while the process answers", tag="status", handler=live,
+        response=HealthBody, open=True,
+    ),
+    Get(path="/version", summary="Version of Quire", tag="status", handler=version, response=VersionBody),
+    Get(
+        path="/metrics", summary="Prometheus metrics", tag="status", handler=metrics, response=str,
+        media=b"text/plain; version=0.0.4; charset=utf-8",
+    ),
+    Get(
+        path="/debug/memory", summary="Bytes by part, planned and held", tag="status", handler=memory,
+        response=MemoryBody,
+    ),
+)  # fmt: skip

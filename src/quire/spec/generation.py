@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
-from quire.types import CheckpointError, RequestError, SamplingParams
+from quire.types import PARAMETERS, CheckpointError, RequestError, SamplingParams, parameter_names
 
 _MAX_EOS = 1024
 _MAX_INT = 2**31 - 1
@@ -91,14 +91,10 @@ def _token_id(reader: ConfigReader, key: str, vocab: int) -> int | None:
 
 def _sampling(generation: ConfigReader) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for key in ("temperature", "top_p", "min_p", "repetition_penalty"):
-        number = generation.number(key, None, low=0.0, high=1e4)
-        if number is not None:
-            out[key] = number
-    for key, name in (("top_k", "top_k"), ("max_new_tokens", "max_tokens")):
-        integer = generation.integer(key, None, low=-1, high=_MAX_INT)
-        if integer is not None:
-            out[name] = integer
+    for key, name in parameter_names("generation_config").items():  # SamplingParams knows the ranges
+        read = generation.number if PARAMETERS[name].kind is float else generation.integer
+        if (number := read(key, None, low=-_MAX_INT, high=_MAX_INT)) is not None:
+            out[name] = number
     if generation.has("do_sample") and not generation.boolean("do_sample", True):
         out["temperature"] = 0.0
     try:

@@ -30,7 +30,7 @@ from quire.spec.gguf_keys import Config, GGUFSummary, Keys
 from quire.spec.gguf_rope import FACTOR_TENSORS, rope_config
 from quire.spec.model import Attention, Layer, ModelSpec, WeightNames
 from quire.spec.rope_config import MAX_POSITIONS
-from quire.types import CheckpointError
+from quire.types import CheckpointError, parameter_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +177,11 @@ def _stored_format(summary: GGUFSummary) -> str:
 
 def _generation(reader: ConfigReader) -> Config:
     """The sampling that the file recommends, as generation_config.json would say it."""
-    names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-             "penalty_repeat": "repetition_penalty"}  # fmt: skip
-    found = {name: reader.values.get(f"general.sampling.{key}") for key, name in names.items()}
+    names = {name: key for key, name in parameter_names("generation_config").items()}
+    found = {
+        names[name]: reader.values.get(f"general.sampling.{key}")
+        for key, name in parameter_names("GGUF").items()
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

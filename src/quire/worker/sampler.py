@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.types import FinishReason, LogprobTable, NewSeq, SamplingParams
+from quire.types import FinishReason, LogprobTable, NewSeq
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -89,7 +89,7 @@ class Sampler:
         self._top_n[slot] = new.params.prompt_logprobs or 0
         if new.params.logprobs is not None:
             self._asked.add(slot)
-        if params.restricted or params.banned or params.min_tokens:
+        if params.restricted or params.banned or new.params.min_tokens:
             self._limited.add(slot)
 
     def drop(self, slot: int) -> None:
@@ -161,17 +161,8 @@ class Sampler:
 
 
 def _slot_params(new: NewSeq) -> _native.SlotParams:
-    asked: SamplingParams = new.params
-    params = _native.SlotParams()
-    params.temperature = asked.temperature
-    params.top_k = max(asked.top_k, 0)
-    params.top_p = asked.top_p
-    params.min_p = asked.min_p
-    params.repetition_penalty = asked.repetition_penalty
-    params.frequency_penalty = asked.frequency_penalty
-    params.presence_penalty = asked.presence_penalty
-    params.min_tokens = asked.min_tokens
-    params.logprobs = -1 if asked.logprobs is None else asked.logprobs
+    asked = new.params
+    params = _native.SlotParams(asked)  # its numbers, by name
     params.seed = new.seed % 2**64
     params.sample_index = new.sample_index
     params.prompt_len = new.prompt_len
