@@ -6,12 +6,16 @@ import asyncio
 import os
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire.server.logs import log
 from quire.types import QuireError
+
+if TYPE_CHECKING:
+    from quire.server.memory import RequestMemory
 
 # Connections beyond the limit: they get a health probe's answer, or hear that there is no room.
 SPARE = 16
@@ -30,12 +34,16 @@ class Connection(Protocol):
     """What the table of connections needs of each; implemented by server/protocol."""
 
     loop: asyncio.AbstractEventLoop
+    buffered: int  # bytes
 
     def send_chunks(self) -> None:
         """Send the chunks that were written."""
 
     def drop(self) -> None:
         """Close it: another one needs its place."""
+
+    def refuse_buffer(self) -> None:
+        """Give up its buffer: all together are over their limit."""
 
     def __hash__(self) -> int: ...
 
@@ -53,6 +61,9 @@ class Connections:
     header_seconds: float
     probes: frozenset[bytes] = frozenset()
     access_log: bool = False
+    memory: RequestMemory | None = None  # takes bodies as they arrive; None: they are not counted
+    buffers: int = sys.maxsize  # bytes of all buffers; see `has_buffer`
+    buffered: int = 0
     idle: dict[Connection, None] = field(default_factory=dict)
     beyond: dict[Connection, None] = field(default_factory=dict)
     unsent: list[Connection] = field(default_factory=list)
@@ -91,8 +102,25 @@ class Connections:
         del self.beyond[connection]
         return True
 
+    def has_buffer(self, connection: Connection, size: int) -> bool:
+        """Whether a connection may buffer so many bytes from now on: headers that are not complete, and what TLS keeps.
+
+        When all together are over the limit, the longest idle ones that buffer more than their share are refused.
+        """
+        self.buffered += size - connection.buffered
+        grows, connection.buffered = size > connection.buffered, size
+        if self.buffered <= self.buffers or not grows:
+            return True
+        share = self.buffers // max(1, self.limit)
+        for other in [other for other in self.idle if other.buffered > share and other is not connection]:
+            other.refuse_buffer()
+            if self.buffered <= self.buffers:
+                return True
+        return False
+
     def forget(self, connection: Connection) -> None:
         """It has ended."""
+        self.has_buffer(connection, 0)
         self.idle.pop(connection, None)
         self.beyond.pop(connection, None)
 
