@@ -15,7 +15,7 @@ import uvicorn
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import AsyncEngine, EngineState
-from quire.engine.held import buffers
+from quire.engine.host.held import buffers
 from quire.server.access import exposure
 from quire.server.app import ROUTES, App
 from quire.server.connections import Connections, Listener, fit_descriptors
