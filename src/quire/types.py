@@ -37,6 +37,8 @@ MAX_ALLOWED_TOKENS = 2**20
 
 # Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
 NO_BLOCK = -1
+# In ScheduledSeq.token_ids: the token that the step before samples for the sequence, which the host does not know yet.
+NEXT_TOKEN = -1
 
 
 class QuireError(Exception):
@@ -247,6 +249,8 @@ class Request:
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
+    `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
+    in flight it is in one of them only.
     """
 
     request_id: str
@@ -257,6 +261,7 @@ class Request:
     namespace: str = ""
     tenant: str = ""
     eos_token_ids: Sequence[int] = ()
+    stepwise: bool = False
 
 
 @records.dataclass(frozen=True, slots=True)
@@ -299,6 +304,9 @@ class ScheduledSeq:
     `new_blocks` per cache group are appended to the sequence's block table before the step. `sample` is true
     when the row reaches the end of the known tokens, so the last position's logits give the next token.
     `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted.
+    The last `drafts` of the tokens are guesses at what follows the known ones. A row that samples wants the logits
+    of its last known token and of every draft; see StepOutput. With two steps in flight the one token of a row may be
+    NEXT_TOKEN.
     """
 
     seq_id: int
@@ -307,6 +315,7 @@ class ScheduledSeq:
     new_blocks: tuple[list[int], ...]
     sample: bool
     prompt_logprobs: bool = False
+    drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -426,6 +435,9 @@ class StepOutput:
     entry per accepted token when asked for; `prompt_logprobs[i]` one entry per position of the row whose next
     prompt token is known. `failed` are rows without a token and why: ERROR where logits held NaN or Inf, NO_TOKEN.
     `seconds` is wall time by phase.
+
+    A row with drafts accepts those that are what would have been sampled, up to the first that is not, and the token
+    sampled after them. `drafts[i]` are guesses at what follows the tokens accepted for scheduled[i], for a later step.
     """
 
     token_ids: list[list[int]]
@@ -433,6 +445,7 @@ class StepOutput:
     prompt_logprobs: list[LogprobTable | None]
     failed: dict[int, FinishReason] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

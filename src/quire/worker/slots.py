@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.executor.base import StepArrays
-from quire.types import NewSeq, ScheduledSeq
+from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq
 
 
 @dataclass(slots=True)
@@ -19,6 +19,7 @@ class Slot:
     line: int
     filled: list[int]  # entries used of its line, per cache group
     prompt: list[int]  # kept only when prompt logprobs were asked for
+    last: int = 0  # the token sampled last: the next step's, when that was scheduled before it was known
 
 
 class Slots:
@@ -59,8 +60,8 @@ class Slots:
 def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -> tuple[int, list[int]]:
     """Write a step's rows into the arrays, in order.
 
-    Returns the number of tokens, and the rows (indices into scheduled) that sample; arrays.logit_rows names the
-    last token of each of those.
+    Returns the number of tokens, and for each position whose logits are wanted its row (an index into scheduled);
+    arrays.logit_rows names those positions' tokens: the last of each row that samples, and one more for each draft.
     """
     start = 0
     sampling: list[int] = []
@@ -71,14 +72,16 @@ def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -
         arrays.query_start[row] = start
         count = len(item.token_ids)
         if count == 1:
-            arrays.token_ids[start] = item.token_ids[0]
+            token = item.token_ids[0]
+            arrays.token_ids[start] = slot.last if token == NEXT_TOKEN else token
             arrays.positions[start] = item.start
         else:
             arrays.token_ids[start : start + count] = item.token_ids
             arrays.positions[start : start + count] = range(item.start, item.start + count)
         start += count
         if item.sample:
-            arrays.logit_rows[len(sampling)] = start - 1
-            sampling.append(row)
+            for token in range(start - 1 - item.drafts, start):
+                arrays.logit_rows[len(sampling)] = token
+                sampling.append(row)
     arrays.query_start[len(scheduled)] = start
     return start, sampling
