@@ -34,7 +34,7 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError, GenerateAsk
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.messages import Report, Step, frame, pack_handles, report_decoder
-from quire.types import RequestError, SamplingParams
+from quire.types import Request, RequestError, SamplingParams, TokenIds
 
 STREAMS, TOKENS, REPEATS = 64, 400, 5
 
@@ -55,9 +55,12 @@ async def start(folder: Path, *, in_process: bool = False, **serving: Any) -> As
 
 def ask(name: str, tokens: int, **params: Any) -> GenerateAsk:
     return GenerateAsk(
-        request_id=name,
-        prompt_token_ids=[40 + len(name), 41, 42],
-        params=SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1, **params),
+        request=Request(
+            request_id=name,
+            prompt_token_ids=TokenIds([40 + len(name), 41, 42]),
+            params=SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1, **params),
+            arrival=time.monotonic(),
+        )
     )
 
 

@@ -56,7 +56,7 @@ from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics
 from quire.server.run import HttpServer, bind
 from quire.text.chat import ChatAsk
-from quire.types import CompletionOutput, FinishReason, RequestOutput, SamplingParams
+from quire.types import CompletionOutput, FinishReason, Request, RequestOutput, SamplingParams, TokenIds
 
 TEXT = " token"
 
@@ -65,9 +65,9 @@ class PacedStream:
     """One delta a tick of the engine, as a batch of sequences has it."""
 
     def __init__(self, ask: GenerateAsk) -> None:
-        self.request_id = ask.request_id
-        self.output = RequestOutput(ask.request_id, None, [1], [CompletionOutput(0, "", [])])
-        self.left = ask.params.max_tokens or 1
+        self.request_id = ask.request.request_id
+        self.output = RequestOutput(ask.request.request_id, None, [1], [CompletionOutput(0, "", [])])
+        self.left = ask.request.params.max_tokens or 1
         self.ready = 0
         self.waiter: asyncio.Future[None] | None = None
         self.sink: Sink | None = None
@@ -250,8 +250,8 @@ def bare(engine: Bare, tokens: int) -> Any:
             return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        ask = GenerateAsk(request_id=str(next(numbers)), prompt_token_ids=[1, 2, 3], params=params)
-        stream = engine.generate(ask)
+        request = Request(request_id=str(next(numbers)), prompt_token_ids=TokenIds([1, 2, 3]), params=params)
+        stream = engine.generate(GenerateAsk(request=request))
         handle = stream._live.handle  # type: ignore[attr-defined]
         async for delta in stream:
             await send({"type": "http.response.body", "body": engine.event, "more_body": True})

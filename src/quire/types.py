@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from quire import records
 from quire.parameters import (
@@ -242,9 +242,29 @@ def parameter_names(source: Source) -> dict[str, str]:
     return {p.names[source]: name for name, p in PARAMETERS.items() if source in p.names}
 
 
+if TYPE_CHECKING:
+    _IntArray = array[int]
+else:
+    _IntArray = array
+
+
+class TokenIds(_IntArray):
+    """Token ids as int32 in one piece: a prompt from the tokenizer to the scheduler.
+
+    Raises TypeError or OverflowError for what is no int32.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, ids: Iterable[int] = ()) -> TokenIds:
+        return super().__new__(cls, "i", ids)  # type: ignore[return-value]
+
+
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated ask, in token ids. One request makes `params.n` sequences.
+    """What the engine is asked, in token ids. One request makes `params.n` sequences.
+
+    It is made once, beside the client, and goes to the scheduler as it is.
 
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
@@ -254,13 +274,13 @@ class Request:
     """
 
     request_id: str
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: TokenIds
     params: SamplingParams
     arrival: float = 0.0
     priority: int = 0
     namespace: str = ""
     tenant: str = ""
-    eos_token_ids: Sequence[int] = ()
+    eos_token_ids: tuple[int, ...] = ()
     stepwise: bool = False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk, Stream
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.hosts import Host
-from quire.types import SamplingParams
+from quire.types import Request, SamplingParams, TokenIds
 
 GUARD = 300.0  # seconds after which a test that hangs is ended; no test is decided by time
 ON_AND_ON = SamplingParams(temperature=0, max_tokens=60_000, ignore_eos=True)
@@ -59,7 +60,12 @@ async def running(
 def ask(
     name: str, prompt: Sequence[int] = (40, 41, 42), params: SamplingParams = ON_AND_ON, **more: Any
 ) -> GenerateAsk:
-    return GenerateAsk(request_id=name, prompt_token_ids=prompt, params=params, **more)
+    """A request as a server makes it; an engine without eos ids never ends it early."""
+    parts = {key: more.pop(key) for key in ("priority", "namespace", "eos_token_ids") if key in more}
+    request = Request(
+        request_id=name, prompt_token_ids=TokenIds(prompt), params=params, arrival=time.monotonic(), **parts
+    )
+    return GenerateAsk(request=request, **more)
 
 
 async def collect(stream: Stream) -> tuple[list[str], list[list[int]]]:

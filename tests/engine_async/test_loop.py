@@ -24,10 +24,9 @@ from quire.engine.host.messages import (
     Stats,
     Step,
     Stop,
-    pack_ids,
     unpack_handles,
 )
-from quire.types import SamplingParams
+from quire.types import Request, SamplingParams, TokenIds
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 
@@ -66,13 +65,13 @@ def built(tiny: Path) -> Iterator[Built]:
 
 
 def add(handle: int, params: SamplingParams = LONG, prompt: tuple[int, ...] = (40, 41)) -> Add:
-    return Add(handle, f"r{handle}", pack_ids(prompt), params, 0.0)
+    return Add(handle, Request(request_id=f"r{handle}", prompt_token_ids=TokenIds(prompt), params=params))
 
 
 def drive(built: Built, *turns: list[Command]) -> Script:
     script = Script(list(turns))
     with contextlib.suppress(ChannelClosedError):
-        EngineLoop(built.core, script, ()).run()  # type: ignore[arg-type]
+        EngineLoop(built.core, script).run()  # type: ignore[arg-type]
     return script
 
 
@@ -108,7 +107,8 @@ def test_unknown_handles_are_ignored_and_refusals_are_reported(built: Built) -> 
 
 
 def test_a_name_can_be_used_again_after_its_end(built: Built) -> None:
-    again = Add(2, "r1", pack_ids([7]), SamplingParams(temperature=0, max_tokens=1), 0.0)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    again = Add(2, Request(request_id="r1", prompt_token_ids=TokenIds([7]), params=params))
     script = drive(built, [add(1)], [Abort(1), again], [Stop()])
     assert script.rows() == [[(1, 0)], [(2, 0)]]
     assert not built.core.has_work()

@@ -45,7 +45,16 @@ from quire.engine.host.messages import (
     unpack_ids,
     unpack_logprobs,
 )
-from quire.types import CacheGroup, FinishReason, LogprobTable, SamplingParams, StepRecord, TokenLogprob
+from quire.types import (
+    CacheGroup,
+    FinishReason,
+    LogprobTable,
+    Request,
+    SamplingParams,
+    StepRecord,
+    TokenIds,
+    TokenLogprob,
+)
 from quire.util.startup import Span
 
 PARAMS = SamplingParams(
@@ -57,7 +66,19 @@ LOGPROBS = LogprobTable.of(
 )
 COMMANDS: list[Command] = [
     Load("folder", EngineConfig(memory=2**33, dtype="bfloat16"), {"server": 5}),
-    Add(2**50, "näme", pack_ids([0, 2**31 - 1]), PARAMS, 1.25, -3, "salt"),
+    Add(
+        2**50,
+        Request(
+            request_id="näme",
+            prompt_token_ids=TokenIds([0, 2**31 - 1]),
+            params=PARAMS,
+            arrival=1.25,
+            priority=-3,
+            namespace="salt",
+            tenant="key",
+            eos_token_ids=(7,),
+        ),
+    ),
     Abort(1),
     Finish(2, 127),
     Ping(3),

@@ -18,8 +18,8 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.hosts import ProcessHost
-from quire.engine.host.messages import Add, FrameReader, Load, Stats, frame, pack_ids, report_decoder
-from quire.types import SamplingParams
+from quire.engine.host.messages import Add, FrameReader, Load, Stats, frame, report_decoder
+from quire.types import Request, SamplingParams, TokenIds
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -212,7 +212,9 @@ def test_a_closed_socket_ends_the_engine(endless: Path, busy: bool) -> None:
         while Stats not in seen:  # all that it says when idle: unread bytes would reset the connection
             seen |= {type(decode(body)) for body in reader.feed(await loop.sock_recv(sock, 2**16))}
         if busy:
-            await loop.sock_sendall(sock, frame(Add(1, "r", pack_ids([5]), ON_AND_ON, 0.0)))
+            await loop.sock_sendall(
+                sock, frame(Add(1, Request(request_id="r", prompt_token_ids=TokenIds([5]), params=ON_AND_ON)))
+            )
             await loop.sock_recv(sock, 1)
         sock.close()
         assert await host.ended() == "exit status 0"

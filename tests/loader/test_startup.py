@@ -22,7 +22,7 @@ from quire.config.schema import EngineConfig
 from quire.engine.api import GenerateAsk
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.spawn import Spawned
-from quire.types import CheckpointError, SamplingParams
+from quire.types import CheckpointError, Request, SamplingParams, TokenIds
 from quire.util.beside import beside
 from quire.util.progress import ByteProgress
 from quire.util.startup import Span, Startup, process_start
@@ -91,8 +91,8 @@ def test_an_engine_spawned_early_is_the_one_that_serves(tmp_path: Path) -> None:
             await engine.start()
             assert engine.pid == spawned.process.pid
             params = SamplingParams(max_tokens=2)
-            ask = GenerateAsk(request_id="1", prompt_token_ids=[5, 6], params=params)
-            async for _ in engine.generate(ask):
+            request = Request(request_id="1", prompt_token_ids=TokenIds([5, 6]), params=params)
+            async for _ in engine.generate(GenerateAsk(request=request)):
                 pass
             await engine.stop(0)
         return engine.startup

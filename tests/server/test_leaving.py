@@ -22,7 +22,7 @@ from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.stream import Live
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import SAMPLE_BITS, Abort, Step, unpack_handles, unpack_ids
-from quire.types import SamplingParams
+from quire.types import Request, SamplingParams, TokenIds
 
 LEAVERS = pytest.mark.parametrize("leavers", [30, pytest.param(1000, marks=pytest.mark.chaos)])
 PHASES = ("waiting", "prefilling", "decoding", "streaming", "finished")
@@ -191,10 +191,12 @@ def test_callers_that_cancel(watched: tuple[LiveServer, Watch], leavers: int) ->
         phase = rng.choice(PHASES)
         params = SamplingParams(n=rng.choice([1, 1, 3]), ignore_eos=True,
                                 max_tokens=rng.randint(1, 4) if phase == "finished" else 3000)  # fmt: skip
-        asked = GenerateAsk(
-            request_id=f"{leavers}-{wave}-{number}", prompt_token_ids=prompt_of(phase, rng), params=params
+        request = Request(
+            request_id=f"{leavers}-{wave}-{number}",
+            prompt_token_ids=TokenIds(prompt_of(phase, rng)),
+            params=params,
         )
-        stream = server.engine.generate(asked)
+        stream = server.engine.generate(GenerateAsk(request=request))
         live = stream._live  # type: ignore[attr-defined]
         deadline = time.monotonic() + rng.choice([0.0, 0.1, 2.0])
         while not reached(phase, live) and time.monotonic() < deadline:

@@ -16,7 +16,7 @@ from quire.engine.front.async_engine import AsyncEngine
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics
-from quire.types import SamplingParams
+from quire.types import Request, SamplingParams, TokenIds
 
 CHAT = b'{"prompt":[5,6],"max_tokens":1}'
 
@@ -52,11 +52,13 @@ class Life:
 
     def taken(self) -> bool:
         self._numbers += 1
-        request = GenerateAsk(
-            request_id=f"r{self._numbers}", prompt_token_ids=[5], params=SamplingParams(max_tokens=1)
+        request = Request(
+            request_id=f"r{self._numbers}",
+            prompt_token_ids=TokenIds([5]),
+            params=SamplingParams(max_tokens=1),
         )
         try:
-            self.engine.generate(request).cancel()
+            self.engine.generate(GenerateAsk(request=request)).cancel()
         except EngineUnavailableError:
             return False
         return True

@@ -21,12 +21,14 @@ from quire.server import pieces
 from quire.server.errors import ApiError
 from quire.server.memory import BODY_BYTE, Held, Pool, answer_costs, reading_cost
 from quire.server.responses import ChatCompletion, Completion
-from quire.types import LogprobTable, SamplingParams, TokenLogprob
+from quire.types import LogprobTable, Request, SamplingParams, TokenIds, TokenLogprob
 
 
 def ask(prompt: int = 10, **params: Any) -> GenerateAsk:
     return GenerateAsk(
-        request_id="r", prompt_token_ids=array("i", [5] * prompt), params=SamplingParams(**params)
+        request=Request(
+            request_id="r", prompt_token_ids=TokenIds([5] * prompt), params=SamplingParams(**params)
+        )
     )
 
 
@@ -143,9 +145,7 @@ def test_a_deadline_passes_while_memory_is_waited_for() -> None:
     async def go() -> None:
         memory, held = plenty(2**20), Held()
         assert memory.answers.try_take(memory.answers.limit)
-        late = GenerateAsk(
-            request_id="r", prompt_token_ids=[1], params=SamplingParams(max_tokens=1), queue_deadline=0.0
-        )
+        late = GenerateAsk(request=ask(1, max_tokens=1).request, queue_deadline=0.0)
         with pytest.raises(DeadlineError, match="waited for memory"):
             await memory.take_answer(held, [late], cost(late))
         held.close()

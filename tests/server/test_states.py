@@ -36,9 +36,9 @@ class StandInStream:
     """Yields what it is given; an exception among it is raised."""
 
     def __init__(self, ask: GenerateAsk, steps: Sequence[StreamDelta | Exception]) -> None:
-        self.request_id = ask.request_id
+        self.request_id = ask.request.request_id
         self.output = RequestOutput(
-            ask.request_id, None, list(ask.prompt_token_ids), [CompletionOutput(0, "", [])]
+            ask.request.request_id, None, list(ask.request.prompt_token_ids), [CompletionOutput(0, "", [])]
         )
         self._steps = steps
         self.cancelled = False

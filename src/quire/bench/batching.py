@@ -18,7 +18,7 @@ from quire.bench.timeline import RequestRecord
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput
+from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 POLICIES = ("static", "dynamic", "continuous")
 
@@ -162,7 +162,12 @@ def _add(scheduler: Scheduler, job: Job, record: RequestRecord, now: float) -> N
     record.sent, record.input_tokens, record.input_source = now, len(job.prompt), "server"
     params = SamplingParams(temperature=0.0, max_tokens=job.output_tokens, ignore_eos=True)
     scheduler.add(
-        Request(request_id=str(record.index), prompt_token_ids=job.prompt, params=params, arrival=job.due)
+        Request(
+            request_id=str(record.index),
+            prompt_token_ids=TokenIds(job.prompt),
+            params=params,
+            arrival=job.due,
+        )
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import Request, SamplingParams, StepOutput
+from quire.types import Request, SamplingParams, StepOutput, TokenIds
 
 TOKENS_PER_WORD = 1.3  # English, roughly; reports measure it on the real text
 
@@ -88,11 +88,13 @@ def chunked_schedule(prompt_tokens: int, chunk_tokens: int) -> list[str]:
         )
     )
     params = SamplingParams(max_tokens=256, ignore_eos=True)
-    scheduler.add(Request(request_id="stream", prompt_token_ids=[1], params=params))
+    scheduler.add(Request(request_id="stream", prompt_token_ids=TokenIds([1]), params=params))
     actions: list[str] = []
     _step(scheduler)
     scheduler.add(
-        Request(request_id="prompt", prompt_token_ids=list(range(prompt_tokens)), params=params, arrival=1.0)
+        Request(
+            request_id="prompt", prompt_token_ids=TokenIds(range(prompt_tokens)), params=params, arrival=1.0
+        )
     )
     left = prompt_tokens
     while left:

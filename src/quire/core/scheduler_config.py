@@ -7,7 +7,7 @@ from array import array
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import BATCHING, POLICIES
 from quire.records import dataclass
-from quire.types import CacheGroup, ContextLengthError, Request, RequestError, check_window
+from quire.types import CacheGroup, ContextLengthError, Request, RequestError, TokenIds, check_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def _check_token_ids(prompt: object) -> None:
     if not isinstance(prompt, list | tuple | array) or not prompt:
         raise RequestError("prompt_token_ids", "must be a non-empty list of token ids")
     try:
-        smallest = min(array("i", prompt))
+        smallest = min(prompt if isinstance(prompt, TokenIds) else TokenIds(prompt))
     except (TypeError, OverflowError) as error:
         raise RequestError("prompt_token_ids", f"must be integers below {2**31}: {error}") from None
     if smallest < 0:

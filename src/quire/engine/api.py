@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.types import FinishReason, LogprobTable, QuireError, RequestOutput, SamplingParams
+from quire.types import FinishReason, LogprobTable, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
     from quire.text.chat import ChatAsk  # brings the template engine, which the engine process does without
@@ -72,21 +72,17 @@ class DeadlineError(QuireError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateAsk:
-    """One request in token ids, ready to be admitted.
+    """One request, and how its answer is wanted.
 
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends in
     DeadlineError when it is not finished, or not yet scheduled, by then. `prompt_text` is only reported back.
-    Tenants have parts of the queue and of the prefix cache; "" has all of the queue.
+    Tenants have parts of the queue; "" has all of it.
     Without `keep_output` text and logprobs of the samples are in the deltas alone: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
     """
 
-    request_id: str
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
+    request: Request
     prompt_text: str | None = None
-    priority: int = 0
-    namespace: str = ""
     tenant: str = ""
     deadline: float | None = None
     queue_deadline: float | None = None
@@ -156,6 +152,7 @@ class ModelCard:
     template_hash: str | None
     created: int  # wall clock seconds of loading
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
+    eos_token_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
 
 

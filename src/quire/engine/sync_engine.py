@@ -11,7 +11,7 @@ from quire.engine.build.assemble import Built
 from quire.engine.front.output import Following
 from quire.records import dataclass
 from quire.text.stop import StopStrings
-from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent
+from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SyncEngine:
         stops = StopStrings(params.stop) if params.stop else None
         request = Request(
             request_id=f"request-{next(self._ids)}",
-            prompt_token_ids=token_ids,
+            prompt_token_ids=TokenIds(token_ids),
             params=params,
             arrival=time.perf_counter(),
             priority=priority,

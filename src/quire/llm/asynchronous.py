@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from quire.llm.asked import (
 )
 from quire.loader import DEFAULT_MODEL
 from quire.text.chat import ChatAsk
-from quire.types import QuireError, RequestError, RequestOutput, SamplingParams
+from quire.types import QuireError, Request, RequestError, RequestOutput, SamplingParams, TokenIds
 
 # Requests that are in the engine at once; more wait here, where they cost their prompt alone.
 _AT_ONCE = 1024
@@ -171,14 +172,16 @@ class AsyncLLM:
         ids = await self._engine.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise RequestError("prompt", "the prompt has no tokens")
-        ask = GenerateAsk(
+        request = Request(
             request_id=f"request-{next(self._numbers)}",
-            prompt_token_ids=ids,
+            prompt_token_ids=TokenIds(ids),
             params=params,
-            prompt_text=text,
+            arrival=time.monotonic(),
             priority=priority,
             namespace=cache_salt,
+            eos_token_ids=self._engine.card.eos_token_ids,
         )
+        ask = GenerateAsk(request=request, prompt_text=text)
         while True:
             try:
                 return self._engine.generate(ask)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask
 from quire.text.chat import ChatAsk
-from quire.types import check_window
+from quire.types import TokenIds, check_window
 
 
 class RenderRequest(msgspec.Struct, kw_only=True):
@@ -83,12 +82,12 @@ async def chat_completions(
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
-    prompt = array("i", await context.engine.encode_chat(chat_ask(body, body.messages)))
+    prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages)))
     body.messages = []
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
-    ask = make_ask(exchange, body, params, prompt, envelope.id)
+    ask = make_ask(context, exchange, body, params, prompt, envelope.id)
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
         timings = wants_timings(exchange, body)
@@ -122,7 +121,7 @@ def _answer(
     envelope: Envelope,
     run: Run,
     texts: TokenTexts,
-    prompt: array[int],
+    prompt: TokenIds,
     *,
     timings: bool,
 ) -> Iterator[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -42,14 +41,14 @@ from quire.server.sampling import (
     make_ask,
     scores_only,
 )
-from quire.types import FinishReason, SamplingParams, check_window
+from quire.types import FinishReason, SamplingParams, TokenIds, check_window
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     """One prompt; `text` is "" unless it is to be echoed."""
 
-    token_ids: array[int]
+    token_ids: TokenIds
     text: str
 
 
@@ -75,6 +74,7 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     asks = [
         make_ask(
+            context,
             exchange,
             body,
             _within(params, prompt, card),
@@ -117,7 +117,7 @@ async def _prompts(
     special = True if body.add_special_tokens is None else body.add_special_tokens
 
     async def encode(text: str) -> _Prompt:
-        ids = array("i", await engine.encode(text, add_special_tokens=special))
+        ids = TokenIds(await engine.encode(text, add_special_tokens=special))
         return _Prompt(ids, text if body.echo else "")
 
     found = await asyncio.gather(*map(encode, texts))
@@ -126,7 +126,7 @@ async def _prompts(
     for ids in id_lists:
         if body.echo:
             context.memory.take_echo(exchange.held, len(ids))
-        found.append(_Prompt(array("i", ids), await engine.decode(ids) if body.echo else ""))
+        found.append(_Prompt(TokenIds(ids), await engine.decode(ids) if body.echo else ""))
     return found
 
 

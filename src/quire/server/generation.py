@@ -38,7 +38,7 @@ class Run:
     def __init__(
         self, context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk], costs: dict[str, int]
     ) -> None:
-        self.samples = asks[0].params.n
+        self.samples = asks[0].request.params.n
         self.choices = self.samples * len(asks)
         self.streams: list[Stream] = []
         self.answers: list[Answer] = []
@@ -157,7 +157,7 @@ class Run:
 
     def answer_size(self) -> int:
         """Roughly the bytes of a whole answer, by its text, ids and logprobs: what making it costs."""
-        params, usage = self._asks[0].params, self.usage()
+        params, usage = self._asks[0].request.params, self.usage()
         generated = 0 if params.logprobs is None else usage.completion_tokens * (1 + params.logprobs)
         prompt = 0 if params.prompt_logprobs is None else usage.prompt_tokens * (1 + params.prompt_logprobs)
         text = sum(len(answer.text) for answer in self.answers)

@@ -333,10 +333,10 @@ def answer_costs(
     `held_back`: a stream of HTTP/1.0, sent as a whole. `recorded`: kept for its Idempotency-Key. `logprobs` is what
     the field for logprobs is called.
     """
-    params = asks[0].params
-    lengths = [len(ask.prompt_token_ids) for ask in asks]
+    params = asks[0].request.params
+    lengths = [len(ask.request.prompt_token_ids) for ask in asks]
     longest = [
-        min(ask.params.max_tokens or window, max(1, window - length))
+        min(ask.request.params.max_tokens or window, max(1, window - length))
         for ask, length in zip(asks, lengths, strict=True)
     ]
     generated, prompt = params.n * sum(longest), sum(lengths)

@@ -82,10 +82,10 @@ class ServerMetrics:
             "prompt_tokens": output.usage.prompt_tokens,
             "generation_tokens": output.usage.completion_tokens,
             "max_generation_tokens": max((len(s.token_ids) for s in output.outputs), default=0),
-            "n": ask.params.n,
+            "n": ask.request.params.n,
         }
-        if ask.params.max_tokens is not None:
-            seen["max_tokens"] = ask.params.max_tokens
+        if ask.request.params.max_tokens is not None:
+            seen["max_tokens"] = ask.request.params.max_tokens
         times = output.timings
         if output.finished and times.first_token and times.finished:
             decoded = output.usage.completion_tokens - len(output.outputs)

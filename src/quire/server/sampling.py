@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.engine.api import GenerateAsk
+from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
 from quire.server.requests import (
@@ -16,7 +17,7 @@ from quire.server.requests import (
     CompletionRequest,
     GenerationRequest,
 )
-from quire.types import PARAMETERS, SamplingParams
+from quire.types import PARAMETERS, Request, SamplingParams, TokenIds
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 # Logprob entries of a prompt, candidates times positions.
@@ -109,7 +110,12 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def make_ask(
-    exchange: Exchange, body: GenerationRequest, params: SamplingParams, prompt: array[int], request_id: str
+    context: ServerContext,
+    exchange: Exchange,
+    body: GenerationRequest,
+    params: SamplingParams,
+    prompt: TokenIds,
+    request_id: str,
 ) -> GenerateAsk:
     """One prompt ready to be admitted; times count from the request's arrival."""
     entries = len(prompt) * ((params.prompt_logprobs or 0) + 1)
@@ -122,12 +128,18 @@ def make_ask(
     priority = body.priority or 0
     if not -(2**31) <= priority < 2**31:
         raise bad_request("priority", f"priority: {priority} is not a 32-bit integer")
-    return GenerateAsk(
+    request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         params=params,
+        arrival=time.monotonic(),
         priority=priority,
         namespace=body.cache_salt or "",
+        tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
+        eos_token_ids=context.engine.card.eos_token_ids,
+    )
+    return GenerateAsk(
+        request=request,
         tenant=exchange.tenant,
         deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
         queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),

@@ -67,7 +67,7 @@ class Admission:
 
     def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:
         """Take a request into the queue. Raises OverloadedError with the numbers when it is full."""
-        tokens, samples = len(ask.prompt_token_ids), ask.params.n
+        tokens, samples = len(ask.request.prompt_token_ids), ask.request.params.n
         if self._engine_waits:
             queued = len(self._waiting)
         else:

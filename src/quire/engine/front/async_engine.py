@@ -47,7 +47,6 @@ from quire.engine.host.messages import (
     Ready,
     Refused,
     Step,
-    pack_ids,
     unpack_handles,
     unpack_ids,
     unpack_logprobs,
@@ -71,7 +70,8 @@ class AsyncEngine:
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
         await engine.start()
-        async for delta in engine.generate(GenerateAsk(request_id="1", prompt_token_ids=ids, params=params)):
+        request = Request(request_id="1", prompt_token_ids=TokenIds(ids), params=params)
+        async for delta in engine.generate(GenerateAsk(request=request)):
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
@@ -242,23 +242,23 @@ class AsyncEngine:
         for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "longest queue time")):
             if limit is not None and limit <= now:
                 raise DeadlineError(f"the request's {name} had passed before it started")
-        if ask.request_id in self._names:
-            raise RequestError("request_id", f"{ask.request_id!r} is already in use")
-        request = self._request(ask, now)
+        request = ask.request
+        if request.request_id in self._names:
+            raise RequestError("request_id", f"{request.request_id!r} is already in use")
         admission.check(request)
-        digest = self._known_digest(ask, now)
-        stops = self._stops(ask)
+        digest = self._known_digest(request, now)
+        stops = self._stops(request)
         handle = next(self._numbers)
         admission.admit(handle, ask, now)
         following = Following(
             request, ask.prompt_text, self._texts().tokenizer, stops, partial(self._stop_sample, handle),
             keep=ask.keep_output,
         )  # fmt: skip
-        live = Live(handle, ask, following, digest)
+        live = Live(handle, request, following, digest)
         if not self._live:
             client.began()
         self._live[handle] = live
-        self._names.add(ask.request_id)
+        self._names.add(request.request_id)
         self._launch(live)
         self._set_timers(live, ask, now)
         return LiveStream(live, self._loop, self.cancel, self._deliver)
@@ -273,11 +273,11 @@ class AsyncEngine:
             if direct is not None:
                 self._direct[live.handle << SAMPLE_BITS | index] = direct
 
-    def _known_digest(self, ask: GenerateAsk, now: float) -> bytes | None:
+    def _known_digest(self, request: Request, now: float) -> bytes | None:
         """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
         if not self._suspects:
             return None
-        digest = digest_of(ask)
+        digest = digest_of(request)
         deaths = self._suspects.deaths(digest, now)
         if deaths:
             raise _blocked(deaths)
@@ -288,36 +288,14 @@ class AsyncEngine:
         if not self._lane.enter(live):
             return
         assert self._client is not None
-        ask = live.ask
-        self._client.send(
-            Add(
-                handle=live.handle,
-                request_id=ask.request_id,
-                prompt=pack_ids(ask.prompt_token_ids),
-                params=ask.params,
-                arrival=live.output.timings.arrival,
-                priority=ask.priority,
-                namespace=ask.namespace,
-                tenant=ask.tenant if self.serving.prefix_cache_sharing == "key" else "",
-            )
-        )
+        self._client.send(Add(live.handle, live.request))
 
-    def _request(self, ask: GenerateAsk, now: float) -> Request:
-        return Request(
-            request_id=ask.request_id,
-            prompt_token_ids=ask.prompt_token_ids,
-            params=ask.params,
-            arrival=now,
-            priority=ask.priority,
-            namespace=ask.namespace,
-        )
-
-    def _stops(self, ask: GenerateAsk) -> StopStrings | None:
-        if not ask.params.stop:
+    def _stops(self, request: Request) -> StopStrings | None:
+        if not request.params.stop:
             return None
         if self._texts().tokenizer is None:
             raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
-        return StopStrings(ask.params.stop)
+        return StopStrings(request.params.stop)
 
     def _set_timers(self, live: Live, ask: GenerateAsk, now: float) -> None:
         assert self._loop is not None
@@ -439,7 +417,7 @@ class AsyncEngine:
         """End what the engine computed. Returns how many deaths the request to blame explains."""
         now = time.monotonic()
         present = {
-            live: digest_of(live.ask) for live in self._live.values() if live not in self._lane.waiting
+            live: digest_of(live.request) for live in self._live.values() if live not in self._lane.waiting
         }
         blamed = self._suspects.died(set(present.values()), now)
         deaths = self._suspects.deaths(blamed, now) if blamed else 0
@@ -497,6 +475,7 @@ class AsyncEngine:
             template_hash=self._texts().template_hash,
             created=int(time.time()),
             default_sampling=dict(facts.generation.sampling),
+            eos_token_ids=ready.eos_token_ids,
             notices=ready.notices,
         )
 

@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from quire.engine.api import GenerateAsk, Sink, StreamDelta
+from quire.engine.api import Sink, StreamDelta
 from quire.engine.front.output import Following, Sample
 from quire.text.sample_text import StoppedText
-from quire.types import QuireError
+from quire.types import QuireError, Request
 
 logger = logging.getLogger("quire.engine")
 
@@ -23,7 +23,6 @@ class Live:
     """
 
     __slots__ = (
-        "ask",
         "cached_tokens",
         "digest",
         "directs",
@@ -33,6 +32,7 @@ class Live:
         "idle",
         "output",
         "pending",
+        "request",
         "request_id",
         "timers",
         "unread",
@@ -41,10 +41,10 @@ class Live:
     )
 
     def __init__(
-        self, handle: int, ask: GenerateAsk, following: Following, digest: bytes | None = None
+        self, handle: int, request: Request, following: Following, digest: bytes | None = None
     ) -> None:
         self.handle = handle
-        self.ask = ask
+        self.request = request
         self.digest = digest  # of a request that came while there were suspects
         self.following = following
         output = following.output

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.engine.api import GenerateAsk
 from quire.engine.front.stream import Live
-from quire.engine.host.messages import pack_ids
+from quire.types import Request
 
 KEEP_SECONDS = 600.0
 ENOUGH_DEATHS = 2
@@ -106,7 +105,7 @@ class Lane:
         self.waiting.clear()
 
 
-def digest_of(ask: GenerateAsk) -> bytes:
+def digest_of(request: Request) -> bytes:
     """What a request asks, whatever it is called: equal for a request that is sent again."""
-    asked = msgspec.msgpack.encode((ask.namespace, ask.params))
-    return hashlib.sha256(pack_ids(ask.prompt_token_ids) + asked).digest()
+    asked = msgspec.msgpack.encode((request.namespace, request.params))
+    return hashlib.sha256(request.prompt_token_ids.tobytes() + asked).digest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from quire.engine.core import EngineCore
 from quire.engine.host.channel import Channel
@@ -24,10 +23,9 @@ from quire.engine.host.messages import (
     pack_handles,
     pack_ids,
     pack_logprobs,
-    unpack_ids,
 )
 from quire.engine.host.stats import StepTotals
-from quire.types import Request, RequestError, SeqEvent
+from quire.types import RequestError, SeqEvent
 
 STATS_SECONDS = 0.25
 
@@ -49,9 +47,8 @@ class EngineLoop:
     Commands are taken between steps, so that an abort or a stop string costs at most the step being run.
     """
 
-    def __init__(self, core: EngineCore, channel: Channel, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, core: EngineCore, channel: Channel) -> None:
         self._core, self._channel = core, channel
-        self._eos = tuple(eos_token_ids)
         self._totals = StepTotals(core)
         self._live: dict[str, _Live] = {}
         self._ids: dict[int, str] = {}
@@ -96,23 +93,14 @@ class EngineLoop:
 
     def _add(self, command: Add) -> None:
         self._seen = max(self._seen, command.handle)
-        request = Request(
-            request_id=command.request_id,
-            prompt_token_ids=unpack_ids(command.prompt),
-            params=command.params,
-            arrival=command.arrival,
-            priority=command.priority,
-            namespace=command.namespace,
-            tenant=command.tenant,
-            eos_token_ids=self._eos,
-        )
+        request = command.request
         try:
             self._core.add(request)
         except RequestError as error:
             self._channel.send(Refused(command.handle, error.field, error.message))
             return
-        self._live[command.request_id] = _Live(command.handle, command.params.n)
-        self._ids[command.handle] = command.request_id
+        self._live[request.request_id] = _Live(command.handle, request.params.n)
+        self._ids[command.handle] = request.request_id
         self._dirty = True
 
     def _step(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,8 +19,9 @@ from quire.types import (
     FinishReason,
     LogprobTable,
     QuireError,
-    SamplingParams,
+    Request,
     StepRecord,
+    TokenIds,
 )
 from quire.util.startup import Span
 
@@ -54,13 +55,7 @@ class Add(_Message, frozen=True, tag=2):
     """Queue a request. Handles are never reused, and rise but for a request that was held back."""
 
     handle: int
-    request_id: str
-    prompt: bytes  # int32 token ids
-    params: SamplingParams
-    arrival: float
-    priority: int = 0
-    namespace: str = ""
-    tenant: str = ""
+    request: Request
 
 
 class Abort(_Message, frozen=True, tag=3):
@@ -219,7 +214,22 @@ Report = Progress | Ready | Fatal | Step | Refused | Pong | Stats | Records
 
 # -- frames -------------------------------------------------------------------------------------------------
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _pack_prompt(value: Any) -> memoryview:
+    if not isinstance(value, TokenIds):
+        raise NotImplementedError(f"{type(value).__name__} is not part of a message")
+    return memoryview(value).cast("B")
+
+
+def _unpack_prompt(wanted: type, data: Any) -> TokenIds:
+    if wanted is not TokenIds or not isinstance(data, bytes) or len(data) % 4:
+        raise ProtocolError("a message holds no whole token ids")
+    ids = TokenIds()
+    ids.frombytes(data)
+    return ids
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_prompt)
 M = TypeVar("M")
 
 
@@ -233,7 +243,7 @@ def frame(message: Command | Report) -> bytearray:
 
 def command_decoder() -> msgspec.msgpack.Decoder[Command]:
     """Decodes what the engine receives."""
-    return msgspec.msgpack.Decoder(Command)
+    return msgspec.msgpack.Decoder(Command, dec_hook=_unpack_prompt)
 
 
 def report_decoder() -> msgspec.msgpack.Decoder[Report]:

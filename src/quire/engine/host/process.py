@@ -46,7 +46,7 @@ def serve(sock: socket.socket) -> None:
         try:
             startup.mark("ready")
             channel.send(_ready(built, startup))
-            EngineLoop(built.core, channel, built.model.facts.generation.eos_token_ids).run()
+            EngineLoop(built.core, channel).run()
         finally:
             built.executor.close()
     except ChannelClosedError:
