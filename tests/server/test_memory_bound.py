@@ -5,15 +5,13 @@ The small mix runs in the suite, the heavy one in `make test-memory`.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import json
 import random
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from helpers.cgroup import memory_group
 from helpers.process import Process, gone, resident
 from helpers.server import GUARD, read_all, request_bytes
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
+from quire.server.memory import BODY_BYTE
 
 MIB = 2**20
 ANSWERS = {200, 400, 413, 429, 503, 504}
@@ -48,27 +47,15 @@ class Bound:
         self._ended.set()
         self._watch.join()
 
-    def send(
-        self, path: str, body: dict[str, Any] | bytes, headers: str = "", version: str = "1.1"
-    ) -> socket.socket:
+    def send(self, path: str, body: dict[str, Any] | bytes, version: str = "1.1") -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.process.port), timeout=GUARD)
         with contextlib.suppress(OSError):  # refused before it was whole
-            sock.sendall(
-                request_bytes(path, body, headers=headers + "connection: close\r\n", version=version)
-            )
+            sock.sendall(request_bytes(path, body, headers="connection: close\r\n", version=version))
         return sock
 
-    def ask(self, path: str, body: dict[str, Any] | bytes, headers: str = "", version: str = "1.1") -> None:
-        with contextlib.closing(self.send(path, body, headers, version)) as sock:
-            answer = read_all(sock)
-            if answer:  # none: refused while it was still being sent
-                self.seen[int(answer[9:12])] += 1
-
-    def together(self, clients: int, of: Callable[[int], Ask], **how: Any) -> None:
-        """So many clients at once."""
-        with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-            for done in [pool.submit(self.ask, *of(i), **how) for i in range(clients)]:
-                done.result(GUARD)
+    def ask(self, path: str, body: dict[str, Any] | bytes) -> None:
+        with contextlib.closing(self.send(path, body)) as sock:
+            self.seen[int(read_all(sock)[9:12])] += 1
 
 
 @contextlib.contextmanager
@@ -76,7 +63,15 @@ def bounded(folder: Path, bound: int, *options: str) -> Iterator[Bound]:
     """A server whose bound is enforced by the kernel, or, where that is not allowed, watched."""
     with memory_group(bound) as group:
         process = Process(
-            folder, "--port", "0", "--memory", str(bound), *options, before=group and group.join
+            folder,
+            "--port",
+            "0",
+            "--memory",
+            str(bound),
+            "--reader-timeout",
+            "3",
+            *options,
+            before=group and group.join,
         )
         state = Bound(process)
         try:
@@ -101,52 +96,148 @@ def bounded(folder: Path, bound: int, *options: str) -> Iterator[Bound]:
             time.sleep(0.2)  # its engine goes with it
 
 
-def ids(count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(300, 4000), k=count)
+def ids(count: int, chance: random.Random) -> list[int]:
+    return chance.choices(range(300, 4000), k=count)
+
+
+class Mix:
+    """Clients that all the time ask for what makes a server hold much, each as much of the answers' memory as chance
+    gives it, and read it, or slowly, or not at all, or leave.
+    """
+
+    def __init__(self, server: Bound, window: int, seed: int) -> None:
+        self.server, self.window = server, window
+        self.limits = {name: pool["limit"] for name, pool in self.pools().items()}
+        self._ended = threading.Event()
+        self._clients = [
+            threading.Thread(target=self._run, args=(random.Random(f"{seed} {i}"),)) for i in range(24)
+        ]
+        self._failed: list[BaseException] = []
+
+    def pools(self) -> dict[str, dict[str, int]]:
+        pools: dict[str, dict[str, int]] = self.server.process.request("GET", "/debug/memory").json[
+            "requests"
+        ]
+        return pools
+
+    def press(self, seconds: float) -> None:
+        """Ask, for so long."""
+        for client in self._clients:
+            client.start()
+        self._ended.wait(seconds)
+        self._ended.set()
+        for client in self._clients:
+            client.join(GUARD)
+        assert not self._failed, self._failed
+
+    def _run(self, chance: random.Random) -> None:
+        try:
+            while not self._ended.is_set():
+                with contextlib.suppress(ConnectionError):  # refused while it was still being sent
+                    self._one(chance)
+        except BaseException as error:
+            self._failed.append(error)
+            self._ended.set()
+
+    def _one(self, chance: random.Random) -> None:
+        path, body = chance.choice((self.logprobs, self.prompt_logprobs, self.stream, self.many, self.large))(
+            chance
+        )
+        version = chance.choice(("1.1", "1.1", "1.0"))
+        reading = chance.choice(("all", "all", "slowly", "never", "leave"))
+        with contextlib.closing(self.server.send(path, body, version=version)) as sock:
+            sock.settimeout(0.2)
+            answer, left = b"", time.monotonic() + chance.uniform(0.0, 6.0)
+            while reading == "all" or time.monotonic() < left:
+                if self._ended.is_set():
+                    return
+                if reading == "never":
+                    time.sleep(0.1)
+                    continue
+                try:
+                    part = sock.recv(4096 if reading == "slowly" else 2**18)
+                except TimeoutError:
+                    continue
+                if not part:
+                    break
+                answer = answer or part
+                if reading == "slowly":
+                    time.sleep(0.02)
+            if answer:
+                self.server.seen[int(answer[9:12])] += 1
+
+    # ---- what is asked for
+
+    def logprobs(self, chance: random.Random) -> Ask:
+        """Samples with as many logprobs as there are."""
+        tokens = self._share(chance) // (66 * 14 + 180)
+        n = chance.choice((1, 4, 8))
+        longest = max(1, min(tokens // n, self.window - 16))
+        return completions(prompt=ids(9, chance), n=n, logprobs=64, max_tokens=longest)
+
+    def prompt_logprobs(self, chance: random.Random) -> Ask:
+        """Prompts with as many logprobs as there are; now and then echoed."""
+        tokens = self._share(chance) // (66 * 14 + 50)
+        length = chance.choice((100, self.window - 4))
+        prompts = [ids(length, chance) for _ in range(max(1, min(tokens // (length + 20), 256)))]
+        if chance.random() < 0.3:
+            return completions(prompt=prompts, echo=True, logprobs=64, max_tokens=1)
+        return completions(prompt=prompts, prompt_logprobs=64, max_tokens=1)
+
+    def stream(self, chance: random.Random) -> Ask:
+        return completions(
+            prompt=ids(9, chance), stream=True, logprobs=chance.choice((None, 64)), n=chance.choice((1, 8)),
+            max_tokens=self.window // chance.choice((2, 4, 16)),
+        )  # fmt: skip
+
+    def many(self, chance: random.Random) -> Ask:
+        """Many small ones in one request, and prompts that no block is known of."""
+        if chance.random() < 0.5:
+            return completions(prompt="x", n=128, max_tokens=4)
+        return completions(prompt=[ids(self.window - 4, chance) for _ in range(3)], max_tokens=2)
+
+    def large(self, chance: random.Random) -> Ask:
+        """Bodies of the size that there is room for."""
+        size = int(self.limits["bodies"] // BODY_BYTE * chance.choice((0.1, 0.5, 0.9, 1.1)))
+        asks: list[Ask] = [
+            ("/v1/completions", {"prompt": "a, " * (size // 3), "max_tokens": 1}),
+            ("/v1/completions", {"prompt": [[999] * 200] * (size // 1000), "max_tokens": 1}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "é🦊" * (size // 18)}]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}] * (size // 36)}),
+            ("/v1/chat/completions", b'{"messages":[' + b"[]," * (size // 3) + b"[]]}"),
+            ("/tokenize", {"prompt": "tokens " * (size // 7)}),
+            ("/v1/completions", {"prompt": "x", "max_tokens": 2, "allowed_token_ids": list(range(4000))}),
+        ]
+        return chance.choice(asks)
+
+    def _share(self, chance: random.Random) -> int:
+        """Bytes of answers."""
+        return int(self.limits["answers"] * chance.choice((0.05, 0.1, 0.3)))
 
 
 def completions(**fields: Any) -> Ask:
     return "/v1/completions", {"temperature": 2.0, "ignore_eos": True} | fields
 
 
-def mix(server: Bound, scale: int) -> None:
-    """Every way to make a server hold much, one after another and beside streams that are not read."""
-    window = 250 * scale
-    idle = [socket.create_connection(("127.0.0.1", server.process.port)) for _ in range(40 * scale)]
-    stream = {"stream": True, "logprobs": 20, "n": 4, "max_tokens": window}
-    unread = [server.send(*completions(prompt=ids(5, i), **stream)) for i in range(2 * scale)]
-    whole = {"logprobs": 64, "max_tokens": window // 2}
-    unread += [server.send(*completions(prompt=ids(5, i), **whole)) for i in range(scale)]
-    server.together(
-        4, lambda i: completions(prompt=[ids(window, i)] * (8 * scale), prompt_logprobs=64, max_tokens=1)
-    )
-    server.together(
-        2 * scale, lambda i: completions(prompt=[ids(window, i)] * 2, prompt_logprobs=64, max_tokens=1)
-    )
-    server.together(scale, lambda i: completions(prompt=ids(9, i), n=8, logprobs=64, max_tokens=window // 4))
-    server.together(
-        4 * scale, lambda i: completions(prompt=ids(window, i), echo=True, logprobs=9, max_tokens=1)
-    )
-    server.together(4, lambda i: completions(prompt="x", n=128, max_tokens=4))
-    many: list[Ask] = [
-        ("/v1/completions", {"prompt": [ids(100, 1)] * (200 * scale), "max_tokens": 1, "n": 128}),
-        ("/v1/completions", {"prompt": "a, " * (100_000 * scale), "max_tokens": 1}),
-        ("/v1/completions", {"prompt": [[999] * 200] * (50 * scale), "max_tokens": 1}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "é🦊" * 20_000 * scale}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}] * (2000 * scale)}),
-        ("/v1/chat/completions", b'{"messages":[' + b"[]," * (40_000 * scale) + b"[]]}"),
-        ("/tokenize", {"prompt": "tokens " * (20_000 * scale)}),
-        ("/v1/completions", {"prompt": "x", "max_tokens": 2, "allowed_token_ids": list(range(4000))}),
-    ]
-    server.together(2 * len(many), lambda i: many[i % len(many)])
-    server.together(2, lambda i: completions(prompt="x", stream=True, max_tokens=window // 2), version="1.0")
-    fresh = 2 * scale  # prompts that no block is known of: the prefix cache is filled and goes round
-    server.together(
-        fresh, lambda i: completions(prompt=[ids(window, 100 * i + k) for k in range(4)], max_tokens=2)
-    )
-    server.together(2 * scale, lambda i: ("/v1/completions", json.dumps({"prompt": "x"}).encode()))
-    for sock in (*idle, *unread):
+def attack(server: Bound, window: int) -> None:
+    """As much of the answers' memory as one request may have, in prompts' logprobs: all of it is used."""
+    answers = Mix(server, window, 0).limits["answers"]
+    tokens = int(0.9 * answers) // (66 * 14 + 50 + 10)
+    prompts = [ids(window - 2, random.Random(i)) for i in range(tokens // window)]
+    server.ask(*completions(prompt=prompts, prompt_logprobs=64, max_tokens=1))
+
+
+def hold(server: Bound, window: int, seconds: float) -> None:
+    """Everything at once, beside connections that ask for nothing."""
+    idle = [socket.create_connection(("127.0.0.1", server.process.port)) for _ in range(200)]
+    attack(server, window)
+    mix = Mix(server, window, 1)
+    mix.press(seconds)
+    for sock in idle:
         sock.close()
+    pools = mix.pools()
+    print({name: f"{pool['peak'] / MIB:.1f} of {pool['limit'] / MIB:.1f}" for name, pool in pools.items()})
+    assert pools["answers"]["peak"] > 0.8 * pools["answers"]["limit"]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +248,7 @@ def model() -> Path:
 def test_a_small_mix_stays_under_the_bound(model: Path) -> None:
     options = ("--max-model-len", "512", "--request-memory", "12MiB", "--max-connections", "500")
     with bounded(model, 150 * MIB, *options) as server:
-        mix(server, 1)
+        hold(server, 512, 5.0)
 
 
 @pytest.mark.memory
@@ -165,5 +256,4 @@ def test_a_small_mix_stays_under_the_bound(model: Path) -> None:
 def test_a_heavy_mix_stays_under_the_bound(model: Path, bound: int, requests: str | None) -> None:
     options = () if requests is None else ("--request-memory", requests)
     with bounded(model, bound * MIB, "--max-model-len", "2048", *options) as server:
-        for _ in range(3):
-            mix(server, 7)
+        hold(server, 2048, 75.0)
