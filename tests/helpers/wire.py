@@ -37,6 +37,8 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.closing = True
 
+    abort = close
+
     def can_write_eof(self) -> bool:
         return False
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from helpers.checkpoints import VOCAB
-from helpers.server import GUARD, LiveServer, Neighbour, plenty, serving
+from helpers.server import GUARD, LiveServer, Neighbour, plenty, read_all, request_bytes, serving
 from quire.server import json_input
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
@@ -318,6 +318,15 @@ def test_bodies_that_are_not_plain_json(server: LiveServer) -> None:
     assert server.post(path, body, {"content-type": "application/json; charset=utf-8"}).status == 200
     bomb = gzip.compress(b" " * 2**24)
     server.post(path, bomb, {"content-encoding": "gzip"}).error(415, "unsupported_content_encoding")
+
+
+def test_a_refusal_is_read_by_who_sends_everything_first(server: LiveServer) -> None:
+    """Closing with input unread would reset the connection before its client looks."""
+    too_long = b" " * 40 * 2**20
+    for headers in ("", "connection: close\r\n"):
+        with server.connect() as sock:
+            sock.sendall(request_bytes("/detokenize", too_long, headers=headers))
+            assert read_all(sock).startswith(b"HTTP/1.1 413 ")
 
 
 def test_bodies_over_the_limit(server: LiveServer) -> None:

@@ -18,8 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.server import plenty
 from helpers.wire import ask, connect, turns
 from quire.server.connections import Connections
+from quire.server.memory import BODY_BYTE, HEAD
 from quire.server.protocol import MAX_BESIDE_BYTES, MAX_HEADERS, MAX_PIPELINED
 
 CHUNKED = b"POST %b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -123,6 +125,76 @@ def test_nothing_grows_in_small_reads(name: str) -> None:
     assert sent.startswith(b"HTTP/1.1 431 ")
     assert peak < KEPT
     assert calls < 2 * MAX_BESIDE_BYTES
+
+
+def test_headers_of_all_connections_have_one_budget() -> None:
+    """The longest idle that hold more than their share go; whoever asks in one piece is answered meanwhile."""
+
+    async def work() -> None:
+        table, logs = Connections(10, 600.0, buffers=100_000), [[] for _ in range(9)]
+        held = [connect(table, "a", log)[0] for log in logs]
+        for server, _ in held:
+            for piece in pieces(b"GET / HTTP/1.1\r\na: ", b"x", 4000, 40_000):
+                server.data_received(piece)
+                assert table.buffered <= table.buffers
+            ((other, wire),) = connect(table, "b", [])
+            other.data_received(GET % b"")
+            await turns()
+            assert wire.sent().startswith(b"HTTP/1.1 200 ")
+            other.connection_lost(None)
+        sent = [wire.sent() for _, wire in held]
+        assert [text[9:12] for text in sent] == [b"503"] * 7 + [b""] * 2
+        assert b"of the 97.66 KiB that the memory bound gives" in sent[0]
+        held[-1][0].data_received(b"\r\n\r\n")
+        await turns()
+        assert held[-1][1].sent().startswith(b"HTTP/1.1 200 ")
+        for server, _ in held:
+            server.connection_lost(None)
+        assert table.buffered == 0
+
+    asyncio.run(work())
+
+
+def test_what_tls_keeps_is_counted_until_the_connection_ends() -> None:
+    async def work() -> None:
+        table = Connections(10, 600.0, buffers=320_000)
+        pairs = [connect(table, name, [], {"sslcontext": object()})[0] for name in "abc"]
+        for server, wire in pairs:
+            server.data_received(CHUNKED % b"/c" + b"186a0\r\n" + b"x" * 100_000 + b"\r\n0\r\n\r\n")
+            await turns()
+            assert wire.sent().startswith(b"HTTP/1.1 200 ")
+            assert 100_000 < server.buffered <= table.buffered <= table.buffers
+        assert [wire.closing for _, wire in pairs] == [True, False, False]  # the longest idle
+
+    asyncio.run(work())
+
+
+def test_bodies_count_as_they_arrive() -> None:
+    """Before anything reads them, as those of pipelined requests; until the connection ends."""
+
+    async def work() -> None:
+        memory = plenty(2**23)
+        ((server, wire),) = connect(Connections(10, 600.0, memory=memory), "a", [])
+        server.data_received(GET.replace(b"/g", b"/never") % b"")
+        first = memory.bodies.used
+        assert first >= HEAD
+        behind = CHUNKED % b"/c" + b"10000\r\n" + b"x" * 2**16 + b"\r\n0\r\n\r\n"
+        server.data_received(behind)
+        assert memory.bodies.used >= first + HEAD + BODY_BYTE * 2**16
+        for _ in range(8):
+            server.data_received(behind)
+        assert memory.bodies.used <= memory.bodies.limit
+        server.connection_lost(None)
+        assert memory.bodies.used == first  # of what runs
+        ((server, wire),) = connect(Connections(10, 600.0, memory=memory), "a", [])
+        server.data_received(CHUNKED % b"/c")
+        for _ in range(100):
+            server.data_received(b"1000\r\n" + b"x" * 2**12 + b"\r\n")
+        assert memory.bodies.used <= memory.bodies.limit
+        await turns()
+        assert wire.sent().startswith(b"HTTP/1.1 429 ")
+
+    asyncio.run(work())
 
 
 def test_trailers_are_not_headers() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from helpers.process import SMALL, children, running, until
-from helpers.server import GUARD, read_all
+from helpers.server import GUARD, read_all, request_bytes
 from quire.cli.main import main
 from quire.cli.serve import read_config, settings
 
@@ -103,6 +103,11 @@ def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
         make_certificate(key, certificate, "second")
         server.process.send_signal(signal.SIGHUP)
         until(lambda: subject(server.port) == "second")
+        client = ssl.create_default_context(cafile=str(certificate))
+        client.check_hostname = False
+        with client.wrap_socket(socket.create_connection(("127.0.0.1", server.port))) as sock:
+            sock.sendall(request_bytes("/tokenize", b" " * 20 * 2**20))  # refused before it is whole
+            assert read_all(sock).startswith(b"HTTP/1.1 413 ")
         assert server.end()[0] == 0
     certificate.write_text("not a certificate")
     assert main(["serve", str(folder), "--port", "0", *options]) == 1

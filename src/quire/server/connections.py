@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from quire.server.logs import log
 from quire.types import QuireError
 
 if TYPE_CHECKING:
+    from quire.server.memory import RequestMemory
     from quire.server.protocol import LimitedProtocol
 
 # Connections beyond the limit: they get a health probe's answer, or hear that there is no room.
@@ -42,6 +44,9 @@ class Connections:
     header_seconds: float
     probes: frozenset[bytes] = frozenset()
     access_log: bool = False
+    memory: RequestMemory | None = None  # takes bodies as they arrive; None: they are not counted
+    buffers: int = sys.maxsize  # bytes of all buffers; see `has_buffer`
+    buffered: int = 0
     idle: dict[LimitedProtocol, None] = field(default_factory=dict)
     beyond: dict[LimitedProtocol, None] = field(default_factory=dict)
     unsent: list[LimitedProtocol] = field(default_factory=list)
@@ -80,8 +85,25 @@ class Connections:
         del self.beyond[connection]
         return True
 
+    def has_buffer(self, connection: LimitedProtocol, size: int) -> bool:
+        """Whether a connection may buffer so many bytes from now on: headers that are not complete, and what TLS keeps.
+
+        When all together are over the limit, the longest idle ones that buffer more than their share are refused.
+        """
+        self.buffered += size - connection.buffered
+        grows, connection.buffered = size > connection.buffered, size
+        if self.buffered <= self.buffers or not grows:
+            return True
+        share = self.buffers // max(1, self.limit)
+        for other in [other for other in self.idle if other.buffered > share and other is not connection]:
+            other.refuse_buffer()
+            if self.buffered <= self.buffers:
+                return True
+        return False
+
     def forget(self, connection: LimitedProtocol) -> None:
         """It has ended."""
+        self.has_buffer(connection, 0)
         self.idle.pop(connection, None)
         self.beyond.pop(connection, None)
 

@@ -70,7 +70,8 @@ class Exchange:
         self.bytes_out = 0
         self.details: dict[str, Any] = {}  # for the access log and the span
         self.timings: Timings | None = None  # of the prompt that ended last
-        self.memory, self.held = memory, Held()  # what this request has of it
+        self.memory = memory
+        self.held: Held = scope.get("quire.held") or Held()  # what this request has of it
         self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
         self.recorded_bytes = 0
         self.sent_type = b""
@@ -156,7 +157,6 @@ class Exchange:
                     self.bytes_in = len(body)
                     if self.bytes_in > limit:
                         raise self._too_large(limit)
-                    self.memory.take_body(self.held, len(message.get("body", b"")))
                     more = message.get("more_body", False)
         except TimeoutError:
             raise ApiError(

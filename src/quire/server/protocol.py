@@ -18,6 +18,8 @@ from quire.server.connections import Connections
 from quire.server.errors import ApiError
 from quire.server.exchange import GRACE_SECONDS
 from quire.server.logs import log_refusal
+from quire.server.memory import HEADER, Held, RequestMemory
+from quire.util.sizes import format_size
 
 # Of headers and trailers together.
 MAX_HEADER_BYTES = 64 * 1024
@@ -33,10 +35,14 @@ _CREDIT = 2 * _PIECE
 CLOSE_SECONDS = 5.0
 # A whole answer counts as read on when its reader has taken so much.
 _PROGRESS_BYTES = 32 * 1024
-# After a refusal: how long and how much is still read and thrown away. Closing with input unread would reset the
-# connection, and take the answer from a client that is still sending.
-_LINGER_SECONDS = 1.0
-_LINGER_BYTES = 4 * 2**20
+# After a refusal, as long as more comes: how long and how much is still read and thrown away, and how long silence may
+# last. Closing with input unread would reset the connection, and take the answer from a client that is still sending.
+_LINGER_SECONDS = 30.0
+_LINGER_BYTES = 64 * 2**20
+_LINGER_SILENCE = 2.0
+# Buffers of a TLS connection grow with what is read or written at once, and stay: measured at 1.3 to 1.5 of it.
+_SMALL_PIECE = 16 * 1024
+_GROWTH = 1.5
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -53,6 +59,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # What every token touches lies together: caches are cold when a step's tokens come.
     __slots__ = ("_chunks", "_file", "_line", "_paused", "_wire")
+
+    buffered = 0  # bytes that count against what connections may buffer
 
     def __init__(
         self,
@@ -73,6 +81,8 @@ class LimitedProtocol(HttpToolsProtocol):
         )
         self._beside = 0  # bytes of the message in work beside its body, less those of the body
         self._read_bytes = 0  # thrown away
+        self._arrived = 0  # of a body, since memory was taken for it
+        self._grown = 0  # what TLS keeps
         self._unread = 0  # what is buffered of answers that are complete
         self._unread_seconds = 0.0
         self._deaf = False  # what comes is thrown away
@@ -83,6 +93,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._chunks = b""  # to be sent when the current callback is over
         self._line = table
         self._paused = False  # as self.flow.write_paused
+        self.tls = False
         self._file = -1  # the socket, where its bytes are ours to write
 
     # ---- connection
@@ -118,12 +129,15 @@ class LimitedProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=1, low=0)
         self._wire = transport
         sock = transport.get_extra_info("socket")
-        if sock is not None and transport.get_extra_info("sslcontext") is None:
+        self.tls = transport.get_extra_info("sslcontext") is not None
+        if sock is not None and not self.tls:
             self._file = sock.fileno()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
+        for cycle, _ in self.pipeline:  # what was never begun
+            cycle.scope["quire.held"].close()  # type: ignore[typeddict-item]
         active = self._active
         if active is not None and not active.response_complete:
             active.disconnected = True
@@ -171,6 +185,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._timer is None and self in self._table.idle:
             self._start_timer()
         self._unset_keepalive_if_required()
+        self._grow(len(data))
         whole = memoryview(data)
         for at in range(0, len(data), _PIECE):
             piece = whole[at : at + _PIECE]
@@ -179,8 +194,11 @@ class LimitedProtocol(HttpToolsProtocol):
                 continue
             self._parse(piece)
             self._beside += len(piece)
-            if self._beside > MAX_BESIDE_BYTES and not self._deaf:
-                self._refuse(_headers_too_large())
+            error = _headers_too_large() if self._beside > MAX_BESIDE_BYTES else self._take_body()
+            if error is None and not self._has_buffer():
+                error = _no_buffer(self._table)
+            if error is not None and not self._deaf:
+                self._refuse(error)
         if self._read_bytes > _LINGER_BYTES:
             self.transport.close()
 
@@ -202,6 +220,33 @@ class LimitedProtocol(HttpToolsProtocol):
                     self.parser.feed_data(head)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # CONNECT is one
             self.send_400_response("")
+
+    def _has_buffer(self) -> bool:
+        """Count what is buffered; see Connections.has_buffer."""
+        kept = 0
+        if self._in_headers:
+            kept = self._beside + HEADER * self._headers_seen
+        elif self._in_body:  # its headers are the request's
+            kept = max(0, self._beside - self._header_bytes)
+        return self._table.has_buffer(self, self._grown + kept)
+
+    def _grow(self, size: int) -> None:
+        """So many bytes are read or written at once."""
+        if self.tls and size > _SMALL_PIECE:
+            self._grown = max(self._grown, int(_GROWTH * size))
+
+    def write(self, data: bytes) -> None:
+        """Send a part of an answer."""
+        self._grow(len(data))
+        self.transport.write(data)
+
+    def refuse_buffer(self) -> None:
+        """Give up what is buffered: others need it more."""
+        if self._in_headers:
+            self._refuse(_no_buffer(self._table))
+        else:
+            self.drop()
+            self._table.has_buffer(self, 0)
 
     def _head_without_upgrade(self) -> bytes:
         lines = [
@@ -309,11 +354,22 @@ class LimitedProtocol(HttpToolsProtocol):
             probing = self.url.partition(b"?")[0] in self._table.probes
             if not probing:
                 self._fail(_too_many(self._table.limit))
+        held = self.scope["quire.held"] = Held()  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self.cycle.transport = _Answering(self)  # type: ignore[assignment]
         self._in_body = True
         if probing:
             self.cycle.keep_alive = False
+        elif (memory := self._memory()) is not None:
+            try:
+                memory.take_head(held, self._header_bytes, self._headers_seen)
+            except ApiError as error:
+                self._fail(error)
+
+    def _memory(self) -> RequestMemory | None:
+        """What takes bodies; None while there is no engine, when requests are refused without being read."""
+        memory = self._table.memory
+        return memory if memory is not None and memory.bodies.limit else None
 
     def _take_authority(self) -> None:
         """A target with a host of its own: that host counts, not the header's (RFC 9112, section 3.2.2)."""
@@ -335,12 +391,27 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         beside = self._beside - 2 * len(body)
         self._beside = beside if beside > -_CREDIT else -_CREDIT
+        self._arrived += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            error = self._take_body()
+            if error is not None:
+                self._fail(error)
             self._in_body, self._beside = False, 0
             super().on_message_complete()
+
+    def _take_body(self) -> ApiError | None:
+        """Take memory for what has come of a body; why there is none."""
+        size, self._arrived = self._arrived, 0
+        memory = self._memory()
+        if size and memory is not None and not self.cycle.response_complete:
+            try:
+                memory.take_body(self.cycle.scope["quire.held"], size)  # type: ignore[typeddict-item]
+            except ApiError as error:
+                return error
+        return None
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active = cycle
@@ -352,6 +423,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._refusal is None:
             self._table.idle[self] = None
+            if not self._has_buffer():
+                self.transport.close()
         elif self._in_body:  # what was refused has been answered
             self._linger()
         else:
@@ -402,6 +475,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal = error
         self._deaf = True
         self._stop_timer()
+        if self._in_headers:  # and the parser keeps the rest
+            self.headers, self.parser = [], httptools.HttpRequestParser(self)
+            self._table.has_buffer(self, self._grown)
         if self._in_body:
             self.cycle.scope["quire.refused"] = error  # type: ignore[typeddict-unknown-key]
             self.cycle.message_event.set()
@@ -428,13 +504,18 @@ class LimitedProtocol(HttpToolsProtocol):
         """Close, but read on for a while."""
         self._deaf = self._ending = True
         self._stop_timer()
-        if self.transport.can_write_eof():
+        if self.transport.can_write_eof():  # not TLS: its clients know the end by the length
             self.transport.write_eof()
-            if self not in self._table.beyond:
-                self._table.idle[self] = None  # the first to go when there are too many
-            self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
-        else:
+        if self not in self._table.beyond:
+            self._table.idle[self] = None  # the first to go when there are too many
+        self._linger_on(self.loop.time() + _LINGER_SECONDS, -1)
+
+    def _linger_on(self, end: float, before: int) -> None:
+        """Close when nothing has come since there were `before` bytes, or at the end; else wait for more."""
+        if self._read_bytes == before or self.loop.time() > end:
             self.transport.close()
+        else:
+            self._timer = self.loop.call_later(_LINGER_SILENCE, self._linger_on, end, self._read_bytes)
 
 
 class _Answering:
@@ -443,7 +524,9 @@ class _Answering:
     __slots__ = ("close", "is_closing", "write")
 
     def __init__(self, connection: LimitedProtocol) -> None:
-        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        transport = connection.transport
+        self.write = connection.write if connection.tls else transport.write
+        self.is_closing = transport.is_closing
         self.close = connection.end
 
 
@@ -451,6 +534,14 @@ def _headers_too_large() -> ApiError:
     limit = f"{MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes"
     message = f"what is sent beside the body is over the limit of {limit}"
     return ApiError(431, message, code="headers_too_large", close=True)
+
+
+def _no_buffer(table: Connections) -> ApiError:
+    message = (
+        f"connections buffer {format_size(table.buffered)} of the {format_size(table.buffers)} that the memory bound "
+        "gives to requests that are not complete; try again"
+    )
+    return ApiError(503, message, code="memory_full", headers=[(b"retry-after", b"1")], close=True)
 
 
 def _version_unknown() -> ApiError:

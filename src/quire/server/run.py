@@ -15,6 +15,7 @@ import uvicorn
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import AsyncEngine, EngineState
+from quire.engine.held import buffers
 from quire.server.access import exposure
 from quire.server.app import ROUTES, App
 from quire.server.connections import Connections, Listener, fit_descriptors
@@ -121,6 +122,8 @@ class HttpServer:
             interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
             timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=CLOSE_SECONDS,  # type: ignore[arg-type]
         ), connections, tls)  # fmt: skip
+        connections.memory = self.context.memory
+        connections.buffers = buffers(config)
         self.context.connections = self._server.server_state.connections  # type: ignore[assignment]
         self._tasks: list[asyncio.Task[None]] = []
 
