@@ -57,6 +57,57 @@ def test_who_waits_is_served_in_the_order_of_coming() -> None:
     assert asyncio.run(go()) == ["large", "small"]
 
 
+def test_keys_take_turns() -> None:
+    """One key's small request passes another's many large ones, later ones come in turns, and none waits for ever."""
+
+    async def go() -> list[str]:
+        pool, order = Pool("p", lambda: 10, 100), []
+
+        async def take(name: str, size: int, tenant: str) -> None:
+            await pool.take(size, tenant)
+            order.append(name)
+
+        def start(*asked: tuple[str, int]) -> list[asyncio.Task[None]]:
+            return [asyncio.create_task(take(name, size, name[0])) for name, size in asked]
+
+        await pool.take(6, "a")
+        tasks = start(("a1", 8), ("a2", 8), ("a3", 8))
+        await asyncio.sleep(0)
+        tasks += start(("b1", 1), ("b2", 1), ("c1", 1), ("a4", 1))
+        await asyncio.sleep(0)
+        assert order == ["b1", "c1"]
+        for size, tenant in ((6, "a"), (1, "b"), (1, "c"), (8, "a"), (1, "b"), (8, "a"), (8, "a")):
+            pool.give(size, tenant)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert (pool.used, pool.waiting) == (1, 0)
+        return order
+
+    assert asyncio.run(go()) == ["b1", "c1", "a1", "b2", "a2", "a3", "a4"]
+
+
+def test_a_key_leaves_places_and_bytes_to_others() -> None:
+    async def go() -> None:
+        pool = Pool("answers", lambda: 100, 4)
+        assert pool.try_take(40, "a")
+        assert not pool.try_take(11, "a")
+        assert pool.try_take(10, "a")
+        assert pool.try_take(50, "b")  # its only one
+        waiting = [asyncio.create_task(pool.take(10, "a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(
+            OverloadedError, match=r"2 requests with this API key wait for memory .* limit is 2"
+        ):
+            await pool.take(10, "a")
+        waiting.append(asyncio.create_task(pool.take(10, "b")))
+        await asyncio.sleep(0)
+        assert pool.waiting == 3
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(go())
+
+
 def test_who_leaves_the_queue_takes_nothing_along() -> None:
     async def go() -> None:
         pool = Pool("p", lambda: 10, 5)

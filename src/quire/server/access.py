@@ -84,6 +84,7 @@ class AccessControl:
             code = "missing_api_key" if not presented else "invalid_api_key"
             raise ApiError(401, message, code=code, headers=[(b"www-authenticate", b"Bearer")])
         exchange.tenant = self._tenants[found]
+        exchange.held.assign(exchange.tenant)
 
     def cors_headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
         """What lets a listed browser origin read the response; nothing for any other."""

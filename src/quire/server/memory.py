@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from quire.engine.api import AsyncEngine, DeadlineError, GenerateAsk, OverloadedError
 from quire.server.errors import ApiError, bad_request
@@ -55,13 +56,21 @@ STOP_CHAR = 300  # of stop strings: a state of their automaton
 
 
 class Pool:
-    """A share of the memory for requests. Whoever waits is served in the order of coming."""
+    """A share of the memory for requests. Tenants that wait are served in turns, each one's requests in order.
+
+    A request whose turn it is waits until it fits, and others wait behind it, so that none waits for ever. Meanwhile
+    each other tenant may pass once with one that fits: small requests with one API key do not wait for many large ones
+    with another. As in the engine's queue (engine/admission), a tenant may wait in as many places as would then still
+    be left, and what is refused at once is so beyond as much as would be left.
+    """
 
     def __init__(self, name: str, limit: Callable[[], int], most_waiting: int) -> None:
         self.name = name
         self.used = self.peak = 0
         self._limit, self._most_waiting = limit, most_waiting
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._used: Counter[str] = Counter()  # by tenant
+        self._waiting: dict[str, deque[_Turn]] = {}  # by tenant, whose turn it is first
+        self._passed: set[str] = set()  # tenants that have passed the one whose turn it is
 
     @property
     def limit(self) -> int:
@@ -71,83 +80,138 @@ class Pool:
     @property
     def waiting(self) -> int:
         """Requests that wait for their turn."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
-    def try_take(self, size: int) -> bool:
-        """Take bytes when there are so many and nobody waits for them."""
+    def try_take(self, size: int, tenant: str = "", mine: int = 0) -> bool:
+        """Take bytes when there are so many and nobody waits for them; for a tenant that holds some beside `mine`, this
+        request's own, when as many are left.
+        """
         if self._waiting or self.used + size > self.limit:
             return False
-        self._take(size)
+        own = self._used[tenant]
+        if tenant and own > mine and own + size > self.limit - self.used - size:
+            return False
+        self._take(size, tenant)
         return True
 
-    async def take(self, size: int) -> None:
-        """Take bytes, after those who came before. Raises OverloadedError, with the numbers, when too many wait."""
-        if self.try_take(size):
+    async def take(self, size: int, tenant: str = "") -> None:
+        """Take bytes when it is our turn. Raises OverloadedError, with the numbers, when too many wait."""
+        if self.used + size <= self.limit and (not self._waiting or self._may_pass(tenant)):
+            self._take(size, tenant)
             return
-        if len(self._waiting) >= self._most_waiting:
-            raise OverloadedError(
-                f"{len(self._waiting)} requests wait for memory ({self.name}: {format_size(self.used)} of "
-                f"{format_size(self.limit)} in use, {format_size(size)} more asked for) and the limit is "
-                f"{self._most_waiting}",
-                1.0,
-            )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (size, turn)
-        self._waiting.append(entry)
+        self._check_places(size, tenant)
+        turn = _Turn(size, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(tenant, deque()).append(turn)
         try:
-            await turn
+            await turn.come
         except BaseException:
-            if turn.done() and not turn.cancelled():  # it was our turn, and we have left
-                self.give(size)
+            if turn.come.done() and not turn.come.cancelled():  # it was our turn, and we have left
+                self.give(size, tenant)
             else:
-                self._waiting.remove(entry)
+                self._leave(turn, tenant)
                 self._serve()
             raise
 
-    def give(self, size: int) -> None:
+    def give(self, size: int, tenant: str = "") -> None:
         """Give bytes back."""
+        self._used[tenant] -= size
+        if not self._used[tenant]:
+            del self._used[tenant]
         self.used -= size
         self._serve()
 
-    def _take(self, size: int) -> None:
+    def assign(self, size: int, tenant: str) -> None:
+        """Bytes that were taken for nobody are a tenant's."""
+        self._used[""] -= size
+        self._used[tenant] += size
+
+    def _may_pass(self, tenant: str) -> bool:
+        if tenant in self._waiting or tenant in self._passed:
+            return False
+        self._passed.add(tenant)
+        return True
+
+    def _check_places(self, size: int, tenant: str) -> None:
+        """Raise OverloadedError when all places to wait in are taken, or a tenant has as many as are left."""
+        waiting, own = self.waiting, len(self._waiting.get(tenant, ()))
+        whose, most = f"{waiting} requests wait", self._most_waiting
+        if waiting < most:
+            if not tenant or not own or own < most - waiting:
+                return
+            whose, most = f"{own} requests with this API key wait", most - waiting
+        raise OverloadedError(
+            f"{whose} for memory ({self.name}: {format_size(self.used)} of {format_size(self.limit)} in use, "
+            f"{format_size(size)} more asked for) and the limit is {most}",
+            1.0,
+        )
+
+    def _take(self, size: int, tenant: str) -> None:
+        self._used[tenant] += size
         self.used += size
         self.peak = max(self.peak, self.used)
 
     def _serve(self) -> None:
         while self._waiting:
-            size, turn = self._waiting[0]
-            if self.used + size > self.limit and self.used:
+            tenant, turns = next(iter(self._waiting.items()))
+            turn = turns[0]
+            if self.used + turn.size > self.limit and self.used:
                 return
-            self._waiting.popleft()
-            self._take(size)
-            turn.set_result(None)
+            self._leave(turn, tenant)
+            if turns:  # its next one comes after the other tenants'
+                self._waiting[tenant] = self._waiting.pop(tenant)
+            self._take(turn.size, tenant)
+            turn.come.set_result(None)
+
+    def _leave(self, turn: _Turn, tenant: str) -> None:
+        if next(iter(self._waiting.values()))[0] is turn:
+            self._passed.clear()
+        self._waiting[tenant].remove(turn)
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """A request that waits for bytes, until its time has `come`."""
+
+    size: int
+    come: asyncio.Future[None]
 
 
 class Held:
-    """What one request has taken."""
+    """What one request has taken. `tenant`: which of several API keys it came with, once that is known."""
 
-    __slots__ = ("_sizes",)
+    __slots__ = ("_sizes", "tenant")
 
     def __init__(self) -> None:
         self._sizes: dict[Pool, int] = {}
+        self.tenant = ""
+
+    def assign(self, tenant: str) -> None:
+        """It is a tenant's, with what it has taken."""
+        self.tenant = tenant
+        if tenant:
+            for pool, size in self._sizes.items():
+                pool.assign(size, tenant)
 
     def try_take(self, pool: Pool, size: int) -> bool:
         """Take bytes from a pool when it has them."""
-        taken = pool.try_take(size)
+        mine = self._sizes.get(pool, 0)
+        taken = pool.try_take(size, self.tenant, mine)
         if taken:
-            self._sizes[pool] = self._sizes.get(pool, 0) + size
+            self._sizes[pool] = mine + size
         return taken
 
     async def take(self, pool: Pool, size: int) -> None:
         """Take bytes from a pool when it is our turn. Of each pool once: who holds some must not wait for more."""
-        await pool.take(size)
+        await pool.take(size, self.tenant)
         self._sizes[pool] = self._sizes.get(pool, 0) + size
 
     def give(self, pool: Pool) -> None:
         """Give back what was taken from a pool."""
         size = self._sizes.pop(pool, 0)
         if size:
-            pool.give(size)
+            pool.give(size, self.tenant)
 
     def close(self) -> None:
         """Give everything back."""
