@@ -1,28 +1,26 @@
-"""A memory control group for a server under test, where this machine lets us make one."""
+"""Control groups for a server under test, where this machine lets us make them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 _ROOT = Path("/sys/fs/cgroup")
 
 
-class MemoryGroup:
-    """Processes that together may hold `limit` bytes; the kernel kills one of them when they need more."""
+class _Group:
+    """Processes under limits of one controller."""
 
-    def __init__(self, limit: int) -> None:
-        self._old = (_ROOT / "memory" / "memory.limit_in_bytes").exists()  # version 1
+    def __init__(self, controller: str) -> None:
+        self._old = (_ROOT / controller / "cgroup.procs").exists()  # version 1
         self._folder = (
-            _ROOT / "memory" if self._old else _ROOT
+            _ROOT / controller if self._old else _ROOT
         ) / f"quire-test-{os.getpid()}-{time.time_ns()}"
         self._folder.mkdir()
-        self._write("memory.limit_in_bytes" if self._old else "memory.max", limit)
-        with contextlib.suppress(OSError):  # where there is no swap there is nothing to forbid
-            self._write("memory.swappiness" if self._old else "memory.swap.max", 0)
 
     def _write(self, name: str, value: int) -> None:
         (self._folder / name).write_text(str(value))
@@ -33,6 +31,32 @@ class MemoryGroup:
     def join(self) -> None:
         """Put the calling process into the group, and so its children."""
         self._write("cgroup.procs", os.getpid())
+
+    def close(self) -> None:
+        """Remove the group; its processes have ended."""
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+                return
+            time.sleep(0.05)
+
+
+class ProcessGroup(_Group):
+    """Processes that together may have `limit` processes and threads."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("pids")
+        self._write("pids.max", limit)
+
+
+class MemoryGroup(_Group):
+    """Processes that together may hold `limit` bytes; the kernel kills one of them when they need more."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("memory")
+        self._write("memory.limit_in_bytes" if self._old else "memory.max", limit)
+        with contextlib.suppress(OSError):  # where there is no swap there is nothing to forbid
+            self._write("memory.swappiness" if self._old else "memory.swap.max", 0)
 
     @property
     def peak(self) -> int:
@@ -46,20 +70,15 @@ class MemoryGroup:
         counts = dict(line.split() for line in lines)
         return int(counts["oom_kill"])
 
-    def close(self) -> None:
-        """Remove the group; its processes have ended."""
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                self._folder.rmdir()
-                return
-            time.sleep(0.05)
+
+_G = TypeVar("_G", bound=_Group)
 
 
 @contextlib.contextmanager
-def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
+def limited(kind: Callable[[int], _G], limit: int) -> Iterator[_G | None]:
     """A group for the length of a context; None where this process may not make one."""
     try:
-        group = MemoryGroup(limit)
+        group = kind(limit)
     except OSError:
         yield None
         return

@@ -7,6 +7,8 @@ import contextlib
 import resource
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from typing import Any
 import pytest
 from test_serve import make_certificate
 
-from helpers.process import descriptors, running, until
+from helpers.cgroup import ProcessGroup, limited
+from helpers.process import Process, descriptors, running, until
 from helpers.server import LiveServer, read_all, request_bytes, serving
 from helpers.wire import connect, turns
+from quire.cli.main import main
 from quire.server import connections
 from quire.server.connections import SPARE, Connections, TooFewDescriptorsError, fit_descriptors
 
@@ -149,6 +153,64 @@ def test_the_limit_of_open_files(
     now = limits[-1][0]
     assert now == raised if now in {soft, hard} else now > raised + SPARE
     assert got == allowed or (not allowed and 2048 - 512 < got < 2048)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value", "status", "text"),
+    [
+        ("serve", "--threads", "100000", 2, "threads: 100000 is over the limit of 1024"),
+        ("generate", "--threads", "100000", 2, "threads: 100000 is over the limit of 1024"),
+        ("serve", "--max-num-seqs", "99999999999", 2, "max_num_seqs: 99999999999 is over the limit of 65536"),
+        (
+            "generate",
+            "--max-num-seqs",
+            "99999999999",
+            2,
+            "max_num_seqs: 99999999999 is over the limit of 65536",
+        ),
+        ("serve", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is over the "),
+        ("generate", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is over the "),
+        ("serve", "--request-memory", "99999999GiB", 1, "lower --request-memory"),
+        ("serve", "--num-kv-blocks", "99999999999", 2, "num_kv_blocks: 99999999999 is over the limit of"),
+    ],
+)
+def test_numbers_that_no_machine_has(
+    folder: Path,
+    command: str,
+    option: str,
+    value: str,
+    status: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Refused by name and limit, before anything is allocated."""
+    more = ["--port", "0"] if command == "serve" else ["--prompt", "hi"]
+    assert main([command, str(folder), *more, option, value]) == status
+    assert text in capsys.readouterr().err
+
+
+def test_too_few_processes_for_the_threads(folder: Path) -> None:
+    """Whichever thread cannot be started, the start ends and says so; a server that has started has all it needs."""
+    serve = ["serve", str(folder), "--port", "0", "--threads", "3"]
+    generate = ["generate", str(folder), "--prompt", "hi", "--threads", "3"]
+    for limit, words in ((1, serve), (4, serve), (11, serve), (2, generate)):
+        command = [sys.executable, "-m", "quire", *words]
+        with limited(ProcessGroup, limit) as group:
+            if group is None:
+                pytest.skip("no control group of processes can be made here")
+            run = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=group.join)
+        assert run.returncode in {1, 2}, (limit, run.stderr)
+        assert "a container's pids limit" in run.stderr, (limit, run.stderr)
+        assert "Traceback" not in run.stderr
+    assert "threads: the system started 2 of 3" in run.stderr
+    with limited(ProcessGroup, 40) as group:
+        assert group is not None
+        server = Process(folder, "--port", "0", before=group.join)
+        try:
+            bodies = [{"prompt": "hi " * size, "max_tokens": 2} for size in (1, 9000)]
+            assert [server.request("POST", "/v1/completions", body).status for body in bodies] == [200, 200]
+        finally:
+            server.end()
 
 
 def test_no_descriptors_to_serve_with(monkeypatch: pytest.MonkeyPatch) -> None:

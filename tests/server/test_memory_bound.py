@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from helpers.cgroup import memory_group
+from helpers.cgroup import MemoryGroup, limited
 from helpers.process import Process, gone, resident
 from helpers.server import GUARD, read_all, request_bytes
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
@@ -61,7 +61,7 @@ class Bound:
 @contextlib.contextmanager
 def bounded(folder: Path, bound: int, *options: str) -> Iterator[Bound]:
     """A server whose bound is enforced by the kernel, or, where that is not allowed, watched."""
-    with memory_group(bound) as group:
+    with limited(MemoryGroup, bound) as group:
         process = Process(
             folder,
             "--port",

@@ -36,9 +36,9 @@ from quire.program.lower import lower
 from quire.program.memory import param_bytes
 from quire.program.ops import Program
 from quire.records import dataclass
-from quire.types import CheckpointError
+from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
-from quire.util.platform import available_memory, resident_bytes, usable_cores
+from quire.util.platform import available_memory, resident_bytes, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup import Startup
 from quire.worker.sampler import Sampler
@@ -230,6 +230,12 @@ def build(
     Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
     """
     startup = startup or Startup()
+    total = total_memory()
+    if asked.memory is not None and asked.memory > total:
+        message = (
+            f"memory: {format_size(asked.memory)} is over the {format_size(total)} that this machine has"
+        )
+        raise MemoryBudgetError(message)
     with startup.span("plan"):
         machine = machine_facts()
         config, program = choose(model, asked, machine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,13 @@ _BUFFER, _TLS_BUFFER, _MIN_BUFFERS = 2**10, 8 * 2**10, 2**20
 
 def buffers(serving: ServingConfig) -> int:
     """Bytes that all connections together may buffer."""
-    return max(_MIN_BUFFERS, serving.max_connections * (_TLS_BUFFER if serving.ssl_certfile else _BUFFER))
+    return max(_MIN_BUFFERS, _connections(serving) * (_TLS_BUFFER if serving.ssl_certfile else _BUFFER))
+
+
+def _connections(serving: ServingConfig) -> int:
+    """The most that there can be: each needs an open file."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return serving.max_connections if files < 0 else min(serving.max_connections, files)
 
 
 def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig) -> dict[str, int]:
@@ -35,7 +42,7 @@ def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig)
     return {
         "server": resident_bytes() + SERVER_GROWTH + tokenizer_memory(folder, files),
         "connections": buffers(serving)
-        + serving.max_connections * (TLS_CONNECTION if serving.ssl_certfile else CONNECTION),
+        + _connections(serving) * (TLS_CONNECTION if serving.ssl_certfile else CONNECTION),
     }
 
 

@@ -67,9 +67,16 @@ class ProcessHost:
         self._exit = loop.create_future()
         spawned, self._spawned = self._spawned or Spawned(self.module), None
         self._process, ours = spawned.take()
-        threading.Thread(
-            target=self._follow, args=(loop, self._exit), name="quire-engine-stderr", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._follow, args=(loop, self._exit), name="quire-engine-stderr", daemon=True
+            ).start()
+        except RuntimeError:  # no thread is left to see its end
+            ours.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            raise
         return ours
 
     async def ended(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +12,7 @@ from quire.text.chat import ChatAsk, ChatRenderer
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, ContextLengthError, RequestError
 from quire.util.strict_json import read_small_file
+from quire.util.threads import full_pool
 
 # Characters of prompt for each token of context. No natural text comes near; a text of this many characters has
 # more tokens than fit, unless it is one long run of a single character.
@@ -38,8 +38,8 @@ class TextService:
                 if template is not None:
                     raise
                 self._no_chat = str(error)  # text completion works without
-        self._short = ThreadPoolExecutor(2, "quire-text")
-        self._long = ThreadPoolExecutor(1, "quire-long-text")
+        self._short = full_pool(2, "quire-text")
+        self._long = full_pool(1, "quire-long-text")
         self._max_tokens = 0
         self._piece = lru_cache(_KNOWN_PIECES)(
             lambda token_id: self.token_bytes(token_id).decode("utf-8", "replace")

@@ -58,6 +58,7 @@ from quire.quant.groups import rotate, weight_share
 from quire.spec.model import Activation, ClampedSwiGLU
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
+from quire.util.sizes import format_size
 
 _DTYPES = {
     "f32": _native.DType.f32, "bf16": _native.DType.bf16, "f16": _native.DType.f16, "i8": _native.DType.i8,
@@ -241,7 +242,8 @@ class NativeExecutor:
         except MemoryError as error:
             need = plan.total + block_bytes * limits.num_blocks
             raise MemoryBudgetError(
-                f"the system would not give {need} bytes for cache and activations"
+                f"memory: the system does not give {format_size(need)} for cache and activations: lower --memory, or "
+                "raise the limit of address space (ulimit -v)"
             ) from error
 
     def _add_op(self, op: Op) -> None:

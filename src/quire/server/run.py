@@ -25,10 +25,12 @@ from quire.server.metrics import ServerMetrics
 from quire.server.protocol import CLOSE_SECONDS, LimitedProtocol
 from quire.server.tracing import Tracer
 from quire.types import QuireError
+from quire.util.threads import full_pool
 
 # What the kernel may hold of unread output per connection: a slow reader is noticed within seconds.
 SEND_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048
+_THREADS = 6  # for what takes time in proportion to a body or an answer
 _FAILURE_SECONDS = 0.5  # between two looks at the state of the engine
 
 
@@ -183,6 +185,7 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, _reload_tls, tls, config)
+    loop.set_default_executor(full_pool(_THREADS, "quire-work"))
     await server.start(sock)
     for text in exposure(config):
         notice.warning("%s", text)

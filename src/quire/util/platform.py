@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -23,6 +24,11 @@ def available_memory() -> int:
     if limit is not None and used is not None:
         available = min(available, max(0, limit - used))
     return available
+
+
+def total_memory() -> int:
+    """Bytes of memory that this machine has, or fewer under a cgroup limit."""
+    return min(_meminfo("MemTotal"), _read_number(_CGROUP / "memory.max") or sys.maxsize)
 
 
 def resident_bytes() -> int:
