@@ -38,7 +38,7 @@ from quire.program.ops import Program
 from quire.records import dataclass
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
-from quire.util.platform import available_memory, resident_bytes, total_memory, usable_cores
+from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup import Startup
 from quire.worker.sampler import Sampler
@@ -126,7 +126,7 @@ def machine_facts() -> MachineFacts:
     """What this machine has, and what this process holds, now."""
     isa = env.isa()
     float16 = (isa or best_isa()) == "avx2"
-    return MachineFacts(usable_cores(), resident_bytes(), available_memory(), isa, float16)
+    return MachineFacts(usable_cores(), resident_exactly(), available_memory(), isa, float16)
 
 
 def choose(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from quire.config.serving import ServingConfig
 from quire.engine.opening import tokenizer_memory
-from quire.util.platform import resident_bytes
+from quire.util.platform import resident_exactly
 from quire.util.resident import Area, resident_parts
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _connections(serving: ServingConfig) -> int:
 def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig) -> dict[str, int]:
     """Bytes that this process will hold beside the engine's, under the same bound."""
     return {
-        "server": resident_bytes() + SERVER_GROWTH + tokenizer_memory(folder, files),
+        "server": resident_exactly() + SERVER_GROWTH + tokenizer_memory(folder, files),
         "connections": buffers(serving)
         + _connections(serving) * (TLS_CONNECTION if serving.ssl_certfile else CONNECTION),
     }
