@@ -47,6 +47,10 @@ class Bound:
         self._ended.set()
         self._watch.join()
 
+    def memory(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.process.request("GET", "/debug/memory").json
+        return found
+
     def send(self, path: str, body: dict[str, Any] | bytes, version: str = "1.1") -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.process.port), timeout=GUARD)
         with contextlib.suppress(OSError):  # refused before it was whole
@@ -115,9 +119,7 @@ class Mix:
         self._failed: list[BaseException] = []
 
     def pools(self) -> dict[str, dict[str, int]]:
-        pools: dict[str, dict[str, int]] = self.server.process.request("GET", "/debug/memory").json[
-            "requests"
-        ]
+        pools: dict[str, dict[str, int]] = self.server.memory()["requests"]
         return pools
 
     def press(self, seconds: float) -> None:
@@ -227,10 +229,19 @@ def attack(server: Bound, window: int) -> None:
     server.ask(*completions(prompt=prompts, prompt_logprobs=64, max_tokens=1))
 
 
+def fill(server: Bound, window: int) -> None:
+    """Ask until all of the cache is in memory: half by its use, and the rest ahead of it."""
+    chance = random.Random(2)
+    while (found := server.memory())["processes"]["engine"]["kv"] < found["planned"]["kv"]:
+        server.ask(*completions(prompt=[ids(window - 2, chance) for _ in range(4)], max_tokens=1))
+        time.sleep(0.2)
+
+
 def hold(server: Bound, window: int, seconds: float) -> None:
     """Everything at once, beside connections that ask for nothing."""
     idle = [socket.create_connection(("127.0.0.1", server.process.port)) for _ in range(200)]
     attack(server, window)
+    fill(server, window)
     mix = Mix(server, window, 1)
     mix.press(seconds)
     for sock in idle:
@@ -255,5 +266,6 @@ def test_a_small_mix_stays_under_the_bound(model: Path) -> None:
 @pytest.mark.parametrize(("bound", "requests"), [(400, None), (400, "120MiB"), (2048, None)])
 def test_a_heavy_mix_stays_under_the_bound(model: Path, bound: int, requests: str | None) -> None:
     options = () if requests is None else ("--request-memory", requests)
-    with bounded(model, bound * MIB, "--max-model-len", "2048", *options) as server:
-        hold(server, 2048, 75.0)
+    wide = ("--kv-cache-dtype", "float32")  # sooner full
+    with bounded(model, bound * MIB, "--max-model-len", "2048", *wide, *options) as server:
+        hold(server, 2048, 60.0)
