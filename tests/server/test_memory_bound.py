@@ -136,7 +136,10 @@ class Mix:
         try:
             while not self._ended.is_set():
                 with contextlib.suppress(ConnectionError):  # refused while it was still being sent
-                    self._one(chance)
+                    if chance.random() < 0.1:
+                        self._headers()
+                    else:
+                        self._one(chance)
         except BaseException as error:
             self._failed.append(error)
             self._ended.set()
@@ -167,6 +170,15 @@ class Mix:
                     time.sleep(0.02)
             if answer:
                 self.server.seen[int(answer[9:12])] += 1
+
+    def _headers(self) -> None:
+        """Many connections in the middle of their headers."""
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):
+                address = ("127.0.0.1", self.server.process.port)
+                sock = stack.enter_context(socket.create_connection(address, timeout=GUARD))
+                sock.sendall(b"GET / HTTP/1.1\r\na: " + b"x" * 60_000)
+            self._ended.wait(1.0)
 
     # ---- what is asked for
 
