@@ -248,7 +248,7 @@ def test_a_standstill_does_not_count_as_not_reading(monkeypatch: pytest.MonkeyPa
             return 0.0
 
     async def work() -> None:
-        served = ServerContext(None, ServingConfig(reader_timeout=0.04), None, {Watch()})  # type: ignore[arg-type]
+        served = ServerContext(None, ServingConfig(reader_timeout=0.04), None, watches={Watch()})  # type: ignore[arg-type]
         sweeping = asyncio.create_task(served.sweep())
         while len(passed) < 3:
             await asyncio.sleep(0.001)

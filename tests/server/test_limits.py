@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from helpers.process import Process, descriptors, running, until
 from helpers.server import LiveServer, read_all, request_bytes, serving
 from helpers.wire import connect, turns
 from quire.cli.main import main
+from quire.engine.host.held import CONNECTION, TLS_CONNECTION
 from quire.server import connections
 from quire.server.connections import SPARE, Connections, TooFewDescriptorsError, fit_descriptors
+from quire.util.platform import resident_exactly
 
 
 @contextlib.contextmanager
@@ -153,6 +156,38 @@ def test_the_limit_of_open_files(
     now = limits[-1][0]
     assert now == raised if now in {soft, hard} else now > raised + SPARE
     assert got == allowed or (not allowed and 2048 - 512 < got < 2048)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_connection_holds_what_is_planned_for_it(folder: Path, tmp_path: Path, *, tls: bool) -> None:
+    """After a request, when it is idle."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make_certificate(key, certificate, "first")
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False
+    options = ("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate)) if tls else ()
+    with running(folder, *options, "--keep-alive-timeout", "600") as server, contextlib.ExitStack() as stack:
+
+        def asked() -> socket.socket:
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            sock = stack.enter_context(context.wrap_socket(sock)) if tls else sock
+            sock.sendall(
+                b"GET /health HTTP/1.1\r\nhost: localhost\r\nuser-agent: test\r\naccept: */*\r\n\r\n"
+            )
+            assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+            return sock
+
+        for sock in [asked() for _ in range(20)]:
+            sock.close()
+        with socket.create_connection(("127.0.0.1", server.port)):  # they have been closed there too
+            time.sleep(0.5)
+        before = resident_exactly(server.process.pid)
+        for _ in range(400):
+            asked()
+        each = (resident_exactly(server.process.pid) - before) / 400
+    planned = TLS_CONNECTION if tls else CONNECTION
+    print(f"{each / 1024:.1f} KiB of {planned / 1024:g}")
+    assert 0.8 * planned < each <= planned
 
 
 @pytest.mark.parametrize(

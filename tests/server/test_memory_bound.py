@@ -47,6 +47,10 @@ class Bound:
         self._ended.set()
         self._watch.join()
 
+    def memory(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.process.request("GET", "/debug/memory").json
+        return found
+
     def send(self, path: str, body: dict[str, Any] | bytes, version: str = "1.1") -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.process.port), timeout=GUARD)
         with contextlib.suppress(OSError):  # refused before it was whole
@@ -115,9 +119,7 @@ class Mix:
         self._failed: list[BaseException] = []
 
     def pools(self) -> dict[str, dict[str, int]]:
-        pools: dict[str, dict[str, int]] = self.server.process.request("GET", "/debug/memory").json[
-            "requests"
-        ]
+        pools: dict[str, dict[str, int]] = self.server.memory()["requests"]
         return pools
 
     def press(self, seconds: float) -> None:
@@ -134,7 +136,10 @@ class Mix:
         try:
             while not self._ended.is_set():
                 with contextlib.suppress(ConnectionError):  # refused while it was still being sent
-                    self._one(chance)
+                    if chance.random() < 0.1:
+                        self._headers()
+                    else:
+                        self._one(chance)
         except BaseException as error:
             self._failed.append(error)
             self._ended.set()
@@ -165,6 +170,15 @@ class Mix:
                     time.sleep(0.02)
             if answer:
                 self.server.seen[int(answer[9:12])] += 1
+
+    def _headers(self) -> None:
+        """Many connections in the middle of their headers."""
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):
+                address = ("127.0.0.1", self.server.process.port)
+                sock = stack.enter_context(socket.create_connection(address, timeout=GUARD))
+                sock.sendall(b"GET / HTTP/1.1\r\na: " + b"x" * 60_000)
+            self._ended.wait(1.0)
 
     # ---- what is asked for
 
@@ -227,10 +241,19 @@ def attack(server: Bound, window: int) -> None:
     server.ask(*completions(prompt=prompts, prompt_logprobs=64, max_tokens=1))
 
 
+def fill(server: Bound, window: int) -> None:
+    """Ask until all of the cache is in memory: half by its use, and the rest ahead of it."""
+    chance = random.Random(2)
+    while (found := server.memory())["processes"]["engine"]["kv"] < found["planned"]["kv"]:
+        server.ask(*completions(prompt=[ids(window - 2, chance) for _ in range(4)], max_tokens=1))
+        time.sleep(0.2)
+
+
 def hold(server: Bound, window: int, seconds: float) -> None:
     """Everything at once, beside connections that ask for nothing."""
     idle = [socket.create_connection(("127.0.0.1", server.process.port)) for _ in range(200)]
     attack(server, window)
+    fill(server, window)
     mix = Mix(server, window, 1)
     mix.press(seconds)
     for sock in idle:
@@ -255,5 +278,6 @@ def test_a_small_mix_stays_under_the_bound(model: Path) -> None:
 @pytest.mark.parametrize(("bound", "requests"), [(400, None), (400, "120MiB"), (2048, None)])
 def test_a_heavy_mix_stays_under_the_bound(model: Path, bound: int, requests: str | None) -> None:
     options = () if requests is None else ("--request-memory", requests)
-    with bounded(model, bound * MIB, "--max-model-len", "2048", *options) as server:
-        hold(server, 2048, 75.0)
+    wide = ("--kv-cache-dtype", "float32")  # sooner full
+    with bounded(model, bound * MIB, "--max-model-len", "2048", *wide, *options) as server:
+        hold(server, 2048, 60.0)

@@ -22,6 +22,7 @@ from quire.server.errors import ApiError
 from quire.server.memory import BODY_BYTE, Held, Pool, answer_costs, reading_cost
 from quire.server.responses import ChatCompletion, Completion
 from quire.types import LogprobTable, Request, SamplingParams, TokenIds, TokenLogprob
+from quire.util.platform import resident_exactly
 
 
 def ask(prompt: int = 10, **params: Any) -> GenerateAsk:
@@ -325,12 +326,6 @@ def test_unread_answers_hold_their_memory_until_they_are_read(tight: LiveServer)
 # ---- what is reported
 
 
-def exactly(pid: int) -> int:
-    """The resident memory of a process; statm's sum is rounded for each thread."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
-
-
 def test_debug_memory_adds_up(folder: Path) -> None:
     with running(folder, "--memory", "300MiB", "--request-memory", "16MiB") as server:
         assert server.request("POST", "/v1/completions", {"prompt": "go", "max_tokens": 20}).status == 200
@@ -339,7 +334,7 @@ def test_debug_memory_adds_up(folder: Path) -> None:
         def adds_up() -> bool:
             """While blocks of the cache are brought into memory, two looks differ."""
             found.update(server.request("GET", "/debug/memory").json)
-            held = {"server": exactly(server.process.pid), "engine": exactly(server.engine)}
+            held = {"server": resident_exactly(server.process.pid), "engine": resident_exactly(server.engine)}
             sums = {name: sum(parts.values()) for name, parts in found["processes"].items()}
             return sums.keys() == held.keys() and all(abs(sums[n] - held[n]) < 0.01 * held[n] for n in held)
 

@@ -42,12 +42,12 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def resident_exactly() -> int:
-    """Resident set size of this process in bytes, counted page by page: `resident_bytes` may be off by megabytes, as
-    the kernel keeps its sum for each processor. Takes some milliseconds a GiB.
+def resident_exactly(pid: int | str = "self") -> int:
+    """Resident set size of a process in bytes, counted page by page: the kernel adds up the sum for `resident_bytes`
+    late, from each processor. Takes some milliseconds a GiB.
     """
     try:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
     except (OSError, StopIteration):
         return resident_bytes()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
 # What a tokenizer takes in memory for each byte of its file: measured at 8.
-_TOKENIZER_FACTOR = 10
+TOKENIZER_FACTOR = 10
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -166,6 +166,6 @@ def tokenizer_memory(folder: Path, files: GGUFFiles | None = None) -> int:
     `files`: of a GGUF model.
     """
     if files is not None:
-        return _TOKENIZER_FACTOR * files.header_bytes
+        return TOKENIZER_FACTOR * files.header_bytes
     tokenizer = folder / "tokenizer.json"
-    return _TOKENIZER_FACTOR * tokenizer.stat().st_size if tokenizer.exists() else 0
+    return TOKENIZER_FACTOR * tokenizer.stat().st_size if tokenizer.exists() else 0
