@@ -92,7 +92,7 @@ def test_chunked_prefill_bounds_what_a_long_prompt_does_to_streams() -> None:
     assert max(chunked.during) == pytest.approx(0.02 + 0.103)  # a step is never larger than its budget
     assert max(whole.during) == pytest.approx(0.02 + 1.003)  # the whole prompt at once
     assert whole.ttft < chunked.ttft  # what the prompt pays for it
-    with pytest.raises(ValueError, match="none ran beside"):
+    with pytest.raises(ValueError, match="no stream overlapped"):
         interference([Job(0.0, [1], 2)], Job(50.0, [1] * 100, 2), config(), CostMachine(cost))
 
 

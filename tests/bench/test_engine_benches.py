@@ -191,7 +191,7 @@ def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert str(folder) not in saved.read_text()
     text = page([result])
     ElementTree.fromstring(text[text.index("<html") :])
-    assert ("What each step held" in text) == (bench == "throughput")
+    assert ("Contents of each step" in text) == (bench == "throughput")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.Captu
             ["startup", "--at-most", "lunch", "1"],
             "at-most: lunch 1: must be one of import, generate, cold, serve",
         ),
-        (["throughput", "shape:qwen3-0.6b", "--num-prompts", "no"], "'no' is not a whole number"),
+        (["throughput", "shape:qwen3-0.6b", "--num-prompts", "no"], "'no' is not an integer"),
     ],
 )
 def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +249,7 @@ def test_startup_of_real_processes(folder: Path, tmp_path: Path, capsys: pytest.
     assert main(["bench", "startup", str(folder), *words, *bounds]) == 1
     err = capsys.readouterr().err
     assert "cold: " in err
-    assert " s are above 0 s" in err
+    assert " s exceed the limit of 0 s" in err
     assert "generate: " not in err
     result = results.load(saved)
     assert set(result.metrics) == {"generate", "generate_process", "cold", "serve"}

@@ -85,7 +85,7 @@ def test_what_may_be_a_model_or_a_value_is_refused(
         served(*words)
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert f"{words[0]}: a value looks like a model, and no model is named" in told
+    assert f"{words[0]}: a value looks like a model, but no model is given" in told
     assert words[-1] not in told  # it may be a key
     assert served("m", *words)["model"] == "m"  # the model is named: no doubt
     if len(words) == 3:

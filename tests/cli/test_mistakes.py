@@ -223,7 +223,7 @@ def test_a_text_without_a_tokenizer_is_refused_before_weights_are_read(
     (folder / "tokenizer.json").unlink()
     pointer(folder)
     assert main(["generate", str(folder), "--prompt", "Hi"]) == 1
-    assert "has no tokenizer: give token ids, --prompt-token-ids" in capsys.readouterr().err
+    assert "has no tokenizer: pass token ids with --prompt-token-ids" in capsys.readouterr().err
 
 
 def test_inspect_reads_no_numbers(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

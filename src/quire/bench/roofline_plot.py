@@ -1,4 +1,4 @@
-"""A roofline plot (Williams et al. 2009) as SVG: what each op reached over its arithmetic intensity."""
+"""A roofline plot (Williams et al. 2009) as SVG: the rate of each op over its arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class _Axes:
 
 
 def roofline(result: Result) -> str:
-    """The SVG of a result of `quire bench kernels`: its ops that compute something, under the measured limits."""
+    """Draw a result of `quire bench kernels`: its computing ops under the measured limits."""
     limits = result.limits
     if limits is None:
-        raise ValueError("plot: the result holds no measured limits")
+        raise ValueError("plot: the result contains no measured limits")
     points = [row for row in result.tables.get("ops", []) if row["flops"] and row["bytes"]]
     axes = _Axes(points, limits)
     formats = list(dict.fromkeys(_series(p) for p in points))
@@ -88,7 +88,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 
 def _roofs(axes: _Axes, limits: MachineLimits) -> list[str]:
-    """The slope that memory allows, and the flat roof of each number format."""
+    """The slope of the memory bandwidth, and the flat roof of each number format."""
     bandwidth = limits.bandwidth.median
     top = max(peak.median for peak in limits.compute.values())
     left = max(10.0**axes.x0, 10.0**axes.y0 / bandwidth)
@@ -111,7 +111,7 @@ def _roofs(axes: _Axes, limits: MachineLimits) -> list[str]:
 
 
 def _slope_label(axes: _Axes, left: float, bandwidth: float) -> str:
-    """The bandwidth, written along the line that it draws."""
+    """The bandwidth, written along its line."""
     x, y = axes.x(left), axes.y(left * bandwidth)
     x2, y2 = axes.x(10 * left), axes.y(10 * left * bandwidth)
     angle = math.degrees(math.atan2(y2 - y, x2 - x))

@@ -14,8 +14,8 @@ def check_tokenizer_size(tokenizer_size: int, vocab: int) -> None:
     """
     if tokenizer_size > vocab:
         raise CheckpointError(
-            f"the tokenizer has ids up to {tokenizer_size - 1}, but the model's vocabulary has {vocab}"
-            " tokens: tokenizer and weights do not belong together"
+            f"the tokenizer has ids up to {tokenizer_size - 1}, but the model's vocabulary has only {vocab} tokens:"
+            " tokenizer and weights do not match"
         )
 
 
