@@ -190,8 +190,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_a_file(
     [
         ("QUIRE_PORT", "eighty", "QUIRE_PORT: 'eighty' is not a whole number"),
         ("QUIRE_API_KEY", "", "QUIRE_API_KEY: the variable is empty"),
-        ("QUIRE_API_KEY", "a, ", "a key must be printable ASCII and not empty or blank"),
-        ("QUIRE_API_KEY", "a,,b", "a key must be printable ASCII and not empty or blank"),
+        ("QUIRE_API_KEY", "a, ", "a key must be printable ASCII, and not empty or blank"),
+        ("QUIRE_API_KEY", "a,,b", "a key must be printable ASCII, and not empty or blank"),
         ("QUIRE_ACCESS_LOG", "maybe", "QUIRE_ACCESS_LOG: 'maybe' is not one of 1, true"),
         ("QUIRE_DTYPE", "int3", "QUIRE_DTYPE: invalid choice: 'int3'"),
         ("QUIRE_MEMORY", "much", "QUIRE_MEMORY: 'much' is not a size"),

@@ -219,7 +219,7 @@ def test_inspect_quality_of_one_format_and_its_refusals(
         (
             ("generate", "{}", "--prompt", "x", "--device", "cuda"),
             2,
-            "device: 'cuda' needs the executor torch",
+            "device: 'cuda' needs --executor torch",
         ),
         (
             ("generate", "{}", "--prompt", "x", "--quantization", "awq"),

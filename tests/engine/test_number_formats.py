@@ -62,7 +62,7 @@ def test_a_float32_head_goes_with_every_format_but_a_quantized_head() -> None:
     for more in ({}, {"dtype": "float16"}, {"quantization": "int8"}, {"quantize_head": "none"}):
         assert resolved("bfloat16", fp32_lm_head=True, **more).head == "f32"
     assert resolved("bfloat16").head is None
-    with pytest.raises(ValueError, match="fp32_lm_head: quantize_head = int8"):
+    with pytest.raises(ValueError, match="fp32_lm_head: cannot be combined with quantize_head = int8"):
         EngineConfig(fp32_lm_head=True, quantize_head="int8")
 
 
@@ -117,7 +117,8 @@ def test_what_float16_cannot_hold_is_refused_by_name(
 
     start(-65519)
     with pytest.raises(
-        CheckpointError, match=rf"{name}: element \[3, 7\] is -65520, beyond float16.*--dtype"
+        CheckpointError,
+        match=rf"{name}: element \[3, 7\] is -65520, which exceeds the limit of float16.*--dtype",
     ):
         start(-65520)
 

@@ -1,12 +1,12 @@
-"""The tensor types of GGUF files: sizes of all of them, the numbers of those that are read.
+"""The tensor types of GGUF files: sizes of all types, and decoding of the supported ones.
 
-A quantized row is a sequence of blocks of fixed size. Whatever its packing, every type read here means the
-same thing: integers ("codes") in groups of 16 or 32 that share a scale and perhaps an offset,
+A quantized row is a sequence of blocks of fixed size. Whatever its packing, every supported type means the same:
+integers ("codes") in groups of 16 or 32 that share a scale and possibly an offset,
 
     value = scale · code (+ offset),    all three float32, product and sum rounded once each,
 
-so one function a type unpacks codes, scales and offsets, and one function for all of them multiplies. Every one
-also has a format in groups (program.formats) that kernels compute and that rounds nothing: `PACKED`. The
+so one function per type unpacks codes, scales and offsets, and one common function multiplies. Every type also has an
+exact format in groups (program.formats) for the kernels: `PACKED`. The
 packings are those of ggml (https://github.com/ggml-org/ggml, docs/gguf.md and ggml-common.h): nibbles of the
 first half of a group below those of its second half, little-endian numbers, float16 scales.
 """
@@ -28,7 +28,7 @@ U8 = npt.NDArray[np.uint8]
 I8 = npt.NDArray[np.int8]
 F32 = npt.NDArray[np.float32]
 
-_PIECE_VALUES = 2**16  # unpacked at a time: codes, scales and values of a piece stay in the cache
+_PIECE_VALUES = 2**16  # unpacked at a time, so that codes, scales and values of a piece stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A tensor type: `values` numbers are stored in `nbytes` bytes. `unpack` is None for plain numbers and
-    for types that are known by name only; `group` is how many values share a scale.
+    """A tensor type: `values` numbers are stored in `nbytes` bytes. `unpack` is None for plain numbers and for types
+    that are known by name only; `group` values share a scale.
     """
 
     name: str
@@ -54,9 +54,9 @@ class BlockType:
 
 
 def dequantize(blocks: U8, kind: BlockType) -> F32:
-    """The numbers of `blocks` [rows, bytes of a row], float32 [rows, columns].
+    """Decode `blocks` [rows, bytes per row] to float32 [rows, columns].
 
-    Equal in every bit to the definition above; memory beside the result is a few hundred KiB.
+    Equal to the definition above bit for bit; needs a few hundred KiB in addition to the result.
     """
     assert kind.unpack is not None
     rows, row_bytes = blocks.shape
@@ -73,7 +73,7 @@ def dequantize(blocks: U8, kind: BlockType) -> F32:
 
 
 def group_codes(blocks: U8, kind: BlockType) -> GroupCodes:
-    """Whole rows of blocks [rows, bytes of a row] in the format PACKED[kind.name]: the same numbers, in every bit."""
+    """Convert whole rows of blocks [rows, bytes per row] to the format PACKED[kind.name], exactly."""
     assert kind.unpack is not None
     form, rows = PACKED[kind.name], len(blocks)
     assert form.groups is not None
@@ -181,7 +181,7 @@ def _q2_k(b: U8) -> Groups:
 
 def _q3_k(b: U8) -> Groups:
     low, packed = _crumbs(b[:, 32:96]), b[:, 96:108]
-    # Bit i of mask byte l belongs to value 32 i + l; where it is unset, 4 is taken off.
+    # Bit i of mask byte l belongs to value 32 i + l; if it is unset, 4 is subtracted.
     high = (b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
     codes = _signed((low.reshape(-1, 8, 32) | (high << np.uint8(2))), 4)
     top = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & np.uint8(3)
@@ -249,7 +249,7 @@ _READ: tuple[tuple[int, BlockType], ...] = (
     (23, BlockType("IQ4_XS", 256, 136, _iq4_xs, 32)),
     (39, BlockType("MXFP4", 32, 17, _mxfp4, 32)),
 )  # fmt: skip
-# Types that a file may hold and that are not read: their sizes are still checked, and messages name them.
+# Types that a file may contain but that are not supported: their sizes are checked, and messages name them.
 _KNOWN: tuple[tuple[int, BlockType], ...] = (
     (9, BlockType("Q8_1", 32, 36)), (15, BlockType("Q8_K", 256, 292)),
     (16, BlockType("IQ2_XXS", 256, 66)), (17, BlockType("IQ2_XS", 256, 74)),
