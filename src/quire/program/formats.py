@@ -35,7 +35,7 @@ class Groups:
 
     `scales` and float `offsets` are stored in that float format, so the values of a checkpoint are not rounded.
     "f16*u8" is two-level, as in GGUF's Q4_K: SUPER_GROUPS neighbours share a float16 factor that is multiplied by
-    the byte of each group (for offsets: minus the product). Input features after the last whole group form a shorter one.
+    the byte of each group (for offsets: minus the product). Input features after the last whole group form a short one.
 
     `rotated`: the weights and the inputs of a group were both multiplied by a Hadamard matrix, which does not change
     their products and spreads outliers over the group (quant.groups.rotate). All groups are whole.
