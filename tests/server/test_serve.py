@@ -25,7 +25,7 @@ from quire.cli.serve import read_config, settings
 
 
 def test_start_serve_and_drain(folder: Path) -> None:
-    """Row 62: what runs is finished, what comes is refused, then everything is gone."""
+    """Draining: running requests finish, new ones are refused, then nothing is left."""
     with running(folder, "--served-model-name", "small", "--log-format", "json", "--access-log") as server:
         assert any(line.split()[:1] == ["sum"] for line in server.lines)
         server.process.send_signal(signal.SIGHUP)  # there is no certificate to read again
@@ -93,7 +93,7 @@ def test_unix_socket(folder: Path, tmp_path: Path) -> None:
 
 
 def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
-    """Row 84."""
+    """SIGHUP loads a renewed certificate; a start with a broken one fails."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     make_certificate(key, certificate, "first")
     options = ("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
@@ -127,7 +127,7 @@ def subject(port: int) -> str:
 
 
 def test_a_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Row 84."""
+    """The start fails and names the address and the option."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -152,7 +152,7 @@ def test_a_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_unusable_options(
     folder: Path, options: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Row 85."""
+    """Each is refused with the name of the option."""
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(folder), *options])
     assert ended.value.code == 2
@@ -190,7 +190,7 @@ def test_unusable_options(
 def test_unusable_config_files(
     tmp_path: Path, folder: Path, name: str, content: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Row 85."""
+    """Each is refused with the name of the file and the option."""
     file = tmp_path / name
     file.write_text(content)
     assert main(["serve", str(folder), "--config", str(file)]) == 2
@@ -230,7 +230,7 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
 
 
 def test_a_closed_log_does_not_matter(folder: Path) -> None:
-    """Row 86."""
+    """A server goes on when the reader of its log has gone."""
     with running(folder, "--access-log") as server:
         assert server.process.stderr is not None
         server.process.stderr.close()

@@ -248,10 +248,10 @@ def _notes(done: Sequence[RequestRecord], good: Sequence[RequestMetrics]) -> lis
     for what in ("input", "output"):
         sources = Counter(getattr(record, f"{what}_source") for record in done)
         if set(sources) - {"server"}:
-            told = ", ".join(
+            counters = ", ".join(
                 f"{_SOURCES[source]} ({count} requests)" for source, count in sources.most_common()
             )
-            notes.append(f"{what} tokens counted by {told}")
+            notes.append(f"{what} tokens counted by {counters}")
     bundled = sum(not one.exact for one in good)
     if bundled:
         notes.append(

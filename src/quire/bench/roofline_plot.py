@@ -133,16 +133,16 @@ def _point(axes: _Axes, point: dict[str, Any], colour: str, shape: str) -> str:
 
 def _mark(shape: str, x: float, y: float, colour: str, title: str = "") -> str:
     style = f'fill={quoteattr(colour)} fill-opacity="0.7"'
-    told = f"<title>{escape(title)}</title>" if title else ""
+    tooltip = f"<title>{escape(title)}</title>" if title else ""
     if shape == "circle":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}>{told}</circle>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}>{tooltip}</circle>'
     corners = {
         "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
         "diamond": ((0, -5), (5, 0), (0, 5), (-5, 0)),
         "triangle": ((0, -5), (5, 4), (-5, 4)),
     }[shape]
     points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
-    return f'<polygon points="{points}" {style}>{told}</polygon>'
+    return f'<polygon points="{points}" {style}>{tooltip}</polygon>'
 
 
 def _legend(colours: dict[str, str], shapes: dict[str, str]) -> list[str]:

@@ -178,8 +178,8 @@ def _may_be_model(text: str) -> bool:
 
 def _unknown(word: str, known: list[str]) -> str:
     flag = word.partition("=")[0]
-    told = explain(flag.removeprefix("--"))
-    return f"{flag} {told}" if told else f"unrecognized argument: {word}{nearest(flag, known)}"
+    reason = explain(flag.removeprefix("--"))
+    return f"{flag} {reason}" if reason else f"unrecognized argument: {word}{nearest(flag, known)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
