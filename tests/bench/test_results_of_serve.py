@@ -20,7 +20,7 @@ from quire.bench.compare import CompareError, compare, differences
 from quire.bench.report import page
 from quire.bench.serve import ServeError, records_of, request_rows
 from quire.bench.server_metrics import parse_exposition
-from quire.bench.svg import Scale, histogram, number
+from quire.bench.svg import AxisScale, histogram, number
 from quire.bench.timeline import RequestRecord
 from quire.cli.main import main
 
@@ -333,7 +333,7 @@ def well_formed(text: str) -> xml.dom.minidom.Document:
 
 
 def test_scales() -> None:
-    linear, log = Scale(0, 10, 100, 200), Scale(1, 1000, 0, 300, log=True)
+    linear, log = AxisScale(0, 10, 100, 200), AxisScale(1, 1000, 0, 300, log=True)
     assert [linear(x) for x in (0, 5, 10, 99)] == [100, 150, 200, 200]
     assert linear.ticks() == [0, 2, 4, 6, 8, 10]
     assert [log(x) for x in (1, 10, 100, 1000)] == [0, 100, 200, 300]

@@ -15,7 +15,7 @@ from helpers.tokenizers import Folder
 from helpers.weight_files import write
 from quire import LLM, SamplingParams
 from quire.cli.main import main
-from quire.config.resolve import MachineFacts, ModelFacts, resolve
+from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.loader import Checkpoint
 from quire.types import CheckpointError
@@ -26,7 +26,7 @@ ASK = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, ignore_eos=True
 
 def resolved(stored: str, *, best: bool = False, **asked: object) -> ResolvedConfig:
     machine = MachineFacts(2, 0, 1 << 32, best_float16=best)
-    return resolve(EngineConfig(**asked), ModelFacts(stored, 128, 128), machine)  # type: ignore[arg-type]
+    return resolve(EngineConfig(**asked), ModelTraits(stored, 128, 128), machine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Job:
     output_tokens: int
 
 
-class Machine(Protocol):
+class StepMachine(Protocol):
     """A device that computes steps, with its clock."""
 
     def now(self) -> float:
@@ -46,7 +46,7 @@ class Machine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
+class SimulatedCost:
     """Seconds per step: `base` (reading the weights once), plus a cost per token and per attended key."""
 
     base: float = 0.020
@@ -60,9 +60,9 @@ class StepCost:
 
 
 class CostMachine:
-    """A simulated machine with a StepCost. Its clock advances with steps and sleeps."""
+    """A simulated machine with a SimulatedCost. Its clock advances with steps and sleeps."""
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: SimulatedCost) -> None:
         self._cost, self._now = cost, 0.0
 
     def now(self) -> float:
@@ -123,7 +123,9 @@ class Replay:
         return sum(step.rows for step in self.steps) / (self.slots * len(self.steps)) if self.steps else 0.0
 
 
-def replay(jobs: Sequence[Job], config: SchedulerConfig, machine: Machine, wait: float = math.inf) -> Replay:
+def replay(
+    jobs: Sequence[Job], config: SchedulerConfig, machine: StepMachine, wait: float = math.inf
+) -> Replay:
     """Add each job when it is due and run all to their end. `wait` is the limit of dynamic batching, in seconds.
 
     After the last arrival an incomplete batch starts at once, because no further job can complete it. Raises
@@ -168,7 +170,7 @@ def _add(scheduler: Scheduler, job: Job, record: RequestRecord, now: float) -> N
 
 def _step(
     scheduler: Scheduler,
-    machine: Machine,
+    machine: StepMachine,
     zero: float,
     records: list[RequestRecord],
     steps: list[StepTaken],
@@ -233,7 +235,7 @@ class Comparison:
 def compare_batching(
     jobs: Sequence[Job],
     config: SchedulerConfig,
-    machine: Callable[[], Machine],
+    machine: Callable[[], StepMachine],
     wait: float = 0.05,
     rounds: int = 1,
 ) -> Comparison:
@@ -273,7 +275,7 @@ class Interference:
 
 
 def interference(
-    streams: Sequence[Job], prompt: Job, config: SchedulerConfig, machine: Machine
+    streams: Sequence[Job], prompt: Job, config: SchedulerConfig, machine: StepMachine
 ) -> Interference:
     """Run streams with a long prompt among them, due while they decode.
 

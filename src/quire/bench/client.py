@@ -27,7 +27,7 @@ class ClientError(QuireError):
     """A request without a usable answer. The message is one line and starts with the kind of failure."""
 
 
-class Exchange(Protocol):
+class AnswerSink(Protocol):
     """The receiver of an answer."""
 
     def start(self, status: int, headers: dict[str, str]) -> None:
@@ -77,14 +77,14 @@ def target(url: str, headers: dict[str, str] | None = None, *, insecure: bool = 
     return Target(parts.hostname, port or (443 if tls else 80), base, tls, dict(headers or {}), insecure)
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection, kept between requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: AnswerSink | None = None
         self._reset()
         self.usable = True
         self.answers = 0
@@ -154,7 +154,9 @@ class Connection(asyncio.Protocol):
         """Bytes of the current or last answer."""
         return self._bytes
 
-    async def send(self, head: bytes, body: bytes, exchange: Exchange, sent: Callable[[float], None]) -> None:
+    async def send(
+        self, head: bytes, body: bytes, exchange: AnswerSink, sent: Callable[[float], None]
+    ) -> None:
         """Send a request and wait for the end of its answer. `sent` gets the time at which the first byte is written.
 
         Raises ClientError. A failure or cancellation closes the connection.
@@ -208,12 +210,12 @@ class Client:
         self.server = server
         self.clock = clock
         self.opened = 0
-        self._idle: list[Connection] = []
+        self._idle: list[ClientConnection] = []
         self._connect_timeout = connect_timeout
         self._tls = _tls(server)
 
     async def post(
-        self, path: str, body: bytes, exchange: Exchange, sent: Callable[[float], None] = lambda _at: None
+        self, path: str, body: bytes, exchange: AnswerSink, sent: Callable[[float], None] = lambda _at: None
     ) -> None:
         """Send JSON. Raises ClientError if the answer is incomplete; the exchange judges its status."""
         await self._request("POST", path, body, exchange, sent)
@@ -232,7 +234,7 @@ class Client:
         await asyncio.sleep(0)
 
     async def _request(
-        self, method: str, path: str, body: bytes, exchange: Exchange, sent: Callable[[float], None]
+        self, method: str, path: str, body: bytes, exchange: AnswerSink, sent: Callable[[float], None]
     ) -> None:
         head = self._head(method, path, len(body))
         connection = self._kept() or await self._open()
@@ -248,19 +250,19 @@ class Client:
         if connection.usable:
             self._idle.append(connection)
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> ClientConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
         return None
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> ClientConnection:
         loop, server = asyncio.get_running_loop(), self.server
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self.clock), server.host, server.port, ssl=self._tls
+                    lambda: ClientConnection(self.clock), server.host, server.port, ssl=self._tls
                 )
         except TimeoutError:
             raise ClientError(

@@ -29,7 +29,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class RequestOptions:
     """Options of a request. `extra` is merged into the body and overrides the rest."""
 
     model: str = ""
@@ -66,7 +66,7 @@ class Endpoint:
 
     name: str
     path: str
-    body: Callable[[Prompt, Ask], dict[str, Any]]
+    body: Callable[[Prompt, RequestOptions], dict[str, Any]]
     read: Callable[[dict[str, Any]], Event]
     chat: bool = False
     ids: bool = False
@@ -119,7 +119,7 @@ def _error_text(error: Any) -> str:
 # ---- OpenAI
 
 
-def _openai(ask: Ask, backend: str) -> dict[str, Any]:
+def _openai(ask: RequestOptions, backend: str) -> dict[str, Any]:
     body: dict[str, Any] = {"model": ask.model, "stream": ask.stream}
     if ask.stream:
         body["stream_options"] = {"include_usage": True}
@@ -144,16 +144,16 @@ def _openai(ask: Ask, backend: str) -> dict[str, Any]:
 _KNOW_EOS = frozenset(("quire", "vllm", "sglang", "llama-server"))
 
 
-def _chat_body(backend: str) -> Callable[[Prompt, Ask], dict[str, Any]]:
-    def body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _chat_body(backend: str) -> Callable[[Prompt, RequestOptions], dict[str, Any]]:
+    def body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
         messages = prompt.messages or [{"role": "user", "content": prompt.text}]
         return {**_openai(ask, backend), "messages": messages, **ask.extra}
 
     return body
 
 
-def _completions_body(backend: str) -> Callable[[Prompt, Ask], dict[str, Any]]:
-    def body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _completions_body(backend: str) -> Callable[[Prompt, RequestOptions], dict[str, Any]]:
+    def body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
         given = prompt.token_ids if prompt.token_ids is not None else prompt.text
         return {**_openai(ask, backend), "prompt": given, **ask.extra}
 
@@ -196,7 +196,7 @@ def _read_openai(found: dict[str, Any]) -> Event:
 # ---- llama-server
 
 
-def _ggml_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _ggml_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     body: dict[str, Any] = {
         "prompt": prompt.token_ids if prompt.token_ids is not None else prompt.text,
         "stream": ask.stream,
@@ -207,7 +207,7 @@ def _ggml_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     return body | _sampled(ask) | ask.extra
 
 
-def _sampled(ask: Ask) -> dict[str, Any]:
+def _sampled(ask: RequestOptions) -> dict[str, Any]:
     given = {"temperature": ask.temperature, "seed": ask.seed}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -230,7 +230,7 @@ def _read_ggml(found: dict[str, Any]) -> Event:
 # ---- SGLang
 
 
-def _sglang_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _sglang_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     params: dict[str, Any] = {"ignore_eos": ask.ignore_eos}
     if ask.max_tokens is not None:
         params["max_new_tokens"] = ask.max_tokens
@@ -254,7 +254,7 @@ def _read_sglang(found: dict[str, Any]) -> Event:
 # ---- Text Generation Inference
 
 
-def _tgi_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _tgi_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     parameters: dict[str, Any] = {"details": True, "decoder_input_details": False}
     if ask.max_tokens is not None:
         parameters["max_new_tokens"] = ask.max_tokens
@@ -282,7 +282,7 @@ def _read_tgi(found: dict[str, Any]) -> Event:
 # ---- Ollama
 
 
-def _native_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _native_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     options = _sampled(ask)
     if ask.max_tokens is not None:
         options["num_predict"] = ask.max_tokens
@@ -290,7 +290,7 @@ def _native_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
             **ask.extra}  # fmt: skip
 
 
-def _native_chat_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _native_chat_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     body = _native_body(prompt, ask)
     del body["raw"], body["prompt"]
     return {**body, "messages": prompt.messages or [{"role": "user", "content": prompt.text}], **ask.extra}

@@ -17,7 +17,7 @@ import numpy as np
 
 from quire.bench import shapes
 from quire.bench.bounds import step_bound
-from quire.bench.limits import Sample
+from quire.bench.limits import LimitsSample
 from quire.config.schema import EngineConfig
 from quire.engine.build import Built, build
 from quire.engine.core import EngineCore, StepExecutor
@@ -33,7 +33,7 @@ NATIVE_PHASES = ("forward", "sample")  # the parts of a step that are native cal
 
 
 @dataclass(slots=True)
-class Step:
+class EngineStep:
     """One step of an engine: its rows, how many need logits, and the seconds measured around it.
 
     `wall` is the whole step including its outputs, `phases` its parts, `begin` seconds from the start of the run.
@@ -64,12 +64,12 @@ class Step:
 
 
 @dataclass(slots=True)
-class Run:
+class EngineRun:
     """One run of requests to their end. Times are seconds from `start` (time.perf_counter)."""
 
     start: float
     seconds: float
-    steps: list[Step]
+    steps: list[EngineStep]
     outputs: list[RequestOutput]
 
     @property
@@ -91,7 +91,7 @@ class _Recorder:
 
     worker: StepExecutor
     profiled: NativeExecutor | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[EngineStep] = field(default_factory=list)
     noting: float = 0.0
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
@@ -99,7 +99,7 @@ class _Recorder:
         start = time.perf_counter()
         rows = [Row(len(item.token_ids), item.start) for item in out.scheduled]
         wanted = sum(item.sample for item in out.scheduled)
-        step = Step(rows, wanted, dict(result.seconds))
+        step = EngineStep(rows, wanted, dict(result.seconds))
         if self.profiled is not None:
             step.op_seconds, step.op_waited = self.profiled.take_profile()
         self.steps.append(step)
@@ -149,7 +149,7 @@ class BenchEngine:
 
     def run(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int], concurrency: int | None = None
-    ) -> Run:
+    ) -> EngineRun:
         """Run prompts to their end, greedily; at most `concurrency` are in the engine at once (None: all)."""
         recorder, engine = self._recorder, self.engine
         recorder.steps = []
@@ -172,7 +172,7 @@ class BenchEngine:
                 record = self.built.core.records[-1]
                 step.phases |= {"schedule": record.schedule_seconds, "update": record.update_seconds}
             running -= sum(delta.finish_reason is not None for delta in deltas)
-        return Run(start, time.perf_counter() - start, recorder.steps, outputs)
+        return EngineRun(start, time.perf_counter() - start, recorder.steps, outputs)
 
 
 def open_bench_model(model: str, asked: EngineConfig, *, tokenizer: bool) -> tuple[Model, EngineConfig]:
@@ -220,7 +220,7 @@ class Judged:
         return self.bound_seconds / self.seconds if self.seconds else None
 
 
-def judge(program: Program, steps: Sequence[Step], limits: Sample) -> Judged:
+def judge(program: Program, steps: Sequence[EngineStep], limits: LimitsSample) -> Judged:
     """Compare steps with the limits measured around them."""
     bound = memory = compute = 0.0
     moved = flops = 0

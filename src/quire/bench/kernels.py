@@ -29,7 +29,7 @@ from quire.bench.kernel_programs import (
     with_copies,
 )
 from quire.bench.kernel_sampler import measure_sampler
-from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.config.schema import STORED, EngineConfig
 from quire.engine.opening import Model
 from quire.executor.base import Limits
@@ -37,7 +37,7 @@ from quire.program.cost import Cost, Row
 from quire.program.ops import Program
 from quire.spec import LatentAttention
 
-Step = tuple[Row, ...]  # the sequences of a step
+StepRows = tuple[Row, ...]  # the sequences of a step
 
 CALL_SECONDS = 0.01  # about the time of one native call, so that waking the threads is negligible
 SEQUENCES = 64  # more rows than this are the prefill of one sequence, as in an engine
@@ -72,7 +72,7 @@ class Case:
     kv: str
     program: Program
     unit: Unit
-    steps: tuple[Step, ...]
+    steps: tuple[StepRows, ...]
 
 
 def weight_formats() -> dict[str, dict[str, Any]]:
@@ -169,12 +169,12 @@ def _wanted(unit: Unit, asked: Asked) -> bool:
     return not asked.ops or unit.kind in asked.ops
 
 
-def step_of(rows: int) -> Step:
+def step_of(rows: int) -> StepRows:
     """A step of `rows` tokens: as many sequences or, for many rows, the first chunk of one sequence."""
     return (Row(1, 0),) * rows if rows <= SEQUENCES else (Row(rows, 0),)
 
 
-def attention_steps(contexts: Sequence[int], rows: int, longest: int) -> Iterator[Step]:
+def attention_steps(contexts: Sequence[int], rows: int, longest: int) -> Iterator[StepRows]:
     """Decode steps of each context and a few batch sizes, and prefill chunks of at most `rows` tokens."""
     for context in contexts:
         for batch in DECODE_BATCHES:
@@ -223,10 +223,10 @@ class Runner:
             rows.append(row | {"copies": copies})
         return rows
 
-    def _rounds(self, bench: Bench, case: Case) -> list[list[tuple[float, Sample]]]:
+    def _rounds(self, bench: Bench, case: Case) -> list[list[tuple[float, LimitsSample]]]:
         """Measure (seconds of a unit, limits around it) for each step, per round."""
-        found: list[list[tuple[float, Sample]]] = [[] for _ in case.steps]
-        filled: Step = ()
+        found: list[list[tuple[float, LimitsSample]]] = [[] for _ in case.steps]
+        filled: StepRows = ()
         for _ in range(self.asked.rounds):
             before = self.probe.sample()
             seconds = []
@@ -240,7 +240,9 @@ class Runner:
                 timed.append((one, around))
         return found
 
-    def _row(self, case: Case, step: Sequence[Row], rounds: Sequence[tuple[float, Sample]]) -> dict[str, Any]:
+    def _row(
+        self, case: Case, step: Sequence[Row], rounds: Sequence[tuple[float, LimitsSample]]
+    ) -> dict[str, Any]:
         tokens = sum(row.query_len for row in step)
         cost = unit_cost(case.program, case.unit, step, tokens)
         bounds = [self._bound(case, step, cost, limits) for _, limits in rounds]
@@ -271,7 +273,7 @@ class Runner:
             "share": statistics.median(shares) if shares else None,
         }
 
-    def _bound(self, case: Case, step: Sequence[Row], cost: Cost, limits: Sample) -> Bound:
+    def _bound(self, case: Case, step: Sequence[Row], cost: Cost, limits: LimitsSample) -> Bound:
         """The bound of a unit: of one op, or of several that compute each at its own peak."""
         unit, program = case.unit, case.program
         if unit.stop - unit.start == 1:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.bench.engine_run import BenchEngine, Judged, Prompts, Run, judge
-from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.engine_run import BenchEngine, EngineRun, Judged, Prompts, judge
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.bench.profile import OpTimes
 from quire.bench.results import Metric, metric
 
@@ -62,7 +62,7 @@ def measure_latency(
     return metrics(rows), tables | ({"profile": profile} if (profile := times.rows()) else {})
 
 
-def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
+def figures(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> dict[str, Any]:
     """The figures of one iteration; None if a kind of step did not occur."""
     decode = [step for step in run.steps if step.kind == "decode"]
     prefill = [step for step in run.steps if step.kind == "prefill"]
@@ -88,7 +88,7 @@ def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
     }
 
 
-def phase_seconds(run: Run, kind: str) -> dict[str, float]:
+def phase_seconds(run: EngineRun, kind: str) -> dict[str, float]:
     """Median seconds of each phase over the steps of a kind."""
     steps = [step for step in run.steps if step.kind == kind]
     names = sorted({name for step in steps for name in step.phases})

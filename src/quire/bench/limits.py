@@ -24,17 +24,17 @@ LOOP_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LimitsSample:
     """One measurement: bytes/s, and operations/s by number format."""
 
     bandwidth: float
     compute: dict[str, float]
 
 
-def mean(first: Sample, second: Sample) -> Sample:
+def mean(first: LimitsSample, second: LimitsSample) -> LimitsSample:
     """The limits of a measurement between two samples."""
     compute = {name: (value + second.compute[name]) / 2 for name, value in first.compute.items()}
-    return Sample((first.bandwidth + second.bandwidth) / 2, compute)
+    return LimitsSample((first.bandwidth + second.bandwidth) / 2, compute)
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class LimitsProbe:
     threads: int = 0
     formats: tuple[str, ...] = tuple(LOOPS)
     arena: int = 0
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[LimitsSample] = field(default_factory=list)
     _core: _native.Executor = field(init=False)
     _memory: _native.BandwidthProbe = field(init=False)
     _iterations: dict[str, int] = field(init=False, default_factory=dict)
@@ -76,14 +76,14 @@ class LimitsProbe:
                 return max(1, int(iterations * LOOP_SECONDS / seconds))
             iterations *= 4
 
-    def sample(self) -> Sample:
+    def sample(self) -> LimitsSample:
         """Measure now."""
         bandwidth = statistics.median(self._memory.measure() for _ in range(PASSES))
         compute = {
             name: statistics.median(self._core.measure_flops(LOOPS[name], count) for _ in range(PASSES))
             for name, count in self._iterations.items()
         }
-        found = Sample(bandwidth, compute)
+        found = LimitsSample(bandwidth, compute)
         self.samples.append(found)
         return found
 

@@ -27,7 +27,7 @@ class Sender(Protocol):
         clock of the load, and return the text of the answer."""
 
 
-class Load:
+class LoadRun:
     """One run of a workload. `records` are in the order in which requests end; times are seconds from its start."""
 
     def __init__(

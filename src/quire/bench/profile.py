@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.bench.bounds import By, op_bound, peak_of
-from quire.bench.engine_run import Step
+from quire.bench.engine_run import EngineStep
 from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import kind_of, name_of
-from quire.bench.limits import Sample
+from quire.bench.limits import LimitsSample
 from quire.program.cost import step_cost
 from quire.program.ops import Program
 
@@ -43,7 +43,7 @@ class OpTimes:
         self._cache = largest_cache()
         self._kinds: dict[str, _Kind] = {}
 
-    def add(self, steps: Sequence[Step], limits: Sample) -> None:
+    def add(self, steps: Sequence[EngineStep], limits: LimitsSample) -> None:
         """Add profiled steps, with the limits measured around them."""
         for step in steps:
             kind = self._kinds.setdefault(step.kind, _Kind())

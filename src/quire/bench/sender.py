@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.bench.client import Client, ClientError, Whole
-from quire.bench.endpoints import Ask, Endpoint, Event, Prompt, error_message
+from quire.bench.endpoints import Endpoint, Event, Prompt, RequestOptions, error_message
 from quire.bench.sse import StreamError
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Speller, Turn
 
 
-class Answer:
-    """Reads the answer to one request into its record as it arrives; the Exchange of that request.
+class AnswerReader:
+    """Reads the answer to one request into its record as it arrives; the AnswerSink of that request.
 
     A failure raises ClientError, which ends the request.
     """
@@ -126,7 +126,7 @@ class HttpSender:
         self,
         client: Client,
         endpoint: Endpoint,
-        ask: Ask,
+        ask: RequestOptions,
         speller: Speller,
         counter: Callable[[str], int] | None = None,
     ) -> None:
@@ -142,7 +142,7 @@ class HttpSender:
         prompt, told = self._prompt(turn, history)
         ask = dataclasses.replace(self.ask, max_tokens=turn.output_tokens or self.ask.max_tokens)
         body = json.dumps(self.endpoint.body(prompt, ask), ensure_ascii=False).encode()
-        answer = Answer(self.endpoint, record, stream=ask.stream)
+        answer = AnswerReader(self.endpoint, record, stream=ask.stream)
 
         def sent(at: float) -> None:
             record.sent = at

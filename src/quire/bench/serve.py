@@ -14,9 +14,9 @@ import msgspec
 
 from quire.bench.arrivals import Process, arrivals, at_rate
 from quire.bench.client import Client, ClientError, Clock, Target
-from quire.bench.endpoints import Ask, Endpoint, backend_of, endpoint
+from quire.bench.endpoints import Endpoint, RequestOptions, backend_of, endpoint
 from quire.bench.goodput import SLO
-from quire.bench.load import Load
+from quire.bench.load import LoadRun
 from quire.bench.metrics import Summary, summarize
 from quire.bench.sender import HttpSender
 from quire.bench.server_metrics import ServerWatch
@@ -43,7 +43,7 @@ class ServerOptions:
     target: Target
     backend: str = "auto"
     api: str = "chat"
-    ask: Ask = field(default_factory=Ask)
+    ask: RequestOptions = field(default_factory=RequestOptions)
     timeout: float | None = 600.0
     token_ids: range | None = None
     counter: Callable[[str], int] | None = None
@@ -166,7 +166,7 @@ class ServerBench:
             return
         likes = [session.turns[0] for session in (workload.sessions * count)[:count]]
         sessions = [Session((_unlike(turn, i),)) for i, turn in enumerate(likes)]
-        load = Load(self.sender, self.clock, timeout=self.options.timeout)
+        load = LoadRun(self.sender, self.clock, timeout=self.options.timeout)
         await load.closed(sessions, min(count, pace.clients or 4))
         if all(record.failed for record in load.records):
             reason = next(iter(self.sender.sample_errors.values()), load.records[0].error)
@@ -176,7 +176,7 @@ class ServerBench:
         """Send the workload and compute the figures. Failures are counted, never raised."""
         times = pace.times(workload)
         sender, options = self.sender, self.options
-        load = Load(
+        load = LoadRun(
             sender, self.clock, timeout=options.timeout, max_in_flight=pace.max_in_flight, ended=ended
         )
         watch = ServerWatch(self._watcher, load.now)
@@ -236,11 +236,11 @@ class ServerBench:
             return "openai", []
 
     async def _one(self, turn: Turn) -> RequestRecord:
-        load = Load(self.sender, self.clock, timeout=self.options.timeout)
+        load = LoadRun(self.sender, self.clock, timeout=self.options.timeout)
         await load.closed([Session((turn,))], 1)
         return load.records[0]
 
-    def _overhead(self, cpu: float, wall: float, load: Load) -> dict[str, float]:
+    def _overhead(self, cpu: float, wall: float, load: LoadRun) -> dict[str, float]:
         """The client's own cost: CPU as a share of one core and per chunk, and the lag of its loop (seconds)."""
         lags = sorted(load.lags) or [0.0]
         found = {

@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 44
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """Maps values to positions along an axis. `log` needs values above 0."""
 
     low: float
@@ -89,12 +89,12 @@ class Plot:
     legend: list[tuple[str, str]] = field(default_factory=list)
 
     @property
-    def x(self) -> Scale:
-        return Scale(*_open(self.x_range, log=self.log_x), LEFT, WIDTH - RIGHT, self.log_x)
+    def x(self) -> AxisScale:
+        return AxisScale(*_open(self.x_range, log=self.log_x), LEFT, WIDTH - RIGHT, self.log_x)
 
     @property
-    def y(self) -> Scale:
-        return Scale(*_open(self.y_range, log=self.log_y), HEIGHT - BOTTOM, TOP, self.log_y)
+    def y(self) -> AxisScale:
+        return AxisScale(*_open(self.y_range, log=self.log_y), HEIGHT - BOTTOM, TOP, self.log_y)
 
     def line(self, series: Series) -> None:
         """A polyline through the points, with a dot and its values at each."""

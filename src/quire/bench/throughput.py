@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.engine_run import BenchEngine, Prompts, Run, Step, judge
-from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.engine_run import BenchEngine, EngineRun, EngineStep, Prompts, judge
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.bench.profile import OpTimes
 from quire.bench.results import Metric, metric
 
@@ -78,7 +78,7 @@ def measure_throughput(
     return found, tables | ({"profile": profile} if (profile := times.rows()) else {})
 
 
-def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
+def figures(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> dict[str, Any]:
     """The figures of one iteration."""
     judged = judge(engine.program, run.steps, limits)
     most = max(len(step.rows) for step in run.steps)
@@ -100,7 +100,7 @@ def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
     }
 
 
-def composition(engine: BenchEngine, run: Run, limits: Sample) -> list[dict[str, Any]]:
+def composition(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> list[dict[str, Any]]:
     """The steps of a run by kind: number, contents, duration, and bound."""
     found = []
     for kind in ("prefill", "mixed", "decode"):
@@ -124,7 +124,7 @@ def composition(engine: BenchEngine, run: Run, limits: Sample) -> list[dict[str,
     return found
 
 
-def _bounds(engine: BenchEngine, steps: Sequence[Step], limits: Sample) -> str:
+def _bounds(engine: BenchEngine, steps: Sequence[EngineStep], limits: LimitsSample) -> str:
     """The limit of most of the steps."""
     count: Counter[str] = Counter()
     for step in steps:
@@ -133,7 +133,7 @@ def _bounds(engine: BenchEngine, steps: Sequence[Step], limits: Sample) -> str:
     return count.most_common(1)[0][0]
 
 
-def step_row(step: Step) -> dict[str, Any]:
+def step_row(step: EngineStep) -> dict[str, Any]:
     """One step as plain values, for plots."""
     decoding = sum(row.query_len == 1 and row.context_len > 0 for row in step.rows)
     return {

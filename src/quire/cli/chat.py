@@ -15,7 +15,7 @@ from quire.cli.options import (
     named_model,
     sampling_params,
 )
-from quire.cli.prompt import COMMANDS, LEAVE, Prompt
+from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
 from quire.cli.report import notice
 from quire.types import ContextLengthError, RequestError, SamplingParams
 from quire.util.printable import printable_lines
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     ) as llm:
         if not args.quiet:
             notice(llm)
-        with Prompt(keep=not args.no_history) as prompt:
+        with ChatInput(keep=not args.no_history) as prompt:
             chat = Chat(
                 llm, sampling_params(args, llm.default_params()), prompt, args.system, quiet=args.quiet
             )
@@ -61,7 +61,7 @@ class Chat:
     """A conversation with a model. An interrupted answer stays in the conversation."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, prompt: Prompt, system: str | None, *, quiet: bool
+        self, llm: LLM, params: SamplingParams, prompt: ChatInput, system: str | None, *, quiet: bool
     ) -> None:
         self._llm, self._params, self._prompt = llm, params, prompt
         self._start = [{"role": "system", "content": system}] if system else []

@@ -22,7 +22,7 @@ _FENCE = '"""'
 _HISTORY_LINES = 1000
 
 
-class Prompt:
+class ChatInput:
     """Reads messages from the terminal, or line by line from another standard input.
 
     With `keep`, the input history is saved for the next chat in a file that only its owner can read.
@@ -34,7 +34,7 @@ class Prompt:
         folder = cache_folder()
         self._file = folder / "chat_history" if keep and folder is not None else None
 
-    def __enter__(self) -> Prompt:
+    def __enter__(self) -> ChatInput:
         if self._readline is not None and self._file is not None:
             with contextlib.suppress(OSError):  # the first chat has no history
                 self._readline.read_history_file(str(self._file))

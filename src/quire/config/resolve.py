@@ -15,7 +15,7 @@ _SLOWER = (
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelTraits:
     """The model as `resolve` needs it: stored number format, trained and longest possible context in tokens."""
 
     dtype: str
@@ -38,7 +38,7 @@ class MachineFacts:
     best_float16: bool = False
 
 
-def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
+def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> ResolvedConfig:
     """Decide all open choices. Raises ValueError naming a field that cannot be met."""
     notices: list[str] = []
     dtype = _dtype(asked, model.dtype, machine, notices)

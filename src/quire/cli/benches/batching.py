@@ -17,7 +17,7 @@ from quire.cli.options import add_engine_options, engine_config
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire.bench.batching import Comparison, Job, Machine
+    from quire.bench.batching import Comparison, Job, StepMachine
     from quire.bench.results import Result
     from quire.core.scheduler_config import SchedulerConfig
     from quire.engine.build import Built
@@ -90,15 +90,15 @@ class Lab:
     def __init__(self, args: argparse.Namespace, longest: int, changes: dict[str, Any]) -> None:
         import dataclasses
 
-        from quire.bench.batching import CostMachine, RealMachine, StepCost
+        from quire.bench.batching import CostMachine, RealMachine, SimulatedCost
         from quire.core.scheduler_config import SchedulerConfig
 
         self._built: Built | None = None
         self.config: SchedulerConfig
-        self.machine: Callable[[], Machine]
+        self.machine: Callable[[], StepMachine]
         if args.model is None:
             places, tokens = changes.get("max_num_seqs", 64), changes.get("max_num_batched_tokens", 4096)
-            cost = StepCost(args.step_ms / 1e3, args.token_ms / 1e3)
+            cost = SimulatedCost(args.step_ms / 1e3, args.token_ms / 1e3)
             self.config = SchedulerConfig(
                 num_blocks=places * (longest // 16 + 2), max_model_len=longest + 1,
                 **{"max_num_batched_tokens": max(tokens, longest), **changes},

@@ -82,7 +82,7 @@ async def _measure(args: argparse.Namespace) -> Result:
         await bench.open()
         counts = await bench.calibrate()
         await bench.warm_up(args.warmup, chosen, work)
-        with Progress(work.num_requests, enabled=not args.quiet) as progress:
+        with RequestProgress(work.num_requests, enabled=not args.quiet) as progress:
             outcome = await bench.measure(work, chosen, slo, progress)
     finally:
         await bench.close()
@@ -126,7 +126,7 @@ def _requests(args: argparse.Namespace) -> int | None:
     return None if args.trace is not None or args.prompts is not None else 20_000
 
 
-class Progress:
+class RequestProgress:
     """A progress bar over requests on a terminal."""
 
     def __init__(self, total: int, *, enabled: bool) -> None:
@@ -145,7 +145,7 @@ class Progress:
             self._bar.set_postfix_str(f"{self._failed} failed", refresh=False)
         self._bar.update()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RequestProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

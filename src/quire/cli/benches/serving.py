@@ -157,7 +157,7 @@ def add_goodput_options(parser: argparse.ArgumentParser) -> None:
 def server_options(args: argparse.Namespace) -> ServerOptions:
     """Return the options of the server. Raises ValueError naming the option."""
     from quire.bench.client import target
-    from quire.bench.endpoints import BACKENDS, Ask
+    from quire.bench.endpoints import BACKENDS, RequestOptions
     from quire.bench.serve import ServerOptions
 
     headers = {}
@@ -171,7 +171,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         headers["authorization"] = f"Bearer {key}"
     if args.backend not in {"auto", *BACKENDS}:
         raise ValueError(f"backend: {args.backend!r} is not one of auto, {', '.join(BACKENDS)}")
-    ask = Ask(
+    ask = RequestOptions(
         model=args.model,
         temperature=args.temperature,
         ignore_eos=args.ignore_eos,

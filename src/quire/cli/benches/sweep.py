@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.benches.common import count, finish, write_page
-from quire.cli.benches.serve import Progress
+from quire.cli.benches.serve import RequestProgress
 from quire.cli.benches.serving import (
     add_measuring_options,
     add_server_options,
@@ -122,7 +122,7 @@ class _Probe:
         # New texts for every load; otherwise the second load would hit the cached prefixes of the first.
         work = workload(self.args, requests, f" load {self.measured}")
         self.text, self.measured = work.text, self.measured + 1
-        with Progress(work.num_requests, enabled=not self.args.quiet) as progress:
+        with RequestProgress(work.num_requests, enabled=not self.args.quiet) as progress:
             outcome = await self.bench.measure(work, self._pace(rate), self.slo, progress)
         summary = outcome.summary
         assert summary.goodput is not None
