@@ -272,7 +272,7 @@ def test_help_comes_by_subject(capsys: pytest.CaptureFixture[str]) -> None:
         "address and TLS",
         "access",
         "API",
-        "limits and time-outs",
+        "limits and timeouts",
         "KV cache",
         "scheduling",
         "loading",

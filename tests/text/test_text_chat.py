@@ -287,7 +287,7 @@ def test_tool_call_arguments_as_json_text_become_objects():
         ([{"role": "assistant", "tool_calls": {}}], "tool_calls must be a list"),
         ([{"role": "assistant", "tool_calls": ["x"]}], "a tool call must be an object"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "needs a function with a name"),
-        ([{"role": "user", "content": "x", "extra": {1, 2}}], "holds a set, which is not JSON data"),
+        ([{"role": "user", "content": "x", "extra": {1, 2}}], "contains a set, which is not JSON data"),
         ([{"role": "user", "content": "x", "extra": {1: 2}}], "key 1 is not a string"),
         ([USER] * 20_001, "20001 messages exceed the limit"),
         ([{"role": "user", "content": "x" * (1 << 24)}], "more than 8388608 characters"),

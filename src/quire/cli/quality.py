@@ -82,8 +82,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         )
         if not text["known"]:
             rows.append(
-                f"    warning: with a vocabulary of {found['vocabulary']} tokens, the model does not know such text, "
-                "so this does not rank formats; pass text that it knows with --text"
+                f"    warning: for a vocabulary of {found['vocabulary']} tokens, this perplexity shows that the model "
+                "does not know such text, so these figures do not rank formats; pass text that it knows with --text"
             )
             if text["name"] == BUILT_IN:
                 continue

@@ -9,9 +9,7 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _QUANTIZED = {"auto": None, "none": None, "int8": "i8", "int4": "i4"}
 _KV_DTYPES = {**_DTYPES, "int8": "i8"}
 DEFAULT_MEMORY_SHARE = 0.8
-_SLOWER = (
-    2  # prompts in float16 relative to bfloat16, on AVX-512: one bfloat16 instruction does the work of two
-)
+_SLOWER = 2  # prompts in float16 relative to bfloat16 on AVX-512, which multiplies bfloat16 pairs
 
 
 @dataclass(frozen=True, slots=True)

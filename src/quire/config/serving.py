@@ -27,7 +27,7 @@ SUBJECTS = {
     "ssl_keyfile": "address and TLS",
     "allowed_hosts": "access",
     "unknown_fields": "API",
-    "max_num_queued_reqs": "limits and time-outs",
+    "max_num_queued_reqs": "limits and timeouts",
     "shutdown_timeout": "supervision",
     "log_format": "logs and traces",
 }

@@ -34,7 +34,7 @@ from quire.types import CheckpointError
 BLOCK_BYTES = 32 * 2**20
 AHEAD_BYTES = 4 * BLOCK_BYTES  # requested from the disk ahead of use, across tensors
 ROW_QUANTUM = (
-    256  # row blocks start at multiples of this many rows of their part, so that packed tiles stay whole
+    256  # row blocks start at multiples of this many rows of a part, so that packed tiles stay whole
 )
 _SHOWN = 5
 _CACHE_SCALES = (r".*\.self_attn\.([qkv]_proj\.)?([qkv]|output)_(scale|zero_point)",)

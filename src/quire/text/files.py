@@ -192,7 +192,7 @@ def _quantify(pattern: str, quantifier: re.Match[str], outer: _Group, inner: _Gr
     if repeats > MAX_REGEX_REPEAT:
         raise CheckpointError(
             f"tokenizer.json: regular expression {pattern[:80]!r} repeats {repeats} times, "
-            f"over the limit of {MAX_REGEX_REPEAT}"
+            f"more than the limit of {MAX_REGEX_REPEAT}"
         )
     if inner is not None and inner.loose and (unbounded or count > 4):
         raise CheckpointError(

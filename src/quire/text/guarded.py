@@ -133,8 +133,7 @@ class GuardedEncoder:
         return ids + self._plain_ids(text[position:], inner=position > 0)
 
     def _masked(self, text: str, own: Spans) -> str:
-        """`text` with other characters than own ones replaced by characters outside all added tokens, letters by a
-        letter."""
+        """`text` with all but its own characters replaced by some outside all added tokens, letters by a letter."""
         taken = set().union(*self._added.values())
         word = next((char for char in map(chr, _WORDS) if char not in taken), " ")
         sign = next((char for char in map(chr, _SIGNS) if char not in taken), " ")

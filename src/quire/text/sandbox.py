@@ -309,7 +309,7 @@ class _MeterInserter(NodeTransformer):
         return _filtered(self.generic_visit(nodes.List([left, *parts[::-1]], lineno=node.lineno)), _ADD)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        """Replace tuples: hashing and comparing them visits all elements, and nesting doubles the cost each time."""
+        """Account for tuples: hashing and comparing visit all elements, and nesting one twice doubles the cost."""
         self.generic_visit(node)
         return _filtered(node, _DEEP) if node.ctx == "load" else node
 
