@@ -23,21 +23,21 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _packed(form: WeightFormat | None) -> str:
     if form is None or form.groups is None:
-        return "as it is"
+        return "unchanged"
     offsets = "" if form.groups.offsets == "none" else f", offsets {form.groups.offsets}"
     return f"{form.dtype}, groups of {form.groups.size}, scales {form.groups.scales}{offsets}"
 
 
 def tables() -> dict[str, str]:
-    """Table by the name that its place in the page has."""
+    """The tables, keyed by the name of their marker in the page."""
     types = (
         (kind.name, f"{8 * kind.nbytes / kind.values:g}", _packed(PACKED.get(name)))
         for name, kind in READ_TYPES.items()
     )
     others = ", ".join(kind.name for kind in TYPES_BY_ID.values() if kind.name not in READ_TYPES)
     return {
-        "gguf-types": _table(("type", "bits a weight", "the same numbers as weights in groups"), types)
-        + f"\n\nKnown by name and size only, refused at load: {others}.",
+        "gguf-types": _table(("type", "bits per weight", "computed as"), types)
+        + f"\n\nRecognised by name and size, but refused at load: {others}.",
         "gguf-architectures": _table(
             ("general.architecture", "read as model_type"),
             ((a, b.model_type) for a, b in ARCHITECTURES.items()),
@@ -45,18 +45,18 @@ def tables() -> dict[str, str]:
         "gguf-tokenizers": f"Kinds (`tokenizer.ggml.model`): {', '.join(KINDS)}. Word expressions "
         f"(`tokenizer.ggml.pre`): {', '.join(sorted(WORDS))}.",
         "quantization-config": _table(
-            ("quant_method", "what is read"), ((name, text) for name, (_, text) in METHODS.items())
+            ("quant_method", "supported"), ((name, text) for name, (_, text) in METHODS.items())
         ),
     }
 
 
 def render(page: str) -> str:
-    """The page with every table in its place."""
+    """Insert every table into the page."""
     for name, table in tables().items():
         place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         page, found = place.subn(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", page)
         if found != 1:
-            raise ValueError(f"{PAGE.name}: {found} places for the table {name}")
+            raise ValueError(f"{PAGE.name}: {found} markers for the table {name}, expected one")
     return page
 
 

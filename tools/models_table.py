@@ -17,34 +17,34 @@ from quire.spec.families import FAMILIES, read_spec
 EXAMPLES = Path(__file__).with_name("models_table.json")
 _TOP = """# Models
 
-Quire runs the model families below from their transformers checkpoints (`config.json` and safetensors). Every one is
-compared with transformers: tiny checkpoints that transformers writes, whole, in chunks, token by token and in mixed
-batches, in float32 to about 1e-5. `quire inspect MODEL` says the same of a checkpoint on disk, and whether it fits.
+Quire runs the model families below from their transformers checkpoints (`config.json` and safetensors). Each family is
+tested against transformers with tiny checkpoints that transformers writes: whole prompts, chunks, token by token and
+mixed batches, in float32 to about 1e-5. `quire inspect MODEL` shows these facts for a checkpoint on disk, and whether
+it fits.
 
-What a config asks for and Quire does not implement is refused by name when the config is read.
-This page is made by `python -m tools.models_table`.
+Unsupported settings are refused by name when the config is read. This page is made by `python -m tools.models_table`.
 
 """
-_HEAD = ("`model_type`", "Architecture", "For example", "Attention", "Positions", "Block", "KV bytes a token")
+_HEAD = ("`model_type`", "Architecture", "For example", "Attention", "Positions", "Block", "KV bytes/token")
 _BOTTOM = """
-KV bytes a token are for the named model with a bfloat16 cache: 2 · kv_heads · head_dim · 2 bytes for every layer,
-(latent + rotated key) · 2 bytes for MLA; in brackets what full layers keep when a text is longer than the windows;
-then the share of what MHA would need.
+KV bytes/token are for the example model with a bfloat16 cache: 2 · kv_heads · head_dim · 2 bytes per layer,
+(latent + rotated key) · 2 bytes for MLA; in brackets the bytes of layers with full attention, which alone grow when a
+text is longer than the windows; then the share relative to MHA.
 
-- **Attention**: query/key-value heads and their size. Every ratio works: MHA, GQA, MQA. Layers with a window keep
-  only the blocks that the window can still see. MLA: heads and what a query has without a position + rotated; the one
-  latent + rotated key that a token keeps for all heads (decision 0019).
+- **Attention**: query/key-value heads and their size. Every ratio works: MHA, GQA, MQA. Layers with a window keep only
+  blocks within reach of the window. MLA: heads and the unrotated + rotated size of a query; the latent + rotated key
+  that a token caches for all heads (decision 0019).
 - **Positions**: base, rotated part of a head, scaling. `linear`, `dynamic`, `llama3`, `yarn` and `longrope` work in
-  every family (the `su` and `yarn` of a Phi-3 config are longrope), in old (`rope_scaling`) and new
-  (`rope_parameters`) keys, one for all layers or one per layer type where the family has that. `dynamic` and
-  `longrope` start with the original context; a longer one is asked for with `--max-model-len` (decisions 0002, 0014).
-- **Block**: norms before (pre), after (post) or around (sandwich) each branch, and what else differs. Experts are
-  read one tensor each or stacked, also as MXFP4; a step reads only the experts that its tokens go to (decision 0018).
+  every family (the `su` and `yarn` of a Phi-3 config are longrope), with old (`rope_scaling`) and new
+  (`rope_parameters`) keys, for all layers or per layer type where the family supports it. The default context of
+  `dynamic` and `longrope` is the original one; `--max-model-len` sets a longer one (decisions 0002, 0014).
+- **Block**: norms before (pre), after (post) or around (sandwich) each branch, and other differences. Experts are read
+  as one tensor each or stacked, also as MXFP4; a step reads only the experts selected by its tokens (decision 0018).
 """
 
 
 def table() -> str:
-    """The whole page."""
+    """Return the whole page."""
     examples = json.loads(EXAMPLES.read_text())
     rows = [_HEAD, tuple("---" for _ in _HEAD)]
     for family in FAMILIES:
@@ -112,7 +112,7 @@ def _kv(spec: ModelSpec) -> str:
 
 
 def example_config(model_type: str) -> dict[str, Any]:
-    """The facts of a released model of that family, as config.json keys."""
+    """Return the facts of a released model of a family, as config.json keys."""
     found: dict[str, Any] = json.loads(EXAMPLES.read_text())[model_type]["config"]
     return found
 

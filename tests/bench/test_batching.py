@@ -13,7 +13,7 @@ from quire.bench.batching import (
     POLICIES,
     CostMachine,
     Job,
-    StepCost,
+    SimulatedCost,
     compare_batching,
     interference,
     longest_over_mean,
@@ -22,7 +22,7 @@ from quire.bench.batching import (
 from quire.cli.main import main
 from quire.core.scheduler_config import SchedulerConfig
 
-STEP = StepCost(base=1.0, token=0.0)  # every step takes a second
+STEP = SimulatedCost(base=1.0, token=0.0)  # every step takes a second
 
 
 def config(**options: object) -> SchedulerConfig:
@@ -83,7 +83,7 @@ def test_theory() -> None:
 
 
 def test_chunked_prefill_bounds_what_a_long_prompt_does_to_streams() -> None:
-    cost = StepCost(base=0.02, token=0.001)
+    cost = SimulatedCost(base=0.02, token=0.001)
     streams = [Job(0.0, [i], 60) for i in range(3)]
     prompt = Job(0.5, list(range(1000)), 2)
     chunked = interference(streams, prompt, config(max_num_batched_tokens=103), CostMachine(cost))
@@ -92,7 +92,7 @@ def test_chunked_prefill_bounds_what_a_long_prompt_does_to_streams() -> None:
     assert max(chunked.during) == pytest.approx(0.02 + 0.103)  # a step is never larger than its budget
     assert max(whole.during) == pytest.approx(0.02 + 1.003)  # the whole prompt at once
     assert whole.ttft < chunked.ttft  # what the prompt pays for it
-    with pytest.raises(ValueError, match="none ran beside"):
+    with pytest.raises(ValueError, match="no stream overlapped"):
         interference([Job(0.0, [1], 2)], Job(50.0, [1] * 100, 2), config(), CostMachine(cost))
 
 

@@ -66,7 +66,7 @@ def test_chunks_of_unknown_size_give_their_own_gaps_and_say_so() -> None:
     assert found.tpot == pytest.approx(0.3 / 5)  # the server's count, whatever the chunks
     notes = summarize([record([0.1, 0.2, 0.4], output_tokens=6)]).notes
     assert any("between chunks" in note for note in notes)
-    assert any("2.00 tokens a chunk" in note for note in notes)
+    assert any("2.00 tokens per chunk" in note for note in notes)
 
 
 def test_an_end_mark_without_text_came_with_the_finish_reason() -> None:
@@ -164,9 +164,9 @@ def test_itl_objective_is_the_requests_99th_percentile() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["ttft"], "not like ttft:500"),
+        (["ttft"], "does not have the form ttft:500"),
         (["ttft:x"], "'x' is not a number"),
-        (["speed:3"], "known: ttft, tpot, itl, e2el"),
+        (["speed:3"], "known objectives: ttft, tpot, itl, e2el"),
         (["ttft:5", "ttft:6"], "twice"),
         (["ttft:-5"], "not a positive"),
         (["ttft:nan"], "not a positive"),

@@ -12,8 +12,8 @@ from helpers.specs import BF16, decoder_spec
 from quire.bench import latency, profile, results, shapes, startup, throughput
 from quire.bench.bounds import op_bound
 from quire.bench.checkpoint import write_checkpoint
-from quire.bench.engine_run import BenchEngine, Prompts, Step, judge
-from quire.bench.limits import LimitsProbe, Sample
+from quire.bench.engine_run import BenchEngine, EngineStep, Prompts, judge
+from quire.bench.limits import LimitsProbe, LimitsSample
 from quire.bench.report import page
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
@@ -25,7 +25,7 @@ TINY = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500,
     "max_position_embeddings": 256,
 }  # fmt: skip
-LIMITS = Sample(1e9, {"f32": 1e9, "bf16": 4e9, "i8": 8e9})
+LIMITS = LimitsSample(1e9, {"f32": 1e9, "bf16": 4e9, "i8": 8e9})
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,15 @@ def test_all_at_once_fills_the_slots(engine: BenchEngine) -> None:
 
 def test_steps_are_of_the_kind_that_their_rows_are() -> None:
     kinds = [
-        Step(rows, 1, {}).kind for rows in ([Row(1, 9)] * 3, [Row(7, 0)], [Row(1, 9), Row(7, 0)], [Row(1, 0)])
+        EngineStep(rows, 1, {}).kind
+        for rows in ([Row(1, 9)] * 3, [Row(7, 0)], [Row(1, 9), Row(7, 0)], [Row(1, 0)])
     ]
     assert kinds == ["decode", "prefill", "mixed", "prefill"]
 
 
 def test_a_judged_step_takes_the_longer_of_its_bounds(engine: BenchEngine) -> None:
     program = engine.program
-    decode, prefill = Step([Row(1, 30)], 1, {}, wall=2.0), Step([Row(32, 0)], 1, {}, wall=3.0)
+    decode, prefill = EngineStep([Row(1, 30)], 1, {}, wall=2.0), EngineStep([Row(32, 0)], 1, {}, wall=3.0)
     total = step_cost(program, decode.rows, 1).total
     moved = total.weight_bytes + total.kv_read_bytes + total.kv_written_bytes
     one = judge(program, [decode], LIMITS)
@@ -79,7 +80,7 @@ def test_a_judged_step_takes_the_longer_of_its_bounds(engine: BenchEngine) -> No
     assert one.bound_seconds == max(one.memory_seconds, one.compute_seconds)
     assert both.bound_seconds == pytest.approx(one.bound_seconds + other.bound_seconds)
     assert both.share == pytest.approx(both.bound_seconds / 5.0)
-    faster = judge(program, [decode], Sample(2e9, {name: 2 * v for name, v in LIMITS.compute.items()}))
+    faster = judge(program, [decode], LimitsSample(2e9, {name: 2 * v for name, v in LIMITS.compute.items()}))
     assert faster.bound_seconds == pytest.approx(
         one.bound_seconds / 2
     )  # a machine twice as good: half the share
@@ -102,10 +103,10 @@ def test_latency_figures(engine: BenchEngine) -> None:
 def test_a_profile_names_the_limit_of_most_of_an_ops_time() -> None:
     """Many steps of 31 rows are bound by computing; the last ones, of one row, by memory."""
     program = lower(decoder_spec(300, 512, 1024, (4, 2, 64), [0], tied=True, qk_norm=True), BF16)
-    limits = Sample(1e9, {"f32": 2e10, "bf16": 2e10})
+    limits = LimitsSample(1e9, {"f32": 2e10, "bf16": 2e10})
     times = profile.OpTimes(program)
     for rows in (31, 31, 31, 1):
-        step = Step([Row(1, 20)] * rows, rows, {"forward": 2.0, "sample": 0.25}, wall=2.5)
+        step = EngineStep([Row(1, 20)] * rows, rows, {"forward": 2.0, "sample": 0.25}, wall=2.5)
         step.op_seconds, step.op_waited = [0.1] * len(program.ops), [0.0] * len(program.ops)
         bounds = op_bound(step_cost(program, step.rows, rows).ops[2], "bf16", 1e9, limits.compute, 1 << 40)
         assert bounds.by == ("compute" if rows > 1 else "memory")
@@ -191,7 +192,7 @@ def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert str(folder) not in saved.read_text()
     text = page([result])
     ElementTree.fromstring(text[text.index("<html") :])
-    assert ("What each step held" in text) == (bench == "throughput")
+    assert ("Contents of each step" in text) == (bench == "throughput")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_commands(bench: str, folder: Path, tmp_path: Path, capsys: pytest.Captu
             ["startup", "--at-most", "lunch", "1"],
             "at-most: lunch 1: must be one of import, generate, cold, serve",
         ),
-        (["throughput", "shape:qwen3-0.6b", "--num-prompts", "no"], "'no' is not a whole number"),
+        (["throughput", "shape:qwen3-0.6b", "--num-prompts", "no"], "'no' is not an integer"),
     ],
 )
 def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +250,7 @@ def test_startup_of_real_processes(folder: Path, tmp_path: Path, capsys: pytest.
     assert main(["bench", "startup", str(folder), *words, *bounds]) == 1
     err = capsys.readouterr().err
     assert "cold: " in err
-    assert " s are above 0 s" in err
+    assert " s exceed the limit of 0 s" in err
     assert "generate: " not in err
     result = results.load(saved)
     assert set(result.metrics) == {"generate", "generate_process", "cold", "serve"}

@@ -8,8 +8,8 @@ import pytest
 
 from helpers.fake_llm import Behaviour, FakeLLM
 from quire.bench.arrivals import arrivals
-from quire.bench.endpoints import Ask, Endpoint, endpoint
-from quire.bench.load import Load
+from quire.bench.endpoints import Endpoint, RequestOptions, endpoint
+from quire.bench.load import LoadRun
 from quire.bench.metrics import Summary, summarize
 from quire.bench.sender import HttpSender
 from quire.bench.timeline import RequestRecord
@@ -52,8 +52,8 @@ class Bench:
         self.client = MemoryClient(self.server, loop, options.pop("pieces", 0))
         limits = {name: options.pop(name) for name in ("timeout", "max_in_flight") if name in options}
         speller = Speller(ids=options.pop("ids", None))
-        self.sender = HttpSender(self.client, self.endpoint, Ask(model="m", **options), speller)
-        self.load = Load(self.sender, loop.time, **limits)
+        self.sender = HttpSender(self.client, self.endpoint, RequestOptions(model="m", **options), speller)
+        self.load = LoadRun(self.sender, loop.time, **limits)
 
     async def open(self, work: list[Session], times: list[float]) -> list[RequestRecord]:
         await self.load.open(work, times)
@@ -218,7 +218,7 @@ def test_prompts_as_token_ids() -> None:
     assert [len(ids) for ids in prompts] == [7, 7]
     assert all(50 <= token < 60 for ids in prompts for token in ids)
     with pytest.raises(ValueError, match="takes no token ids"):
-        HttpSender(None, endpoint("openai", "chat"), Ask(), Speller(ids=range(9)))  # type: ignore[arg-type]
+        HttpSender(None, endpoint("openai", "chat"), RequestOptions(), Speller(ids=range(9)))  # type: ignore[arg-type]
 
 
 def test_what_each_server_is_asked() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from quire.bench import results
 from quire.bench.environment import Watch, environment
-from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.bench.recording import Recording
 from quire.cli.main import main
 
@@ -91,7 +91,9 @@ def test_environment_and_watch() -> None:
 
 
 def test_limits_between_two_samples_are_their_mean() -> None:
-    assert mean(Sample(2.0, {"f32": 10.0}), Sample(4.0, {"f32": 30.0})) == Sample(3.0, {"f32": 20.0})
+    assert mean(LimitsSample(2.0, {"f32": 10.0}), LimitsSample(4.0, {"f32": 30.0})) == LimitsSample(
+        3.0, {"f32": 20.0}
+    )
 
 
 def test_limits_of_a_small_arena() -> None:

@@ -20,7 +20,7 @@ from quire.bench.compare import CompareError, compare, differences
 from quire.bench.report import page
 from quire.bench.serve import ServeError, records_of, request_rows
 from quire.bench.server_metrics import parse_exposition
-from quire.bench.svg import Scale, histogram, number
+from quire.bench.svg import AxisScale, histogram, number
 from quire.bench.timeline import RequestRecord
 from quire.cli.main import main
 
@@ -156,9 +156,9 @@ def test_a_trace_of_lengths_alone_takes_the_rate(
     assert "open loop, poisson, 20 requests/s" in capsys.readouterr().out
     assert [record.output_tokens for record in records_of(results.load(save).tables["requests"])] == [3, 2]
     assert bench("serve", *words) == 2
-    assert "rate: this trace has no times of its own" in capsys.readouterr().err
+    assert "rate: this trace has no times" in capsys.readouterr().err
     assert bench("serve", *words, "--rate", "20", "--arrival", "trace") == 2
-    assert "arrival: this workload has no times of its own" in capsys.readouterr().err
+    assert "arrival: this workload has no times" in capsys.readouterr().err
 
 
 def test_batching_and_interference_without_a_model(
@@ -185,7 +185,7 @@ def test_sweep_on_a_real_socket(live: Live, tmp_path: Path, capsys: pytest.Captu
     assert bench("sweep", live.url, *words, *slo, "--save", str(save), "--html", str(html)) == 0
     text = capsys.readouterr().out
     assert "← knee" in text
-    assert "every load measured was served: the knee lies above" in text
+    assert "every measured load was served: the knee is higher" in text
     found = results.load(save)
     assert [row["rate"] for row in found.tables["loads"]] == [50, 100]
     assert found.metrics["knee_goodput"].value == 100
@@ -215,14 +215,14 @@ def test_servers_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--rate", "1", "--concurrency", "2"], "concurrency: either this or --rate"),
+        (["--rate", "1", "--concurrency", "2"], "concurrency: cannot be combined with --rate"),
         (["--rate", "-1"], "rate: -1.0 is not above 0"),
-        (["--arrival", "constant"], "rate: --arrival constant needs one"),
+        (["--arrival", "constant"], "rate: --arrival constant needs a rate"),
         (["--input-len", "many"], "input-len: 'many'"),
         (["--goodput", "speed:1"], "goodput: 'speed:1'"),
-        (["--header", "x"], "header: 'x' is not like NAME:VALUE"),
+        (["--header", "x"], "header: 'x' does not have the form NAME:VALUE"),
         (["--backend", "gpt"], "backend: 'gpt' is not one of auto"),
-        (["--arrival", "trace"], "arrival: this workload has no times of its own"),
+        (["--arrival", "trace"], "arrival: this workload has no times"),
         (["--burstiness", "0", "--rate", "1", "--arrival", "gamma"], "burstiness"),
     ],
 )
@@ -302,7 +302,7 @@ def test_the_page_is_well_formed_complete_and_fetches_nothing() -> None:
     document = well_formed(text)
     titles = [node.firstChild.data for node in document.getElementsByTagName("figcaption")]  # type: ignore[union-attr]
     for title in ("Time to first token", "Inter-token latency: every gap", "End-to-end latency", "Requests over time",
-                  "What the server's steps held"):  # fmt: skip
+                  "Contents of the server's steps"):  # fmt: skip
         assert titles.count(title) == 2
     assert "prefers-color-scheme:dark" in text
     assert not re.search(r"https?://|<script|url\(|@import", text)
@@ -333,7 +333,7 @@ def well_formed(text: str) -> xml.dom.minidom.Document:
 
 
 def test_scales() -> None:
-    linear, log = Scale(0, 10, 100, 200), Scale(1, 1000, 0, 300, log=True)
+    linear, log = AxisScale(0, 10, 100, 200), AxisScale(1, 1000, 0, 300, log=True)
     assert [linear(x) for x in (0, 5, 10, 99)] == [100, 150, 200, 200]
     assert linear.ticks() == [0, 2, 4, 6, 8, 10]
     assert [log(x) for x in (1, 10, 100, 1000)] == [0, 100, 200, 300]

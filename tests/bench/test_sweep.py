@@ -43,10 +43,10 @@ def test_the_knee_is_the_highest_goodput_not_the_highest_load() -> None:
 def test_ends_without_a_bracket_say_so() -> None:
     most = asyncio.run(find_knee(server(1e9, []), 1.0, most=4))  # type: ignore[arg-type]
     assert len(most.points) == 4
-    assert any("lies above" in note for note in most.notes())
+    assert any("the knee is higher" in note for note in most.notes())
     none = asyncio.run(find_knee(server(1e-9, []), 1.0, most=4))  # type: ignore[arg-type]
     assert none.highest_served is None
-    assert any("no load measured met" in note for note in none.notes())
+    assert any("no measured load met" in note for note in none.notes())
 
 
 def test_noise_is_told() -> None:

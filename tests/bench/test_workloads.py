@@ -204,7 +204,7 @@ def test_servegen_is_drawn_from_its_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a,b\n1,2\n", "line 1: no trace with these columns"),
+        ("a,b\n1,2\n", "line 1: unknown columns"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2: TIMESTAMP: 'yesterday'"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,2\n", "ContextTokens"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,99999999999,2\n", "not a number of tokens"),

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from helpers.fake_llm import FakeLLM
-from quire.bench.client import Client, Connection, target
+from quire.bench.client import Client, ClientConnection, target
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -45,7 +45,7 @@ def run(work: Callable[[VirtualLoop], Awaitable[Any]]) -> Any:
 class Pipe(asyncio.Transport):
     """A connection to a FakeLLM in memory. `pieces` cuts what the server writes, to try every boundary."""
 
-    def __init__(self, connection: Connection, server: FakeLLM, pieces: int = 0) -> None:
+    def __init__(self, connection: ClientConnection, server: FakeLLM, pieces: int = 0) -> None:
         super().__init__()
         self._connection, self._server, self._pieces = connection, server, pieces
         self._closed = False
@@ -85,8 +85,8 @@ class MemoryClient(Client):
         super().__init__(target("http://fake"), loop.time)
         self._fake, self._pieces = server, pieces
 
-    async def _open(self) -> Connection:
-        connection = Connection(self.clock)
+    async def _open(self) -> ClientConnection:
+        connection = ClientConnection(self.clock)
         connection.connection_made(Pipe(connection, self._fake, self._pieces))
         self.opened += 1
         return connection

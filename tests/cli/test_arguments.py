@@ -85,7 +85,7 @@ def test_what_may_be_a_model_or_a_value_is_refused(
         served(*words)
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert f"{words[0]}: a value looks like a model, and no model is named" in told
+    assert f"{words[0]}: a value looks like a model, but no model is given" in told
     assert words[-1] not in told  # it may be a key
     assert served("m", *words)["model"] == "m"  # the model is named: no doubt
     if len(words) == 3:
@@ -190,8 +190,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_a_file(
     [
         ("QUIRE_PORT", "eighty", "QUIRE_PORT: 'eighty' is not a whole number"),
         ("QUIRE_API_KEY", "", "QUIRE_API_KEY: the variable is empty"),
-        ("QUIRE_API_KEY", "a, ", "a key must be printable ASCII and not empty or blank"),
-        ("QUIRE_API_KEY", "a,,b", "a key must be printable ASCII and not empty or blank"),
+        ("QUIRE_API_KEY", "a, ", "a key must be printable ASCII, and not empty or blank"),
+        ("QUIRE_API_KEY", "a,,b", "a key must be printable ASCII, and not empty or blank"),
         ("QUIRE_ACCESS_LOG", "maybe", "QUIRE_ACCESS_LOG: 'maybe' is not one of 1, true"),
         ("QUIRE_DTYPE", "int3", "QUIRE_DTYPE: invalid choice: 'int3'"),
         ("QUIRE_MEMORY", "much", "QUIRE_MEMORY: 'much' is not a size"),
@@ -272,7 +272,7 @@ def test_help_comes_by_subject(capsys: pytest.CaptureFixture[str]) -> None:
         "address and TLS",
         "access",
         "API",
-        "limits and time-outs",
+        "limits and timeouts",
         "KV cache",
         "scheduling",
         "loading",

@@ -99,15 +99,15 @@ def terminal(folder: Path, tmp_path: Path) -> Iterator[Terminal]:
 def test_commands_rates_and_the_end(terminal: Terminal) -> None:
     assert re.search(r"8 tokens, the first after [\d.]+ s, then [\d.]+ tokens/s", terminal.say("hello"))
     assert "/clear" in terminal.say("/help")
-    assert "unknown command /foo; /help lists them" in terminal.say("/foo bar")
-    assert "there is no earlier turn" not in terminal.say("/drop")
-    assert "there is no earlier turn to drop" in terminal.say("/drop")
+    assert "unknown command /foo; see /help" in terminal.say("/foo bar")
+    assert "no earlier turn" not in terminal.say("/drop")
+    assert "no earlier turn to drop" in terminal.say("/drop")
     terminal.type("/cl" + TAB)
     terminal.expect("/clear")
     terminal.say("")
     terminal.type("half a line")
     terminal.expect("half a line")
-    terminal.interrupt("Ctrl-D leaves")
+    terminal.interrupt("Ctrl-D exits")
     terminal.type("hello\r")
     terminal.expect(r"tokens/s(.|\n)*> $")  # the prompt too: a Ctrl-D before it would be another line's
     assert terminal.leave() == 0

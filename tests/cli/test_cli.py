@@ -203,7 +203,7 @@ def test_inspect_quality_of_one_format_and_its_refusals(
     assert "not UTF-8" in run(capsys, *quality, "--text", str(tmp_path / "binary"))[2]
     (tmp_path / "short").write_text("a")
     assert "at least 2" in run(capsys, *quality, "--text", str(tmp_path / "short"))[2]
-    assert "only used with --quality" in run(capsys, "inspect", str(folder), "--text", "x")[2]
+    assert "text: needs --quality" in run(capsys, "inspect", str(folder), "--text", "x")[2]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_inspect_quality_of_one_format_and_its_refusals(
         (
             ("generate", "{}", "--prompt", "x", "--device", "cuda"),
             2,
-            "device: 'cuda' needs the executor torch",
+            "device: 'cuda' needs --executor torch",
         ),
         (
             ("generate", "{}", "--prompt", "x", "--quantization", "awq"),

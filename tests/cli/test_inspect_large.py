@@ -66,7 +66,7 @@ def test_a_tokenizer_that_cannot_be_used_is_told(folder: Path, tmp_path: Path) -
     (tmp_path / "vocab.json").write_text("{}")
     command = [sys.executable, "-m", "quire.cli.main", "inspect", str(tmp_path), "--no-measure"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "tokenizer not usable" in found.stdout
+    assert "the tokenizer cannot be used" in found.stdout
     assert "a bare vocabulary (vocab.json) but no tokenizer.json" in found.stdout
 
 

@@ -109,18 +109,21 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MISTAKES: list[tuple[Callable[[Path], None], str]] = [
     (no_shard, f"shard {SECOND} is missing"),
-    (no_index, f"{INDEX}, which says what is in which of them, is missing"),
-    (short_shard, f"{SECOND}: tensor 'model.layers.1.self_attn.v_proj.weight' ends 744 bytes past the file"),
+    (no_index, f"{INDEX}, which assigns tensors to files, is missing"),
+    (
+        short_shard,
+        f"{SECOND}: tensor 'model.layers.1.self_attn.v_proj.weight' extends 744 bytes past the end",
+    ),
     (foreign_index, "shard model-00009-of-00009.safetensors is missing"),
     (integers, "tensor model.norm.weight: dtype I32 is not one of BF16, F16, F32"),
     (another_model, "shape [96, 64], but the config implies [100, 64]"),
     (pickle, "only pytorch_model.bin: pickle files can run code"),
     (pointer, "model.safetensors: is a Git LFS pointer and not the file itself"),
     (unknown_method, "quant_method = 'quip' is not supported: implemented are gptq, awq"),
-    (plain_but_said_quantized, "no tensor is quantized as GPTQ stores them"),
+    (plain_but_said_quantized, "no tensor has the format of GPTQ"),
     (unknown_model, "model_type = 'llama4' is not supported: supported model types are llama"),
-    (adapter, "no config.json; it holds an adapter"),
-    (pipeline, "no config.json; it holds a pipeline of diffusers"),
+    (adapter, "no config.json; it contains an adapter"),
+    (pipeline, "no config.json; it contains a diffusers pipeline"),
     (page, "config.json: not valid JSON"),
 ]
 
@@ -187,9 +190,9 @@ def lfs(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut, "ends 4744 bytes past the file: is the download whole?"),
-        (first_part, "m-00001-of-00003.gguf: m-00002-of-00003.gguf is missing beside it"),
-        (several, "2 GGUF models (m-Q4_K_M.gguf, m-Q8_0.gguf): name the file"),
+        (cut, "extends 4744 bytes past the end of the file; the download may be incomplete"),
+        (first_part, "m-00001-of-00003.gguf: m-00002-of-00003.gguf is missing in its folder"),
+        (several, "2 GGUF models (m-Q4_K_M.gguf, m-Q8_0.gguf); specify the file"),
         (encoder, "mmproj-m.gguf is an image encoder"),
         (text, "x.gguf: not a GGUF file"),
         (lfs, "x.gguf: is a Git LFS pointer"),
@@ -223,7 +226,7 @@ def test_a_text_without_a_tokenizer_is_refused_before_weights_are_read(
     (folder / "tokenizer.json").unlink()
     pointer(folder)
     assert main(["generate", str(folder), "--prompt", "Hi"]) == 1
-    assert "has no tokenizer: give token ids, --prompt-token-ids" in capsys.readouterr().err
+    assert "has no tokenizer: pass token ids with --prompt-token-ids" in capsys.readouterr().err
 
 
 def test_inspect_reads_no_numbers(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from helpers.tokenizers import Folder
 from helpers.weight_files import write
 from quire import LLM, SamplingParams
 from quire.cli.main import main
-from quire.config.resolve import MachineFacts, ModelFacts, resolve
+from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.loader import Checkpoint
 from quire.types import CheckpointError
@@ -26,7 +26,7 @@ ASK = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, ignore_eos=True
 
 def resolved(stored: str, *, best: bool = False, **asked: object) -> ResolvedConfig:
     machine = MachineFacts(2, 0, 1 << 32, best_float16=best)
-    return resolve(EngineConfig(**asked), ModelFacts(stored, 128, 128), machine)  # type: ignore[arg-type]
+    return resolve(EngineConfig(**asked), ModelTraits(stored, 128, 128), machine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_float32_head_goes_with_every_format_but_a_quantized_head() -> None:
     for more in ({}, {"dtype": "float16"}, {"quantization": "int8"}, {"quantize_head": "none"}):
         assert resolved("bfloat16", fp32_lm_head=True, **more).head == "f32"
     assert resolved("bfloat16").head is None
-    with pytest.raises(ValueError, match="fp32_lm_head: quantize_head = int8"):
+    with pytest.raises(ValueError, match="fp32_lm_head: cannot be combined with quantize_head = int8"):
         EngineConfig(fp32_lm_head=True, quantize_head="int8")
 
 
@@ -117,7 +117,8 @@ def test_what_float16_cannot_hold_is_refused_by_name(
 
     start(-65519)
     with pytest.raises(
-        CheckpointError, match=rf"{name}: element \[3, 7\] is -65520, beyond float16.*--dtype"
+        CheckpointError,
+        match=rf"{name}: element \[3, 7\] is -65520, which exceeds the limit of float16.*--dtype",
     ):
         start(-65520)
 

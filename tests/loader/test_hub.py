@@ -56,13 +56,13 @@ def test_what_cannot_be_a_repository(name: str, tmp_path: Path, monkeypatch: pyt
 
 
 def test_no_name() -> None:
-    with pytest.raises(CheckpointError, match="no model was named"):
+    with pytest.raises(CheckpointError, match="no model given"):
         resolve_model("")
 
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"a file; give a .gguf file, or the folder"):
+    with pytest.raises(CheckpointError, match=r"not a GGUF file; pass a .gguf file, or the folder"):
         resolve_model(tmp_path / "model.safetensors")
 
 
@@ -105,7 +105,7 @@ def test_offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "refs" / "main").write_text("a" * 40)
     (snapshot / "config.json").write_text("{}")
     with pytest.raises(
-        CheckpointError, match="org/absent: no such file or folder, and the hub did not give "
+        CheckpointError, match="org/absent: no such file or folder, and the hub returned no such repository"
     ):
         resolve_model("org/absent")
     assert resolve_model("org/cached") == snapshot
@@ -142,13 +142,13 @@ def test_a_gguf_file_of_the_cache(cached_ggufs: Path, choice: str, file: str) ->
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("org/x-GGUF:Q5_K_M", "no file is 'Q5_K_M' in the hub's local cache; there: .*x-Q4_K_M.gguf"),
+        ("org/x-GGUF:Q5_K_M", "no file is 'Q5_K_M' in the local hub cache, which has .*x-Q4_K_M.gguf"),
         (
             "org/other:Q8_0",
-            "org/other: no such file, and GGUF files of the hub are taken from its local cache only",
+            "org/other: no such file, and GGUF files of the hub are only read from the local cache",
         ),
         ("org/x-GGUF:../../x.gguf", "no such file or folder"),
-        ("org/x-GGUF", "3 GGUF models .x-Q4_K_M.gguf, x-Q4_K_S.gguf, x.Q8_0.gguf.: name the file"),
+        ("org/x-GGUF", "3 GGUF models .x-Q4_K_M.gguf, x-Q4_K_S.gguf, x.Q8_0.gguf.; specify the file"),
     ],
 )
 def test_a_gguf_file_that_is_not_there(cached_ggufs: Path, name: str, message: str) -> None:

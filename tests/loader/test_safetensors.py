@@ -104,7 +104,7 @@ F32_2 = entry("F32", [2], 0, 8)
 MALFORMED: dict[str, tuple[bytes, str]] = {
     "empty file": (b"", "0 bytes are too short"),
     "seven bytes": (b"\0" * 7, "7 bytes are too short"),
-    "header length 2^63": (struct.pack("<Q", 2**63) + b"{}", "header of 9223372036854775808 bytes is over"),
+    "header length 2^63": (struct.pack("<Q", 2**63) + b"{}", "header of 9223372036854775808 bytes exceeds"),
     "header past the file": (struct.pack("<Q", 3) + b"{}", "header of 3 bytes in a file of 10 bytes"),
     "no header": (raw(b""), "does not start with"),
     "not JSON": (raw(b"{nonsense}"), "header: not valid JSON"),
@@ -130,8 +130,8 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "size true": (raw({"w": {**F32_2, "shape": [True, 2]}}, bytes(8)), "shape [True, 2]"),
     "three offsets": (raw({"w": {**F32_2, "data_offsets": [0, 4, 8]}}, bytes(8)), "not a pair of offsets"),
     "negative offset": (raw({"w": entry("F32", [2], -8, 0)}, bytes(8)), "not a pair of offsets"),
-    "offsets reversed": (raw({"w": entry("F32", [2], 8, 0)}, bytes(8)), "data_offsets give -8"),
-    "bytes disagree": (raw({"w": entry("F16", [2], 0, 8)}, bytes(8)), "needs 4 bytes, data_offsets give 8"),
+    "offsets reversed": (raw({"w": entry("F32", [2], 8, 0)}, bytes(8)), "data_offsets span -8"),
+    "bytes disagree": (raw({"w": entry("F16", [2], 0, 8)}, bytes(8)), "needs 4 bytes, but data_offsets span 8"),
     "overlap": (
         raw({"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 4, 12)}, bytes(12)),
         "tensor 'b' overlaps tensor 'a'",
@@ -144,7 +144,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "hole at the start": (raw({"a": entry("F32", [1], 4, 8)}, bytes(8)), "4 unused bytes before tensor 'a'"),
     "trailing bytes": (raw({"a": F32_2}, bytes(9)), "1 trailing bytes after tensor 'a'"),
     "nothing but data": (raw({}, bytes(9)), "9 trailing bytes after the header"),
-    "past the end": (raw({"a": F32_2}, bytes(5)), "tensor 'a' ends 3 bytes past the file"),
+    "past the end": (raw({"a": F32_2}, bytes(5)), "tensor 'a' extends 3 bytes past the end of the file"),
 }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def test_other_shapes_are_refused(tmp_path: Path) -> None:
 def test_an_expert_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     each = experts()
     name = f"{AT}.2.down_proj.weight"
-    error = r"experts\.2\.down_proj\.weight is there by itself and in"
+    error = r"experts\.2\.down_proj\.weight exists separately and in"
     folder = written(tmp_path, stacked(each, ORDERS["plain"]) | {name: each[name]})
     with Checkpoint(folder) as checkpoint, pytest.raises(CheckpointError, match=error):
         LoadRules.of(SPEC).view(checkpoint)

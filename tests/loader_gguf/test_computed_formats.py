@@ -1,4 +1,4 @@
-"""Quantized checkpoints computed in their own codes: native and torch agree, and so do the sizes of batches."""
+"""Quantized checkpoints computed from their codes: native and torch agree, and so do the sizes of batches."""
 
 from __future__ import annotations
 
@@ -122,4 +122,4 @@ def test_a_quantized_head_and_mixed_types(
     assert main(["inspect", str(path), "--no-measure"]) == 0
     shown = capsys.readouterr().out
     assert "Q4_K" in shown
-    assert "computed in their own codes" in shown
+    assert "computed from their codes" in shown

@@ -119,7 +119,7 @@ def test_latent_attention(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("deepseek2-lite", {}, "an mscale of rope_scaling that is not its mscale_all_dim"),
+        ("deepseek2-lite", {}, "an mscale of rope_scaling that differs from its mscale_all_dim"),
         ("deepseek3-dense-halves", {}, "latent attention without experts"),
         ("deepseek3", _PLAIN_ROPE | {"rope_interleave": False}, "layer 0: rope"),
         ("deepseek2-groups", {}, "layer 0: Layer"),  # biases of dense layers
@@ -132,7 +132,7 @@ def test_latent_attention_that_gguf_cannot_say(
     changed = TinyModel(name, model.config_class, dict(model.overrides) | changes)
     save(changed, tmp_path / "in", torch.float32)
     assert convert(tmp_path / "in", tmp_path / "x.gguf") == 1
-    assert f"GGUF cannot say {message}" in capsys.readouterr().err
+    assert f"GGUF cannot express {message}" in capsys.readouterr().err
 
 
 def test_frequencies_that_have_no_key_go_as_a_tensor(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_tokenizer_without_a_name_is_refused(folder: Path, tmp_path: Path) -> 
 def test_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its way to cut words has no name: one is written that gives the same tokens, and the answers are the same."""
     assert main(["convert", str(shipped_models()["quire-mini"]), str(tmp_path / "a.gguf")]) == 0
-    assert "has no name in GGUF. 'dbrx' is written: it gives the same tokens" in capsys.readouterr().err
+    assert "The file gets 'dbrx', which gives the same tokens" in capsys.readouterr().err
     params = SamplingParams(temperature=0.0, max_tokens=24)
     found = []
     for model in ("quire-mini", tmp_path / "a.gguf"):

@@ -158,13 +158,13 @@ def test_ids_need_no_way_to_cut_words(name: str | None) -> None:
     ids = source.encode("Hello, world!").ids
     assert found.decode(ids) == "Hello, world!"
     assert b"".join(map(found.token_bytes, ids)) == b"Hello, world!"
-    why = "'no-such': this way to cut a text into words is not known" if name else "is missing"
+    why = "'no-such' is unknown, so the model takes no text prompts" if name else "is missing"
     for encode in (found.encode, lambda text: found.encode_guarded(text, [])):
         with pytest.raises(RequestError, match=rf"text: x.gguf: tokenizer.ggml.pre.*{why}.*; give token ids"):
             encode("Hello")
     outline = gguf_outline(changed, "x.gguf")
     assert outline is not None
-    assert "is not known: token ids only" in outline.kind
+    assert "is unknown: token ids only" in outline.kind
 
 
 def test_spelled_control_tokens_are_plain_text_when_asked() -> None:
@@ -227,8 +227,8 @@ def test_no_tokenizer() -> None:
         ({"tokenizer.ggml.model": "bert"}, "model = 'bert' is not supported: implemented are gpt2, llama"),
         ({"tokenizer.ggml.tokens": None}, "tokens: is missing"),
         ({"tokenizer.ggml.tokens": "abc"}, "tokens: is not an array"),
-        ({"tokenizer.ggml.tokens": Listed(["a", "a"])}, "tokens: holds a token twice"),
-        ({"tokenizer.ggml.tokens": Listed(["a" * 20_000])}, "tokens: holds a token of more than"),
+        ({"tokenizer.ggml.tokens": Listed(["a", "a"])}, "tokens: contains a token twice"),
+        ({"tokenizer.ggml.tokens": Listed(["a" * 20_000])}, "tokens: contains a token of more than"),
         ({"tokenizer.ggml.token_type": Listed([1])}, "token_type: 1 types for"),
         ({"tokenizer.ggml.merges": Listed(["a"])}, "merges: entry 0, 'a', does not join"),
         ({"tokenizer.ggml.merges": Listed(["a b c"])}, "merges: entry 0, 'a b c', does not join"),
@@ -258,7 +258,7 @@ class Long:
 @pytest.mark.parametrize("key", ["tokens", "merges", "token_type"])
 def test_arrays_over_the_limit_are_not_made(key: str) -> None:
     _, metadata = byte_level("llama-bpe", WORDS["llama-bpe"])
-    with pytest.raises(CheckpointError, match=f"{key}: 2147483648 entries are over the limit"):
+    with pytest.raises(CheckpointError, match=f"{key}: 2147483648 entries exceed the limit"):
         gguf_tokenizer({**metadata, f"tokenizer.ggml.{key}": Long()}, "x.gguf")
 
 

@@ -185,9 +185,9 @@ def test_hqq_words_viewed_as_floats() -> None:
         ("scale", np.zeros((1, 96), np.float16), "m: scale: shape .* axis 1"),
         ("nbits", np.array(5, np.int32), "nbits 5"),
         ("axis", np.array(2, np.int32), "axis 2"),
-        ("nbits", np.array(4.0, np.float32), "nbits: is missing, or not of integers"),
+        ("nbits", np.array(4.0, np.float32), "nbits: is missing, or has no integers"),
         ("shape", np.array([2**40, 2], np.int64), "m: shape, nbits, axis"),
-        ("quant_scale", np.array(1, np.uint8), "scales that are quantized are not read"),
+        ("quant_scale", np.array(1, np.uint8), "quantized scales are not supported"),
     ],
 )
 def test_hqq_arrays_that_do_not_fit_are_named(name: str, value: np.ndarray | None, message: str) -> None:

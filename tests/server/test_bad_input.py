@@ -232,7 +232,7 @@ def test_completions(server: LiveServer, body: bytes, code: str, param: str | No
 
 
 def test_lists_are_bounded(server: LiveServer) -> None:
-    """Rows 12, 17: what is too long is refused by its length, whatever is in it."""
+    """Lists that are too long are refused by their length, whatever they contain."""
     server.post("/v1/completions", complete(prompt=[5] * (2**20 + 1))).error(400, "invalid_json")
     server.post("/v1/completions", complete(bad_words=["a"] * 2**18)).error(400, "invalid_json")
     server.post("/v1/chat/completions", chat(messages=[[]] * 2**18)).error(400, "invalid_json")
@@ -260,7 +260,7 @@ def test_lists_are_bounded(server: LiveServer) -> None:
 
 
 def test_prompt_logprobs_are_bounded(server: LiveServer) -> None:
-    """Row 13: what one response may hold, whatever the window."""
+    """The size of one response is bounded, whatever the window."""
     params, body = SamplingParams(prompt_logprobs=60), CompletionRequest(prompt="x")
     scope = {"method": "POST", "path": "/", "headers": []}
     exchange = Exchange(scope, None, None, plenty())  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ def test_prompt_logprobs_are_bounded(server: LiveServer) -> None:
 
 
 def test_edge_values_work(server: LiveServer) -> None:
-    """Row 16, 22, 27 and harmless values of what is not supported."""
+    """Seeds, odd texts and lengths at their limits, and harmless values of unsupported fields."""
     for seed in (-(2**63), 2**64 - 1, 0):
         assert server.chat(seed=seed, max_tokens=1).status == 200
     for text in ("\u0000", "\uffff", "\ufeffhi", "e\u0301", "\U0001f600"):
@@ -290,7 +290,7 @@ def test_edge_values_work(server: LiveServer) -> None:
 
 
 def test_stop_equal_to_the_first_token_and_overlapping_stops(server: LiveServer) -> None:
-    """Row 15."""
+    """A stop string that equals the first token, and stop strings that overlap."""
     fixed: dict[str, Any] = {"temperature": 1.5, "max_tokens": 10, "ignore_eos": True}
     seed, text = next(
         (seed, text)
@@ -305,13 +305,13 @@ def test_stop_equal_to_the_first_token_and_overlapping_stops(server: LiveServer)
 
 
 def test_unknown_models_never_touch_disk_or_network(server: LiveServer) -> None:
-    """Row 28."""
+    """The name of a model in a request is only compared."""
     for name in ("gpt-4", "/etc/passwd", "../../x", "http://example.com/model", "", "x" * 100_000):
         server.chat(model=name).error(404, "model_not_found", "model")
 
 
 def test_bodies_that_are_not_plain_json(server: LiveServer) -> None:
-    """Rows 4, 5, 6."""
+    """Compressed bodies, and other content types."""
     body, path = chat(), "/v1/chat/completions"
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
         server.post(path, body, {"content-type": kind}).error(415, "unsupported_media_type")
@@ -330,7 +330,7 @@ def test_a_refusal_is_read_by_who_sends_everything_first(server: LiveServer) -> 
 
 
 def test_bodies_over_the_limit(server: LiveServer) -> None:
-    """Row 4: declared, and chunked without an end."""
+    """Bodies over the limit: declared, and chunked without an end."""
     with server.connect() as sock:
         head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         sock.sendall(f"{head}content-length: {2**40}\r\n\r\n".encode())
@@ -348,7 +348,7 @@ def test_bodies_over_the_limit(server: LiveServer) -> None:
 
 
 def test_times_that_have_passed(server: LiveServer) -> None:
-    """Row 56: nothing is computed."""
+    """Requests whose deadline has passed: nothing is computed."""
     server.wait(lambda: server.engine.state == "ready")
     for fields in ({"deadline_ms": 0}, {"deadline_ms": -5}, {"max_queue_ms": -1}, {"deadline_ms": 0.0001}):
         server.chat(max_tokens=5, **fields).error(504, "deadline_exceeded")
@@ -369,7 +369,7 @@ def test_what_is_elsewhere_or_called_otherwise(server: LiveServer) -> None:
 
 
 def test_large_prompts_leave_the_event_loop_free(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 24: while a large body is parsed, or a text tokenized, for however long, health answers."""
+    """Health answers while a large body is parsed or a text is tokenized, however long it takes."""
     begun, answered = threading.Event(), threading.Event()
 
     def slow(work: Callable[..., Any], place: int, size: int) -> Callable[..., Any]:
@@ -397,7 +397,7 @@ def test_large_prompts_leave_the_event_loop_free(server: LiveServer, monkeypatch
 
 
 def test_unknown_fields_can_be_refused(folder: Path) -> None:
-    """Row 29."""
+    """With unknown_fields="refuse", unknown fields are refused and known ones still pass."""
     with serving(folder, unknown_fields="refuse") as strict:
         strict.chat(max_tokens=1, unheard_of=1).error(400, "unknown_field", "unheard_of")
         assert strict.chat(max_tokens=1, user="me", top_k=3).status == 200
@@ -423,7 +423,7 @@ CHAT_FIELDS = """
 
 
 def test_every_field_that_others_have_is_known(folder: Path) -> None:
-    """Row 29: acted on, ignored because it changes nothing, or refused by name; never taken for a slip."""
+    """A field of another server is applied, ignored because it changes nothing, or refused by name; never unknown."""
     with serving(folder, unknown_fields="refuse") as strict:
         routes = {
             "/v1/chat/completions": [*SHARED_FIELDS.split(), *CHAT_FIELDS.split()],

@@ -65,7 +65,7 @@ def drop(sock: socket.socket) -> None:
     sock.close()
 
 
-# ---- hanging up (row 51, 52)
+# ---- hanging up
 
 
 @pytest.mark.parametrize("close", [socket.socket.close, drop], ids=["close", "reset"])
@@ -132,7 +132,7 @@ def test_leaving_behind_pipelined_requests(server: LiveServer) -> None:
         assert b'"code":"pipelining"' in read_all(many).rpartition(b"HTTP/1.1 400 ")[2]
 
 
-# ---- slow and greedy (rows 47-50, 53)
+# ---- slow and greedy clients
 
 
 def test_slow_headers_and_bodies_are_ended(folder: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_slow_client_gets_everything_in_order(folder: Path) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(folder: Path) -> None:
-    """Row 53: of many at once as many wait as may; every other answer is a 429 with a time."""
+    """Of many requests at once, as many wait as the queue allows; every other gets a 429 with a time."""
     options = {**PATIENT, "max_num_queued_reqs": 3}
     with serving(folder, ENDLESS | {"max_num_seqs": 2}, **options) as live:
         replies: list[Reply] = []
@@ -263,7 +263,7 @@ def test_a_full_queue_says_when_to_come_back(folder: Path) -> None:
         live.wait(live.idle)
 
 
-# ---- who may call (rows 44, 46, 57)
+# ---- access
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def test_keys(locked: LiveServer) -> None:
 
 
 def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Row 44: whichever key matches, the same comparisons are made, each in constant time."""
+    """Whichever key matches, the same comparisons are made, each in constant time."""
     file = tmp_path / "keys"
     file.write_text("one\ntwo\nthree\n")
     access = AccessControl(ServingConfig(api_key_file=str(file)))
@@ -319,7 +319,7 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_there_is_no_route_for_administrators(locked: LiveServer) -> None:
-    """Row 45: nothing that a key could do more than serve requests; such paths do not exist, with a key or without."""
+    """A key only serves requests; administrative paths do not exist, with a key or without."""
     for path in ("/admin/config", "/pause", "/sleep", "/reset_prefix_cache", "/start_profile", "/server_info", "/slots",
                  "/v1/load_lora_adapter", "/update_weights", "/invocations"):  # fmt: skip
         for headers in ({}, {"authorization": "Bearer key-one"}):
@@ -466,7 +466,7 @@ def test_listed_hosts_and_origins(folder: Path) -> None:
         assert not any(name.startswith("access-control") for name in refused.headers)
 
 
-# ---- sent again (rows 54, 55)
+# ---- repeated requests
 
 
 def test_a_repeated_request_gets_the_same_answer(server: LiveServer) -> None:

@@ -63,7 +63,7 @@ def last_event(sock: socket.socket) -> Any:
 
 @pytest.mark.parametrize("moment", ["prefill", "decode"])
 def test_a_killed_engine(server: Process, moment: str) -> None:
-    """Row 59: errors that say try again, at once; then the same answers, and nothing held."""
+    """Retryable errors at once; after the restart the same answers, and no leaks."""
     before, held = answer(server), descriptors(server.process.pid)
     first = server.engine
     whole = socket.create_connection(("127.0.0.1", server.port))
@@ -102,7 +102,7 @@ def test_a_killed_engine(server: Process, moment: str) -> None:
 
 
 def test_a_stopped_engine(server: Process) -> None:
-    """Row 60: not ready, but alive; it refuses what comes; when it is back it goes on where it was."""
+    """A frozen engine: the server is alive but not ready, refuses new requests, and continues when the engine does."""
     before, engine = answer(server), server.engine
     expected = stream_text(asked(server, FIXED | {"stream": True, "max_tokens": 1900}))
     sock = server.stream(1900, messages=FIXED["messages"], seed=5)
@@ -124,7 +124,7 @@ def test_a_stopped_engine(server: Process) -> None:
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_killed_server_leaves_nothing(folder: Path, busy: bool) -> None:
-    """Row 61."""
+    """A killed API process: its engine process ends too."""
     with running(folder) as server:
         engine, port = server.engine, server.port
         sock = server.stream(60_000) if busy else None
@@ -139,7 +139,7 @@ def test_a_killed_server_leaves_nothing(folder: Path, busy: bool) -> None:
 
 
 def test_clocks_that_jump(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 75: a day forth and back between any two looks at the wall clock. Only `created` may show it."""
+    """The wall clock jumps by a day, forward and back, between any two readings. Only `created` may show it."""
     true, day, looks = time.time, 86_400, [0]
 
     def jumping() -> float:
@@ -235,7 +235,7 @@ _KINDS: dict[str, Any] = {
 
 
 def test_everything_at_once(server: Process) -> None:
-    """Row 88: mixed requests and faults; memory, descriptors and blocks end where they were after a first round."""
+    """Mixed requests and faults; memory, descriptors and blocks end where they were after a first round."""
     requests = int(os.environ.get("QUIRE_SOAK_REQUESTS", "160"))
     Mix(server, 0).run(80)
     pid = server.process.pid

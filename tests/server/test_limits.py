@@ -122,7 +122,7 @@ def test_a_slow_reader_of_a_whole_answer_has_time_while_it_reads() -> None:
 
 
 def test_few_descriptors(folder: Path) -> None:
-    """Row 48: as many connections as descriptors allow; whoever comes is heard, and nothing is reset."""
+    """As many connections as descriptors allow; every client gets an answer, and nothing is reset."""
     with running(folder, "--header-timeout", "600", files=300) as server:
         notices = [line for line in server.lines if "--max-connections" in line]
         assert len(notices) == 1

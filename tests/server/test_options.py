@@ -148,7 +148,7 @@ def test_every_option_of_the_server_is_documented() -> None:
         ),
         ({}, {"uds": "s", "port": 1}, "port and uds: the config file sets"),
         ({"uds": "s", "host": "h", "port": 1}, {}, "host and port and uds: the command line sets"),
-        ({"ssl_keyfile": "k"}, {}, "give both or neither"),
+        ({"ssl_keyfile": "k"}, {}, "set both or neither"),
     ],
 )
 def test_options_that_contradict(given: dict[str, object], file: dict[str, object], text: str) -> None:

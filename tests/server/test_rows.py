@@ -1,7 +1,7 @@
-"""Which test shows which row of the list of bad inputs and faults (empty body … soak), so that none is forgotten.
+"""The tests for each row of the list of bad inputs and faults (empty body … soak), so that none is forgotten.
 
-In every file a neighbour streams the same seeded answer throughout or is asked again afterwards: its text never
-changes; blocks and descriptors end where they were, memory too in test_faults.py.
+In every file a second client streams the same seeded answer throughout or repeats it afterwards: its text never
+changes; blocks and descriptors end where they were, in test_faults.py memory too.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from quire.cli.serve import read_config, settings
 
 
 def test_start_serve_and_drain(folder: Path) -> None:
-    """Row 62: what runs is finished, what comes is refused, then everything is gone."""
+    """Draining: running requests finish, new ones are refused, then nothing is left."""
     with running(folder, "--served-model-name", "small", "--log-format", "json", "--access-log") as server:
         assert any(line.split()[:1] == ["sum"] for line in server.lines)
         server.process.send_signal(signal.SIGHUP)  # there is no certificate to read again
@@ -93,7 +93,7 @@ def test_unix_socket(folder: Path, tmp_path: Path) -> None:
 
 
 def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
-    """Row 84."""
+    """SIGHUP loads a renewed certificate; a start with a broken one fails."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     make_certificate(key, certificate, "first")
     options = ("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
@@ -132,7 +132,7 @@ def subject(port: int) -> str:
 
 
 def test_a_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Row 84."""
+    """The start fails and names the address and the option."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -157,7 +157,7 @@ def test_a_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_unusable_options(
     folder: Path, options: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Row 85."""
+    """Each is refused with the name of the option."""
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(folder), *options])
     assert ended.value.code == 2
@@ -168,34 +168,34 @@ def test_unusable_options(
     ("name", "content", "text"),
     [
         ("a.toml", "max_model_length = 3", "did you mean max_model_len?"),
-        ("a.toml", 'port = "80"', "port: '80' is not of the right type"),
-        ("a.toml", "port = true", "is not of the right type"),
+        ("a.toml", 'port = "80"', "port: '80' has the wrong type"),
+        ("a.toml", "port = true", "has the wrong type"),
         ("a.json", '{"port": 1, "port": 2}', "duplicate key"),
         ("a.toml", "max-model-len = 3\nmax_model_len = 4", "given twice"),
         ("a.toml", 'memory = "much"', "is not a size"),
         ("a.toml", "memory = 1\ngpu_memory_utilization = 0.5", "set one"),
         ("a.toml", "port = 99999", "port: 99999"),
-        ("a.toml", 'ssl_keyfile = "k"', "give both or neither"),
+        ("a.toml", 'ssl_keyfile = "k"', "set both or neither"),
         ("a.toml", 'api_key_file = "/nonexistent"', "api_key_file"),
         ("a.toml", "model = 3", "model"),
         ("a.json", "[]", "expected a JSON object"),
         ("a.yaml", "port: eighty", "port: 'eighty' is not a whole number"),
-        ("a.yaml", "port: 1\nport: 2", "line 2: a key must be a text and given once"),
-        ("a.yaml", "port: [1, 2]", "port: ['1', '2'] is not of the right type"),
+        ("a.yaml", "port: 1\nport: 2", "line 2: a key must be a string and occur once"),
+        ("a.yaml", "port: [1, 2]", "port: ['1', '2'] has the wrong type"),
         ("a.yaml", "access-log: maybe", "access-log: 'maybe' is not one of 1, true"),
         ("a.yaml", "- port", "expected a mapping"),
-        ("a.yml", "port: {a: b}", "is not of the right type"),
+        ("a.yml", "port: {a: b}", "has the wrong type"),
         ("a.yml", "a: b: c", "not valid YAML"),
-        ("a.yaml", "tensor-parallel-size: 2", "takes only 1: one process computes a model"),
+        ("a.yaml", "tensor-parallel-size: 2", "takes only 1: a model runs in one process"),
         ("a.yaml", "enable-lora: true", "adapters are not supported"),
         ("a.yaml", "dtype: fp7", "dtype: 'fp7' is not one of"),
-        ("a.yaml", "api-key: ' '", "api_key: a key must be printable ASCII and not empty or blank"),
+        ("a.yaml", "api-key: ' '", "api_key: a key must be printable ASCII, and not empty or blank"),
     ],
 )
 def test_unusable_config_files(
     tmp_path: Path, folder: Path, name: str, content: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Row 85."""
+    """Each is refused with the name of the file and the option."""
     file = tmp_path / name
     file.write_text(content)
     assert main(["serve", str(folder), "--config", str(file)]) == 2
@@ -235,7 +235,7 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
 
 
 def test_a_closed_log_does_not_matter(folder: Path) -> None:
-    """Row 86."""
+    """A server goes on when the reader of its log has gone."""
     with running(folder, "--access-log") as server:
         assert server.process.stderr is not None
         server.process.stderr.close()

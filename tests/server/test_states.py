@@ -168,7 +168,7 @@ def test_every_state(state: EngineState) -> None:
         (OverloadedError("9 wait and the limit is 9", 2.5), 429, b"queue_full"),
         (EngineUnavailableError("the engine died", 0.5), 503, b"engine_unavailable"),
         (DeadlineError("late"), 504, b"deadline_exceeded"),
-        (CheckpointError("chat template stopped: too many steps"), 400, b"chat_template_error"),
+        (CheckpointError("chat template was stopped: too many steps"), 400, b"chat_template_error"),
         (QuireError("something known"), 500, b"engine_error"),
         (ZeroDivisionError("secret detail"), 500, b"internal_error"),
     ],

@@ -162,7 +162,7 @@ def test_errors_are_the_same_as_in_transformers(reference):
 
 
 def test_a_model_without_a_template_says_so():
-    with pytest.raises(CheckpointError, match=r"no chat template.*not a chat model"):
+    with pytest.raises(CheckpointError, match=r"no chat template.*use text completion"):
         ChatRenderer(Tokenizer(byte_level()))
     with pytest.raises(CheckpointError, match=r"\['rag'\] but none named 'default'"):
         ChatRenderer(Tokenizer(byte_level(), chat_templates={"rag": "x"}))
@@ -287,9 +287,9 @@ def test_tool_call_arguments_as_json_text_become_objects():
         ([{"role": "assistant", "tool_calls": {}}], "tool_calls must be a list"),
         ([{"role": "assistant", "tool_calls": ["x"]}], "a tool call must be an object"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "needs a function with a name"),
-        ([{"role": "user", "content": "x", "extra": {1, 2}}], "holds a set, which is not JSON data"),
+        ([{"role": "user", "content": "x", "extra": {1, 2}}], "contains a set, which is not JSON data"),
         ([{"role": "user", "content": "x", "extra": {1: 2}}], "key 1 is not a string"),
-        ([USER] * 20_001, "20001 messages are over the limit"),
+        ([USER] * 20_001, "20001 messages exceed the limit"),
         ([{"role": "user", "content": "x" * (1 << 24)}], "more than 8388608 characters"),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_text_that_could_become_too_long_is_refused_unseen(tmp_path):
     assert len(tokenizer.encode("b" * limit)) > 1000
     assert len(tokenizer.encode("a")) > 1
     for refused in (lambda text: tokenizer.encode(text), lambda text: tokenizer.encode_guarded(text, ())):
-        with pytest.raises(RequestError, match=f"text: {limit + 1} bytes are over the limit of {limit}"):
+        with pytest.raises(RequestError, match=f"text: {limit + 1} bytes exceed the limit of {limit}"):
             refused("b" * (limit + 1))
 
 

@@ -63,7 +63,10 @@ def test_merges_are_not_read(folders: dict[str, Path], tmp_path: Path) -> None:
         (b"[1]", "not valid JSON"),
         (b'{"model": 3}', "not valid JSON"),
         (b'{"model": {"vocab": {"a": 0}}', "not valid JSON"),
-        (b'{"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a"', "breaks off"),
+        (
+            b'{"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a"',
+            "unexpected end",
+        ),
         (b'{"model": {"type": "BPE", "vocab": {"a": -1}}}', "model.vocab"),
         (b'{"model": {"type": "BPE", "vocab": [["a", 0.5], 7]}}', "model.vocab"),
         (b'{"added_tokens": [{"id": 0}], "model": {"vocab": {}}}', "no content"),

@@ -93,7 +93,7 @@ BOMBS = {
     "{{ '%1000000000d' % 1 }}": "width of 1000000000",
     "{{ '%(a(b)c)1000000000d' % {'a(b)c': 1} }}": "width of 1000000000",
     "{{ '%.1000000000f' % 1.5 }}": "width of 1000000000",
-    "{{ '%*d' % (10**9, 1) }}": "width given by a value",
+    "{{ '%*d' % (10**9, 1) }}": "width from a value",
     "{{ '%1000000000d' | format(1) }}": "width of 1000000000",
     "{{ ('%1000000000d' | safe) % 1 }}": "width of 1000000000",
     "{{ '{:1000000000d}'.format(1) }}": "width of 1000000000",
@@ -134,7 +134,7 @@ BOMBS = {
 @pytest.mark.parametrize("source", BOMBS)
 def test_bombs_stop_at_the_limit_they_name(source):
     slow_machine = TemplateLimits(seconds=3600.0)
-    with pytest.raises(CheckpointError, match=f"chat template stopped: .*{BOMBS[source]}"):
+    with pytest.raises(CheckpointError, match=f"chat template was stopped: .*{BOMBS[source]}"):
         ChatTemplate(source, limits=slow_machine).render(ASK)
 
 
@@ -158,9 +158,9 @@ def test_printing_a_namespace_prints_none_of_its_values():
 
 
 def test_output_is_bounded_and_is_the_request_s_problem():
-    with pytest.raises(RequestError, match="rendered prompt is over 8388608 characters"):
+    with pytest.raises(RequestError, match="rendered prompt exceeds the limit of 8388608 characters"):
         ChatTemplate("{% for i in range(99999) %}{{ 'abc' * 1000 }}{% endfor %}").render(ASK)
-    with pytest.raises(RequestError, match="rendered prompt is over 10 characters"):
+    with pytest.raises(RequestError, match="rendered prompt exceeds the limit of 10 characters"):
         ChatTemplate("{% for i in range(9) %}ab{% endfor %}", limits=TemplateLimits(output_chars=10)).render(
             ASK
         )

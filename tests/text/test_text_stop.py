@@ -108,7 +108,7 @@ def test_work_is_linear_in_the_text():
 
 
 def test_limits_are_named():
-    with pytest.raises(RequestError, match=f"over the limit of {MAX_STOP_CHARS_TOTAL}"):
+    with pytest.raises(RequestError, match=f"exceed the limit of {MAX_STOP_CHARS_TOTAL}"):
         StopStrings(["x" * 4096] * 9)
     with pytest.raises(RequestError, match="non-empty"):
         StopStrings(["a", ""])

@@ -287,9 +287,9 @@ def test_missing_and_foreign_vocabularies_are_refused_by_name(tmp_path):
 
 def test_a_file_over_the_budget_is_refused_before_it_is_read(tmp_path):
     write_folder(tmp_path, byte_level())
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json has \d+ bytes, over the limit of 1000"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json has \d+ bytes, more than the limit of 1000"):
         Tokenizer.from_dir(tmp_path, LoadBudget(tokenizer_bytes=1000))
-    with pytest.raises(CheckpointError, match="JSON elements, over the limit of 100"):
+    with pytest.raises(CheckpointError, match="JSON elements, more than the limit of 100"):
         Tokenizer.from_dir(tmp_path, LoadBudget(commas=100))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x" * 2000}))
     with pytest.raises(CheckpointError, match="chat template 'default' has 2000 characters"):

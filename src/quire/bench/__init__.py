@@ -1,1 +1,1 @@
-"""What `quire bench` measures with. Every command writes one file format: see quire.bench.results."""
+"""The measurements of `quire bench`. Every command writes one file format: see quire.bench.results."""

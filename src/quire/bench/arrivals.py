@@ -1,7 +1,7 @@
-"""When requests are due. Times are seconds from the start of the run, in rising order, fixed before it begins.
+"""Send times of requests: seconds from the start of the run, ascending, fixed before it begins.
 
 An open loop sends at these times whatever the server does. A closed loop has no such times: a fixed number of
-clients each sends its next request when its last one is over (see load.py).
+clients each send the next request when the previous one has ended (see load.py).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ PROCESSES: tuple[Process, ...] = ("constant", "poisson", "gamma")
 def arrivals(
     process: Process, rate: float, count: int, seed: int = 0, burstiness: float = 1.0
 ) -> list[float]:
-    """`count` send times at `rate` requests a second, the first at 0.
+    """Return `count` send times at `rate` requests per second, the first at 0.
 
     constant    evenly spaced
     poisson     exponential gaps
     gamma       gaps with shape `burstiness` (vLLM's word): 1 is poisson, below 1 comes in bursts, above 1 is
                 smoother; the coefficient of variation of the gaps is 1 / sqrt(burstiness)
 
-    Random gaps are scaled so that the last request is due at (count - 1) / rate: the offered rate is the one
-    asked for and runs with different seeds are comparable. An infinite rate makes everything due at once.
+    Random gaps are scaled so that the last request is due at (count - 1) / rate: the offered rate is exactly the
+    requested one, and runs with different seeds are comparable. With an infinite rate all requests are due at once.
     Raises ValueError naming the parameter.
     """
     if process not in PROCESSES:
@@ -51,7 +51,7 @@ def arrivals(
 
 
 def stretch(times: Sequence[float], end: float) -> list[float]:
-    """The same pattern from 0 to `end`. Times that are all the same stay together at 0."""
+    """Scale a pattern to 0 … `end`. Times that are all equal become 0."""
     if not times:
         return []
     first, span = times[0], times[-1] - times[0]
@@ -60,7 +60,7 @@ def stretch(times: Sequence[float], end: float) -> list[float]:
 
 
 def at_rate(times: Sequence[float], rate: float) -> list[float]:
-    """A trace's pattern compressed or stretched to `rate` requests a second; bursts stay bursts.
+    """Scale the pattern of a trace to `rate` requests per second; bursts remain.
 
     Raises ValueError when `rate` is not above 0.
     """
@@ -70,7 +70,7 @@ def at_rate(times: Sequence[float], rate: float) -> list[float]:
 
 
 def variation(times: Sequence[float]) -> float:
-    """Coefficient of variation of the gaps: 0 is constant, 1 is what Poisson gives, more comes in bursts."""
+    """Coefficient of variation of the gaps: 0 is constant, 1 is Poisson, more is bursty."""
     found = [after - before for before, after in itertools.pairwise(times)]
     mean = math.fsum(found) / len(found) if found else 0.0
     if not mean:

@@ -1,8 +1,8 @@
-"""Batching made visible: the same arrivals under static, dynamic and continuous batching, and what a long prompt does
-to streams that run beside it.
+"""Batching made visible: the same arrivals under static, dynamic and continuous batching, and the effect of a long
+prompt on running streams.
 
-Both run the real scheduler. Steps are either computed by a model (a worker) or cost what a formula says, on a virtual
-clock; then every figure is exact and the same on every machine.
+Both run the real scheduler. Steps are either computed by a model (a worker) or have the cost of a formula on a virtual
+clock; then every figure is exact and equal on every machine.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Job:
     output_tokens: int
 
 
-class Machine(Protocol):
-    """What computes steps, and the clock that its time shows on."""
+class StepMachine(Protocol):
+    """A device that computes steps, with its clock."""
 
     def now(self) -> float:
         """Seconds from an arbitrary start."""
@@ -46,8 +46,8 @@ class Machine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of a step: `base` (weights are read once), and more for every token and every key it attends to."""
+class SimulatedCost:
+    """Seconds per step: `base` (reading the weights once), plus a cost per token and per attended key."""
 
     base: float = 0.020
     token: float = 0.0002
@@ -60,9 +60,9 @@ class StepCost:
 
 
 class CostMachine:
-    """A machine that exists only as a StepCost. Its clock moves when a step runs or somebody sleeps."""
+    """A simulated machine with a SimulatedCost. Its clock advances with steps and sleeps."""
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: SimulatedCost) -> None:
         self._cost, self._now = cost, 0.0
 
     def now(self) -> float:
@@ -97,7 +97,7 @@ class RealMachine:
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """A step: when it began, in seconds from the first due time, how long it took, its sequences and their tokens."""
+    """A step: its begin in seconds from the first due time, its duration, its sequences and their tokens."""
 
     begin: float
     seconds: float
@@ -123,11 +123,13 @@ class Replay:
         return sum(step.rows for step in self.steps) / (self.slots * len(self.steps)) if self.steps else 0.0
 
 
-def replay(jobs: Sequence[Job], config: SchedulerConfig, machine: Machine, wait: float = math.inf) -> Replay:
-    """Run jobs, each added when it is due, to their end. `wait` is dynamic batching's, in seconds.
+def replay(
+    jobs: Sequence[Job], config: SchedulerConfig, machine: StepMachine, wait: float = math.inf
+) -> Replay:
+    """Add each job when it is due and run all to their end. `wait` is the limit of dynamic batching, in seconds.
 
-    After the last arrival an incomplete batch starts at once: nobody could complete it. Raises RequestError for a job
-    that the scheduler refuses.
+    After the last arrival an incomplete batch starts at once, because no further job can complete it. Raises
+    RequestError for a job that the scheduler refuses.
     """
     scheduler = Scheduler(config)
     gate = (
@@ -154,7 +156,7 @@ def replay(jobs: Sequence[Job], config: SchedulerConfig, machine: Machine, wait:
             machine.sleep(
                 max(0.0, min(opens if scheduler.has_work() else math.inf, jobs[order[added]].due) - now)
             )
-    machine.execute(scheduler.schedule())  # an empty step tells the worker who has gone
+    machine.execute(scheduler.schedule())  # an empty step lets the worker forget finished sequences
     return Replay(records, steps, config.max_num_seqs)
 
 
@@ -173,7 +175,7 @@ def _add(scheduler: Scheduler, job: Job, record: RequestRecord, now: float) -> N
 
 def _step(
     scheduler: Scheduler,
-    machine: Machine,
+    machine: StepMachine,
     zero: float,
     records: list[RequestRecord],
     steps: list[StepTaken],
@@ -197,14 +199,14 @@ def _step(
 
 
 def longest_over_mean(lengths: Sequence[int], batch: int) -> tuple[float, float]:
-    """What static batching costs in theory, in order of arrival: L_max / L̄ batch by batch, and over all lengths.
+    """The cost of static batching in theory, in order of arrival: L_max / L̄ per batch, and over all lengths.
 
-    A batch of N lasts as long as its longest member, N·L̄ tokens take L_max steps; with every place filled again at
-    once the same tokens take L̄ steps. The first figure weighs batches by their length; the second is the bound for one
-    batch of everything. Raises ValueError without lengths.
+    A batch of N lasts as long as its longest member: N·L̄ tokens take L_max steps. If every place is refilled at once,
+    the same tokens take L̄ steps. The first figure weighs batches by their length; the second is the bound for a single
+    batch. Raises ValueError without lengths.
     """
     if not lengths or batch < 1:
-        raise ValueError("lengths: none, or batch below 1")
+        raise ValueError("lengths: no lengths, or batch is below 1")
     batches = [lengths[i : i + batch] for i in range(0, len(lengths), batch)]
     spent = sum(max(part) * len(part) for part in batches)
     mean = sum(lengths) / len(lengths)
@@ -222,30 +224,30 @@ class Comparison:
     theory: tuple[float, float]
 
     def rate(self, policy: str) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         summary = self.runs[policy].summary
         return summary.output_tokens / summary.seconds
 
     def ratio(self, policy: str, over: str = "static") -> float:
-        """Output token rate of a policy, as a multiple of another's."""
+        """Output token rate of a policy, relative to another."""
         return self.rate(policy) / self.rate(over)
 
     def step_ratio(self, policy: str, over: str = "static") -> float:
-        """Steps that `over` needed for each step of `policy`: the ratio with every step taking equally long."""
+        """Steps that `over` needed for each step of `policy`: the ratio if all steps took equally long."""
         return len(self.runs[over].steps) / len(self.runs[policy].steps)
 
 
 def compare_batching(
     jobs: Sequence[Job],
     config: SchedulerConfig,
-    machine: Callable[[], Machine],
+    machine: Callable[[], StepMachine],
     wait: float = 0.05,
     rounds: int = 1,
 ) -> Comparison:
     """Run jobs under static, dynamic (batches wait `wait` seconds at most) and continuous batching.
 
-    Of several rounds, in which the policies take turns, each policy's with the median seconds counts. The first batch
-    is run once before, with short outputs: it finds everything cold.
+    The policies take turns for several rounds; the round with the median seconds counts. The first batch runs once
+    before, with short outputs, as a warm-up.
     """
     first = [replace(job, due=0.0, output_tokens=min(job.output_tokens, _WARM)) for job in jobs]
     replay(first[: config.max_num_seqs], config, machine())
@@ -266,7 +268,7 @@ def _median(runs: Sequence[Replay]) -> Replay:
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Token gaps in seconds of the streams that ran beside a long prompt, and that prompt's TTFT.
+    """Token gaps in seconds of the streams that ran with a long prompt, and the TTFT of the prompt.
 
     `before` are gaps that ended before the prompt was due, `during` those that overlap its prefill.
     """
@@ -278,11 +280,11 @@ class Interference:
 
 
 def interference(
-    streams: Sequence[Job], prompt: Job, config: SchedulerConfig, machine: Machine
+    streams: Sequence[Job], prompt: Job, config: SchedulerConfig, machine: StepMachine
 ) -> Interference:
     """Run streams with a long prompt among them, due while they decode.
 
-    Raises ValueError when no stream runs beside the prompt's prefill: there is nothing to measure then.
+    Raises ValueError if no stream overlaps the prefill of the prompt, since there is nothing to measure then.
     """
     run = replay([*streams, prompt], config, machine)
     *others, long = run.records
@@ -298,5 +300,5 @@ def interference(
             elif start < first:
                 during.append(end - start)
     if not during:
-        raise ValueError("streams: none ran beside the long prompt; give them more output tokens")
+        raise ValueError("streams: no stream overlapped the long prompt; raise their output length")
     return Interference(before, during, first - long.scheduled, run.records)

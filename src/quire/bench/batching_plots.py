@@ -1,4 +1,4 @@
-"""Batching policies and interference as pictures: the rows of a result that they are drawn from, and the drawing."""
+"""Plots of batching policies and of interference, and the rows of a result that they draw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PHASES = (("waiting for a place and the first token", "p2"), ("decoding", "p3")
 
 
 def batching_tables(found: Comparison) -> dict[str, list[dict[str, Any]]]:
-    """What each policy's steps held and when its requests waited and ran; seconds from the first due time."""
+    """The steps of each policy, and when its requests waited and ran; seconds from the first due time."""
     steps = [
         {"policy": policy, "begin": step.begin, "seconds": step.seconds, "rows": step.rows, "tokens": step.tokens}
         for policy, run in found.runs.items() for step in run.steps
@@ -29,7 +29,7 @@ def batching_tables(found: Comparison) -> dict[str, list[dict[str, Any]]]:
 
 
 def batching_plots(result: Result) -> Iterator[str]:
-    """The places in use under each policy, and each policy's requests over time, all on the same axis."""
+    """Plot the places in use under each policy, and the requests of each over time, on one axis."""
     steps, requests = result.tables["policy_steps"], result.tables["policy_requests"]
     end = max(row["begin"] + row["seconds"] for row in steps)
     places = float(result.settings["batch_size"])
@@ -55,9 +55,9 @@ def _lane(row: Mapping[str, Any]) -> Lane:
 
 
 def stream_gaps(runs: Mapping[str, Interference]) -> list[dict[str, Any]]:
-    """The longest token gap of the streams at each moment a token came, seconds from when the long prompt was due.
+    """The longest token gap of the streams at the time of each token, in seconds since the long prompt was due.
 
-    `runs`: one for each kind of prefill. The last record of a run is the long prompt.
+    `runs`: one per kind of prefill. The last record of a run is the long prompt.
     """
     rows = []
     for name, run in runs.items():
@@ -72,14 +72,14 @@ def stream_gaps(runs: Mapping[str, Interference]) -> list[dict[str, Any]]:
 
 
 def interference_plot(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Token gaps of the streams over time, the long prompt due at zero."""
+    """Plot token gaps of the streams over time; the long prompt is due at zero."""
     first, last = min(row["at"] - row["gap"] for row in rows), max(row["at"] for row in rows)
     top = 1e3 * max(row["gap"] for row in rows)
     plot = Plot("Gaps between tokens of the running streams", "seconds since the long prompt was due", "ms",
                 (first, last), (0, 1.1 * top))  # fmt: skip
     for name, kind in (("whole", "c3"), ("chunked", "c1")):
         own = [row for row in rows if row["prefill"] == name]
-        # a gap is as wide as it is long
+        # a gap is drawn as wide as it is long
         points = [(at, 1e3 * row["gap"]) for row in own for at in (row["at"] - row["gap"], row["at"])]
         if points:
             plot.line(Series(f"prefill {name}", points, kind, dots=False))
@@ -88,6 +88,6 @@ def interference_plot(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _thinned(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """At most MOST_POINTS of them, evenly; the last stays."""
+    """At most MOST_POINTS of the rows, evenly spaced; the last stays."""
     every = -(-len(rows) // MOST_POINTS)
     return rows if every <= 1 else [*rows[:-1:every], rows[-1]]

@@ -1,9 +1,8 @@
-"""The least time that work can take on a machine, and which of its limits says so (roofline: Williams et al. 2009).
+"""The least time that work can take on a machine, and the limit that binds (roofline: Williams et al. 2009).
 
-Memory time counts what must come from memory whatever a cache holds: weights, and the keys and values that are read
-and written, over the measured read bandwidth. Activations count too where they are more than the largest cache
-takes; where they fit and would still be the longest time, no limit of the machine says how fast the op can be,
-and the bound is called "cache": there is no share of it to report.
+Memory time counts the bytes that must come from memory: weights, and keys and values read and written, divided by the
+measured read bandwidth. Activations count if they exceed the largest cache. If they fit and would still take longest,
+no measured limit applies: the bound is called "cache", and there is no share to report.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ By = Literal["memory", "compute", "cache"]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Seconds, at the least, and by which limit; `peak` names the compute limit."""
+    """Least seconds and the limit that binds; `peak` names the compute limit."""
 
     seconds: float
     by: By
     peak: str
 
     def share(self, seconds: float) -> float | None:
-        """How much of the limit was reached by work that took `seconds`; None where the limit is a cache."""
+        """The share of the limit that work of `seconds` reached; None if the limit is a cache."""
         return None if self.by == "cache" else self.seconds / seconds
 
 
 def peak_of(program: Program, op: Op) -> str:
-    """The number format that an op's multiplications are done in: a key of the measured compute limits.
+    """The number format in which an op multiplies: a key of the measured compute limits.
 
     A linear multiplies in the format of its input, attention in that of the KV cache. An int8 cache is multiplied by
-    numbers of two bytes, twice for each product: its peak is that of bf16. Everything else is float32 arithmetic,
-    products of float16 too.
+    two-byte numbers, twice per product, so its peak is that of bf16. All other arithmetic is float32, including
+    products of float16.
     """
     if isinstance(op, Attend | LatentAttend):
         return {"i8": "bf16", "f16": "f32"}.get(program.kv_dtype, program.kv_dtype)
@@ -64,9 +63,9 @@ def op_bound(cost: Cost, peak: str, bandwidth: float, compute: Mapping[str, floa
 def step_bound(
     program: Program, cost: StepCost, bandwidth: float, compute: Mapping[str, float]
 ) -> tuple[float, float]:
-    """(compute seconds, memory seconds) of a whole step: the longer is the bound of an engine that overlaps both.
+    """(compute seconds, memory seconds) of a whole step. The longer is the bound of an engine that overlaps both.
 
-    Each op computes at its own peak. Memory time is that of weights, keys and values; activations stay in caches.
+    Each op computes at its own peak. Memory time covers weights, keys and values; activations stay in caches.
     """
     computing = sum(
         c.flops / compute[peak_of(program, op)] for op, c in zip(program.ops, cost.ops, strict=True)

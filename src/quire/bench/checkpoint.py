@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, in the files that every engine reads: config.json, model.safetensors, tokenizer."""
+"""Write checkpoints with random weights in files that every engine reads: config.json, model.safetensors, tokenizer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BLOCK_ROWS = 8192  # of a tensor in memory at once
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], seed: int = 0, *, merges: bool = False) -> Path:
-    """A folder that can be served: it talks nonsense at the speed of the real shape.
+    """Write a folder that can be served: its text is nonsense, its speed that of the shape.
 
-    `merges` gives the tokenizer a few tokens of several letters, without which some engines refuse it.
+    `merges` adds a few tokens of several letters, without which some engines refuse the tokenizer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -34,7 +34,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], seed: int = 0, *, mer
 
 
 def write_tokenizer(folder: Path, *, merges: bool = False) -> None:
-    """One token a byte, and three special tokens; with `merges` a few pairs of letters too."""
+    """One token per byte, and three special tokens; with `merges` also a few pairs of letters."""
     pairs = list(PAIRS) if merges else []
     tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in pairs)]
     vocab = {token: i for i, token in enumerate(tokens)}

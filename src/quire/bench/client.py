@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client on asyncio and httptools that notes when every byte came.
+"""A small HTTP/1.1 client on asyncio and httptools that records the time of every read.
 
-One request a connection at a time, connections kept and used again. No redirects, no proxies, no cookies: a benchmark
-talks to one server and nothing may happen behind its back.
+One request at a time per connection; connections are reused. No redirects, proxies or cookies: a benchmark talks to one
+server, and all its requests are explicit.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ MAX_HEADER_BYTES = 64 << 10
 
 
 class ClientError(QuireError):
-    """A request that got no usable answer. The message is one line and starts with the kind of failure."""
+    """A request without a usable answer. The message is one line and starts with the kind of failure."""
 
 
-class Exchange(Protocol):
-    """Whoever waits for an answer."""
+class AnswerSink(Protocol):
+    """The receiver of an answer."""
 
     def start(self, status: int, headers: dict[str, str]) -> None:
-        """The headers are in."""
+        """Take the headers."""
 
     def data(self, chunk: bytes, at: float) -> None:
-        """A part of the body, and when the read that brought it happened."""
+        """Take a part of the body, and the time of the read that brought it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server is. Made by `target`."""
+    """The address of a server. Made by `target`."""
 
     host: str
     port: int
@@ -59,32 +59,32 @@ class Target:
 
 
 def target(url: str, headers: dict[str, str] | None = None, *, insecure: bool = False) -> Target:
-    """Read a server's address. A trailing /v1 is dropped, as the routes bring theirs. Raises ValueError."""
+    """Parse the address of a server. A trailing /v1 is dropped, because the routes contain it. Raises ValueError."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"url: {url!r} is not like http://host:port")
+        raise ValueError(f"url: {url!r} does not have the form http://host:port")
     if parts.username or parts.query or parts.fragment:
-        raise ValueError(f"url: {url!r}: neither a user, a query nor a fragment belongs here")
+        raise ValueError(f"url: {url!r}: must not contain a user, a query or a fragment")
     try:
         port = parts.port
     except ValueError:
         raise ValueError(f"url: {url!r}: the port is not a number up to 65535") from None
     for name, value in (headers or {}).items():
         if any(ch in name + value for ch in "\r\n\0"):
-            raise ValueError(f"header: {name!r} holds a line break")
+            raise ValueError(f"header: {name!r} contains a line break")
     tls = parts.scheme == "https"
     base = parts.path.rstrip("/").removesuffix("/v1")
     return Target(parts.hostname, port or (443 if tls else 80), base, tls, dict(headers or {}), insecure)
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection, kept between requests."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: AnswerSink | None = None
         self._reset()
         self.usable = True
         self.answers = 0
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._at = self._clock()
         self._bytes += len(data)
         if self._done is None or self._done.done():
-            self.close()  # nobody asked
+            self.close()  # no request is in progress
             return
         try:
             self._parser.feed_data(data)
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # 100 Continue and such
+        if status < 200:  # such as 100 Continue
             return
         self._status = status
         if self._exchange is not None:
@@ -151,13 +151,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def bytes_received(self) -> int:
-        """Of the answer being read, or the last one."""
+        """Bytes of the current or last answer."""
         return self._bytes
 
-    async def send(self, head: bytes, body: bytes, exchange: Exchange, sent: Callable[[float], None]) -> None:
-        """Send a request and wait until its answer is over. `sent` is told when the first byte is handed over.
+    async def send(
+        self, head: bytes, body: bytes, exchange: AnswerSink, sent: Callable[[float], None]
+    ) -> None:
+        """Send a request and wait for the end of its answer. `sent` gets the time at which the first byte is written.
 
-        Raises ClientError. The connection is closed by a failure and by cancellation.
+        Raises ClientError. A failure or cancellation closes the connection.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -200,7 +202,7 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Connections to one server. `clock` gives the seconds that are noted."""
+    """Connections to one server. `clock` gives the recorded times in seconds."""
 
     def __init__(
         self, server: Target, clock: Clock = time.perf_counter, *, connect_timeout: float = 10.0
@@ -208,18 +210,18 @@ class Client:
         self.server = server
         self.clock = clock
         self.opened = 0
-        self._idle: list[Connection] = []
+        self._idle: list[ClientConnection] = []
         self._connect_timeout = connect_timeout
         self._tls = _tls(server)
 
     async def post(
-        self, path: str, body: bytes, exchange: Exchange, sent: Callable[[float], None] = lambda _at: None
+        self, path: str, body: bytes, exchange: AnswerSink, sent: Callable[[float], None] = lambda _at: None
     ) -> None:
-        """Send JSON. Raises ClientError when no whole answer came; its status is the exchange's to judge."""
+        """Send JSON. Raises ClientError if the answer is incomplete; the exchange judges its status."""
         await self._request("POST", path, body, exchange, sent)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises ClientError."""
+        """Get status and body. Raises ClientError."""
         answer = Whole()
         await self._request("GET", path, b"", answer, lambda _at: None)
         return answer.status, answer.body
@@ -232,15 +234,15 @@ class Client:
         await asyncio.sleep(0)
 
     async def _request(
-        self, method: str, path: str, body: bytes, exchange: Exchange, sent: Callable[[float], None]
+        self, method: str, path: str, body: bytes, exchange: AnswerSink, sent: Callable[[float], None]
     ) -> None:
         head = self._head(method, path, len(body))
         connection = self._kept() or await self._open()
         try:
             await connection.send(head, body, exchange, sent)
         except ClientError:
-            # A server may drop an idle connection just as it is used again: once more on a new one, while the
-            # request's clock runs on. Where the answer had begun, the server saw the request.
+            # A server may close an idle connection just as it is reused: try once more on a new one, while the clock of
+            # the request runs on. If the answer had begun, the server saw the request.
             if not connection.answers or connection.bytes_received:
                 raise
             connection = await self._open()
@@ -248,19 +250,19 @@ class Client:
         if connection.usable:
             self._idle.append(connection)
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> ClientConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
         return None
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> ClientConnection:
         loop, server = asyncio.get_running_loop(), self.server
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self.clock), server.host, server.port, ssl=self._tls
+                    lambda: ClientConnection(self.clock), server.host, server.port, ssl=self._tls
                 )
         except TimeoutError:
             raise ClientError(
@@ -281,7 +283,7 @@ class Client:
 
 
 class Whole:
-    """Collects an answer that is not a stream."""
+    """Collects an answer that is not streamed."""
 
     def __init__(self) -> None:
         self.status = 0

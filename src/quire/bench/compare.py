@@ -1,8 +1,8 @@
-"""Two result files side by side: was it the same work, and how many times better is the second?
+"""Compare two result files: was it the same work, and what are the ratios?
 
-Ratios are second over first. Their 95 % intervals come from resampling: of requests where the files hold them (so that
-the gaps of one request stay together), else of the rounds that a figure is the median of. A figure without either has
-a ratio and no interval.
+Ratios are second over first. Their 95 % intervals come from resampling: of requests if the files contain them (so that
+the gaps of one request stay together), else of the rounds behind a median. A figure without either has a ratio but no
+interval.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Draws = NDArray[np.float64]
 
 
 class CompareError(QuireError):
-    """Two results cannot be compared: the message says why."""
+    """Two results cannot be compared; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure in both results. `ratio` is second over first; `verdict` "better", "worse" or "" (not told apart)."""
+    """One figure in both results. `ratio` is second over first; `verdict` "better", "worse" or "" (undecided)."""
 
     name: str
     unit: str
@@ -56,9 +56,9 @@ class Change:
 
 
 def differences(first: Result, second: Result) -> list[str]:
-    """Settings that must be equal for the work to be the same, and are not; one line each.
+    """List settings that differ although the same work needs them equal, one per line.
 
-    What is asked may differ (server, model), what is sent may not: lengths, texts, arrivals, objectives.
+    Server and model may differ; lengths, texts, arrivals and objectives may not.
     """
     found = []
     if first.kind != second.kind:
@@ -74,10 +74,10 @@ def differences(first: Result, second: Result) -> list[str]:
 
 
 def compare(first: Result, second: Result, *, force: bool = False) -> list[Change]:
-    """Every figure that both have. Raises CompareError for different work, unless forced."""
+    """Compare every figure that both contain. Raises CompareError for different work, unless forced."""
     different = differences(first, second)
     if different and not force:
-        raise CompareError(f"not the same work ({'; '.join(different)}); --force compares all the same")
+        raise CompareError(f"not the same work ({'; '.join(different)}); --force compares anyway")
     draws = [_draws(result) for result in (first, second)]
     changes = []
     for name, metric in first.metrics.items():

@@ -1,12 +1,12 @@
-"""What each server wants to be asked and how it answers: OpenAI's two routes and four servers' own.
+"""Requests and answers of each server: OpenAI's two routes and the native ones of four servers.
 
-    chat, completions    OpenAI, and so Quire, vLLM, SGLang, llama-server, TGI, Ollama, …
+    chat, completions    OpenAI; also Quire, vLLM, SGLang, llama-server, TGI, Ollama, …
     llama-server         POST /completion            (tools/server/README.md of llama.cpp)
     sglang               POST /generate              (SGLang, native API)
     tgi                  POST /generate_stream       (Text Generation Inference)
     ollama, ollama-chat  POST /api/generate, /api/chat (docs/api.md of Ollama; JSON lines)
 
-An answer becomes a row of `Event`s. Nothing else in the benchmark knows which server it talks to.
+An answer becomes a sequence of `Event`s. The rest of the benchmark is independent of the server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.bench.sse import Decoder, LineDecoder, SseDecoder, StreamError
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is sent: exactly one of the three."""
+    """The prompt of a request: exactly one of the three."""
 
     text: str | None = None
     token_ids: list[int] | None = None
@@ -29,8 +29,8 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """Options of a request. `extra` goes into the body as it is, and wins."""
+class RequestOptions:
+    """Options of a request. `extra` is merged into the body and overrides the rest."""
 
     model: str = ""
     max_tokens: int | None = None
@@ -38,13 +38,13 @@ class Ask:
     seed: int | None = None
     ignore_eos: bool = True
     stream: bool = True
-    count_tokens: bool = False  # have the server tell the tokens of every chunk, where it can
+    count_tokens: bool = False  # request the token count of every chunk, if the server supports it
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Event:
-    """One part of an answer. `tokens` of this part alone, `total` of the answer so far; None where not told."""
+    """One part of an answer. `tokens` counts this part, `total` the answer so far; None if the server does not say."""
 
     text: str = ""
     tokens: int | None = None
@@ -59,21 +59,21 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to ask. `body` makes the JSON, `read` an event from a part of the answer (or the whole one).
+    """One kind of request. `body` makes the JSON, `read` an event from a part of the answer (or the whole one).
 
     `cumulative`: every part repeats the text so far. `ids`: prompts may be token ids.
     """
 
     name: str
     path: str
-    body: Callable[[Prompt, Ask], dict[str, Any]]
+    body: Callable[[Prompt, RequestOptions], dict[str, Any]]
     read: Callable[[dict[str, Any]], Event]
     chat: bool = False
     ids: bool = False
     lines: bool = False
     cumulative: bool = False
-    eos: bool = True  # knows ignore_eos
-    whole_path: str = ""  # route of an answer that is not streamed, where it is another
+    eos: bool = True  # supports ignore_eos
+    whole_path: str = ""  # route without streaming, if different
 
     def decoder(self) -> Decoder:
         return LineDecoder() if self.lines else SseDecoder()
@@ -82,7 +82,7 @@ class Endpoint:
         return self.path if stream or not self.whole_path else self.whole_path
 
     def event(self, data: bytes) -> Event | None:
-        """Read one event; None for the end mark. Raises StreamError when it is not JSON of the expected shape."""
+        """Read one event; None for the end mark. Raises StreamError for JSON of an unexpected shape."""
         if data.strip() == b"[DONE]":
             return None
         try:
@@ -101,7 +101,7 @@ class Endpoint:
 
 
 def error_message(status: int, body: bytes) -> str:
-    """One line for an answer that is an error: its status, and what the server says about it."""
+    """Describe an error answer in one line: its status and the server's message."""
     try:
         found = json.loads(body)
         text = _error_text(found.get("error", found.get("message", found.get("detail", found))))
@@ -119,7 +119,7 @@ def _error_text(error: Any) -> str:
 # ---- OpenAI
 
 
-def _openai(ask: Ask, backend: str) -> dict[str, Any]:
+def _openai(ask: RequestOptions, backend: str) -> dict[str, Any]:
     body: dict[str, Any] = {"model": ask.model, "stream": ask.stream}
     if ask.stream:
         body["stream_options"] = {"include_usage": True}
@@ -144,16 +144,16 @@ def _openai(ask: Ask, backend: str) -> dict[str, Any]:
 _KNOW_EOS = frozenset(("quire", "vllm", "sglang", "llama-server"))
 
 
-def _chat_body(backend: str) -> Callable[[Prompt, Ask], dict[str, Any]]:
-    def body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _chat_body(backend: str) -> Callable[[Prompt, RequestOptions], dict[str, Any]]:
+    def body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
         messages = prompt.messages or [{"role": "user", "content": prompt.text}]
         return {**_openai(ask, backend), "messages": messages, **ask.extra}
 
     return body
 
 
-def _completions_body(backend: str) -> Callable[[Prompt, Ask], dict[str, Any]]:
-    def body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _completions_body(backend: str) -> Callable[[Prompt, RequestOptions], dict[str, Any]]:
+    def body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
         given = prompt.token_ids if prompt.token_ids is not None else prompt.text
         return {**_openai(ask, backend), "prompt": given, **ask.extra}
 
@@ -170,7 +170,7 @@ def _usage(found: dict[str, Any], event: Event) -> None:
             event.cached_tokens = details.get("cached_tokens")
     timings = found.get("timings")
     if isinstance(timings, dict):
-        if "predicted_n" in timings:  # llama-server, in every chunk when asked
+        if "predicted_n" in timings:  # llama-server, in every chunk if requested
             event.total = timings["predicted_n"]
         event.server = {k: float(v) for k, v in timings.items() if isinstance(v, int | float)}
 
@@ -196,7 +196,7 @@ def _read_openai(found: dict[str, Any]) -> Event:
 # ---- llama-server
 
 
-def _ggml_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _ggml_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     body: dict[str, Any] = {
         "prompt": prompt.token_ids if prompt.token_ids is not None else prompt.text,
         "stream": ask.stream,
@@ -207,7 +207,7 @@ def _ggml_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     return body | _sampled(ask) | ask.extra
 
 
-def _sampled(ask: Ask) -> dict[str, Any]:
+def _sampled(ask: RequestOptions) -> dict[str, Any]:
     given = {"temperature": ask.temperature, "seed": ask.seed}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -230,7 +230,7 @@ def _read_ggml(found: dict[str, Any]) -> Event:
 # ---- SGLang
 
 
-def _sglang_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _sglang_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     params: dict[str, Any] = {"ignore_eos": ask.ignore_eos}
     if ask.max_tokens is not None:
         params["max_new_tokens"] = ask.max_tokens
@@ -254,7 +254,7 @@ def _read_sglang(found: dict[str, Any]) -> Event:
 # ---- Text Generation Inference
 
 
-def _tgi_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _tgi_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     parameters: dict[str, Any] = {"details": True, "decoder_input_details": False}
     if ask.max_tokens is not None:
         parameters["max_new_tokens"] = ask.max_tokens
@@ -282,7 +282,7 @@ def _read_tgi(found: dict[str, Any]) -> Event:
 # ---- Ollama
 
 
-def _native_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _native_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     options = _sampled(ask)
     if ask.max_tokens is not None:
         options["num_predict"] = ask.max_tokens
@@ -290,7 +290,7 @@ def _native_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
             **ask.extra}  # fmt: skip
 
 
-def _native_chat_body(prompt: Prompt, ask: Ask) -> dict[str, Any]:
+def _native_chat_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
     body = _native_body(prompt, ask)
     del body["raw"], body["prompt"]
     return {**body, "messages": prompt.messages or [{"role": "user", "content": prompt.text}], **ask.extra}
@@ -308,11 +308,11 @@ def _read_native(found: dict[str, Any]) -> Event:
     return event
 
 
-# ---- which one
+# ---- selection
 
 BACKENDS = ("quire", "vllm", "sglang", "llama-server", "tgi", "ollama", "openai")
 APIS = ("chat", "completions", "native")
-# what servers call themselves in GET /v1/models
+# owners of models in GET /v1/models
 _OWNERS = {
     "quire": "quire",
     "vllm": "vllm",
@@ -323,7 +323,7 @@ _OWNERS = {
 
 
 def endpoint(backend: str, api: str) -> Endpoint:
-    """The way to ask a backend. Raises ValueError when it has no such API."""
+    """Return the endpoint of a backend. Raises ValueError if it has no such API."""
     if backend not in BACKENDS:
         raise ValueError(f"backend: {backend!r} is not one of {', '.join(BACKENDS)}")
     eos = backend in _KNOW_EOS
@@ -351,7 +351,7 @@ def endpoint(backend: str, api: str) -> Endpoint:
 
 
 def backend_of(models: Any) -> tuple[str, list[str]]:
-    """Backend and model names from the answer to GET /v1/models; "openai" for one that isn't known."""
+    """Backend and model names from the answer to GET /v1/models; "openai" for an unknown one."""
     listed = models.get("data") if isinstance(models, dict) else None
     rows: Sequence[Any] = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     owners = [str(row.get("owned_by", "")) for row in rows]

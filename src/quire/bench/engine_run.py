@@ -1,7 +1,7 @@
-"""An engine in this process, run step by step with every step written down.
+"""An engine in this process that runs step by step and records every step.
 
-The engine is the one that `quire generate` runs; only its worker is wrapped, to note which rows each step held,
-so that program/cost can say what the step had to compute and move. The time that noting takes is left out.
+It is the engine of `quire generate`. Only its worker is wrapped, to record the rows of each step, from which
+program/cost computes the work of the step. The time of recording is excluded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from quire.bench import shapes
 from quire.bench.bounds import step_bound
-from quire.bench.limits import Sample
+from quire.bench.limits import LimitsSample
 from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import Model, open_model
@@ -33,10 +33,10 @@ NATIVE_PHASES = ("forward", "sample")  # the parts of a step that are native cal
 
 
 @dataclass(slots=True)
-class Step:
-    """One step of an engine: its rows, how many wanted logits, and seconds as measured around it.
+class EngineStep:
+    """One step of an engine: its rows, how many need logits, and the seconds measured around it.
 
-    `wall` is the whole step with its outputs processed, `phases` its parts, `begin` seconds from the run's start.
+    `wall` is the whole step including its outputs, `phases` its parts, `begin` seconds from the start of the run.
     """
 
     rows: list[Row]
@@ -44,7 +44,7 @@ class Step:
     phases: dict[str, float]
     begin: float = 0.0
     wall: float = 0.0
-    op_seconds: list[float] = field(default_factory=list)  # of each op, and waiting in it, where profiled
+    op_seconds: list[float] = field(default_factory=list)  # of each op, and of waiting in it, if profiled
     op_waited: list[float] = field(default_factory=list)
 
     @property
@@ -58,18 +58,18 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """ "decode" when every row is one token that gives the next, "prefill" when none is, else "mixed"."""
+        """ "decode" if every row is one token that gives the next, "prefill" if none is, else "mixed"."""
         decoding = sum(row.query_len == 1 and row.context_len > 0 for row in self.rows)
         return "decode" if decoding == len(self.rows) else "mixed" if decoding else "prefill"
 
 
 @dataclass(slots=True)
-class Run:
-    """One run of requests to their end. Times in seconds from `start` (time.perf_counter)."""
+class EngineRun:
+    """One run of requests to their end. Times are seconds from `start` (time.perf_counter)."""
 
     start: float
     seconds: float
-    steps: list[Step]
+    steps: list[EngineStep]
     outputs: list[RequestOutput]
 
     @property
@@ -87,11 +87,11 @@ class Run:
 
 @dataclass(slots=True)
 class _Recorder:
-    """A worker that notes what it is given."""
+    """A worker that records its inputs."""
 
     worker: StepExecutor
     profiled: NativeExecutor | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[EngineStep] = field(default_factory=list)
     noting: float = 0.0
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
@@ -99,7 +99,7 @@ class _Recorder:
         start = time.perf_counter()
         rows = [Row(len(item.token_ids), item.start) for item in out.scheduled]
         wanted = sum(item.sample for item in out.scheduled)
-        step = Step(rows, wanted, dict(result.seconds))
+        step = EngineStep(rows, wanted, dict(result.seconds))
         if self.profiled is not None:
             step.op_seconds, step.op_waited = self.profiled.take_profile()
         self.steps.append(step)
@@ -108,11 +108,10 @@ class _Recorder:
 
 
 class BenchEngine:
-    """Builds a model's engine and runs requests on it. A context manager.
+    """Builds the engine of a model and runs requests on it. A context manager.
 
-    `model` is a folder, a hub name, or "shape:NAME" for random weights of a released shape. Without
-    `tokenizer` no text is made of the tokens. With `profile` every op of every step is measured; ValueError where
-    the executor can't.
+    `model` is a folder, a hub name, or "shape:NAME" for random weights of a released shape. Without `tokenizer`, tokens
+    are not converted to text. `profile` measures every op of every step; ValueError if the executor can't.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class BenchEngine:
 
     def run(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int], concurrency: int | None = None
-    ) -> Run:
+    ) -> EngineRun:
         """Run prompts to their end, greedily; at most `concurrency` are in the engine at once (None: all)."""
         recorder, engine = self._recorder, self.engine
         recorder.steps = []
@@ -173,11 +172,11 @@ class BenchEngine:
                 record = self.built.core.records[-1]
                 step.phases |= {"schedule": record.schedule_seconds, "update": record.update_seconds}
             running -= sum(delta.finish_reason is not None for delta in deltas)
-        return Run(start, time.perf_counter() - start, recorder.steps, outputs)
+        return EngineRun(start, time.perf_counter() - start, recorder.steps, outputs)
 
 
 def open_bench_model(model: str, asked: EngineConfig, *, tokenizer: bool) -> tuple[Model, EngineConfig]:
-    """A model to measure, and the config to build it with: a shape has random weights."""
+    """Open a model and return it with its config; a shape gets random weights."""
     if not model.startswith(shapes.PREFIX):
         return open_model(model, tokenizer=tokenizer), asked
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +185,7 @@ def open_bench_model(model: str, asked: EngineConfig, *, tokenizer: bool) -> tup
 
 
 class Prompts:
-    """Random token ids, never the same prompt twice, so that no prefix is cached."""
+    """Random token ids, never the same prompt twice, so that there are no prefix hits."""
 
     def __init__(self, vocab: int, seed: int) -> None:
         self._vocab, self._random = vocab, np.random.default_rng(seed)
@@ -196,14 +195,14 @@ class Prompts:
         return [self._random.integers(0, self._vocab, length).tolist() for _ in range(count)]
 
     def lengths(self, count: int, mean: int, ratio: float) -> list[int]:
-        """Whole numbers from the even distribution over mean · (1 - ratio) … mean · (1 + ratio), at least 1."""
+        """Integers from the uniform distribution over mean · (1 - ratio) … mean · (1 + ratio), at least 1."""
         low, high = round(mean * (1 - ratio)), round(mean * (1 + ratio))
         return [max(1, int(n)) for n in self._random.integers(low, high + 1, count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Steps of one kind against the machine: seconds, the least they could take, and what they moved and computed."""
+    """Steps of one kind: seconds, the least possible seconds, bytes moved and operations computed."""
 
     steps: int
     tokens: int
@@ -217,12 +216,12 @@ class Judged:
 
     @property
     def share(self) -> float | None:
-        """Of the nearer limit: the sum of every step's longer bound, over the seconds that the steps took."""
+        """The sum of every step's bound, divided by the seconds of the steps."""
         return self.bound_seconds / self.seconds if self.seconds else None
 
 
-def judge(program: Program, steps: Sequence[Step], limits: Sample) -> Judged:
-    """Judge steps by limits that were measured around them."""
+def judge(program: Program, steps: Sequence[EngineStep], limits: LimitsSample) -> Judged:
+    """Compare steps with the limits measured around them."""
     bound = memory = compute = 0.0
     moved = flops = 0
     for step in steps:

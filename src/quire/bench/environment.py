@@ -1,4 +1,4 @@
-"""What a benchmark runs on, and who else used the processors meanwhile."""
+"""The machine of a benchmark, and the load of other processes during the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROC = Path("/proc")
 
 
 def environment(packages: tuple[str, ...] = _PACKAGES) -> Environment:
-    """This machine and this installation. Nothing in it names a user, a host or a path."""
+    """Describe this machine and installation, without users, hosts or paths."""
     info = _text(_PROC / "cpuinfo")
     return Environment(
         quire=__version__,
@@ -43,7 +43,7 @@ def _cpu_name(info: str) -> str:
 
 
 def _caches() -> dict[str, int]:
-    """Bytes of each cache that the first core sees, by name."""
+    """Bytes of each cache of the first core, by name."""
     found: dict[str, int] = {}
     for index in sorted((_CPU / "cpu0" / "cache").glob("index*")):
         level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
@@ -53,7 +53,7 @@ def _caches() -> dict[str, int]:
 
 
 def largest_cache() -> int:
-    """Bytes of the largest cache; 32 MiB where the system does not tell."""
+    """Bytes of the largest cache; 32 MiB if the system does not report it."""
     return max(_caches().values(), default=32 << 20)
 
 
@@ -65,9 +65,9 @@ def _version(package: str) -> str:
 
 
 class Watch:
-    """Counts what other processes and the hypervisor take of the processors from now on.
+    """Counts the CPU time of other processes and the hypervisor from now on.
 
-    The processes of this one's tree are its own. Where /proc is missing, all counts are 0.
+    Child processes count as this one. Without /proc, all counts are 0.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Watch:
         self._busy, self._own, self._stolen = _cpu_seconds()
 
     def stop(self) -> Noise:
-        """What was taken since the start, in CPUs."""
+        """Return the CPU time since the start, in CPUs."""
         seconds = max(time.monotonic() - self._time, 1e-3)
         busy, own, stolen = _cpu_seconds()
         others = max(0.0, (busy - self._busy) - (own - self._own)) / seconds
@@ -83,7 +83,7 @@ class Watch:
 
 
 def _cpu_seconds() -> tuple[float, float, float]:
-    """CPU seconds since boot: all processes, this process tree, and those the hypervisor kept."""
+    """CPU seconds since boot: all processes, this process tree, and time stolen by the hypervisor."""
     line = _text(_PROC / "stat").partition("\n")[0].split()
     if len(line) < 9:
         return 0.0, 0.0, 0.0
@@ -93,7 +93,7 @@ def _cpu_seconds() -> tuple[float, float, float]:
 
 
 def _tree_seconds() -> int:
-    """Clock ticks of this process and its descendants, those that ended and were waited for included."""
+    """Clock ticks of this process and its descendants, including those that have ended."""
     spent: dict[int, int] = {}
     parent: dict[int, int] = {}
     for folder in _PROC.iterdir():

@@ -1,7 +1,7 @@
-"""Service-level objectives and goodput: the rate of requests that met every one of them.
+"""Service-level objectives and goodput: the rate of requests that meet every objective.
 
-A request that failed meets none. A request of one token has no TPOT and no ITL: those objectives don't bind it
-(vLLM counts its TPOT as 0, to the same effect).
+A failed request meets none. A request of one token has no TPOT and no ITL, so these objectives do not apply to it (vLLM
+counts its TPOT as 0, with the same effect).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from quire.bench.statistics import percentile, wilson
 from quire.bench.timeline import RequestMetrics
 
-# name of the objective -> what of a request it bounds
+# name of the objective -> the bounded figure of a request
 OBJECTIVES = {
     "ttft": "time to first token",
     "tpot": "time per output token after the first, the request's mean",
@@ -24,9 +24,9 @@ OBJECTIVES = {
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """Upper bounds in milliseconds; None does not bind. A bound counts as met when reached exactly.
+    """Upper bounds in milliseconds; None is unbounded. A value equal to its bound meets it.
 
-    `share` is the part of requests that must meet them for a load to count as served (used by `sweep`).
+    `share` is the share of requests that must meet them for a load to count as served (used by `sweep`).
     """
 
     ttft: float | None = None
@@ -45,17 +45,17 @@ class SLO:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """The objectives that bind, in milliseconds."""
+        """The objectives that are set, in milliseconds."""
         return {name: getattr(self, name) for name in OBJECTIVES if getattr(self, name) is not None}
 
     def misses(self, metrics: RequestMetrics | None) -> list[str]:
-        """Which objectives a request missed, in order; every one for a failure (None)."""
+        """List the objectives that a request missed, in order; all for a failure (None)."""
         bounds = self.bounds
         if metrics is None:
             return list(bounds)
         itl = percentile(sorted(metrics.itl), 99.0) if "itl" in bounds and metrics.itl else None
         seen = {"ttft": metrics.ttft, "tpot": metrics.tpot, "itl": itl, "e2el": metrics.e2e}
-        # a bound in milliseconds against a time that was a sum of floats: a picosecond is no miss
+        # the time is a sum of floats: a picosecond is no miss
         return [
             name
             for name, bound in bounds.items()
@@ -66,18 +66,18 @@ class SLO:
         return " ".join(f"{name}:{bound:g}" for name, bound in self.bounds.items())
 
 
-# Starting points, not truths: a product's objective comes from its users. Sources in docs/metrics.md.
+# Starting points: the objectives of a product come from its users. Sources in docs/metrics.md.
 PRESETS: dict[str, tuple[SLO, str]] = {
     "chat": (SLO(ttft=500, tpot=100), "a person reads along"),
-    "code": (SLO(ttft=200, tpot=50, e2el=2000), "a completion must come before the next key"),
-    "voice": (SLO(ttft=150, tpot=20), "speech must start at once and never run dry"),
-    "batch": (SLO(ttft=2000, e2el=60_000), "nobody watches; jobs must end"),
-    "agent": (SLO(ttft=1000, tpot=50, e2el=30_000), "each step waits for the one before it"),
+    "code": (SLO(ttft=200, tpot=50, e2el=2000), "a completion must arrive before the next keystroke"),
+    "voice": (SLO(ttft=150, tpot=20), "speech must start at once and never pause"),
+    "batch": (SLO(ttft=2000, e2el=60_000), "no user waits, but jobs must end"),
+    "agent": (SLO(ttft=1000, tpot=50, e2el=30_000), "each step waits for the previous one"),
 }
 
 
 def parse_slo(words: Sequence[str], share: float = 0.9) -> SLO:
-    """An SLO from words like "ttft:500" "tpot:50" (milliseconds), as vLLM's bench takes them.
+    """Parse an SLO from words like "ttft:500" "tpot:50" (milliseconds), the syntax of vLLM's bench.
 
     Raises ValueError naming the word.
     """
@@ -85,7 +85,9 @@ def parse_slo(words: Sequence[str], share: float = 0.9) -> SLO:
     for word in (part for text in words for part in text.replace(",", " ").split()):
         name, colon, value = word.replace("=", ":").partition(":")
         if not colon or name not in OBJECTIVES:
-            raise ValueError(f"goodput: {word!r} is not like ttft:500; known: {', '.join(OBJECTIVES)}")
+            raise ValueError(
+                f"goodput: {word!r} does not have the form ttft:500; known objectives: {', '.join(OBJECTIVES)}"
+            )
         if name in bounds:
             raise ValueError(f"goodput: {name} is given twice")
         try:
@@ -93,18 +95,18 @@ def parse_slo(words: Sequence[str], share: float = 0.9) -> SLO:
         except ValueError:
             raise ValueError(f"goodput: {word!r}: {value!r} is not a number of milliseconds") from None
     if not bounds:
-        raise ValueError("goodput: no objective was given")
+        raise ValueError("goodput: no objective given")
     return SLO(**bounds, share=share)
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """How many requests met every objective. Rates are requests a second; `low` and `high` bound `rate` (95 %)."""
+    """How many requests met every objective. Rates are requests per second; `low` and `high` bound `rate` (95 %)."""
 
     total: int
     passed: int
     seconds: float
-    misses: dict[str, int]  # requests by objective that they missed; one may miss several
+    misses: dict[str, int]  # missed objective -> requests; a request may miss several
     failed: int
     low: float | None
     high: float | None
@@ -119,7 +121,7 @@ class Goodput:
 
 
 def goodput(metrics: Sequence[RequestMetrics | None], slo: SLO, seconds: float) -> Goodput:
-    """Goodput of the requests of `seconds`; None stands for a request that failed.
+    """Goodput of requests within `seconds`; None is a failed request.
 
     Raises ValueError when `seconds` is not positive.
     """
@@ -153,7 +155,7 @@ def compute_goodput(
     Rates are per second; without `seconds` they equal the counts. Raises ValueError without requests.
     """
     if not requests:
-        raise ValueError("requests: none, so there is no rate")
+        raise ValueError("requests: no requests, so there is no rate")
     slo = SLO(ttft=slo_ttft_ms, tpot=slo_tpot_ms)
     found = goodput([_plain(request) for request in requests], slo, seconds)
     return {

@@ -1,8 +1,8 @@
-"""Small programs around one op: what comes before it once, then copies of it that no cache holds together.
+"""Small programs around one op: the ops before it once, then copies of it that exceed the caches.
 
-A program is lowered from a spec of one layer by the engine's own path, so every op gets real inputs from the ops
-before it, in whatever formats the engine offers. The timed unit (one op, or the ops of a layer) follows `copies`
-times, each with parameters and a KV layer of its own:
+A program is lowered from a spec of one layer by the engine's own code, so every op gets real inputs from the ops
+before it, in every format of the engine. The timed unit (one op, or the ops of a layer) follows `copies` times, each
+with its own parameters and KV layer:
 
     body   embed · norm · linear qkv      gate_up#0 · gate_up#1 · … · gate_up#21
            └ run once: `before` ops ┘     └ timed, some at a time: `copies` units of `length` ops ┘
@@ -32,15 +32,15 @@ from quire.types import CacheGroup, MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size
 
-SMALL_VOCAB = 4096  # rows of the embedding where the timed op does not need them all
-SMALL_OP_COPIES = 16  # of an op with next to no weights
+SMALL_VOCAB = 4096  # rows of the embedding if the timed op does not need them all
+SMALL_OP_COPIES = 16  # of an op with almost no weights
 MAX_COPIES = 512
-NOTHING = 64 << 10  # bytes of weights and KV below which an op is not a stream
+NOTHING = 64 << 10  # bytes of weights and KV below which an op does not stream
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is timed: ops [start, stop) of Program.ops of a one-layer program, and the name to show."""
+    """A timed unit: ops [start, stop) of Program.ops of a one-layer program, and its name."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A program whose ops [first, first + copies · length) are copies of a unit, run after the ops before."""
+    """A program whose ops [first, first + copies · length) are copies of a unit, after the ops that feed it."""
 
     program: Program
     first: int
@@ -59,14 +59,14 @@ class Copied:
 
 
 def one_layer(model: Model, asked: EngineConfig, layer: int, vocab: int) -> tuple[ResolvedConfig, Program]:
-    """The program of a model cut to one of its layers and to `vocab` tokens, and the choices behind it."""
+    """Lower a model cut to one layer and `vocab` tokens; return the config and the program."""
     facts = model.facts
     spec = replace(facts.spec, layers=(facts.spec.layers[layer],), vocab=min(vocab, facts.spec.vocab))
     return choose(replace(model, facts=replace(facts, spec=spec)), asked, machine_facts())
 
 
 def distinct_layers(model: Model) -> list[int]:
-    """The first layer of each kind."""
+    """Return the first layer of each kind."""
     seen: dict[Any, int] = {}
     for index, layer in enumerate(model.facts.spec.layers):
         seen.setdefault(layer, index)
@@ -74,7 +74,7 @@ def distinct_layers(model: Model) -> list[int]:
 
 
 def units(program: Program) -> list[Unit]:
-    """Every op of a one-layer program that differs from those before it, and the layer as a whole."""
+    """Return the different ops of a one-layer program, and the whole layer."""
     found: list[Unit] = []
     seen = set()
     for index, op in enumerate(program.ops):
@@ -86,14 +86,14 @@ def units(program: Program) -> list[Unit]:
 
 
 def kind_of(op: Op) -> str:
-    """An op's name as options spell it: "rope_write"."""
+    """The name of an op as options spell it: "rope_write"."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in type(op).__name__).lstrip("_")
 
 
 def name_of(program: Program, op: Op) -> str:
-    """The weight an op multiplies by ("gate_up"), else its kind and the width it writes."""
+    """The weight of an op ("gate_up"), else its kind and the width of its output."""
     weights = [name for name in param_names(op) if program.param(name).kind != "vector"]
-    if weights and hasattr(op, "x"):  # an embedding reads a few rows of a weight and multiplies nothing
+    if weights and hasattr(op, "x"):  # an embedding only reads a few rows of a weight
         return weights[0].rpartition(".")[2]
     out = next((value for field in ("out", "qkv") if (value := getattr(op, field, None))), None)
     added = "+add" if getattr(op, "delta", None) else ""
@@ -104,7 +104,7 @@ def name_of(program: Program, op: Op) -> str:
 
 
 def _signature(program: Program, op: Op) -> tuple[Any, ...]:
-    """Equal for ops that do the same work: kind, shapes and formats of what it touches, and its settings."""
+    """Equal for ops that do the same work: kind, shapes and formats of operands, and settings."""
     params = {p.name: (p.kind, p.rows, p.cols, p.dtype) for p in program.params}
     buffers = {b.name: (b.cols, b.dtype, b.rows, b.per) for b in program.buffers}
     values = [getattr(op, f.name) for f in dataclasses.fields(op)]
@@ -120,13 +120,13 @@ def unit_cost(program: Program, unit: Unit, rows: Sequence[Row], logit_rows: int
 
 
 def copies_for(program: Program, unit: Unit, rows: Sequence[Row], spill: int) -> int:
-    """How many copies of a unit hold at least `spill` bytes of weights and KV together."""
+    """The number of copies that have at least `spill` bytes of weights and KV."""
     cost = unit_cost(program, unit, rows, sum(row.query_len for row in rows))
     ops = program.ops[unit.start : unit.stop]
     touched = {name for op in ops if isinstance(op, Experts) for name in param_names(op)}
     names = {name for op in ops for name in param_names(op)} - touched
     held = sum(param_bytes(program.param(name)) for name in names)
-    if touched:  # the experts of a step, not all that there are
+    if touched:  # the experts of a step, not all experts
         held = max(held, cost.weight_bytes)
     held += cost.kv_read_bytes + cost.kv_written_bytes
     if held < NOTHING:
@@ -169,8 +169,8 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
 
 
 def _for_other_layers(before: Sequence[Op], op: Op, layers: int) -> list[Op]:
-    """What fills the caches of layers 1 … as `op` fills that of layer 0: its inputs are made anew each time, as it
-    rotates in place."""
+    """Ops that fill the caches of layers 1 … as `op` fills that of layer 0. Inputs are recomputed each time, because
+    the op rotates in place."""
     makers = [
         next(made for made in reversed(before[:-1]) if name in writes(made))
         for name in dict.fromkeys(reads(op))
@@ -194,12 +194,12 @@ def _kv_layers(layer: KVLayer, count: int) -> tuple[KVLayer, ...]:
 
 
 def blocks_of(rows: Sequence[Row], block_size: int) -> int:
-    """KV blocks that the sequences of a step fill."""
+    """KV blocks of the sequences of a step."""
     return sum(-(-(row.context_len + row.query_len) // block_size) for row in rows)
 
 
 class _Remembered:
-    """Random weights whose blocks are kept while loading: copies of a parameter read the same tensors."""
+    """Random weights that are kept during loading, because copies of a parameter read the same tensors."""
 
     def __init__(self, params: Sequence[Param]) -> None:
         self._source = RandomWeights(params)
@@ -222,7 +222,7 @@ class _Remembered:
 
 
 class Bench:
-    """A copied program in a native executor, its weights loaded, and the arrays of its steps."""
+    """A program with copies in a native executor, with loaded weights and the arrays of its steps."""
 
     def __init__(self, copied: Copied, limits: Limits, *, threads: int, isa: str) -> None:
         self.copied, self.limits = copied, limits
@@ -236,7 +236,7 @@ class Bench:
         self._tokens = self._rows = 0
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """Describe a step: row b continues sequence b. Keys and values of what came before are made first."""
+        """Prepare a step: row b continues sequence b. Earlier keys and values are computed first."""
         taken = 0
         for slot, row in enumerate(rows):
             count = blocks_of([row], self.limits.block_size)
@@ -263,7 +263,7 @@ class Bench:
         self.new_tokens()
 
     def new_tokens(self) -> None:
-        """Other token ids for the same step, so that an embedding's rows are not still in a cache."""
+        """Draw new token ids for the same step, so that rows of the embedding are not cached."""
         vocab = self.copied.program.vocab
         self.arrays.token_ids[: self._tokens] = self._random.integers(0, vocab, self._tokens)
 
@@ -271,7 +271,7 @@ class Bench:
         self._run(0, self.copied.first)
 
     def run(self, begin: int, end: int) -> None:
-        """Units [begin, end) in one native call."""
+        """Run units [begin, end) in one native call."""
         first, length = self.copied.first, self.copied.length
         self._run(first + begin * length, first + end * length)
 

@@ -1,4 +1,4 @@
-"""The sampler over a whole vocabulary, as a kernel: milliseconds a row for each way of sampling."""
+"""Measure the sampler over a whole vocabulary: milliseconds per row with several parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.types import NewSeq, SamplingParams
 from quire.worker.sampler import F32, Sampler
 
 LOGIT_BYTES = 4
-HISTORY = 512  # tokens that penalties see
+HISTORY = 512  # tokens for penalties
 WAYS: dict[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0),
     "temperature": SamplingParams(temperature=1.0),
@@ -35,9 +35,9 @@ WAYS: dict[str, SamplingParams] = {
 def measure_sampler(
     probe: LimitsProbe, vocab: int, rows: tuple[int, ...], rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Figures of every way at every row count, with the maxima of logits that a model's head leaves.
+    """Measure every way of sampling at every row count, with the maxima of logits from the head.
 
-    The bound is reading the logits once, of which those that look for the greatest read less.
+    The bound is reading the logits once; ways that only need the largest logit read less.
     """
     core = _native.Executor(probe.isa, probe.threads)
     random = np.random.default_rng(0)
@@ -64,7 +64,7 @@ def measure_sampler(
 
 
 def _maxima(logits: F32) -> F32:
-    """Of MAXIMA_COLS neighbours each, as ops.Linear defines them."""
+    """Maxima of MAXIMA_COLS neighbours each, as ops.Linear defines them."""
     rows, vocab = logits.shape
     padded = np.pad(logits, ((0, 0), (0, -vocab % MAXIMA_COLS)), constant_values=-np.inf)
     return np.ascontiguousarray(padded.reshape(rows, -1, MAXIMA_COLS).max(axis=2))

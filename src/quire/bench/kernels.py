@@ -1,8 +1,8 @@
-"""Every op of a model at many row counts, each judged by the machine's limits around it.
+"""Measure every op of a model at many row counts, and compare with the machine's limits around it.
 
-An op is timed in the native executor on the threads that run a model, over copies that no cache holds together
-(see kernel_programs). Rounds go limits, every row count, limits: a round's figures are judged by the mean of the
-two, and what is reported is the median of the rounds.
+An op is timed in the native executor on the threads of the engine, over copies that exceed the caches (see
+kernel_programs). A round measures limits, every row count, limits; its figures are compared with the mean of the two.
+Reported figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quire.bench.kernel_programs import (
     with_copies,
 )
 from quire.bench.kernel_sampler import measure_sampler
-from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.config.schema import STORED, EngineConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits
@@ -37,22 +37,22 @@ from quire.program.cost import Cost, Row
 from quire.program.ops import Program
 from quire.spec import LatentAttention
 
-Step = tuple[Row, ...]  # the sequences of a step
+StepRows = tuple[Row, ...]  # the sequences of a step
 
-CALL_SECONDS = 0.01  # one native call runs about this long, so that waking the threads does not count
-SEQUENCES = 64  # more rows than this are one sequence's prefill, as in an engine
+CALL_SECONDS = 0.01  # about the time of one native call, so that waking the threads is negligible
+SEQUENCES = 64  # more rows than this are the prefill of one sequence, as in an engine
 DECODE_BATCHES = (1, 8, 32)
 DECODE_TOKENS = 1 << 16  # the most keys of one decode case, all sequences together
 PREFILL_CASES = ((128, 0), (512, 0), (512, 1536), (512, 7680))
 BLOCK_SIZE = 16
 ATTENTION = ("attend", "latent_attend")
-CACHED = (*ATTENTION, "rope_write", "latent_write")  # ops that the format of the KV cache matters to
+CACHED = (*ATTENTION, "rope_write", "latent_write")  # ops that depend on the format of the KV cache
 SPILL = 4  # copies of a unit take this many times the largest cache
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to measure. Empty `formats`, `kv_formats` or `ops` are all that the engine offers."""
+    """The requested measurements. Empty `formats`, `kv_formats` or `ops` mean all that the engine has."""
 
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -60,7 +60,7 @@ class Asked:
     kv_formats: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     rounds: int = 5
-    seconds: float = 0.05  # timed for each figure and round
+    seconds: float = 0.05  # timed per figure and round
     spill: int = 0  # bytes that copies of a unit take together; 0: SPILL times the largest cache
 
 
@@ -72,12 +72,12 @@ class Case:
     kv: str
     program: Program
     unit: Unit
-    steps: tuple[Step, ...]
+    steps: tuple[StepRows, ...]
 
 
 def weight_formats() -> dict[str, dict[str, Any]]:
-    """Every weight format that an engine can be asked for, by name, with the options that ask for it. int4 has groups
-    of the engine's default size; other sizes are in the name, as "int4-128".
+    """Every weight format of the engine, by name, with its options. int4 has groups of the default size; other sizes
+    are in the name, like "int4-128".
     """
     fields = {field.name: field.metadata["choices"] for field in dataclasses.fields(EngineConfig)}
     found: dict[str, dict[str, Any]]
@@ -93,22 +93,22 @@ def weight_formats() -> dict[str, dict[str, Any]]:
 
 
 OTHER_GROUPS = (64, 128)
-LEFT_OUT = ("f32", "f16", *(f"int4-{size}" for size in OTHER_GROUPS))  # measured only when asked for
+LEFT_OUT = ("f32", "f16", *(f"int4-{size}" for size in OTHER_GROUPS))  # measured only on request
 SHORT = {
     "float32": "f32",
     "bfloat16": "bf16",
     "float16": "f16",
-}  # an engine's float formats, as programs name them
+}  # float formats of the engine, with their names in programs
 
 
 def kv_formats() -> dict[str, str]:
-    """Every format of the KV cache, by name, with the value of --kv-cache-dtype that asks for it."""
+    """Every format of the KV cache, by name, with its value of --kv-cache-dtype."""
     field = next(f for f in dataclasses.fields(EngineConfig) if f.name == "kv_cache_dtype")
     return {SHORT.get(name, name): name for name in field.metadata["choices"] if name != "auto"}
 
 
 def chosen(asked: Sequence[str], known: Iterable[str], field: str, left_out: Sequence[str] = ()) -> list[str]:
-    """What was asked for, or all known names but those left out. Raises ValueError naming an unknown one."""
+    """Return the requested names, or all known names except `left_out`. Raises ValueError naming an unknown one."""
     known = list(known)
     for name in asked:
         if name not in known:
@@ -117,7 +117,7 @@ def chosen(asked: Sequence[str], known: Iterable[str], field: str, left_out: Seq
 
 
 def cases(model: Model, asked: Asked) -> Iterator[Case]:
-    """All cases of a model, in the order they are measured. Raises ValueError for an unknown name."""
+    """Yield the cases of a model in measuring order. Raises ValueError for an unknown name."""
     formats, kvs = weight_formats(), kv_formats()
     names = chosen(asked.formats, formats, "formats", LEFT_OUT)
     for name in names:
@@ -156,7 +156,7 @@ def _layer_cases(model: Model, config: EngineConfig, name: str, asked: Asked) ->
 
 
 def _head_cases(model: Model, config: EngineConfig, name: str, asked: Asked) -> Iterator[Case]:
-    """The embedding and the output head, over the whole vocabulary."""
+    """The embedding and the head, over the whole vocabulary."""
     _, program = one_layer(model, config, 0, model.facts.spec.vocab)
     for unit in units(program):
         of_head = unit.start >= len(program.body) and unit.kind not in {"norm", "quantize"}  # as a layer's
@@ -169,12 +169,12 @@ def _wanted(unit: Unit, asked: Asked) -> bool:
     return not asked.ops or unit.kind in asked.ops
 
 
-def step_of(rows: int) -> Step:
-    """A step of `rows` tokens: that many sequences, or when they are many one sequence's first chunk."""
+def step_of(rows: int) -> StepRows:
+    """A step of `rows` tokens: as many sequences or, for many rows, the first chunk of one sequence."""
     return (Row(1, 0),) * rows if rows <= SEQUENCES else (Row(rows, 0),)
 
 
-def attention_steps(contexts: Sequence[int], rows: int, longest: int) -> Iterator[Step]:
+def attention_steps(contexts: Sequence[int], rows: int, longest: int) -> Iterator[StepRows]:
     """Decode steps of each context and a few batch sizes, and prefill chunks of at most `rows` tokens."""
     for context in contexts:
         for batch in DECODE_BATCHES:
@@ -197,7 +197,7 @@ class Runner:
         self.spill = asked.spill or SPILL * self.cache
 
     def model(self, model: Model) -> Iterator[list[dict[str, Any]]]:
-        """Figures of every case of a model, and of its sampler, as they are found."""
+        """Yield the figures of every case of a model, and of its sampler, as they are measured."""
         for case in cases(model, self.asked):
             yield self.measure(case)
         if not self.asked.ops or "sample" in self.asked.ops:
@@ -206,7 +206,7 @@ class Runner:
             yield measure_sampler(self.probe, vocab, rows, asked.rounds, asked.seconds) if rows else []
 
     def measure(self, case: Case) -> list[dict[str, Any]]:
-        """One row of figures for each step of a case."""
+        """Measure a case: one row of figures per step."""
         smallest = min(case.steps, key=lambda rows: sum(row.query_len for row in rows))
         copies = copies_for(case.program, case.unit, smallest, self.spill)
         copied = with_copies(case.program, case.unit, copies)
@@ -223,10 +223,10 @@ class Runner:
             rows.append(row | {"copies": copies})
         return rows
 
-    def _rounds(self, bench: Bench, case: Case) -> list[list[tuple[float, Sample]]]:
-        """For each step its (seconds of a unit, limits around it), round by round."""
-        found: list[list[tuple[float, Sample]]] = [[] for _ in case.steps]
-        filled: Step = ()
+    def _rounds(self, bench: Bench, case: Case) -> list[list[tuple[float, LimitsSample]]]:
+        """Measure (seconds of a unit, limits around it) for each step, per round."""
+        found: list[list[tuple[float, LimitsSample]]] = [[] for _ in case.steps]
+        filled: StepRows = ()
         for _ in range(self.asked.rounds):
             before = self.probe.sample()
             seconds = []
@@ -240,7 +240,9 @@ class Runner:
                 timed.append((one, around))
         return found
 
-    def _row(self, case: Case, step: Sequence[Row], rounds: Sequence[tuple[float, Sample]]) -> dict[str, Any]:
+    def _row(
+        self, case: Case, step: Sequence[Row], rounds: Sequence[tuple[float, LimitsSample]]
+    ) -> dict[str, Any]:
         tokens = sum(row.query_len for row in step)
         cost = unit_cost(case.program, case.unit, step, tokens)
         bounds = [self._bound(case, step, cost, limits) for _, limits in rounds]
@@ -271,7 +273,7 @@ class Runner:
             "share": statistics.median(shares) if shares else None,
         }
 
-    def _bound(self, case: Case, step: Sequence[Row], cost: Cost, limits: Sample) -> Bound:
+    def _bound(self, case: Case, step: Sequence[Row], cost: Cost, limits: LimitsSample) -> Bound:
         """The bound of a unit: of one op, or of several that compute each at its own peak."""
         unit, program = case.unit, case.program
         if unit.stop - unit.start == 1:
@@ -310,7 +312,7 @@ def unit_seconds(bench: Bench, seconds: float, clock: Callable[[], float] = time
 
 
 def _limits(case: Case) -> Limits:
-    """The least that holds every step of a case."""
+    """The smallest limits that fit every step of a case."""
     longest = max(row.context_len + row.query_len for step in case.steps for row in step)
     tokens = max(sum(row.query_len for row in step) for step in case.steps)
     behind = min(longest, 512) if any(row.context_len for step in case.steps for row in step) else 1

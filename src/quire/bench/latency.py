@@ -1,4 +1,4 @@
-"""Latency of one batch of requests that begin together, in an engine in this process."""
+"""Measure the latency of one batch of simultaneous requests, in an engine in this process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.bench.engine_run import BenchEngine, Judged, Prompts, Run, judge
-from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.engine_run import BenchEngine, EngineRun, Judged, Prompts, judge
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.bench.profile import OpTimes
 from quire.bench.results import Metric, metric
 
@@ -18,11 +18,11 @@ DEFINITIONS = {
     "latency": "seconds from adding the batch to its last token",
     "ttft": "seconds from adding a request to its first token, median of the batch",
     "tpot": "(latency - ttft) / (output length - 1), of each request, median of the batch",
-    "prefill": "prompt tokens of the batch / seconds of the steps that hold no decoding row",
+    "prefill": "prompt tokens of the batch / seconds of the steps without a decoding row",
     "decode": "tokens of the batch's decode steps / their seconds",
     "decode_bandwidth": "bytes of weights and visible keys and values of the decode steps / their seconds",
-    "decode_share": "least seconds of the decode steps on this machine / their seconds: every step takes the longer "
-    "of moving its weights, keys and values at the bandwidth and computing at the peaks measured around the iteration",
+    "decode_share": "bound of the decode steps on this machine / their seconds: every step takes the longer of moving "
+    "its weights, keys and values at the bandwidth and computing at the peaks measured around the iteration",
     "prefill_share": "the same for the steps without decoding rows",
     "engine": "seconds of a decode step outside the native calls (forward and sampling), median",
 }
@@ -30,7 +30,7 @@ DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class LatencyAsked:
-    """A batch: its size, the tokens of each prompt and of each output, and how often it is run."""
+    """A batch: its size, the tokens per prompt and per output, and the number of runs."""
 
     batch_size: int
     input_len: int
@@ -43,7 +43,7 @@ class LatencyAsked:
 def measure_latency(
     engine: BenchEngine, probe: LimitsProbe, asked: LatencyAsked
 ) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
-    """Metrics and tables; limits are sampled before and after each iteration."""
+    """Return metrics and tables; limits are sampled before and after each iteration."""
     prompts = Prompts(engine.program.vocab, asked.seed)
     lengths = [asked.output_len] * asked.batch_size
     rows: list[dict[str, Any]] = []
@@ -62,8 +62,8 @@ def measure_latency(
     return metrics(rows), tables | ({"profile": profile} if (profile := times.rows()) else {})
 
 
-def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
-    """What one iteration gives; None where a kind of step did not happen."""
+def figures(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> dict[str, Any]:
+    """The figures of one iteration; None if a kind of step did not occur."""
     decode = [step for step in run.steps if step.kind == "decode"]
     prefill = [step for step in run.steps if step.kind == "prefill"]
     first = run.first_tokens()
@@ -88,7 +88,7 @@ def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
     }
 
 
-def phase_seconds(run: Run, kind: str) -> dict[str, float]:
+def phase_seconds(run: EngineRun, kind: str) -> dict[str, float]:
     """Median seconds of each phase over the steps of a kind."""
     steps = [step for step in run.steps if step.kind == kind]
     names = sorted({name for step in steps for name in step.phases})
@@ -119,7 +119,7 @@ UNITS: dict[str, tuple[str, Any]] = {
 
 
 def metrics(rows: Sequence[dict[str, Any]]) -> dict[str, Metric]:
-    """Every figure over the iterations."""
+    """Metrics over the iterations."""
     return {
         name: metric([row[name] for row in rows if row[name] is not None], unit, better)
         for name, (unit, better) in UNITS.items()
@@ -134,7 +134,7 @@ def percentiles(samples: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def settings(asked: Any, engine: BenchEngine) -> dict[str, Any]:
-    """What was asked, and what the engine chose."""
+    """The requested options, and the choices of the engine."""
     config = engine.built.config
     return {
         **asdict(asked),

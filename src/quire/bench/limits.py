@@ -1,7 +1,7 @@
-"""What the machine can do, measured with the kernels' own threads while a benchmark runs.
+"""The limits of the machine, measured with the threads of the kernels during a benchmark.
 
-A virtual machine's memory bandwidth moves by a third within minutes, so limits are sampled between the things
-that are judged by them, and each is judged by the samples around it.
+The memory bandwidth of a virtual machine changes by a third within minutes, so limits are sampled between measurements,
+and each measurement is compared with the samples around it.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from quire.bench.environment import largest_cache
 from quire.bench.results import MachineLimits, Spread, spread
 from quire.util.platform import available_memory, usable_cores
 
-# name of a number format in results -> the loop that measures it
+# name of a number format in results -> its measuring loop
 LOOPS = {"f32": _native.DType.f32, "bf16": _native.DType.bf16, "i8": _native.DType.i8}
-CACHES_READ = 8  # an arena of this many times the largest cache holds nothing from the last pass
+CACHES_READ = 8  # an arena of this many largest caches keeps nothing cached between passes
 LEAST_ARENA = 256 << 20
 PASSES = 3  # of each kind in one sample, which is their median
 LOOP_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LimitsSample:
     """One measurement: bytes/s, and operations/s by number format."""
 
     bandwidth: float
     compute: dict[str, float]
 
 
-def mean(first: Sample, second: Sample) -> Sample:
-    """The limits of what ran between two samples."""
+def mean(first: LimitsSample, second: LimitsSample) -> LimitsSample:
+    """The limits of a measurement between two samples."""
     compute = {name: (value + second.compute[name]) / 2 for name, value in first.compute.items()}
-    return Sample((first.bandwidth + second.bandwidth) / 2, compute)
+    return LimitsSample((first.bandwidth + second.bandwidth) / 2, compute)
 
 
 @dataclass(slots=True)
 class LimitsProbe:
-    """Samples the machine's limits and remembers them all.
+    """Samples the limits of the machine and keeps all samples.
 
-    `isa` "" is the best of the machine; `formats` are the compute limits to measure. `arena` is the bytes that
-    one bandwidth sample reads, all threads together.
+    `isa` "" is the best one of the machine; `formats` are the compute limits to measure. `arena` is the number of bytes
+    that all threads together read in one bandwidth sample.
     """
 
     isa: str = ""
     threads: int = 0
     formats: tuple[str, ...] = tuple(LOOPS)
     arena: int = 0
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[LimitsSample] = field(default_factory=list)
     _core: _native.Executor = field(init=False)
     _memory: _native.BandwidthProbe = field(init=False)
     _iterations: dict[str, int] = field(init=False, default_factory=dict)
@@ -66,7 +66,7 @@ class LimitsProbe:
             self._iterations[name] = self._calibrate(LOOPS[name])
 
     def _calibrate(self, dtype: _native.DType) -> int:
-        """Loop iterations that take about LOOP_SECONDS: loops differ by far between instruction sets."""
+        """Find the iterations that take about LOOP_SECONDS, which vary greatly between instruction sets."""
         iterations = 1000
         while True:
             start = time.perf_counter()
@@ -76,19 +76,19 @@ class LimitsProbe:
                 return max(1, int(iterations * LOOP_SECONDS / seconds))
             iterations *= 4
 
-    def sample(self) -> Sample:
+    def sample(self) -> LimitsSample:
         """Measure now."""
         bandwidth = statistics.median(self._memory.measure() for _ in range(PASSES))
         compute = {
             name: statistics.median(self._core.measure_flops(LOOPS[name], count) for _ in range(PASSES))
             for name, count in self._iterations.items()
         }
-        found = Sample(bandwidth, compute)
+        found = LimitsSample(bandwidth, compute)
         self.samples.append(found)
         return found
 
     def limits(self) -> MachineLimits:
-        """Median and spread of all samples; measures once where none was taken."""
+        """Median and spread of all samples; measures once if there are none."""
         if not self.samples:
             self.sample()
         compute = {name: spread([s.compute[name] for s in self.samples]) for name in self.formats}
@@ -96,7 +96,7 @@ class LimitsProbe:
 
 
 def lines(limits: MachineLimits) -> list[str]:
-    """The limits as lines of text, to stand beside every result."""
+    """Format the limits, for printing with every result."""
     found = limits.bandwidth
     text = [
         f"this machine ({limits.threads} threads, {limits.isa}; median of {found.count}, low to high):",

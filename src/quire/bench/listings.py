@@ -1,7 +1,7 @@
-"""Worked examples: each function prints what a page about LLM inference prints, computed by this library.
+"""Worked examples: each function computes the figures of a page about LLM inference with this library.
 
-`quire bench explain-metrics` shows them with their source; docs/metrics.md shows the same figures. Where such a page's
-own figure is wrong, the example prints the right one and its note says what is wrong.
+`quire bench explain-metrics` shows them with their source, and so does docs/metrics.md. If the figure of such a page is
+wrong, the example prints the right one and its note explains the error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quire.bench.rules import (
 )
 from quire.bench.timeline import gaps
 
-GQA_70B = kv_cache_bytes(80, 8, 128, 1)  # bytes a token: 80 layers, 8 KV heads of 128, 16 bit
+GQA_70B = kv_cache_bytes(80, 8, 128, 1)  # bytes per token: 80 layers, 8 KV heads of 128, 16 bit
 
 
 def measure_prefill_and_decode() -> None:
@@ -42,13 +42,13 @@ def measure_prefill_and_decode() -> None:
 
 
 def route_latency_investigation() -> None:
-    """Which half of the request to look at."""
+    """Which half of the request to investigate."""
     print("long initial pause:", investigate(ttft_p95_ms=1100, itl_p95_ms=60))
     print("choppy stream:", investigate(ttft_p95_ms=350, itl_p95_ms=160))
 
 
 def estimate_sharded_bandwidth_bound() -> None:
-    """The fastest that one stream can be on four devices."""
+    """The highest rate of one stream on four devices."""
     model_gb, device_gb = 140, 80
     print("fits on one H100-80GB:", model_gb <= device_gb)
     print(f"four-GPU ideal shard-read bound: {stream_bound(model_gb, 3350, devices=4):.1f} tokens/s")
@@ -71,12 +71,12 @@ def check_capacity_with_runtime_headroom() -> None:
 
 
 def dynamic_token_budgeting() -> None:
-    """Context of each of 50 users on four devices of 80 GB."""
+    """Context per user: 50 users on four devices of 80 GB."""
     print(f"max context per user: {max_context(320, 140, 40, GQA_70B, users=50):,} tokens")
 
 
 def admit_request_by_token_budget() -> None:
-    """Forty requests of 4,096 tokens run; which prompt still fits 60 GB?"""
+    """Forty requests of 4,096 tokens are running. Which prompt still fits into 60 GB?"""
     active = [4096] * 40
     print("admit 16K request:", admits(active, 16_384, 60, GQA_70B))
     print("admit 64K request:", admits(active, 65_536, 60, GQA_70B))
@@ -89,13 +89,13 @@ def interleave_prefill_with_active_decode() -> None:
 
 
 def compare_disaggregation_overhead() -> None:
-    """Is moving the KV cache dearer than the disturbance?"""
+    """Does moving the KV cache cost more than the interference?"""
     print("bursty workload:", layout(interference_ms=95, transfer_ms=20))
     print("small prompts:", layout(interference_ms=8, transfer_ms=20))
 
 
 def estimate_kv_quantization_gain() -> None:
-    """Users of 1.342 GB each within 80 GB, and with half of that."""
+    """Users within 80 GB at 1.342 GB each, and at half of that."""
     print("FP16 users from KV budget:", users_within(80, 1.342))
     print("FP8 users from KV budget:", users_within(80, 1.342 / 2))
     print("runtime headroom still required:", True)
@@ -117,13 +117,13 @@ def metrics_of_one_request() -> None:
 
 
 def tpot_by_hand() -> None:
-    """TPOT has one gap fewer than there are tokens."""
+    """n tokens have n − 1 gaps."""
     tpot = (2200 - 200) / (50 - 1)
     print(f"TPOT = 2000 / 49 = {tpot:.1f} ms/token, {1000 / tpot:.1f} tokens/sec")
 
 
 def end_to_end_latency() -> None:
-    """200 tokens of 40 ms after a first one at 300 ms."""
+    """200 tokens, the first after 300 ms, with gaps of 40 ms."""
     last = 300 + 199 * 40
     print(f"E2EL = {last / 1000:.2f} s")
 
@@ -155,7 +155,7 @@ def kv_cache_sizes() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """An example. `note` says how it differs from pages that print something else."""
+    """An example. `note` explains differences from published figures."""
 
     run: Callable[[], None]
     note: str = ""
@@ -169,12 +169,12 @@ class Listing:
         return (self.run.__doc__ or "").strip()
 
     def source(self) -> str:
-        """Its statements, without the name and the docstring."""
+        """The statements of the function, without its name and docstring."""
         lines = inspect.getsource(self.run).splitlines()[2:]
         return textwrap.dedent("\n".join(lines))
 
     def output(self) -> str:
-        """What it prints."""
+        """The printed output."""
         with contextlib.redirect_stdout(io.StringIO()) as out:
             self.run()
         return out.getvalue()
@@ -182,32 +182,32 @@ class Listing:
 
 LISTINGS = (
     Listing(measure_prefill_and_decode),
-    Listing(route_latency_investigation, "thresholds are examples: set those of your product"),
+    Listing(route_latency_investigation, "the thresholds are examples: choose those of your product"),
     Listing(estimate_sharded_bandwidth_bound),
     Listing(calculate_kv_cache_footprint),
     Listing(check_capacity_with_runtime_headroom),
     Listing(
         dynamic_token_budgeting,
-        "without the reserve of 40 GB it is 10,986, not the 110,000 sometimes printed",
+        "without the reserve of 40 GB it is 10,986, not 110,000 as sometimes published",
     ),
     Listing(admit_request_by_token_budget),
     Listing(
         interleave_prefill_with_active_decode,
-        "chunk and decode share a step here: neither waits for the other",
+        "in Quire, chunk and decode share a step: neither waits for the other",
     ),
     Listing(compare_disaggregation_overhead),
     Listing(estimate_kv_quantization_gain),
     Listing(estimate_throughput),
     Listing(metrics_of_one_request, "a single token gives None for TPOT, not 0"),
     Listing(tpot_by_hand),
-    Listing(end_to_end_latency, "200 tokens have 199 gaps: 8.26 s, where 200 × 40 ms would give 8.3"),
+    Listing(end_to_end_latency, "200 tokens have 199 gaps: 8.26 s; 200 × 40 ms would give 8.3"),
     Listing(
         mean_itl_over_requests,
         "n tokens have n − 1 gaps: (9 × 30 + 999 × 50) / 1008; with n it would be 49.80",
     ),
     Listing(
-        goodput_of_100_requests, "rates are per second: give `seconds` when the requests took longer than one"
+        goodput_of_100_requests, "rates are per second: give `seconds` if the requests took longer than one"
     ),
     Listing(goodput_and_throughput),
-    Listing(kv_cache_sizes, "0.50, 1.25 and 40 GiB, where 0.25, 1.07 and 34.4 are sometimes printed"),
+    Listing(kv_cache_sizes, "0.50, 1.25 and 40 GiB, not 0.25, 1.07 and 34.4 as sometimes published"),
 )

@@ -1,9 +1,9 @@
-"""Sends a workload, open loop or closed loop, and keeps a record of every request.
+"""Send a workload, open loop or closed loop, and record every request.
 
-Open loop: sessions start at the times given, whatever the server does. Closed loop: a fixed number of clients, each
-starting its next session when its last one is over. Within a session a turn is due `think` seconds after the answer
-before it. The clock of a request starts when it is due: one that waits here, for a free connection or for a client that
-is behind, has that wait in its latencies.
+Open loop: sessions start at given times, whatever the server does. Closed loop: a fixed number of clients; each starts
+its next session when the previous one has ended. Within a session, a turn is due `think` seconds after the previous
+answer. The clock of a request starts when it is due, so waiting for a connection or a slow client counts in its
+latencies.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from quire.bench.client import Clock
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Session, Turn
 
-LAG_EVERY = 0.05  # seconds between looks at how late the event loop is
+LAG_EVERY = 0.05  # seconds between measurements of the event loop's lag
 
 
 class Sender(Protocol):
-    """Does one request. Never raises for a failure: it is written into the record."""
+    """Sends one request. Records a failure instead of raising it."""
 
     async def send(self, turn: Turn, history: list[str], record: RequestRecord) -> str:
-        """Send a turn after `history` (prompts and answers in turn, oldest first) and fill the record's times on
-        the load's clock; returns the answer's text."""
+        """Send a turn after `history` (prompts and answers in turn, oldest first), fill the times of the record on the
+        clock of the load, and return the text of the answer."""
 
 
-class Load:
-    """One run of a workload. `records` grows as requests end, in that order; times are seconds from its start."""
+class LoadRun:
+    """One run of a workload. `records` are in the order in which requests end; times are seconds from its start."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Load:
     async def open(
         self, sessions: Sequence[Session], times: Sequence[float], duration: float | None = None
     ) -> None:
-        """Start session i at times[i], in rising order; those due after `duration` seconds are left out."""
+        """Start session i at times[i], ascending; sessions due after `duration` seconds are skipped."""
         self._zero, self._stop_at = self._clock(), duration
         lag = asyncio.create_task(self._watch_lag())
         try:
@@ -68,7 +68,7 @@ class Load:
             lag.cancel()
 
     async def closed(self, sessions: Sequence[Session], clients: int, duration: float | None = None) -> None:
-        """Run sessions with `clients` of them at once; after `duration` seconds none is started any more."""
+        """Run `clients` sessions at once; start no more after `duration` seconds."""
         self._zero, self._stop_at = self._clock(), duration
         left = iter(sessions)
 
@@ -100,7 +100,7 @@ class Load:
             self.started += 1
             answer = await self._request(turn, history, record)
             if record.failed:
-                return  # what would follow depends on an answer that never came
+                return  # later turns depend on an answer that never arrived
             history += [answer]
 
     async def _request(self, turn: Turn, history: list[str], record: RequestRecord) -> str:
@@ -122,7 +122,7 @@ class Load:
         return answer
 
     def _shift(self, record: RequestRecord) -> None:
-        """The sender notes the clock's readings; records count from the start of the run."""
+        """Convert clock readings to seconds from the start of the run."""
         zero = self._zero
         record.times = [at - zero for at in record.times]
         record.sent = None if record.sent is None else record.sent - zero

@@ -1,4 +1,4 @@
-"""From the requests of a run to its figures. docs/metrics.md explains each with worked examples."""
+"""Compute the figures of a run from its requests. docs/metrics.md explains each with worked examples."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TAIL_RATIO = 10.0  # p99 / p50 above this is a tail problem
 
 # Printed with every report; keys are the names of the figures.
 DEFINITIONS = {
-    "ttft": "scheduled send time → first chunk with text, so it holds client lag, network, queue and prefill; "
+    "ttft": "scheduled send time → first chunk with text, including client lag, network, queue and prefill; "
     "streamed requests only",
     "e2el": "scheduled send time → last token (last chunk with text, or the finish reason when that came later)",
-    "tpot": "(E2EL − TTFT) / (output tokens − 1), one a request; none for a single token",
+    "tpot": "(E2EL − TTFT) / (output tokens − 1), one value per request; undefined for one token",
     "itl": "every gap between neighbouring output tokens of a request, all requests together; k tokens in one "
     "chunk are one gap and k − 1 gaps of zero",
-    "icl": "every gap between neighbouring chunks of a request, all requests together: what a reader sees",
-    "stream_rate": "1 / TPOT of each request: tokens a second of one stream after its first token",
-    "send_lag": "scheduled send time → first byte handed to the socket: the client's own delay, part of every "
+    "icl": "every gap between neighbouring chunks of a request, all requests together: the rhythm that a reader sees",
+    "stream_rate": "1 / TPOT of each request: tokens per second of one stream after its first token",
+    "send_lag": "scheduled send time → first byte passed to the socket: the client's own delay, part of every "
     "latency above",
-    "seconds": "first scheduled send → last response over, the drain included",
+    "seconds": "first scheduled send → end of the last response, including the drain",
     "request_rate": "successful requests / seconds",
     "input_token_rate": "prompt tokens of successful requests / seconds",
     "output_token_rate": "output tokens of successful requests / seconds",
@@ -36,9 +36,9 @@ DEFINITIONS = {
     "concurrency": "requests in flight, averaged over seconds (sum of their times / seconds)",
     "failure_rate": "failed requests / all requests",
     "goodput": "requests that met every objective / seconds; a failure meets none",
-    "percentiles": "of raw samples, linear between neighbours, where a sample is expected beyond them (p99 takes 100); "
+    "percentiles": "of raw samples, linear between neighbours, if a sample is expected beyond them (p99 needs 100); "
     "95 % intervals by order statistics, for token gaps by resampling whole requests",
-    "with_failures": "the same percentiles with each failed request as infinitely late",
+    "with_failures": "the same percentiles, with each failed request counted as infinitely late",
 }
 
 # figure -> (unit, which way is better, factor from seconds)
@@ -55,8 +55,8 @@ _LATENCIES: dict[str, tuple[str, Better, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One latency of a run, in `unit`. `points` are percentiles by number, those that the samples can carry;
-    `with_failures` as DEFINITIONS says.
+    """One latency of a run, in `unit`. `points` are the percentiles that the number of samples supports;
+    `with_failures` is in DEFINITIONS.
     """
 
     name: str
@@ -71,20 +71,20 @@ class Distribution:
     with_failures: dict[float, float] = field(default_factory=dict)
 
     def at(self, percent: float) -> float | None:
-        """A percentile, None where there are too few samples for it."""
+        """A percentile; None if there are too few samples."""
         point = self.points.get(percent)
         return None if point is None else point.value
 
     @property
     def tail(self) -> float | None:
-        """p99 / p50; infinite where the median is zero and the tail is not, None without a p99."""
+        """p99 / p50; infinite if only the median is zero, None without a p99."""
         middle, far = self.points[50.0].value, self.at(99.0)
         if far is None:
             return None
         return far / middle if middle else math.inf if far else 1.0
 
     def row(self) -> dict[str, Any]:
-        """A line of a table: p50 … p99.9 with the ends of their intervals."""
+        """A row of a table: p50 … p99.9 with the bounds of their intervals."""
         row: dict[str, Any] = {
             "name": self.name, "unit": self.unit, "count": self.count, "mean": self.mean, "std": self.std,
             "min": self.low, "max": self.high,
@@ -123,7 +123,7 @@ class Summary:
         return self.total - self.completed
 
     def warnings(self) -> list[str]:
-        """What a reader must not overlook."""
+        """Findings that a reader must not overlook."""
         found = []
         if self.failed:
             kinds = ", ".join(f"{count} × {kind}" for kind, count in self.failures.most_common(4))
@@ -138,7 +138,7 @@ class Summary:
         return found
 
     def metrics(self) -> dict[str, Metric]:
-        """The figures that two results are compared by."""
+        """The figures used to compare two results."""
         rates = {
             "request_rate": self.completed / self.seconds,
             "input_token_rate": self.input_tokens / self.seconds,
@@ -163,10 +163,10 @@ class Summary:
 
 
 def summarize(records: Iterable[RequestRecord], slo: SLO | None = None) -> Summary:
-    """The figures of all requests that are not warm-up. Raises ValueError when there is none."""
+    """Compute the figures of all requests except warm-up. Raises ValueError if there are none."""
     counted = [record for record in records if not record.warm_up]
     if not counted:
-        raise ValueError("requests: none was measured")
+        raise ValueError("requests: no request was measured")
     metrics = [None if record.failed else request_metrics(record) for record in counted]
     good = [one for one in metrics if one is not None]
     start, end = min(r.scheduled for r in counted), max(r.closed for r in counted)
@@ -199,7 +199,7 @@ def _distributions(good: Sequence[RequestMetrics], failed: int) -> dict[str, Dis
     }
     clusters = {"itl": [one.itl for one in good if one.itl], "icl": [one.icl for one in good if one.icl]}
     if clusters["itl"] == clusters["icl"]:
-        del clusters["icl"]  # one token a chunk: the same figures twice
+        del clusters["icl"]  # one token per chunk: the same figures twice
     found = {}
     for name in _LATENCIES:
         if per_request.get(name):
@@ -248,51 +248,51 @@ def _notes(done: Sequence[RequestRecord], good: Sequence[RequestMetrics]) -> lis
     for what in ("input", "output"):
         sources = Counter(getattr(record, f"{what}_source") for record in done)
         if set(sources) - {"server"}:
-            told = ", ".join(
+            counters = ", ".join(
                 f"{_SOURCES[source]} ({count} requests)" for source, count in sources.most_common()
             )
-            notes.append(f"{what} tokens counted by {told}")
+            notes.append(f"{what} tokens counted by {counters}")
     bundled = sum(not one.exact for one in good)
     if bundled:
         notes.append(
-            f"ITL of {bundled} requests is between chunks: the server didn't tell how many tokens each held"
+            f"ITL of {bundled} requests is measured between chunks: the server did not report the tokens of each"
         )
     chunks = sum(len(record.times) for record in done)
     tokens = sum(record.output_tokens or 0 for record in done)
     if chunks and tokens > 1.05 * chunks:
-        notes.append(f"{tokens / chunks:.2f} tokens a chunk: see ICL for the gaps a reader sees")
+        notes.append(f"{tokens / chunks:.2f} tokens per chunk: see ICL for the gaps that a reader sees")
     if any(not record.streamed for record in done):
-        notes.append("not streamed: there is no TTFT, TPOT or ITL")
+        notes.append("not streamed, so there is no TTFT, TPOT or ITL")
     short = sum(
         1 for r in done if r.asked_tokens and r.output_tokens is not None and r.output_tokens < r.asked_tokens
     )
     if short:
-        notes.append(f"{short} requests ended before the output length asked for")
+        notes.append(f"{short} requests ended before the requested output length")
     return notes
 
 
 _SOURCES = {
     "server": "the server",
-    "tokenizer": "a tokenizer here",
+    "tokenizer": "a local tokenizer",
     "chunks": "chunks, one token each: an estimate",
-    "unknown": "nobody",
+    "unknown": "nothing",
 }
 
 
 def compute_metrics(ttft_ms: float, token_timestamps_ms: Sequence[float]) -> dict[str, float | None]:
-    """All figures of one request, rounded as they are printed. Times in milliseconds from its scheduled send.
+    """Return all figures of one request, rounded for printing. Times in milliseconds from its scheduled send.
 
-    `token_timestamps_ms[0]` is the first token's time, so it equals `ttft_ms`. A single token has no TPOT, no
-    rate and no gaps: None, not 0. Raises ValueError for no tokens, times out of order or a first one elsewhere.
+    `token_timestamps_ms[0]` is the time of the first token and must equal `ttft_ms`. A single token has no TPOT, no
+    rate and no gaps: None, not 0. Raises ValueError for no tokens, times out of order or another first time.
     """
     times = [float(at) for at in token_timestamps_ms]
     if not times:
-        raise ValueError("token_timestamps_ms: no token, so there is no latency")
+        raise ValueError("token_timestamps_ms: no tokens, so there is no latency")
     if not math.isclose(times[0], ttft_ms, rel_tol=1e-9, abs_tol=1e-6):
-        raise ValueError(f"token_timestamps_ms: the first is {times[0]:g}, ttft_ms is {ttft_ms:g}")
+        raise ValueError(f"token_timestamps_ms: the first is {times[0]:g}, but ttft_ms is {ttft_ms:g}")
     itls = gaps(times)
     if any(gap < 0 for gap in itls):
-        raise ValueError("token_timestamps_ms: not in rising order")
+        raise ValueError("token_timestamps_ms: not in ascending order")
     e2el = times[-1]
     found: dict[str, float | None] = {"ttft_ms": ttft_ms, "e2el_ms": round(e2el, 2)}
     if not itls:
@@ -309,11 +309,11 @@ def compute_metrics(ttft_ms: float, token_timestamps_ms: Sequence[float]) -> dic
 
 
 def mean_itl(requests: Iterable[tuple[int, float]]) -> float:
-    """Mean of all gaps of requests given as (tokens, mean gap): n tokens have n − 1 gaps, so long ones weigh more.
+    """Return the mean of all gaps of requests given as (tokens, mean gap). n tokens have n − 1 gaps.
 
     Raises ValueError when no request has a gap.
     """
     pairs = [(tokens - 1, gap) for tokens, gap in requests if tokens > 1]
     if not pairs:
-        raise ValueError("requests: none has two tokens, so there is no gap")
+        raise ValueError("requests: no request has two tokens, so there is no gap")
     return sum(count * gap for count, gap in pairs) / sum(count for count, _ in pairs)

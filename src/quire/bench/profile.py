@@ -1,11 +1,11 @@
-"""Where the time of steps goes: a whole step op by op, each beside its own limit.
+"""The time of a step op by op, each compared with its limit.
 
-The native executor measures every op on its first thread, waiting for the other threads included. What a step took
-outside its ops is in lines of their own, so the lines add up to the step:
+The native executor measures every op on its first thread, including waiting for other threads. Time outside the ops has
+separate lines, so the lines add up to the step:
 
-    native    the rest of the forward call: planning the step, waking the threads, and their walk over the ops
+    native    the rest of the forward call: planning the step, waking the threads, iterating over the ops
     sample    logits to tokens: a native call
-    engine    everything else: scheduling, filling the step's arrays, taking its tokens
+    engine    everything else: scheduling, filling the arrays of the step, processing its tokens
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.bench.bounds import By, op_bound, peak_of
-from quire.bench.engine_run import Step
+from quire.bench.engine_run import EngineStep
 from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import kind_of, name_of
-from quire.bench.limits import Sample
+from quire.bench.limits import LimitsSample
 from quire.program.cost import step_cost
 from quire.program.ops import Program
 
 OUTSIDE = ("native", "sample", "engine")  # no ops
 
 DEFINITIONS = {
-    "profile.seconds": "seconds a step in ops of this kind and name: mean over the steps of a kind",
-    "profile.share": "of the step's seconds",
-    "profile.waiting": "of the op's seconds, the mean part that a thread waited for others at the op's end",
-    "profile.limit_share": "least seconds of the ops on this machine (each bound by memory or compute) / their "
-    "seconds; none where a bound is a cache",
-    "profile.bound": "the limit that most of the least seconds are bound by",
+    "profile.seconds": "seconds per step in ops of this kind and name: mean over the steps of a kind",
+    "profile.share": "share of the seconds of the step",
+    "profile.waiting": "share of the seconds of the op in which a thread waited for others at its end, on average",
+    "profile.limit_share": "bound of the ops on this machine (each by memory or compute) / their seconds; none if a "
+    "bound is a cache",
+    "profile.bound": "the limit that binds for most of these seconds",
 }
 
 
 class OpTimes:
-    """Adds up profiled steps; `rows` is the table."""
+    """Accumulates profiled steps; `rows` is the table."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -43,8 +43,8 @@ class OpTimes:
         self._cache = largest_cache()
         self._kinds: dict[str, _Kind] = {}
 
-    def add(self, steps: Sequence[Step], limits: Sample) -> None:
-        """Steps that were profiled, and the limits measured around them."""
+    def add(self, steps: Sequence[EngineStep], limits: LimitsSample) -> None:
+        """Add profiled steps, with the limits measured around them."""
         for step in steps:
             kind = self._kinds.setdefault(step.kind, _Kind())
             kind.steps += 1
@@ -65,7 +65,7 @@ class OpTimes:
                 line.bounds[bound.by] = line.bounds.get(bound.by, 0.0) + bound.seconds
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each kind of step and op; times are those of one step."""
+        """One row per kind of step and op; times are per step."""
         found: list[dict[str, Any]] = []
         for name in ("prefill", "mixed", "decode"):
             if (kind := self._kinds.get(name)) is not None:
@@ -77,11 +77,11 @@ class _Line:
     def __init__(self) -> None:
         self.count = 0
         self.seconds = self.waited = 0.0
-        self.bounds: dict[By, float] = {}  # least seconds of its ops, by what limits them
+        self.bounds: dict[By, float] = {}  # least seconds of its ops by limit
 
     @property
     def by(self) -> By:
-        """The limit of most of its time; "cache" where any of its ops has no other: there is no share then."""
+        """The limit for most of its time; "cache", and no share, if any op is bound by a cache."""
         return "cache" if "cache" in self.bounds else max(self.bounds, key=lambda by: self.bounds[by])
 
     @property
@@ -123,7 +123,7 @@ class _Kind:
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The table as lines of text."""
+    """Format the table."""
     head = f"{'op':>12} {'name':<20} {'count':>6} {'ms/step':>8} {'share':>6} {'waiting':>7} {'limit':>7} {'share':>6}"
     text: list[str] = []
     last = None

@@ -1,4 +1,4 @@
-"""From the start of a run to its Result: when, how long, on what, and beside whom."""
+"""Record time, machine and noise of a run for its Result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.bench.results import Result, plain_command
 
 
 class Recording:
-    """Begins when made. `words` is the command line."""
+    """Starts on construction. `words` is the command line."""
 
     def __init__(self, kind: str, words: Sequence[str]) -> None:
         self.kind, self.words = kind, words
@@ -21,7 +21,7 @@ class Recording:
         self._watch = Watch()
 
     def result(self, **fields: Any) -> Result:
-        """The result of the run, which ends now; `fields` are those of Result that the run itself found."""
+        """End the run and return its result; `fields` are the fields of Result that the run measured."""
         return Result(
             kind=self.kind,
             started=self._started.isoformat(timespec="seconds"),

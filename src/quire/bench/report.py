@@ -1,4 +1,4 @@
-"""Result files as one HTML page: no scripts, nothing fetched, light and dark as the reader's system has it."""
+"""Render result files as one HTML page: no scripts, no external resources, light or dark like the reader's system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.bench.timeline import RequestRecord, request_metrics
 
 MOST_SAMPLES = 200_000
 MOST_STEPS = 1000
-# Tables of a row for each request or step: shown as plots only.
+# Tables with a row per request or step: shown as plots only.
 _PLOTTED = {"requests", "server", "steps", "policy_steps", "policy_requests", "stream_gaps"}
 _TITLES = {
     "ttft": "Time to first token", "tpot": "Time per output token", "itl": "Inter-token latency: every gap",
@@ -36,7 +36,7 @@ _PHASES = (
 
 
 def write_report(results: Sequence[Result], path: Path) -> None:
-    """Write the page, whole or not at all."""
+    """Write the page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
@@ -92,7 +92,7 @@ def _head(result: Result) -> str:
     machine = f"{env.cpu}, {env.usable_cores} of {env.cores} cores, Quire {env.quire}, {result.started}"
     noise = result.noise
     if noise is not None:
-        machine += f"; other processes took {noise.others:.2f} CPUs meanwhile"
+        machine += f"; other processes used {noise.others:.2f} CPUs during the run"
     return f"<h2>{escape(' · '.join(what) or result.kind)}</h2><p class='sub'>{escape(machine)}</p>"
 
 
@@ -207,7 +207,7 @@ def _server_plots(rows: Sequence[dict[str, float]]) -> Iterator[str]:
     if stacks:
         top = max(sum(stack.heights[i] for stack in stacks) for i in range(len(rows)))
         plot = Plot(
-            "What the server's steps held",
+            "Contents of the server's steps",
             "seconds",
             "tokens",
             (edges[0], edges[-1]),
@@ -229,7 +229,7 @@ def _server_plots(rows: Sequence[dict[str, float]]) -> Iterator[str]:
 
 
 def _step_plots(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """An engine's steps, of the first iteration: what each held, and how long it took."""
+    """Plot the engine's steps of the first iteration: contents and duration."""
     rows = [row for row in rows if row["iteration"] == rows[0]["iteration"]][:MOST_STEPS]
     edges = [*(row["begin"] for row in rows), rows[-1]["begin"] + rows[-1]["seconds"]]
     cut = f" (the first {MOST_STEPS})" if len(rows) == MOST_STEPS else ""
@@ -239,7 +239,7 @@ def _step_plots(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     ]
     top = max(sum(stack.heights[i] for stack in stacks) for i in range(len(rows)))
     ends = (edges[0], edges[-1])
-    plot = Plot(f"What each step held{cut}", "seconds", "tokens", ends, (0, max(1.0, top * 1.1)))
+    plot = Plot(f"Contents of each step{cut}", "seconds", "tokens", ends, (0, max(1.0, top * 1.1)))
     plot.bars(edges, stacks)
     yield plot.svg()
     times = [
@@ -248,7 +248,7 @@ def _step_plots(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         Bars("engine: outside the native calls", [1e3 * row["engine"] for row in rows], "c2"),
     ]
     longest = 1e3 * max(row["seconds"] for row in rows)
-    plot = Plot(f"How long each step took{cut}", "seconds", "ms", ends, (0, longest * 1.1))
+    plot = Plot(f"Duration of each step{cut}", "seconds", "ms", ends, (0, longest * 1.1))
     plot.bars(edges, times)
     yield plot.svg()
 
@@ -273,7 +273,7 @@ def _cell(row: dict[str, Any], name: str) -> str:
 
 
 def _short(value: float) -> str:
-    """As `figure`, with billions and millions by their letter."""
+    """Like `figure`, with letters for billions and millions."""
     for unit, letter in ((1e9, "G"), (1e6, "M")):
         if unit <= abs(value) < 1e15:
             return f"{figure(value / unit)} {letter}"

@@ -1,12 +1,12 @@
-"""The file that every benchmark writes: figures, what they mean, and what they were measured on.
+"""The file that every benchmark writes: figures, their definitions, and the machine.
 
     {"format": "quire-bench", "version": 1, "kind": "latency", "started": …, "seconds": …,
      "command": [words without absolute paths], "environment": {…}, "limits": {…}, "noise": {…},
      "settings": {…}, "metrics": {name: {"value", "unit", "better", "samples"}},
      "definitions": {name: words}, "tables": {name: [rows]}, "notes": [words]}
 
-`metrics` is what two files are compared by, so each has a unit and says which way is better. `tables` holds
-rows of plain values for reports and plots. A reader accepts fields it does not know, and refuses a later version.
+`metrics` are compared between files, so each has a unit and a better direction. `tables` contain rows of plain values
+for reports and plots. A reader accepts unknown fields and refuses a later version.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Better = Literal["higher", "lower", "neither"]
 
 
 class ResultError(QuireError):
-    """A result file cannot be read: the message names the file and what is wrong with it."""
+    """A result file cannot be read; the message names the file and the error."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One figure. `value` is None where it is not defined; `samples` are the rounds it is the median of."""
+    """One figure. `value` is None if undefined; `samples` are the rounds behind the median."""
 
     value: float | None
     unit: str
@@ -51,7 +51,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """What was measured on. Sizes in bytes; `caches` by name ("L1d", "L2", "L3"), of one core's view."""
+    """The machine. Sizes in bytes; `caches` of one core by name ("L1d", "L2", "L3")."""
 
     quire: str
     python: str
@@ -67,7 +67,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class MachineLimits(msgspec.Struct, frozen=True):
-    """What the machine could do during the run: bytes/s read from memory, and operations/s by number format.
+    """Limits of the machine during the run: bytes/s read from memory, and operations/s by number format.
 
     A multiply and an add are two operations. Measured by all `threads` together with the kernels of `isa`.
     """
@@ -79,7 +79,7 @@ class MachineLimits(msgspec.Struct, frozen=True):
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """CPUs that other processes and the hypervisor took on average while measuring, over `seconds`."""
+    """CPUs used by other processes and the hypervisor during the run, on average over `seconds`."""
 
     others: float
     stolen: float
@@ -87,7 +87,7 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """One run of one benchmark; see the module's text."""
+    """One run of one benchmark; see the module docstring."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -111,18 +111,18 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def metric(samples: Sequence[float], unit: str, better: Better = "neither") -> Metric:
-    """A metric whose value is the median of its samples; None without any."""
+    """A metric whose value is the median of its samples; None without samples."""
     value = statistics.median(samples) if samples else None
     return Metric(value, unit, better, [float(s) for s in samples])
 
 
 def plain_command(words: Sequence[str]) -> list[str]:
-    """A command line to publish: of absolute paths only the last part stays."""
+    """Reduce absolute paths of a command line to their last part, for publishing."""
     return [plain_word(word) for word in words]
 
 
 def plain_word(word: str) -> str:
-    """A word to publish: an absolute path, as some servers name their model, loses its folders."""
+    """Remove the folders of an absolute path from a word, for publishing; some servers name models by path."""
     option, equals, value = word.partition("=")
     if equals and option.startswith("-"):
         return f"{option}={plain_word(value)}"
@@ -135,7 +135,7 @@ def to_json(result: Result) -> str:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write a result file, whole or not at all."""
+    """Write a result file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(msgspec.to_builtins(result), indent=1, ensure_ascii=False) + "\n"
     with tempfile.NamedTemporaryFile(
@@ -150,7 +150,7 @@ def load(path: Path) -> Result:
     """Read a result file. Raises ResultError naming the file and the field."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ResultError(f"{path}: {path.stat().st_size} bytes, the limit is {MAX_FILE_BYTES}")
+            raise ResultError(f"{path}: {path.stat().st_size} bytes, more than the limit of {MAX_FILE_BYTES}")
         raw = path.read_bytes()
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror}") from None
@@ -161,7 +161,7 @@ def load(path: Path) -> Result:
     if head.format != FORMAT:
         raise ResultError(f"{path}: format: {head.format!r} is not {FORMAT!r}")
     if head.version > VERSION:
-        raise ResultError(f"{path}: version: {head.version} is newer than this Quire reads ({VERSION})")
+        raise ResultError(f"{path}: version: {head.version} is newer than this Quire supports ({VERSION})")
     try:
         return msgspec.json.decode(raw, type=Result)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""A roofline plot (Williams et al. 2009) as SVG: what each op reached over its arithmetic intensity."""
+"""A roofline plot (Williams et al. 2009) as SVG: the rate of each op over its arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class _Axes:
 
 
 def roofline(result: Result) -> str:
-    """The SVG of a result of `quire bench kernels`: its ops that compute something, under the measured limits."""
+    """Draw a result of `quire bench kernels`: its computing ops under the measured limits."""
     limits = result.limits
     if limits is None:
-        raise ValueError("plot: the result holds no measured limits")
+        raise ValueError("plot: the result contains no measured limits")
     points = [row for row in result.tables.get("ops", []) if row["flops"] and row["bytes"]]
     axes = _Axes(points, limits)
     formats = list(dict.fromkeys(_series(p) for p in points))
@@ -88,7 +88,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 
 def _roofs(axes: _Axes, limits: MachineLimits) -> list[str]:
-    """The slope that memory allows, and the flat roof of each number format."""
+    """The slope of the memory bandwidth, and the flat roof of each number format."""
     bandwidth = limits.bandwidth.median
     top = max(peak.median for peak in limits.compute.values())
     left = max(10.0**axes.x0, 10.0**axes.y0 / bandwidth)
@@ -111,7 +111,7 @@ def _roofs(axes: _Axes, limits: MachineLimits) -> list[str]:
 
 
 def _slope_label(axes: _Axes, left: float, bandwidth: float) -> str:
-    """The bandwidth, written along the line that it draws."""
+    """The bandwidth, written along its line."""
     x, y = axes.x(left), axes.y(left * bandwidth)
     x2, y2 = axes.x(10 * left), axes.y(10 * left * bandwidth)
     angle = math.degrees(math.atan2(y2 - y, x2 - x))
@@ -133,16 +133,16 @@ def _point(axes: _Axes, point: dict[str, Any], colour: str, shape: str) -> str:
 
 def _mark(shape: str, x: float, y: float, colour: str, title: str = "") -> str:
     style = f'fill={quoteattr(colour)} fill-opacity="0.7"'
-    told = f"<title>{escape(title)}</title>" if title else ""
+    tooltip = f"<title>{escape(title)}</title>" if title else ""
     if shape == "circle":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}>{told}</circle>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}>{tooltip}</circle>'
     corners = {
         "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
         "diamond": ((0, -5), (5, 0), (0, 5), (-5, 0)),
         "triangle": ((0, -5), (5, 4), (-5, 4)),
     }[shape]
     points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
-    return f'<polygon points="{points}" {style}>{told}</polygon>'
+    return f'<polygon points="{points}" {style}>{tooltip}</polygon>'
 
 
 def _legend(colours: dict[str, str], shapes: dict[str, str]) -> list[str]:

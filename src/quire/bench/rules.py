@@ -1,7 +1,7 @@
-"""Rules of thumb as functions: bounds, budgets and routing that a page about inference gives as formulas.
+"""Rules of thumb for inference as functions: bounds, budgets and routing.
 
-Gigabytes are decimal (1e9 bytes), as datasheets have them. These are bounds for planning: `quire inspect` computes what
-a given model costs, byte by byte.
+Gigabytes are decimal (1e9 bytes), as in datasheets. These are bounds for planning; `quire inspect` computes the exact
+bytes of a model.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.types import Request, SamplingParams, StepOutput, TokenIds
 
-TOKENS_PER_WORD = 1.3  # English, roughly; reports measure it on the real text
+TOKENS_PER_WORD = 1.3  # roughly, for English; reports measure it on the real text
 
 
 def investigate(
     ttft_p95_ms: float, itl_p95_ms: float, *, slow_start: float = 900, smooth: float = 80, choppy: float = 120
 ) -> str:
-    """Where to look first. A late first token with a smooth stream is queueing or prefill; wide gaps are decode."""
+    """Say where to look first. A late first token with a smooth stream is queueing or prefill; wide gaps are decode."""
     if ttft_p95_ms > slow_start and itl_p95_ms <= smooth:
         return "inspect queueing and prefill"
     if itl_p95_ms > choppy:
@@ -27,7 +27,7 @@ def investigate(
 
 
 def stream_bound(model_gb: float, bandwidth_gb_s: float, devices: int = 1) -> float:
-    """Tokens a second at most for one stream: every token reads all weights once, from all devices together.
+    """The highest tokens per second of one stream: every token reads all weights once, from all devices together.
 
     Raises ValueError when a quantity is not above 0.
     """
@@ -39,24 +39,24 @@ def stream_bound(model_gb: float, bandwidth_gb_s: float, devices: int = 1) -> fl
 def decode_bound(
     params_billions: float, bytes_per_param: float, bandwidth_gb_s: float, batch: int = 1
 ) -> float:
-    """Tokens a second at most of a whole batch while weights, not arithmetic or KV, are what is read."""
+    """The highest tokens per second of a whole batch while reading the weights, not arithmetic or KV, is the limit."""
     return batch * stream_bound(params_billions * bytes_per_param, bandwidth_gb_s)
 
 
 def kv_cache_bytes(layers: int, kv_heads: int, head_dim: int, tokens: int, bytes_per_value: float = 2) -> int:
-    """Bytes of the KV cache of `tokens` tokens: keys and values of every layer. Heads are KV heads, not query heads."""
+    """Bytes of the KV cache for `tokens` tokens: keys and values of every layer. Heads are KV heads."""
     return int(2 * layers * kv_heads * head_dim * tokens * bytes_per_value)
 
 
 def admits(existing: Sequence[int], new: int, budget_gb: float, bytes_per_token: int) -> bool:
-    """Does a request of `new` tokens fit beside those of `existing` lengths?"""
+    """Whether a request of `new` tokens fits in addition to requests of `existing` lengths."""
     return (sum(existing) + new) * bytes_per_token / 1e9 <= budget_gb
 
 
 def max_context(
     memory_gb: float, model_gb: float, reserve_gb: float, bytes_per_token: int, users: int = 1
 ) -> int:
-    """Tokens that each of `users` may have. Negative room gives 0. Raises ValueError for users below 1."""
+    """Context in tokens per user; 0 if the budget is negative. Raises ValueError for users below 1."""
     if users < 1:
         raise ValueError(f"users: {users} is below 1")
     room = max(0.0, memory_gb - model_gb - reserve_gb) * 1e9
@@ -64,19 +64,19 @@ def max_context(
 
 
 def users_within(budget_gb: float, gb_per_user: float) -> int:
-    """Users whose KV caches fit a budget."""
+    """The number of users whose KV caches fit a budget."""
     return int(budget_gb / gb_per_user)
 
 
 def layout(interference_ms: float, transfer_ms: float) -> str:
-    """Prefill and decode apart pay for moving the KV cache; together they pay by disturbing each other."""
+    """Choose a layout: separate prefill and decode pay for moving the KV cache, joint ones for interference."""
     return "separate prefill and decode pools" if transfer_ms < interference_ms else "keep phases colocated"
 
 
 def chunked_schedule(prompt_tokens: int, chunk_tokens: int) -> list[str]:
-    """What the scheduler really does with a prompt that arrives beside a running stream, step by step.
+    """List the steps of the real scheduler for a prompt that arrives while a stream is running.
 
-    A step holds the stream's next token and a chunk of the prompt together.
+    A step contains the next token of the stream and a chunk of the prompt.
     """
     budget = chunk_tokens + 1
     scheduler = Scheduler(

@@ -1,4 +1,4 @@
-"""Requests over HTTP: a turn becomes a body, the answer's events become a record."""
+"""Send requests over HTTP: a turn becomes a body, the events of the answer become a record."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.bench.client import Client, ClientError, Whole
-from quire.bench.endpoints import Ask, Endpoint, Event, Prompt, error_message
+from quire.bench.endpoints import Endpoint, Event, Prompt, RequestOptions, error_message
 from quire.bench.sse import StreamError
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Speller, Turn
 
 
-class Answer:
-    """Reads the answer to one request into its record as it arrives; the exchange of a client's request.
+class AnswerReader:
+    """Reads the answer to one request into its record as it arrives; the AnswerSink of that request.
 
-    A failure is raised as ClientError from within, which ends the request.
+    A failure raises ClientError, which ends the request.
     """
 
     def __init__(self, endpoint: Endpoint, record: RequestRecord, *, stream: bool) -> None:
@@ -27,10 +27,10 @@ class Answer:
         self._stream = stream
         self._whole = Whole()
         self._whole_wanted = False
-        self._length = 0  # characters so far, where every part repeats them
-        self._pending = 0  # tokens told of since the last chunk with text
+        self._length = 0  # characters so far, if every part repeats them
+        self._pending = 0  # counted tokens since the last chunk with text
         self._told = 0
-        self._counted = True  # every chunk told its tokens
+        self._counted = True  # every chunk had a token count
         self._final: Event | None = None
 
     def start(self, status: int, headers: dict[str, str]) -> None:
@@ -56,7 +56,7 @@ class Answer:
             raise ClientError(str(error)) from None
 
     def end(self, at: float) -> None:
-        """The answer is over. Raises ClientError when it is an error or lacks its end."""
+        """End the answer. Raises ClientError if it is an error or incomplete."""
         record = self._record
         if record.status != 200:
             raise ClientError(error_message(record.status, self._whole.body))
@@ -108,7 +108,7 @@ class Answer:
         if not self._counted:
             record.counts = []
         elif self._pending and record.counts and self._told + self._pending == record.output_tokens:
-            # The last tokens brought no text (an end mark, half a character): they came with the finish.
+            # The last tokens had no text (an end mark, half a character): they arrived with the finish reason.
             record.times.append(record.finished or record.times[-1])
             record.counts.append(self._pending)
         if record.input_tokens is not None:
@@ -120,13 +120,13 @@ class Answer:
 
 
 class HttpSender:
-    """Sends turns to one endpoint of one server. `counter` counts tokens of a text where the server doesn't."""
+    """Sends turns to one endpoint of one server. `counter` counts tokens of a text if the server does not."""
 
     def __init__(
         self,
         client: Client,
         endpoint: Endpoint,
-        ask: Ask,
+        ask: RequestOptions,
         speller: Speller,
         counter: Callable[[str], int] | None = None,
     ) -> None:
@@ -138,11 +138,11 @@ class HttpSender:
         self._counter = counter
 
     async def send(self, turn: Turn, history: list[str], record: RequestRecord) -> str:
-        """See Sender. `history` grows by this turn's prompt; times are the client's clock."""
+        """See Sender. This turn's prompt is appended to `history`; times are on the clock of the client."""
         prompt, told = self._prompt(turn, history)
         ask = dataclasses.replace(self.ask, max_tokens=turn.output_tokens or self.ask.max_tokens)
         body = json.dumps(self.endpoint.body(prompt, ask), ensure_ascii=False).encode()
-        answer = Answer(self.endpoint, record, stream=ask.stream)
+        answer = AnswerReader(self.endpoint, record, stream=ask.stream)
 
         def sent(at: float) -> None:
             record.sent = at
@@ -161,7 +161,7 @@ class HttpSender:
         return text
 
     def _prompt(self, turn: Turn, history: list[str]) -> tuple[Prompt, str]:
-        """What to send, and this turn's own text for the history of the next."""
+        """The prompt to send, and this turn's text for the history of the next."""
         if turn.messages:
             if self.endpoint.chat:
                 return Prompt(messages=list(turn.messages)), ""
@@ -177,7 +177,7 @@ class HttpSender:
         return Prompt(text="\n".join([*history, text])), text
 
     def _count(self, record: RequestRecord, prompt: Prompt, text: str) -> None:
-        """Counts that the server did not give."""
+        """Fill in the counts that the server did not report."""
         if record.output_tokens is None and self._counter is not None:
             record.output_tokens, record.output_source = self._counter(text), "tokenizer"
         if record.output_tokens is None and record.streamed:
@@ -189,7 +189,7 @@ class HttpSender:
             record.input_tokens, record.input_source = self._counter(whole), "tokenizer"
 
     def _failed(self, record: RequestRecord, message: str) -> None:
-        """Write a failure's kind into the record; the first message of each kind is kept whole."""
+        """Write the kind of a failure into the record; keep the first full message of each kind."""
         kind = message.partition(":")[0]
         self.sample_errors.setdefault(kind, message)
         record.error = kind

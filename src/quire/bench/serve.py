@@ -1,4 +1,4 @@
-"""Measures a server over HTTP: find out what it is, warm it up, send a workload, work out the figures."""
+"""Measure a server over HTTP: identify it, warm it up, send a workload, compute the figures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import msgspec
 
 from quire.bench.arrivals import Process, arrivals, at_rate
 from quire.bench.client import Client, ClientError, Clock, Target
-from quire.bench.endpoints import Ask, Endpoint, backend_of, endpoint
+from quire.bench.endpoints import Endpoint, RequestOptions, backend_of, endpoint
 from quire.bench.goodput import SLO
-from quire.bench.load import Load
+from quire.bench.load import LoadRun
 from quire.bench.metrics import Summary, summarize
 from quire.bench.sender import HttpSender
 from quire.bench.server_metrics import ServerWatch
@@ -26,24 +26,24 @@ from quire.bench.workloads import Piece, Session, Speller, Turn, Workload
 from quire.types import QuireError
 
 CALIBRATION = (32, 160)  # words of the two prompts that show how the server counts
-BUSY_CLIENT = 0.5  # of one core, above which the client itself may be the limit
+BUSY_CLIENT = 0.5  # of one core; above this the client itself may be the limit
 CACHED_SHARE = 0.05  # of prompt tokens; more changes what a run measures
-LATE_CLIENT = 0.1  # of the median TTFT, above which the client's own delay is told
+LATE_CLIENT = 0.1  # of the median TTFT; above this the client's own delay is reported
 Progress = Callable[[RequestRecord], None]
 
 
 class ServeError(QuireError):
-    """The server cannot be measured: the message says what it answered."""
+    """The server cannot be measured; the message contains its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How to reach and ask a server. `backend` "auto" asks GET /v1/models; `model` "" takes the first listed."""
+    """Address and API of a server. `backend` "auto" is detected from GET /v1/models; `model` "" is the first listed."""
 
     target: Target
     backend: str = "auto"
     api: str = "chat"
-    ask: Ask = field(default_factory=Ask)
+    ask: RequestOptions = field(default_factory=RequestOptions)
     timeout: float | None = 600.0
     token_ids: range | None = None
     counter: Callable[[str], int] | None = None
@@ -52,7 +52,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Open loop at `rate` (or at a trace's own times) or closed loop with `clients`.
+    """Open loop at `rate` (or at the times of a trace) or closed loop with `clients`.
 
     Exactly one of `rate`, `trace` and `clients` is set. `duration` ends a closed loop early.
     """
@@ -62,21 +62,19 @@ class Pace:
     trace: bool = False
     process: Process = "poisson"
     burstiness: float = 1.0
-    keep_pattern: bool = False  # `rate` stretches the trace's own pattern
+    keep_pattern: bool = False  # `rate` stretches the pattern of the trace
     duration: float | None = None
     max_in_flight: int | None = None
     seed: int = 0
 
     def times(self, workload: Workload) -> list[float] | None:
-        """When each session is due; None for a closed loop. Raises ValueError for a trace without times."""
+        """The due time of each session; None for a closed loop. Raises ValueError for a trace without times."""
         if self.clients is not None:
             return None
         traced = workload.times()
         if self.trace or self.keep_pattern:
             if traced is None:
-                raise ValueError(
-                    "arrival: this workload has no times of its own; give a rate or a concurrency"
-                )
+                raise ValueError("arrival: this workload has no times; set a rate or a concurrency")
             return traced if self.rate is None else at_rate(traced, self.rate)
         assert self.rate is not None
         return arrivals(self.process, self.rate, len(workload.sessions), self.seed, self.burstiness)
@@ -85,7 +83,11 @@ class Pace:
         if self.clients is not None:
             return f"closed loop, {self.clients} clients"
         if self.trace or self.keep_pattern:
-            at = "its own times" if self.rate is None else f"{self.rate:g} requests/s in its own pattern"
+            at = (
+                "times of the trace"
+                if self.rate is None
+                else f"{self.rate:g} requests/s in the pattern of the trace"
+            )
             return f"open loop, {at}"
         burst = f" (burstiness {self.burstiness:g})" if self.process == "gamma" else ""
         return f"open loop, {self.process}{burst}, {self.rate:g} requests/s"
@@ -106,7 +108,7 @@ class Outcome:
 
 
 class ServerBench:
-    """A server being measured. `open` first, `close` last; `measure` any number of times between."""
+    """A server being measured. Call `open` first and `close` last, and `measure` any number of times in between."""
 
     def __init__(self, options: ServerOptions, clock: Clock = time.perf_counter) -> None:
         self.options, self.clock = options, clock
@@ -120,12 +122,12 @@ class ServerBench:
 
     @property
     def sender(self) -> HttpSender:
-        """What sends; there is one after `open`."""
+        """The sender; available after `open`."""
         assert self._sender is not None
         return self._sender
 
     async def open(self) -> None:
-        """Find out what the server is. Raises ServeError when it cannot be reached or has no model."""
+        """Identify the server. Raises ServeError if it cannot be reached or has no model."""
         options = self.options
         try:
             backend, models = await self._discover()
@@ -136,15 +138,13 @@ class ServerBench:
         self._endpoint = endpoint(self.backend, options.api)
         if not self.model:
             if not models and self._endpoint.path.startswith(("/v1", "/api")):
-                raise ServeError(
-                    f"{options.target.url}: GET /v1/models lists no model: name one with --model"
-                )
+                raise ServeError(f"{options.target.url}: GET /v1/models lists no model: set --model")
             self.model = models[0] if models else ""
         ask = dataclasses.replace(options.ask, model=self.model)
         self._sender = HttpSender(self.client, self._endpoint, ask, self.speller, options.counter)
 
     async def calibrate(self) -> str:
-        """Learn how the server counts tokens; in words what was learnt. Two short requests that count for nothing."""
+        """Learn how the server counts tokens, with two short requests that are not measured; return it in words."""
         if self.speller.ids is not None:
             return "prompts are token ids"
         counts = []
@@ -152,31 +152,31 @@ class ServerBench:
             piece = Piece(f"calibrate {words} {random.random()}", words)
             record = await self._one(Turn((piece,), output_tokens=1))
             if record.failed or record.input_tokens is None:
-                return "the server doesn't count prompt tokens: one word is taken for one token"
+                return "the server does not count prompt tokens: one word counts as one token"
             counts.append(record.input_tokens)
         self.speller.calibrate((CALIBRATION[0], counts[0]), (CALIBRATION[1], counts[1]))
-        return f"{self.speller.words_per_token:.3f} words a token, {self.speller.overhead:.0f} tokens around a prompt"
+        return f"{self.speller.words_per_token:.3f} words per token, {self.speller.overhead:.0f} extra tokens a prompt"
 
     async def warm_up(self, count: int, pace: Pace, workload: Workload) -> None:
-        """Send `count` requests like the workload's first, as many at once as the run may have; none is counted.
+        """Send `count` unmeasured requests like the first ones of the workload, with the concurrency of the run.
 
-        Raises ServeError when all of them fail, with the first reason.
+        Raises ServeError with the first reason if all of them fail.
         """
         if not count:
             return
         likes = [session.turns[0] for session in (workload.sessions * count)[:count]]
         sessions = [Session((_unlike(turn, i),)) for i, turn in enumerate(likes)]
-        load = Load(self.sender, self.clock, timeout=self.options.timeout)
+        load = LoadRun(self.sender, self.clock, timeout=self.options.timeout)
         await load.closed(sessions, min(count, pace.clients or 4))
         if all(record.failed for record in load.records):
             reason = next(iter(self.sender.sample_errors.values()), load.records[0].error)
             raise ServeError(f"{self.options.target.url}: every warm-up request failed: {reason}")
 
     async def measure(self, workload: Workload, pace: Pace, slo: SLO | None, ended: Progress) -> Outcome:
-        """Send the workload and work out the figures. Failures are counted, never raised."""
+        """Send the workload and compute the figures. Failures are counted, never raised."""
         times = pace.times(workload)
         sender, options = self.sender, self.options
-        load = Load(
+        load = LoadRun(
             sender, self.clock, timeout=options.timeout, max_in_flight=pace.max_in_flight, ended=ended
         )
         watch = ServerWatch(self._watcher, load.now)
@@ -225,7 +225,9 @@ class ServerBench:
             trips.append(self.clock() - start)
         self.round_trip = percentile(sorted(trips[1:]), 50.0)
         if status in {401, 403}:
-            raise ServeError(f"{self.options.target.url}: HTTP {status}: an API key is needed (--api-key)")
+            raise ServeError(
+                f"{self.options.target.url}: HTTP {status}: the server requires an API key (--api-key)"
+            )
         if status != 200:
             return "openai", []
         try:
@@ -234,12 +236,12 @@ class ServerBench:
             return "openai", []
 
     async def _one(self, turn: Turn) -> RequestRecord:
-        load = Load(self.sender, self.clock, timeout=self.options.timeout)
+        load = LoadRun(self.sender, self.clock, timeout=self.options.timeout)
         await load.closed([Session((turn,))], 1)
         return load.records[0]
 
-    def _overhead(self, cpu: float, wall: float, load: Load) -> dict[str, float]:
-        """The client's own cost: CPU in shares of one core and per chunk, and how late its loop was (seconds)."""
+    def _overhead(self, cpu: float, wall: float, load: LoadRun) -> dict[str, float]:
+        """The client's own cost: CPU as a share of one core and per chunk, and the lag of its loop (seconds)."""
         lags = sorted(load.lags) or [0.0]
         found = {
             "cpu_share": cpu / wall if wall else 0.0,
@@ -255,18 +257,18 @@ class ServerBench:
 
 
 def _cache_notes(counters: Mapping[str, float]) -> list[str]:
-    """A second run with the same seed sends the same prompts, and a server that caches prefixes has them."""
+    """Warn of prefix hits: a second run with the same seed sends the same prompts."""
     asked, hits = counters.get("prefix_queries", 0.0), counters.get("prefix_hits", 0.0)
     if hits <= CACHED_SHARE * asked:
         return []
     return [
-        f"{hits / asked:.0%} of prompt tokens were in the server's prefix cache, from this run or one before it: TTFT "
-        "is that of repeated prompts. Another --seed sends others"
+        f"{hits / asked:.0%} of prompt tokens were in the server's prefix cache, from this or an earlier run: TTFT is "
+        "that of repeated prompts. Another --seed sends other prompts"
     ]
 
 
 def _unlike(turn: Turn, number: int) -> Turn:
-    """A turn of the same lengths and other text, so that the measured one isn't in the server's prefix cache."""
+    """A turn with the same lengths and other text, so that the measured one is not cached."""
     pieces = turn.pieces or (Piece(f"text {number}", 64),)
     return Turn(
         tuple(Piece(f"warm {piece.key}", piece.tokens) for piece in pieces), output_tokens=turn.output_tokens
@@ -279,7 +281,7 @@ def _notes(
     notes = [*summary.notes]
     notes += [f"first failure of its kind: {message}" for message in list(sender.sample_errors.values())[:4]]
     if overhead["cpu_share"] > BUSY_CLIENT:
-        notes.append(f"the client used {overhead['cpu_share']:.0%} of a core: it may itself be the limit")
+        notes.append(f"the client used {overhead['cpu_share']:.0%} of a core and may be the limit")
     e2el = summary.distributions.get("e2el")
     if (
         open_loop
@@ -288,10 +290,10 @@ def _notes(
         and drained * 1e3 > 3 * e2el.points[50.0].value
     ):
         notes.append(
-            f"the server needed {drained:.1f} s after the last arrival: it was offered more than it serves"
+            f"the server needed {drained:.1f} s after the last arrival: the load exceeds its capacity"
         )
     if not sender.endpoint.eos and sender.ask.ignore_eos:
-        notes.append("this API cannot ignore the end of text: output lengths are the model's own")
+        notes.append("this API cannot ignore the end of text, so the model decides output lengths")
     return notes
 
 
@@ -299,7 +301,7 @@ def _notes(
 
 
 def request_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
-    """Records as rows of a table. Times of chunks are microseconds from the one before, in one string."""
+    """Records as rows of a table. Times of chunks are microseconds since the previous one, in one string."""
     rows = []
     for record in records:
         row = msgspec.to_builtins(record)
@@ -315,7 +317,7 @@ def request_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
 
 
 def records_of(rows: Sequence[dict[str, Any]]) -> list[RequestRecord]:
-    """Records from a result file's table. Raises ServeError naming the row and field."""
+    """Records from the table of a result file. Raises ServeError naming the row and field."""
     records = []
     for number, row in enumerate(rows):
         try:

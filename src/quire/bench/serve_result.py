@@ -1,4 +1,4 @@
-"""A measured run as a result file, and as text for a person."""
+"""A measured run as a result file, and as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFINED = ("percentiles", "seconds", "request_rate", "input_token_rate", "outpu
 
 
 def definitions_used(summary: Summary) -> dict[str, str]:
-    """Those definitions that a report of this run needs."""
+    """The definitions that a report of this run needs."""
     names = [name for name in DEFINITIONS if name in summary.distributions or name in _DEFINED]
     names = [name for name in names if name != "with_failures" or summary.failed]
     if summary.slo is not None:
@@ -34,7 +34,7 @@ def serve_result(
     outcome: Outcome,
     settings: dict[str, Any],
 ) -> Result:
-    """Everything about a run of `quire bench serve`."""
+    """Build the result of `quire bench serve`."""
     summary = outcome.summary
     tables: dict[str, list[dict[str, Any]]] = {
         "latencies": [one.row() for one in summary.distributions.values()],
@@ -78,7 +78,7 @@ def _unit(name: str) -> str:
 
 
 def lines(result: Result) -> list[str]:
-    """A result of `serve` as text."""
+    """Format a result of `serve` as text."""
     value = {name: metric.value for name, metric in result.metrics.items()}
     text = [
         f"{result.settings['model'] or 'the model'} at {result.settings['url']} ({result.settings['backend']})",
@@ -111,7 +111,7 @@ def lines(result: Result) -> list[str]:
 
 
 def latency_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Percentiles with their 95 % intervals; "–" where there are too few samples."""
+    """Percentiles with their 95 % intervals; "–" if there are too few samples."""
     columns = [
         key for key in (rows[0] if rows else {}) if key.startswith("p") and key[1:].replace(".", "").isdigit()
     ]
@@ -145,7 +145,7 @@ def _client_lines(value: dict[str, float | None]) -> list[str]:
     trip = f", HTTP round trip {ms('round_trip')}" if "client_round_trip" in value else ""
     return [
         f"  client       {100 * (value['client_cpu_share'] or 0):.1f} % of a core, "
-        f"{(value['client_cpu_per_chunk'] or 0) * 1e6:.0f} µs of CPU a chunk, event loop late by {ms('loop_lag_p50')} "
+        f"{(value['client_cpu_per_chunk'] or 0) * 1e6:.0f} µs of CPU per chunk, event loop lag {ms('loop_lag_p50')} "
         f"(p99 {ms('loop_lag_p99')}){trip}"
     ]
 
@@ -157,12 +157,12 @@ def _server_lines(value: dict[str, float | None]) -> list[str]:
     asked = value.get("server_prefix_queries")
     if asked:
         hits = value.get("server_prefix_hits") or 0.0
-        text.append(f"  server says  {100 * hits / asked:.1f} % of prompt tokens found in its prefix cache")
+        text.append(f"  server says  {100 * hits / asked:.1f} % of prompt tokens were prefix hits")
     return text
 
 
 def figure(value: float | None) -> str:
-    """Three to four digits that matter; "–" for what is not defined."""
+    """Three to four significant digits; "–" for None."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):

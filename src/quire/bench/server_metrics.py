@@ -1,7 +1,7 @@
-"""What a server says of itself while it is measured: its Prometheus page, read once a second.
+"""The Prometheus page of a server during a measurement, read once per second.
 
-Known by name: Quire, vLLM, SGLang, llama-server. A server without the page, or with other names, is measured all the
-same; there is just less to show.
+The names of Quire, vLLM, SGLang and llama-server are known. A server without the page, or with other names, can be
+measured too, with less to show.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Callable
 from quire.bench.client import Client, ClientError
 
 EVERY = 1.0  # seconds between two readings
-SETTLE = (
-    0.6  # before the first and the last one: servers gather and keep their figures for a part of a second
-)
+SETTLE = 0.6  # wait before the first and the last reading: servers collect figures and cache them for part of a second
 MAX_LINES = 200_000
 
-# what is kept -> the names that servers have for it, first found counts; _sum and _count make a mean
+# figure -> its names on servers, the first found counts; _sum and _count give a mean
 _GAUGES = {
     "running": ("quire_num_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs",
                 "llamacpp:requests_processing"),
@@ -55,7 +53,7 @@ _MEANS = {
 
 
 def parse_exposition(text: str) -> dict[str, float]:
-    """Values by name, summed over labels; buckets and what is no number are left out."""
+    """Parse values by name, summed over labels; buckets and values that are not numbers are skipped."""
     found: dict[str, float] = {}
     for line in text.split("\n", MAX_LINES)[:MAX_LINES]:
         if not line or line[0] == "#":
@@ -78,7 +76,7 @@ def parse_exposition(text: str) -> dict[str, float]:
 
 
 class ServerWatch:
-    """Readings of a server's metrics from `start` to `stop`. Empty where there is no such page."""
+    """Readings of a server's metrics from `start` to `stop`; empty if the server has no such page."""
 
     def __init__(self, client: Client, now: Callable[[], float]) -> None:
         self.samples: list[dict[str, float]] = []
@@ -88,7 +86,7 @@ class ServerWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take the first reading, and go on if there is one."""
+        """Take the first reading, and continue if it succeeds."""
         if await self._read():
             await asyncio.sleep(SETTLE)
             self._first = self._last = await self._read()
@@ -102,7 +100,7 @@ class ServerWatch:
             self._last = await self._read() or self._last
 
     def means(self) -> dict[str, float]:
-        """Means of the server's own latencies during the run, in seconds."""
+        """Means of the server's latencies during the run, in seconds."""
         found = {}
         for name, names in _MEANS.items():
             for known in names:
@@ -113,7 +111,7 @@ class ServerWatch:
         return found
 
     def counters(self) -> dict[str, float]:
-        """What the server's counters grew by."""
+        """Increases of the server's counters."""
         names = ((name, known) for name, all_names in _COUNTERS.items() for known in all_names)
         found: dict[str, float] = {}
         for name, known in names:

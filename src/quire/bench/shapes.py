@@ -1,4 +1,4 @@
-"""Released shapes without weights: config.json contents that random weights fill."""
+"""Shapes of released models: config.json contents for random weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-PREFIX = "shape:"  # a model argument of this form means one of SHAPES
+PREFIX = "shape:"  # prefix of a model argument that selects one of SHAPES
 
 
 def _config(model_type: str, architecture: str, **fields: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_attention_heads=32, num_key_value_heads=8, vocab_size=32768, max_position_embeddings=32768,
         rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=None, tie_word_embeddings=False,
     ),
-    # Attention of DeepSeek-V2-Lite; all layers dense, with the width of its first one.
+    # Attention of DeepSeek-V2-Lite; all layers are dense, with the width of its first layer.
     "deepseek-v2-lite-dense": _config(
         "deepseek_v2", "DeepseekV2ForCausalLM", hidden_size=2048, intermediate_size=10944, num_hidden_layers=27,
         num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
@@ -81,7 +81,7 @@ def config(shape: str) -> dict[str, Any]:
 
 
 def write(shape: str, folder: Path) -> Path:
-    """A folder with the config of a shape, ready for random weights. Raises ValueError for an unknown shape."""
+    """Write a folder with the config of a shape, for random weights. Raises ValueError for an unknown shape."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(shape)))
     return folder

@@ -1,4 +1,4 @@
-"""Streams cut into events: server-sent events (WHATWG HTML, 9.2) and JSON lines. Fed bytes as they arrive."""
+"""Split streams into events: server-sent events (WHATWG HTML, 9.2) and JSON lines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ MAX_EVENT_BYTES = 16 << 20
 
 
 class StreamError(Exception):
-    """A stream that is not what it says. The message is one line."""
+    """An invalid stream. The message is one line."""
 
 
 class Decoder(Protocol):
-    """Takes bytes in any pieces, gives back whole events."""
+    """Takes bytes in any pieces and returns whole events."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Events completed by `data`. Raises StreamError for one without end."""
+        """Return the events completed by `data`. Raises StreamError for one that is too long."""
 
 
 class SseDecoder:
@@ -41,7 +41,7 @@ class SseDecoder:
 
 
 class LineDecoder:
-    """JSON lines; empty ones are skipped."""
+    """JSON lines; empty lines are skipped."""
 
     def __init__(self) -> None:
         self._rest = b""

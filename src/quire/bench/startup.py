@@ -1,8 +1,8 @@
-"""Start-up: fresh processes, from their start to the first token.
+"""Measure start-up of new processes, from their start to the first token.
 
-Every iteration starts the command anew with the files it reads in the page cache, as they are after the first
-one; a cold start finds neither the model's files nor what is kept of it there. `generate` reports when it began and
-when its first token came; a server is asked over HTTP until it answers.
+Every iteration starts the command again with its files in the page cache, as they are after the first one. For a cold
+start, neither the model's files nor the cached copies are there. `generate` reports its start and its first token; a
+server is polled over HTTP until it answers.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _SPAN = re.compile(
 DEFINITIONS = {
     "import": "seconds from starting a Python process that only imports quire to its end",
     "generate": "seconds from the start of `quire generate` to its first token, as the process reports it",
-    "cold": "the same, after the model's files and the kept copies of it were dropped from the page cache",
+    "cold": "the same, after the model's files and their cached copies were dropped from the page cache",
     "generate_process": "seconds from starting the process to its end, one token generated",
-    "serve": "seconds from starting `quire serve` to the first token of a streamed completion over HTTP, asked for "
+    "serve": "seconds from starting `quire serve` to the first token of a streamed completion over HTTP, polled "
     f"every {POLL_SECONDS * 1e3:g} ms until the server is ready",
     "phases": "seconds from the start of the process; a phase that begins and ends at once is an event",
 }
 
 
 class StartupError(QuireError):
-    """A started process failed; the message holds the end of what it said."""
+    """A started process failed; the message contains the end of its output."""
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
-    """The command-line options that ask for this config: those that are not the defaults."""
+    """The command-line options for a config: those that differ from the defaults."""
     found: list[str] = []
     for field in fields(config):
         value, flag = getattr(config, field.name), field.name.replace("_", "-")
@@ -66,7 +66,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
 
 
 class Starts:
-    """Starts processes that run this installation's commands on one model.
+    """Starts commands of this installation on one model.
 
     `kept` is the folder of packed weights and compiled tokenizers.
     """
@@ -84,13 +84,13 @@ class Starts:
         self.kept = kept
 
     def importing(self) -> dict[str, Any]:
-        """A process that imports the package and ends."""
+        """Measure a process that imports the package and exits."""
         start = time.monotonic()
         self._complete([sys.executable, "-c", "import quire"])
         return {"seconds": time.monotonic() - start}
 
     def generate(self) -> dict[str, Any]:
-        """`quire generate` of one token: its phases, and the whole process."""
+        """Measure `quire generate` of one token: its phases, and the whole process."""
         ids = ",".join(map(str, self.prompt))
         start = time.monotonic()
         out = self._complete(
@@ -103,7 +103,7 @@ class Starts:
         return {"seconds": first if first is not None else seconds, "process": seconds, "spans": spans}
 
     def cold(self) -> dict[str, Any]:
-        """`generate` with the model's files and what is kept of it on the disk only."""
+        """Measure `generate` with the model's files and cached copies on disk only."""
         path = find_model(self.model)
         drop_from_page_cache(path.parent if path.is_file() else path)
         if self.kept is not None:
@@ -111,7 +111,7 @@ class Starts:
         return self.generate()
 
     def serve(self) -> dict[str, Any]:
-        """`quire serve` until the first token of a streamed completion has come over HTTP."""
+        """Measure `quire serve` until the first token of a streamed completion arrives over HTTP."""
         port = _free_port()
         start = time.monotonic()
         command = [
@@ -140,7 +140,7 @@ class Starts:
 
     @contextlib.contextmanager
     def _running(self, command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        """A process group that is ended on leaving."""
+        """A process group that is ended on exit."""
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"
             with log.open("wb") as file:
@@ -154,11 +154,11 @@ class Starts:
 
 
 def drop_from_page_cache(folder: Path) -> None:
-    """Have the system forget what it holds in memory of a folder's files."""
+    """Drop the files of a folder from the page cache."""
     for path in folder.glob("*"):
         if path.is_file():
             with path.open("rb") as file:
-                os.fdatasync(file.fileno())  # what is not written yet stays
+                os.fdatasync(file.fileno())  # unwritten pages would stay
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -184,7 +184,7 @@ def _free_port() -> int:
 
 
 def _first_token(port: int, prompt: Sequence[int]) -> float | None:
-    """When the first token of a completion came (time.monotonic); None while the server does not answer yet."""
+    """The time of the first token of a completion (time.monotonic); None while the server does not answer yet."""
     body = {"model": "m", "prompt": list(prompt), "max_tokens": 1, "temperature": 0, "stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -219,7 +219,7 @@ def _get(port: int, path: str) -> str:
 
 
 def _spans(text: str) -> list[dict[str, Any]]:
-    """The start-up spans of a server's metrics page."""
+    """The start-up phases of a server's metrics page."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for edge, phase, process, value in _SPAN.findall(text):
         found.setdefault((process, phase), {"process": process, "phase": phase})[edge] = float(value)
@@ -233,7 +233,7 @@ def _tail(log: Path) -> str:
 def measure_startup(
     starts: Starts, kinds: Sequence[str], iterations: int
 ) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
-    """Metrics and tables. The kinds take turns; one start of each warms the page cache and is not counted."""
+    """Return metrics and tables. The kinds take turns; one uncounted start of each warms the page cache."""
     functions = {
         "import": starts.importing,
         "generate": starts.generate,

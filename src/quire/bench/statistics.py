@@ -1,4 +1,4 @@
-"""Percentiles of raw samples and how sure they are. Nothing here assumes a distribution.
+"""Percentiles of raw samples and their intervals, without assuming a distribution.
 
 Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan, 1996; numpy's default).
 Intervals cover 95 %: of independent samples by order statistics (David and Nagaraja, Order Statistics, 7.1); of
@@ -27,7 +27,7 @@ Interval = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95 % interval. An end is None where the samples don't reach that far."""
+    """A figure with its 95 % interval. A bound is None if there are too few samples."""
 
     value: float
     low: float | None
@@ -35,26 +35,26 @@ class Estimate:
 
 
 def carried(count: int) -> tuple[float, ...]:
-    """The percentiles that `count` samples can carry: the median, and those with a sample expected beyond them."""
+    """The percentiles that `count` samples support: the median, and those with a sample expected beyond them."""
     return tuple(p for p in PERCENTILES if p == 50.0 or count * (100.0 - p) >= 100.0 - 1e-6)
 
 
 def percentile(samples: Sequence[float] | Floats, percent: float) -> float:
-    """The `percent`-th percentile, 0 to 100, of samples in rising order. Raises ValueError without samples."""
+    """The `percent`-th percentile, 0 to 100, of ascending samples. Raises ValueError without samples."""
     if not len(samples):
-        raise ValueError("samples: a percentile of nothing")
+        raise ValueError("samples: no samples, so there is no percentile")
     place = (len(samples) - 1) * percent / 100.0
     below = math.floor(place)
     low, high = float(samples[below]), float(samples[min(below + 1, len(samples) - 1)])
-    if low == high:  # infinities, and no rounding between equals
+    if low == high:  # for infinities, and without rounding between equals
         return low
     return low + (high - low) * (place - below)
 
 
 def order_interval(count: int, percent: float) -> tuple[int | None, int | None]:
-    """Places (from 0) of the two of `count` independent samples in rising order that enclose the percentile.
+    """Indices of the two of `count` independent ascending samples that enclose the percentile.
 
-    None where no sample is far enough out for 95 %: the interval is open on that side.
+    None if no sample is far enough out for 95 %: the interval is open on that side.
     """
     share = percent / 100.0
     tail = (1.0 - CONFIDENCE) / 2
@@ -74,7 +74,7 @@ def order_interval(count: int, percent: float) -> tuple[int | None, int | None]:
 
 
 def estimate(samples: Sequence[float], percent: float) -> Estimate:
-    """A percentile of independent samples in rising order, with the interval of order statistics."""
+    """A percentile of independent ascending samples, with the interval of order statistics."""
     low, high = order_interval(len(samples), percent)
     return Estimate(
         percentile(samples, percent),
@@ -97,7 +97,7 @@ def cluster_estimates(
     resamples = max(100, min(_RESAMPLES, 40_000_000 // max(1, len(values))))
     found = _weighted(values, owner, len(clusters), percents, np.random.default_rng(seed), resamples)
     ends = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
-    # A percentile that is the largest sample has no upper bound that the samples could show.
+    # If the percentile is the largest sample, the samples give no upper bound.
     return [
         Estimate(value, float(min(low, value)), float(max(high, value)) if high < values[-1] else None)
         for value, low, high in zip(exact, ends[0], ends[1], strict=True)
@@ -113,11 +113,11 @@ def cluster_draws(
 
 
 def _pooled(clusters: Sequence[Sequence[float]]) -> tuple[Floats, NDArray[np.int64]]:
-    """All samples in rising order, and the cluster of each."""
+    """All samples in ascending order, and the cluster of each."""
     owner = np.repeat(np.arange(len(clusters), dtype=np.int64), [len(c) for c in clusters])
     values = np.concatenate([np.asarray(c, dtype=np.float64) for c in clusters])
     if not len(values):
-        raise ValueError("samples: a percentile of nothing")
+        raise ValueError("samples: no samples, so there is no percentile")
     order = np.argsort(values, kind="stable")
     return values[order], owner[order]
 
@@ -130,7 +130,7 @@ def _weighted(
     rng: np.random.Generator,
     resamples: int,
 ) -> Floats:
-    """Percentiles with each cluster counted as often as it was drawn: one sort serves all resamples."""
+    """Percentiles with clusters weighted by their draws: one sort serves all resamples."""
     found = np.empty((resamples, len(percents)))
     shares = np.asarray(percents) / 100.0
     for i in range(resamples):

@@ -12,8 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 44
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """From values to places along an axis. `log` needs values above 0."""
+class AxisScale:
+    """Maps values to positions along an axis. `log` needs values above 0."""
 
     low: float
     high: float
@@ -49,7 +49,7 @@ def _step(rough: float) -> float:
 
 
 def number(value: float) -> str:
-    """A tick's or a label's text."""
+    """Format a number for a tick or a label."""
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
         return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-")
     return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) < 1e3 else f"{value:,.0f}"
@@ -76,7 +76,7 @@ class Bars:
 
 @dataclass(slots=True)
 class Plot:
-    """A plot in the making: add marks, then `svg()`. Text describes it for those who can't see it."""
+    """A plot: add marks, then call `svg()`. Text describes it for screen readers."""
 
     title: str
     x_label: str
@@ -89,12 +89,12 @@ class Plot:
     legend: list[tuple[str, str]] = field(default_factory=list)
 
     @property
-    def x(self) -> Scale:
-        return Scale(*_open(self.x_range, log=self.log_x), LEFT, WIDTH - RIGHT, self.log_x)
+    def x(self) -> AxisScale:
+        return AxisScale(*_open(self.x_range, log=self.log_x), LEFT, WIDTH - RIGHT, self.log_x)
 
     @property
-    def y(self) -> Scale:
-        return Scale(*_open(self.y_range, log=self.log_y), HEIGHT - BOTTOM, TOP, self.log_y)
+    def y(self) -> AxisScale:
+        return AxisScale(*_open(self.y_range, log=self.log_y), HEIGHT - BOTTOM, TOP, self.log_y)
 
     def line(self, series: Series) -> None:
         """A polyline through the points, with a dot and its values at each."""
@@ -133,7 +133,7 @@ class Plot:
     def rule(
         self, value: float, text: str, *, vertical: bool = False, kind: str = "rule", row: int = 0
     ) -> None:
-        """A line across the plot at a value, with a word beside it."""
+        """A labelled line across the plot at a value."""
         if vertical:
             at = self.x(value)
             right = at > WIDTH - RIGHT - 70
@@ -157,7 +157,7 @@ class Plot:
             self.marks.append(f'<text class="label" x="{LEFT + 6}" y="{at + 16}">{escape(text)}</text>')
 
     def svg(self) -> str:
-        """The whole picture."""
+        """Render the plot."""
         return _frame(self, HEIGHT, self._axes() + self.marks)
 
     def _axes(self) -> list[str]:
@@ -207,9 +207,9 @@ def histogram(
     rules: Sequence[tuple[float, str, str]] = (),
     bins: int = 40,
 ) -> str:
-    """How samples are spread, with rules (value, text, class) such as percentiles. Long tails get a log axis.
+    """The distribution of samples, with rules (value, text, class) such as percentiles. Long tails get a log axis.
 
-    The axis reaches to a rule beyond the samples unless that is very far.
+    The axis extends to a rule beyond the samples unless that is very far.
     """
     low, high = min(samples), max(samples)
     high = max([high, *(value * 1.02 for value, _, _ in rules if high < value <= 4 * high)])
@@ -242,7 +242,7 @@ class Lane:
 
 
 def timeline(title: str, lanes: Sequence[Lane], end: float, legend: Sequence[tuple[str, str]]) -> str:
-    """Rows of spans over time in seconds; of many, every n-th, as the title then says."""
+    """Rows of spans over time in seconds. If there are many, every n-th is shown, and the title says so."""
     every = -(-len(lanes) // MOST_LANES)
     if every > 1:
         title, lanes = f"{title} (every {every}th)", lanes[::every]

@@ -1,6 +1,6 @@
-"""How much load a server takes: the throughput–latency curve, and its knee by bisection.
+"""The capacity of a server: the throughput–latency curve, and its knee by bisection.
 
-A load counts as served when the required part of its requests met every objective. Rates are doubled until one is not,
+A load counts as served if the required share of its requests met every objective. Rates are doubled until one is not,
 then the bracket between the highest served and the lowest unserved rate is halved (on a logarithmic scale) until it is
 narrow enough. The knee is the measured load with the highest goodput; below it goodput follows the offered rate, above
 it requests miss their objectives faster than they are added.
@@ -16,11 +16,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load measured. `rate` is requests a second offered; `figures` are the run's metrics by name."""
+    """One measured load. `rate` is the offered requests per second; `figures` are the metrics of the run by name."""
 
     rate: float
     goodput: float
-    share: float  # of requests that met every objective
+    share: float  # requests that met every objective, relative to all
     served: bool
     figures: dict[str, float | None]
 
@@ -35,9 +35,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """All loads measured, in rising order, and what they show.
+    """All measured loads in ascending order, and the result.
 
-    `highest_served` and `lowest_unserved` bracket where the objectives stop being met; None where no such load was
+    `highest_served` and `lowest_unserved` bracket the load at which the objectives fail; None if no such load was
     measured.
     """
 
@@ -47,16 +47,16 @@ class Knee:
     lowest_unserved: float | None
 
     def notes(self) -> list[str]:
-        """What the search could not decide."""
+        """Limits of the result."""
         notes = []
         if self.highest_served is None:
             notes.append(
-                "no load measured met the objectives: even the lowest is too much, or they are too strict"
+                "no measured load met the objectives: even the lowest is too high, or the objectives are too strict"
             )
         if self.lowest_unserved is None:
-            notes.append("every load measured was served: the knee lies above")
+            notes.append("every measured load was served: the knee is higher")
         if self.highest_served and self.lowest_unserved and self.lowest_unserved < self.highest_served:
-            notes.append("a lower load failed where a higher one was served: the measurement is noisy here")
+            notes.append("a lower load failed although a higher one was served: the measurement is noisy")
         return notes
 
 
@@ -71,8 +71,8 @@ async def find_knee(
     most: int = 12,
     limits: tuple[float, float] = (1e-3, 1e4),
 ) -> Knee:
-    """Search from `start` requests a second until the bracket is within `tolerance` (0.1: ten percent) of itself or
-    `most` loads were measured. Raises ValueError naming a parameter out of range.
+    """Search from `start` requests per second until the relative width of the bracket is `tolerance` (0.1: ten percent)
+    or `most` loads were measured. Raises ValueError naming a parameter out of range.
     """
     low_limit, high_limit = limits
     if not low_limit <= start <= high_limit:
@@ -98,20 +98,20 @@ async def find_knee(
 
 
 async def curve(measure: Measure, rates: Sequence[float]) -> Knee:
-    """Measure the rates given, in rising order."""
+    """Measure the given rates in ascending order."""
     return knee_of([await measure(rate) for rate in sorted(rates)])
 
 
 def knee_of(points: Sequence[Point]) -> Knee:
-    """The knee among loads already measured. Raises ValueError without any."""
+    """Find the knee among measured loads. Raises ValueError without loads."""
     if not points:
-        raise ValueError("rates: none was measured")
+        raise ValueError("rates: no rate was measured")
     low, high = _bracket(points)
     return Knee(sorted(points, key=lambda p: p.rate), max(points, key=lambda p: p.goodput), low, high)
 
 
 def _bracket(points: Sequence[Point]) -> tuple[float | None, float | None]:
-    """The highest rate served, and the lowest one above it that was not (or the lowest unserved at all)."""
+    """The highest served rate, and the lowest unserved one above it (or the lowest of all)."""
     low = max((p.rate for p in points if p.served), default=None)
     unserved = [p.rate for p in points if not p.served]
     above = [rate for rate in unserved if low is None or rate > low]

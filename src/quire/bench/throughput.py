@@ -1,4 +1,4 @@
-"""Throughput of many requests through an engine in this process, over the whole run."""
+"""Measure the throughput of many requests through an engine in this process, over the whole run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.engine_run import BenchEngine, Prompts, Run, Step, judge
-from quire.bench.limits import LimitsProbe, Sample, mean
+from quire.bench.engine_run import BenchEngine, EngineRun, EngineStep, Prompts, judge
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.bench.profile import OpTimes
 from quire.bench.results import Metric, metric
 
@@ -17,11 +17,11 @@ DEFINITIONS = {
     "requests": "requests / seconds from adding the first to the last token of the last",
     "output": "output tokens / the same seconds",
     "total": "prompt and output tokens / the same seconds",
-    "share": "least seconds of the run's steps on this machine / seconds of the run: every step takes the longer of "
-    "moving its weights, keys and values at the bandwidth and computing at the peaks measured around the run",
+    "share": "bound of the run's steps on this machine / seconds of the run: every step takes the longer of moving its "
+    "weights, keys and values at the bandwidth and computing at the peaks measured around the run",
     "engine": "seconds of a step outside the native calls (forward and sampling), median over all steps",
-    "engine_of_full": "the same over the steps that hold the most rows",
-    "ttft": "seconds from adding a request to its first token, its queueing included, median",
+    "engine_of_full": "the same over the steps with the most rows",
+    "ttft": "seconds from adding a request to its first token, including queueing, median",
 }
 
 UNITS: dict[str, tuple[str, Any]] = {
@@ -37,7 +37,7 @@ UNITS: dict[str, tuple[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class ThroughputAsked:
-    """The work: how many prompts, their lengths (`ratio` around the means), how many at once, and how often."""
+    """The work: number of prompts, their lengths (`ratio` around the means), concurrency, and iterations."""
 
     num_prompts: int
     input_len: int
@@ -52,7 +52,7 @@ class ThroughputAsked:
 def measure_throughput(
     engine: BenchEngine, probe: LimitsProbe, asked: ThroughputAsked
 ) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
-    """Metrics and tables; limits are sampled before and after each iteration."""
+    """Return metrics and tables; limits are sampled before and after each iteration."""
     prompts = Prompts(engine.program.vocab, asked.seed)
     rows: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def measure_throughput(
         inputs = prompts.lengths(asked.num_prompts, asked.input_len, asked.ratio)
         outputs = prompts.lengths(asked.num_prompts, asked.output_len, asked.ratio)
         batch = [prompts.make(1, length)[0] for length in inputs]
-        if number < 0:  # a few requests: pages touched, threads awake
+        if number < 0:  # a few requests, to touch pages and wake threads
             count = min(asked.num_prompts, asked.concurrency or 4)
             engine.run(batch[:count], [min(4, n) for n in outputs[:count]])
             continue
@@ -78,8 +78,8 @@ def measure_throughput(
     return found, tables | ({"profile": profile} if (profile := times.rows()) else {})
 
 
-def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
-    """What one iteration gives."""
+def figures(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> dict[str, Any]:
+    """The figures of one iteration."""
     judged = judge(engine.program, run.steps, limits)
     most = max(len(step.rows) for step in run.steps)
     full = [step.engine for step in run.steps if len(step.rows) == most]
@@ -100,8 +100,8 @@ def figures(engine: BenchEngine, run: Run, limits: Sample) -> dict[str, Any]:
     }
 
 
-def composition(engine: BenchEngine, run: Run, limits: Sample) -> list[dict[str, Any]]:
-    """The run's steps by kind: how many, what they held, how long they took, and what the machine could do."""
+def composition(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> list[dict[str, Any]]:
+    """The steps of a run by kind: number, contents, duration, and bound."""
     found = []
     for kind in ("prefill", "mixed", "decode"):
         steps = [step for step in run.steps if step.kind == kind]
@@ -124,8 +124,8 @@ def composition(engine: BenchEngine, run: Run, limits: Sample) -> list[dict[str,
     return found
 
 
-def _bounds(engine: BenchEngine, steps: Sequence[Step], limits: Sample) -> str:
-    """What bounds most of the steps."""
+def _bounds(engine: BenchEngine, steps: Sequence[EngineStep], limits: LimitsSample) -> str:
+    """The limit of most of the steps."""
     count: Counter[str] = Counter()
     for step in steps:
         one = judge(engine.program, [step], limits)
@@ -133,7 +133,7 @@ def _bounds(engine: BenchEngine, steps: Sequence[Step], limits: Sample) -> str:
     return count.most_common(1)[0][0]
 
 
-def step_row(step: Step) -> dict[str, Any]:
+def step_row(step: EngineStep) -> dict[str, Any]:
     """One step as plain values, for plots."""
     decoding = sum(row.query_len == 1 and row.context_len > 0 for row in step.rows)
     return {

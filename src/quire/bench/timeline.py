@@ -1,7 +1,7 @@
-"""What a client saw of one request, and the figures that follow from it.
+"""One request as its client saw it, and its figures.
 
-All times are seconds on the run's clock, whose zero is the start of the run. `scheduled` is when the request was
-due, not when it got out: a client or server that is late pays for it in the latencies (no coordinated omission).
+All times are seconds since the start of the run. `scheduled` is the time at which the request was due, not the time at
+which it was sent, so delays of client and server count in the latencies (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Source = Literal["server", "tokenizer", "chunks", "unknown"]
 
 
 class RequestRecord(msgspec.Struct):
-    """One request as its client saw it.
+    """One request.
 
-    `times[i]` is when chunk i with text arrived, `counts[i]` how many tokens it held; `counts` is empty where
-    nothing told. `finished` is when the last token was known: the last chunk with text or the finish reason,
-    whichever came later; None for a failure. `output_tokens` includes an end-of-sequence token that brought no
-    text, as servers count it. `error` is empty for a success, else one line.
+    `times[i]` is the arrival of chunk i with text, `counts[i]` its tokens; `counts` is empty if they are unknown.
+    `finished` is the arrival of the last token: the last chunk with text or the finish reason, whichever came later;
+    None for a failure. `output_tokens` includes an end-of-sequence token without text, as servers count it. `error` is
+    empty for a success, else one line.
     """
 
     index: int
@@ -43,7 +43,7 @@ class RequestRecord(msgspec.Struct):
     finish_reason: str = ""
     warm_up: bool = False
     session: int = -1
-    server: dict[str, float] = {}  # the server's own split of this request's time, seconds by phase
+    server: dict[str, float] = {}  # the server's split of the request's time, seconds by phase
 
     @property
     def failed(self) -> bool:
@@ -51,10 +51,10 @@ class RequestRecord(msgspec.Struct):
 
 
 class RequestMetrics(msgspec.Struct, frozen=True):
-    """Figures of one successful request, in seconds; None where the definition gives nothing.
+    """Figures of one successful request, in seconds; None if undefined.
 
-    `itl` are the gaps between tokens: k tokens in one chunk are one gap and k-1 gaps of 0. `exact` is false
-    where tokens per chunk are unknown; the gaps are those between chunks then, as they always are in `icl`.
+    `itl` are the gaps between tokens: k tokens in one chunk are one gap and k-1 gaps of 0. `exact` is false if the
+    tokens per chunk are unknown; then the gaps are those between chunks, as always in `icl`.
     """
 
     ttft: float | None
@@ -67,17 +67,17 @@ class RequestMetrics(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of this stream after its first token."""
+        """Tokens per second of this stream after its first token."""
         return 1.0 / self.tpot if self.tpot else None
 
 
 def gaps(times: Sequence[float]) -> list[float]:
-    """Differences of neighbours: one fewer than there are times."""
+    """Return the differences between neighbouring times."""
     return [after - before for before, after in itertools.pairwise(times)]
 
 
 def token_times(record: RequestRecord) -> list[float] | None:
-    """When each output token arrived; None where the chunks don't tell how many tokens they held."""
+    """Return the arrival of each output token; None if the tokens per chunk are unknown."""
     total = record.output_tokens
     if record.counts:
         times = [at for at, count in zip(record.times, record.counts, strict=True) for _ in range(count)]
@@ -85,17 +85,17 @@ def token_times(record: RequestRecord) -> list[float] | None:
         times = list(record.times)
     if total is None or len(times) == total:
         return times if record.counts or total is not None or record.output_source == "chunks" else None
-    # An end-of-sequence token has no text: it came with the finish reason.
+    # An end-of-sequence token has no text: it arrived with the finish reason.
     if len(times) == total - 1 and record.finished is not None:
         return [*times, record.finished]
     return None
 
 
 def request_metrics(record: RequestRecord) -> RequestMetrics:
-    """The figures of a request that succeeded. Raises ValueError for one that did not."""
+    """Compute the figures of a successful request. Raises ValueError for a failed one."""
     if record.failed or record.finished is None:
         raise ValueError(
-            f"request {record.index}: {record.error or 'not finished'}: a failure has no latencies"
+            f"request {record.index}: {record.error or 'not finished'}: a failed request has no latencies"
         )
     start, end = record.scheduled, record.finished
     first = record.times[0] if record.times and record.streamed else None

@@ -3,12 +3,12 @@
     Azure      TIMESTAMP,ContextTokens,GeneratedTokens        Splitwise, ISCA 2024
     Mooncake   {"timestamp" ms, "input_length", "output_length", "hash_ids"} a line; equal leading ids share a
                prefix of 512 tokens each                       Mooncake, FAST 2025
-    ServeGen   a folder of chunk-N-trace.csv (start, rate, CV, family, two parameters a window) and
+    ServeGen   a folder of chunk-N-trace.csv (start, rate, CV, family, two parameters per window) and
                chunk-N-dataset.json (histograms of token counts); requests are drawn from them
                                                                ServeGen, arXiv 2505.09999
     lengths    arrival_time_ns,input_toks,output_toks  or  num_prefill_tokens,num_decode_tokens,…
 
-The kind is told by the first line. Files are untrusted: sizes, counts and numbers are checked as they are read.
+The first line determines the kind. Files are untrusted: sizes, counts and numbers are checked as they are read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from pathlib import Path
 from quire.types import QuireError
 
 MAX_TRACE_BYTES = 1 << 30
-MAX_TOKENS = 1 << 24  # of one request; more is a broken file
+MAX_TOKENS = 1 << 24  # per request; more means a broken file
 MAX_HASHES = 1 << 16
 MOONCAKE_BLOCK = 512
 
 
 class TraceError(QuireError):
-    """A trace cannot be read: the message names file, line and field."""
+    """A trace cannot be read; the message names file, line and field."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request of a trace. `at` is seconds from its first one; None where the trace has no times.
+    """One request of a trace. `at` is seconds from its first one; None if the trace has no times.
 
-    `blocks` are ids of the prompt's leading blocks of `block_tokens` tokens: equal ids are equal tokens.
+    `blocks` are ids of the leading blocks of the prompt, of `block_tokens` tokens: equal ids mean equal tokens.
     """
 
     at: float | None
@@ -52,7 +52,7 @@ class TraceRow:
 
 
 def read_trace(path: Path, *, limit: int | None = None, start: float = 0.0, seed: int = 0) -> list[TraceRow]:
-    """At most `limit` requests of a trace that come at or after `start` seconds, in order of arrival.
+    """Read at most `limit` requests of a trace that arrive at or after `start` seconds, in order of arrival.
 
     `seed` is for ServeGen, whose requests are drawn. Raises TraceError.
     """
@@ -90,9 +90,7 @@ def _rows(path: Path) -> Iterator[TraceRow]:
             reader = next((make for names, make in _CSV.items() if set(names) <= set(columns)), None)
             if reader is None:
                 known = "; ".join(", ".join(names) for names in _CSV)
-                raise TraceError(
-                    f"{path}: line 1: no trace with these columns is known ({known}, or JSON lines)"
-                )
+                raise TraceError(f"{path}: line 1: unknown columns; known traces have {known}, or JSON lines")
             for number, row in enumerate(csv.DictReader(file, columns), 2):
                 yield reader(row, f"{path}: line {number}")
     except OSError as error:
@@ -144,7 +142,7 @@ def _mooncake(path: Path, file: Iterator[str]) -> Iterator[TraceRow]:
         if not isinstance(blocks, list) or len(blocks) > MAX_HASHES:
             raise TraceError(f"{where}: hash_ids: not a list of at most {MAX_HASHES} ids")
         if not all(type(block) is int for block in blocks):
-            raise TraceError(f"{where}: hash_ids: not whole numbers")
+            raise TraceError(f"{where}: hash_ids: not integers")
         at = _number(row, "timestamp", where) / 1e3
         lengths = _tokens(row, "input_length", where), _tokens(row, "output_length", where)
         yield TraceRow(at, *lengths, tuple(blocks), MOONCAKE_BLOCK)
@@ -181,7 +179,7 @@ class _Window:
 
 
 def _servegen(folder: Path, limit: int | None, start: float, seed: int) -> list[TraceRow]:
-    """Requests of all clients of a folder from `start` on: `limit` of them, or one day's."""
+    """Requests of all clients of a folder from `start` on: `limit` of them, or those of one day."""
     clients = sorted(
         folder.glob("chunk-*-trace.csv"), key=lambda path: int(re.sub(r"\D", "", path.name) or 0)
     )
@@ -192,7 +190,7 @@ def _servegen(folder: Path, limit: int | None, start: float, seed: int) -> list[
 
 
 def _client(path: Path, start: float, rng: random.Random) -> Iterator[TraceRow]:
-    """One client's requests from `start` on, in order."""
+    """Requests of one client from `start` on, in order."""
     lengths = _histograms(path.with_name(path.name.replace("-trace.csv", "-dataset.json")))
     for window in _windows(path):
         if window.end <= start or window.rate <= 0:
@@ -239,11 +237,11 @@ def _gap(window: _Window, rng: random.Random) -> float:
     return rng.weibullvariate(window.scale, window.shape)
 
 
-Histogram = tuple[list[int], list[float]]  # token counts, and the sums of their weights so far
+Histogram = tuple[list[int], list[float]]  # token counts, and the cumulative sums of their weights
 
 
 def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogram | None]]:
-    """From a time to the histograms of input and output lengths of its window."""
+    """Return a function from a time to the histograms of input and output lengths of its window."""
     try:
         if path.stat().st_size > MAX_TRACE_BYTES:
             raise TraceError(f"{path}: {path.stat().st_size} bytes, the limit is {MAX_TRACE_BYTES}")
@@ -274,7 +272,7 @@ def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogr
 
 
 def _histogram(text: object, where: str) -> Histogram | None:
-    """From "{45: 0.0097, 46: 0.0117}"; None for an empty one."""
+    """Parse "{45: 0.0097, 46: 0.0117}"; None if empty."""
     if not isinstance(text, str):
         raise TraceError(f"{where}: not a string")
     counts, weights = [], []

@@ -1,8 +1,8 @@
-"""What is asked of a server: lengths, shared prefixes, conversations, files of prompts, traces.
+"""Workloads: lengths, shared prefixes, conversations, files of prompts, traces.
 
-A workload is made whole before the run from its options and a seed, without knowing the server: the same options
-are the same work everywhere. Prompts are lists of pieces; equal pieces become equal text (or token ids), so that what
-two prompts share in the plan they share in the server's prefix cache.
+A workload is made before the run from its options and a seed, independently of the server: the same options give the
+same work everywhere. Prompts are lists of pieces. Equal pieces become equal text (or token ids), so pieces that two
+prompts share become prefix hits on the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_PROMPT_FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`tokens` tokens of text that `key` decides: a shorter piece of the same key is a prefix of a longer one."""
+    """`tokens` tokens of text determined by `key`: a shorter piece with the same key is a prefix of a longer one."""
 
     key: str
     tokens: int
@@ -31,23 +31,23 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request. `text` or `messages` is a prompt given as it is; else it is made of `pieces`."""
+    """One request. `text` or `messages` is a literal prompt; else the prompt is made of `pieces`."""
 
     pieces: tuple[Piece, ...] = ()
     text: str = ""
     messages: tuple[dict[str, Any], ...] = ()
     output_tokens: int | None = None
-    think: float = 0.0  # seconds from the answer before it
+    think: float = 0.0  # seconds after the previous answer
 
     @property
     def input_tokens(self) -> int | None:
-        """Tokens asked for; None for a prompt given as text. History of a conversation is not in it."""
+        """Requested tokens, without the history of the conversation; None for a literal prompt."""
         return sum(piece.tokens for piece in self.pieces) if self.pieces else None
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests of one conversation, one after another; most have a single turn. `at`: when a trace has it start."""
+    """Requests of one conversation, one after another; most have a single turn. `at`: its start in a trace."""
 
     turns: tuple[Turn, ...]
     at: float | None = None
@@ -55,7 +55,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sessions in order, and in words what they are."""
+    """Sessions in order, and their description."""
 
     sessions: list[Session]
     text: str
@@ -66,19 +66,19 @@ class Workload:
         return sum(len(session.turns) for session in self.sessions)
 
     def times(self) -> list[float] | None:
-        """The trace's arrival times; None when it has none."""
+        """The arrival times of the trace; None if it has none."""
         times = [session.at for session in self.sessions if session.at is not None]
         return times if len(times) == len(self.sessions) else None
 
     def digest(self) -> str:
-        """Names the work: equal for equal sessions, whatever made them."""
+        """Identify the work: equal for equal sessions, whatever made them."""
         return hashlib.sha256(repr(self.sessions).encode()).hexdigest()[:16]
 
 
 class Lengths:
-    """Token counts as asked for: "512", "256-1024" (uniform), "normal:512:128", "lognormal:512:0.8" (median, sigma).
+    """Requested token counts: "512", "256-1024" (uniform), "normal:512:128", "lognormal:512:0.8" (median, sigma).
 
-    Draws are whole and at least 1. Raises ValueError naming the text.
+    Draws are integers of at least 1. Raises ValueError naming the text.
     """
 
     def __init__(self, text: str, name: str = "length") -> None:
@@ -94,11 +94,11 @@ class Lengths:
                 kind, a, b = "fixed", float(text), 0.0
         except ValueError:
             raise ValueError(
-                f"{name}: {text!r} is not like 512, 256-1024, normal:512:128, lognormal:512:0.8"
+                f"{name}: {text!r} does not have a form like 512, 256-1024, normal:512:128, lognormal:512:0.8"
             ) from None
         fine = kind in {"fixed", "uniform", "normal", "lognormal"} and math.isfinite(a) and math.isfinite(b)
         if not fine or a < 1 or b < 0 or (kind == "uniform" and b < a) or a > 1 << 24:
-            raise ValueError(f"{name}: {text!r}: not a known spread of lengths of at least 1")
+            raise ValueError(f"{name}: {text!r}: not a known distribution of lengths of at least 1")
         self._kind, self._a, self._b = kind, a, b
 
     def draw(self, rng: random.Random) -> int:
@@ -118,11 +118,11 @@ class Lengths:
 class Shape:
     """Options of a synthetic workload.
 
-    prefix_len      tokens of a prefix that requests of one family share (a system prompt); 0 is none
-    families        how many such prefixes there are; requests take turns
-    turns           requests of a conversation; each holds all turns and answers before it
+    prefix_len      tokens of a prefix that requests of one family share (a system prompt); 0 for none
+    families        number of such prefixes; requests take turns
+    turns           requests per conversation; each contains all earlier turns and answers
     think           seconds between an answer and the next turn, exponentially distributed with this mean
-    salt            a part of every key: other salts are other texts of the same lengths
+    salt            a part of every key: other salts give other texts of the same lengths
     """
 
     requests: int
@@ -144,7 +144,7 @@ class Shape:
 
 
 def synthetic(shape: Shape) -> Workload:
-    """Requests of drawn lengths, with what they share. Sessions hold `turns` requests; the last may hold fewer."""
+    """Make requests with drawn lengths and shared prefixes. Sessions have `turns` requests; the last may have fewer."""
     rng = random.Random(f"lengths {shape.seed}")
     base = f"{shape.salt}/{shape.seed}"
     sessions: list[Session] = []
@@ -164,7 +164,7 @@ def synthetic(shape: Shape) -> Workload:
         sessions.append(Session(tuple(turns)))
     words = f"{shape.input_len.text} tokens in, {shape.output_len.text} out"
     if shape.prefix_len:
-        words += f", {shape.prefix_len} more shared by all of a family, {shape.families} families"
+        words += f", {shape.prefix_len} more as the prefix of a family, {shape.families} families"
     if shape.turns > 1:
         words += f", conversations of {shape.turns} turns"
     return Workload(sessions, words, {"seed": shape.seed, "salt": shape.salt})
@@ -172,7 +172,7 @@ def synthetic(shape: Shape) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """How a trace is fitted to what a machine serves: lengths times `length`, then cut to the bounds."""
+    """Fits a trace to a machine: lengths times `length`, then cut to the bounds."""
 
     length: float = 1.0
     max_input: int | None = None
@@ -190,9 +190,9 @@ class Scaling:
 def from_trace(
     rows: Sequence[TraceRow], scaling: Scaling, name: str, *, seed: int = 0, salt: str = ""
 ) -> Workload:
-    """A trace's requests. Prompts share what the trace's block hashes say they share, block for block.
+    """Make the requests of a trace. Prompts share blocks exactly where the block hashes of the trace are equal.
 
-    Blocks scale with the lengths, so the share of a prompt that is found in a cache stays what it was.
+    Blocks scale with the lengths, so the share of prefix hits does not change.
     """
     base = f"{salt}/{seed}"
     sessions, cut = [], 0
@@ -220,7 +220,7 @@ def _blocks(row: TraceRow, tokens: int, scale: float, base: str) -> list[Piece]:
     pieces: list[Piece] = []
     done = 0
     for place, block in enumerate(row.blocks):
-        # Ends are rounded, not lengths: rounding every block would let the prompt drift from its length.
+        # Round the ends, not the lengths: rounding every block would change the length of the prompt.
         end = min(tokens, round(min(row.input_tokens, (place + 1) * row.block_tokens) * scale))
         if end <= done:
             continue
@@ -232,8 +232,8 @@ def _blocks(row: TraceRow, tokens: int, scale: float, base: str) -> list[Piece]:
 def from_file(
     path: Path, *, output_len: Lengths | None = None, limit: int | None = None, seed: int = 0
 ) -> Workload:
-    """Prompts of a file: one a line, or JSON lines with "prompt" or "messages" and perhaps "output_tokens" (or
-    "max_tokens") and "timestamp" in seconds. Raises TraceError naming the line and field.
+    """Read the prompts of a file: one per line, or JSON lines with "prompt" or "messages" and optional "output_tokens"
+    (or "max_tokens") and "timestamp" in seconds. Raises TraceError naming the line and field.
     """
     rng = random.Random(f"lengths {seed}")
     sessions: list[Session] = []
@@ -278,16 +278,16 @@ def _file_turn(line: str, where: str) -> tuple[Turn, float | None]:
         raise TraceError(f"{where}: messages: not a list of objects")
     tokens = row.get("output_tokens", row.get("max_tokens"))
     if tokens is not None and (type(tokens) is not int or tokens < 1):
-        raise TraceError(f"{where}: output_tokens: {tokens!r} is not a positive whole number")
+        raise TraceError(f"{where}: output_tokens: {tokens!r} is not a positive integer")
     at = row.get("timestamp")
     if at is not None and (isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < math.inf):
         raise TraceError(f"{where}: timestamp: {at!r} is not a time in seconds")
     return Turn(text=prompt or "", messages=tuple(messages or ()), output_tokens=tokens), at
 
 
-# ---- from pieces to what is sent
+# ---- from pieces to prompts
 
-# Short and common: one token each, with the space before it, in nearly every tokenizer.
+# Short and common words: one token each, with the space before it, in nearly every tokenizer.
 _WORD_LIST = """
 the of and to in is was for on that by with as at from his it an are be this which or had not but
 were her all they she one have has been who their more two its other into first when time there only
@@ -302,9 +302,9 @@ _WORDS = _WORD_LIST.split()
 
 @dataclass(slots=True)
 class Speller:
-    """Makes prompts of pieces: words, or token ids.
+    """Makes prompts from pieces: words, or token ids.
 
-    `words_per_token` and `overhead` (tokens that the server adds to every prompt, as chat templates do) come from
+    `words_per_token` and `overhead` (tokens that the server adds to every prompt, like a chat template) come from
     `calibrate`. With `ids` set, prompts are token ids from that range instead.
     """
 
@@ -321,29 +321,29 @@ class Speller:
             self.overhead = max(0.0, few[1] - few[0] / self.words_per_token)
 
     def words(self, key: str, count: int) -> str:
-        """`count` words that `key` decides."""
+        """`count` words determined by `key`."""
         known = self._texts.get(key, [])
         if len(known) < count:
-            # Drawn anew from the start, so that a shorter text is a prefix of a longer one.
+            # Always drawn from the start, so that a shorter text is a prefix of a longer one.
             rng = random.Random(key)
             known = [_WORDS[int(rng.random() * len(_WORDS))] for _ in range(count)]
-            if len(self._texts) > 4096:  # requests' own pieces are used once; don't keep them all
+            if len(self._texts) > 4096:  # pieces of one request are used once; don't keep them all
                 self._texts.clear()
             self._texts[key] = known
         return " ".join(known[:count])
 
     def text(self, pieces: Sequence[Piece], *, first: bool = True) -> str:
-        """The pieces as text of about as many tokens; `first` makes room for what the server adds."""
+        """The pieces as text of about as many tokens; `first` subtracts the tokens that the server adds."""
         texts: list[str] = []
         spare = self.overhead if first else 0.0
-        for piece in reversed(pieces):  # the last piece is a request's own: shared ones keep their length
+        for piece in reversed(pieces):  # the last piece is not shared; shared pieces keep their length
             cut = min(spare, piece.tokens - 1.0)
             spare -= cut
             texts.append(self.words(piece.key, max(1, round((piece.tokens - cut) * self.words_per_token))))
         return " ".join(reversed(texts))
 
     def token_ids(self, pieces: Sequence[Piece]) -> list[int]:
-        """The pieces as token ids, exactly as many as asked for."""
+        """The pieces as token ids, exactly as many as requested."""
         assert self.ids is not None
         found: list[int] = []
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""Talk to a model. Type a message and press return; /help lists the commands, Ctrl-D leaves."""
+"""Chat with a model. Type a message and press return; /help lists the commands, Ctrl-D exits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.cli.options import (
     named_model,
     sampling_params,
 )
-from quire.cli.prompt import COMMANDS, LEAVE, Prompt
+from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
 from quire.cli.report import notice
 from quire.types import ContextLengthError, RequestError, SamplingParams
 from quire.util.printable import printable_lines
@@ -23,7 +23,7 @@ from quire.util.printable import printable_lines
 if TYPE_CHECKING:
     from quire.llm import LLM
 
-# Room that dropping the oldest turns leaves for what comes, as a share of the context.
+# Share of the context that is free after the oldest turns are dropped.
 ROOM = 0.25
 
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="system message")
     parser.add_argument("--quiet", action="store_true", help="no progress, no memory report, no tokens/s")
     parser.add_argument(
-        "--no-history", action="store_true", help="do not keep what is typed for the next chat"
+        "--no-history", action="store_true", help="do not save the input history for the next chat"
     )
     add_sampling_options(parser)
     add_engine_options(parser, seed=False)
@@ -46,22 +46,22 @@ def run(args: argparse.Namespace) -> int:
     ) as llm:
         if not args.quiet:
             notice(llm)
-        with Prompt(keep=not args.no_history) as prompt:
+        with ChatInput(keep=not args.no_history) as prompt:
             chat = Chat(
                 llm, sampling_params(args, llm.default_params()), prompt, args.system, quiet=args.quiet
             )
             if prompt.interactive and not args.quiet:
-                print("/help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+                print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)
             while (line := prompt.read()) is not None and chat.take(line):
                 pass
     return 0
 
 
 class Chat:
-    """A conversation with a model. What was said stays, also when an answer is interrupted."""
+    """A conversation with a model. An interrupted answer stays in the conversation."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, prompt: Prompt, system: str | None, *, quiet: bool
+        self, llm: LLM, params: SamplingParams, prompt: ChatInput, system: str | None, *, quiet: bool
     ) -> None:
         self._llm, self._params, self._prompt = llm, params, prompt
         self._start = [{"role": "system", "content": system}] if system else []
@@ -69,7 +69,7 @@ class Chat:
         self._rates = prompt.interactive and not quiet
 
     def take(self, line: str) -> bool:
-        """Do what a line asks; False when it asks to leave."""
+        """Process a line of input; False if it ends the chat."""
         if line in LEAVE:
             return False
         if line.startswith("/"):
@@ -87,14 +87,14 @@ class Chat:
             self._messages = list(self._start)
         elif line == "/drop":
             if not self._drop_oldest():
-                _tell("there is no earlier turn to drop")
+                _tell("no earlier turn to drop")
         else:
             _tell(
-                f"unknown command {line.split(maxsplit=1)[0]}; /help lists them. A leading space sends it as a message"
+                f"unknown command {line.split(maxsplit=1)[0]}; see /help, or begin with a space to send it as text"
             )
 
     def _answer(self) -> None:
-        """Answer the last message. One that is refused is taken back."""
+        """Answer the last message. A refused message is removed."""
         while True:
             try:
                 reply = self._generate()
@@ -120,12 +120,12 @@ class Chat:
                     reply += delta.text
                     print(delta.text, end="", flush=True)
         except KeyboardInterrupt:
-            pass  # what was said so far stays in the conversation
+            pass  # the text so far stays in the conversation
         print(flush=True)
         self._report(stream.output.usage.completion_tokens, first - started, time.perf_counter() - first)
         used = stream.output.usage.prompt_tokens + stream.output.usage.completion_tokens
         if used >= self._window:
-            _tell(f"the answer ends here: the context of {self._window} tokens is full")
+            _tell(f"the answer was cut off: the context of {self._window} tokens is full")
         return reply
 
     def _report(self, tokens: int, wait: float, seconds: float) -> None:
@@ -139,7 +139,7 @@ class Chat:
         return self._llm.built.plan.limits.max_len
 
     def _make_room(self, error: ContextLengthError) -> bool:
-        """Ask what to give up when the conversation no longer fits; True when there is room now."""
+        """Ask what to drop when the conversation no longer fits; True if it fits afterwards."""
         _tell(str(error))
         last = self._messages[-1]
         if not self._prompt.interactive or len(self._messages) == len(self._start) + 1:
@@ -156,7 +156,7 @@ class Chat:
         return True
 
     def _drop_oldest(self) -> bool:
-        """Drop the oldest message of the user and what answered it; the newest stays. False when it is the only one."""
+        """Drop the oldest user message and its answer. False if it is the only one."""
         turns = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
         unanswered = bool(self._messages) and self._messages[-1]["role"] == "user"
         if len(turns) < 1 + unanswered:

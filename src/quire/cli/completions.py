@@ -1,4 +1,4 @@
-"""Print what completes commands, options and values in a shell.
+"""Print a shell script that completes commands, options and values.
 
 bash: quire completions bash > ~/.local/share/bash-completion/completions/quire
 zsh:  quire completions zsh > a file _quire in a folder of $fpath
@@ -16,7 +16,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option as a shell has to know it: how it is spelled, what it is for, and what may follow it."""
+    """An option as a shell completes it: its flags, its help text and its values."""
 
     flags: tuple[str, ...]
     text: str
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def commands() -> dict[str, str]:
-    """Each command and what it does, those of `quire bench` too: as they are typed."""
+    """Commands as they are typed, including those of `quire bench`, with their help."""
     from quire.cli.bench import BENCHES
     from quire.cli.main import COMMANDS
 
@@ -45,7 +45,7 @@ def commands() -> dict[str, str]:
 
 
 def options(command: str) -> Iterator[Option]:
-    """The options of a command that its help shows."""
+    """Yield the options of a command that its help shows."""
     from quire.cli.bench import bench_parser
     from quire.cli.main import command_parser
 
@@ -59,7 +59,7 @@ def options(command: str) -> Iterator[Option]:
 
 
 def _own_words(command: str) -> list[str]:
-    """What may follow a command besides options and files."""
+    """Return the words that may follow a command, besides options and files."""
     if command == "completions":
         return list(SHELLS)
     prefix = f"{command} "
@@ -182,5 +182,5 @@ def _fish() -> str:
 
 
 def _quoted(text: str) -> str:
-    """A word of a shell: zsh reads quotes in another way than fish, so there are none inside."""
+    """Quote a word for a shell, without inner quotes: zsh and fish read them differently."""
     return "'" + text.replace("'", "’") + "'"

@@ -16,13 +16,13 @@ from quire.config.serving import ServingConfig
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object
 
-# Options that are no field of a config.
+# Options without a config field.
 _EXTRA: dict[str, Any] = {"model": str, "gpu_memory_utilization": float}
 _YAML = (".yaml", ".yml")
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The options of a file, by field name. Raises ValueError for anything that is not an option."""
+    """Read the options of a file, by field name. Raises ValueError for unknown options."""
     try:
         values = _parse(path.read_bytes(), path)
     except (OSError, ValueError, CheckpointError) as error:
@@ -53,7 +53,7 @@ def _parse(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _parse_yaml(data: bytes) -> dict[str, Any]:
-    """A mapping whose scalars are all texts: what is a number or a switch is for the option to say."""
+    """Parse a mapping whose scalars are all strings; the option decides whether one is a number or a switch."""
     import yaml  # not needed without such a file
 
     try:
@@ -67,18 +67,18 @@ def _parse_yaml(data: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, node in root.value:
         if key.id != "scalar" or key.value in found:
-            raise ValueError(f"line {key.start_mark.line + 1}: a key must be a text and given once")
+            raise ValueError(f"line {key.start_mark.line + 1}: a key must be a string and occur once")
         found[key.value] = [item.value for item in node.value] if node.id == "sequence" else node.value
     return found
 
 
 def _value(value: Any, name: str, field: dataclasses.Field[Any] | None, *, texts: bool) -> Any:
-    """A file's value as its option wants it. With `texts` every scalar is one, as on the command line."""
+    """Convert a value to the type of its option. With `texts`, every scalar is a string, as on the command line."""
     if field is not None and field.default == ():
         values = value if isinstance(value, list) else [value]
         if all(isinstance(item, str) for item in values):
             return values
-        raise ValueError(f"{value!r} is not a text or a list of texts")
+        raise ValueError(f"{value!r} is not a string or a list of strings")
     annotation = _EXTRA[name].__name__ if field is None else str(field.type)
     if isinstance(value, str):
         if texts or "str" in annotation or name in SIZES:
@@ -91,4 +91,4 @@ def _value(value: Any, name: str, field: dataclasses.Field[Any] | None, *, texts
         return float(value)
     elif "int" in annotation and type(value) is int:
         return value
-    raise ValueError(f"{value!r} is not of the right type")
+    raise ValueError(f"{value!r} has the wrong type")

@@ -1,4 +1,4 @@
-"""Write a model in another format: safetensors to GGUF, GGUF to safetensors, or in other numbers."""
+"""Convert a model between safetensors and GGUF, or to another number format."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="checkpoint folder, GGUF file, or a hub name such as organisation/name")
-    parser.add_argument("out", help="what to write: a new file that ends in .gguf, or a new folder")
+    parser.add_argument("out", help="output: a new file that ends in .gguf, or a new folder")
     parser.add_argument(
         "--dtype",
         choices=("auto", "float32", "float16", "bfloat16", "q8_0"),
         default="auto",
-        help="format of the weights; auto: as they are, bfloat16 where they are quantized (default: auto)",
+        help="format of the weights; auto: unchanged, but bfloat16 if they are quantized (default: auto)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
 

@@ -1,18 +1,18 @@
-"""Options of other servers that Quire has not: what each is called here, or why there is none.
+"""Options of other servers: the Quire option to use instead, or the reason why there is none.
 
-Somebody who moves a command line over learns in one line what to change. Names of vLLM, SGLang, llama-server and TGI.
+A user who migrates a command line gets one line about each change. Names of vLLM, SGLang, llama-server and TGI.
 """
 
 from __future__ import annotations
 
-# Would change what is served or how, so the start stops and says why.
-_ONE_PROCESS = "one process computes a model"
+# These would change what is served or how, so the start fails with the reason.
+_ONE_PROCESS = "a model runs in one process"
 _ADAPTERS = "adapters are not supported"
 _TOOLS = "tool calls are not parsed"
 _CHECKPOINT = "it is part of the checkpoint"
-_HUB = "files of the hub are in the care of huggingface_hub: set the environment variable {}"
+_HUB = "huggingface_hub manages the files of the hub: set the environment variable {}"
 _STRUCTURED = "structured output is not supported"
-_REQUEST = "a request brings its own, and the checkpoint's generation_config.json the defaults"
+_REQUEST = "requests set their own parameters, and the checkpoint's generation_config.json the defaults"
 REFUSED: dict[str, str] = {
     "trust-remote-code": "code in checkpoints is never run",
     "tokenizer": _CHECKPOINT,
@@ -23,9 +23,9 @@ REFUSED: dict[str, str] = {
     "rope-theta": _CHECKPOINT,
     "download-dir": _HUB.format("HF_HUB_CACHE to the folder"),
     "hf-token": _HUB.format("HF_TOKEN"),
-    "hf-file": "write it behind the model's name: organisation/name:file.gguf",
-    "revision": "give the folder of the revision that was downloaded",
-    "chat-template-content-format": "the template itself shows which form it takes",
+    "hf-file": "append it to the model's name: organisation/name:file.gguf",
+    "revision": "pass the folder of the downloaded revision as the model",
+    "chat-template-content-format": "the format is detected from the template",
     "prefix-caching-hash-algo": "prefixes are found in a tree of tokens, not by hashes",
     "enable-expert-parallel": _ONE_PROCESS,
     "enable-lora": _ADAPTERS,
@@ -42,7 +42,7 @@ REFUSED: dict[str, str] = {
     "tool-call-parser": _TOOLS,
     "reasoning-parser": "reasoning is not separated from the answer",
     "reasoning-budget": "reasoning is not separated from the answer",
-    "allowed-media-domains": "images and other media are not accepted, and no address is ever fetched",
+    "allowed-media-domains": "images and other media are not accepted, and no URL is ever fetched",
     "limit-mm-per-prompt": "images and other media are not accepted",
     "models-dir": "a server serves one model",
     "embedding": "the server generates text only",
@@ -50,42 +50,42 @@ REFUSED: dict[str, str] = {
     "structured-outputs-config": _STRUCTURED,
     "guided-decoding-backend": _STRUCTURED,
     "grammar-backend": _STRUCTURED,
-    "attention-backend": "the kernels are Quire's own",
+    "attention-backend": "Quire has only its own kernels",
     "override-generation-config": _REQUEST,
     "default-chat-template-kwargs": _REQUEST,
     "temp": _REQUEST,
-    "n-predict": "a request names its own max_tokens; quire generate has --max-tokens",
-    "-n": "a request names its own max_tokens; quire generate has --max-tokens",
-    "-p": "it is the prompt of quire generate; the port of quire serve is --port",
-    "max-logprobs": "a request may ask for 20 in a chat and 64 in a completion",
-    "allow-credentials": "keys travel in a header, never in cookies",
-    "allowed-methods": "the methods of the routes are allowed, and no other",
-    "allowed-headers": "the headers that the routes read are allowed, and no other",
-    "root-path": "a proxy in front has to remove the prefix",
-    "middleware": "no code is loaded into the server",
-    "ssl-ca-certs": "certificates of clients are not checked",
-    "ssl-cert-reqs": "certificates of clients are not checked",
+    "n-predict": "requests set max_tokens themselves; quire generate has --max-tokens",
+    "-n": "requests set max_tokens themselves; quire generate has --max-tokens",
+    "-p": "it is the prompt of quire generate; use --port for the port of quire serve",
+    "max-logprobs": "the maximum is 20 in a chat and 64 in a completion",
+    "allow-credentials": "keys are sent in a header, never in cookies",
+    "allowed-methods": "only the methods of the routes are allowed",
+    "allowed-headers": "only the headers that the routes read are allowed",
+    "root-path": "remove the prefix in a proxy in front of the server",
+    "middleware": "the server loads no external code",
+    "ssl-ca-certs": "client certificates are not checked",
+    "ssl-cert-reqs": "client certificates are not checked",
 }
-# Switches that ask for what is done anyway: they are taken, and change nothing.
+# Switches for things that Quire always does: they are accepted and change nothing.
 ALWAYS: dict[str, str] = {
-    "enable-prompt-tokens-details": "usage always tells the cached tokens",
-    "enable-cache-report": "usage always tells the cached tokens",
-    "enable-metrics": "/metrics is always there",
-    "metrics": "/metrics is always there",
+    "enable-prompt-tokens-details": "usage always includes the cached tokens",
+    "enable-cache-report": "usage always includes the cached tokens",
+    "enable-metrics": "/metrics is always available",
+    "metrics": "/metrics is always available",
     "enable-deterministic-inference": "one request gives the same bits whatever else runs",
-    "enforce-eager": "steps run as they are, without captured graphs",
-    "disable-cuda-graph": "steps run as they are, without captured graphs",
+    "enforce-eager": "steps are never captured as graphs",
+    "disable-cuda-graph": "steps are never captured as graphs",
     "disable-log-requests": "requests are logged with --access-log only",
     "no-enable-log-requests": "requests are logged with --access-log only",
     "disable-uvicorn-access-log": "requests are logged with --access-log only",
     "disable-log-stats": "statistics are at /metrics, not in the log",
     "disable-custom-all-reduce": _ONE_PROCESS,
-    "cont-batching": "batches are continuous unless --batching says otherwise",
-    "-cb": "batches are continuous unless --batching says otherwise",
+    "cont-batching": "batching is continuous by default (--batching)",
+    "-cb": "batching is continuous by default (--batching)",
     "jinja": "templates are always rendered",
-    "enable-per-request-metrics": "a request asks for its own with `timings`",
+    "enable-per-request-metrics": "a request turns them on with `timings`",
 }
-# The same with values: those that ask for what is done anyway, and why no others are taken.
+# The same with values: those that Quire always uses, and why others are refused.
 PASSING: dict[str, tuple[tuple[str, ...], str]] = {
     "tensor-parallel-size": (("1",), _ONE_PROCESS),
     "pipeline-parallel-size": (("1",), _ONE_PROCESS),
@@ -94,24 +94,24 @@ PASSING: dict[str, tuple[tuple[str, ...], str]] = {
     "tp-size": (("1",), _ONE_PROCESS),
     "tp": (("1",), _ONE_PROCESS),
     "num-shard": (("1",), _ONE_PROCESS),
-    "data-parallel-size": (("1",), "start several servers behind a balancer"),
-    "-dp": (("1",), "start several servers behind a balancer"),
+    "data-parallel-size": (("1",), "start several servers behind a load balancer"),
+    "-dp": (("1",), "start several servers behind a load balancer"),
     "n-gpu-layers": (("0",), "the native kernels run on the CPU"),
     "gpu-layers": (("0",), "the native kernels run on the CPU"),
     "-ngl": (("0",), "the native kernels run on the CPU"),
-    "flash-attn": (("on", "auto", "1"), "attention never stores the matrix of scores"),
-    "-fa": (("on", "auto", "1"), "attention never stores the matrix of scores"),
-    "swap-space": (("0",), "preempted sequences are computed again, not swapped"),
-    "cpu-offload-gb": (("0",), "the weights are in this machine's memory anyway"),
+    "flash-attn": (("on", "auto", "1"), "attention never stores the score matrix"),
+    "-fa": (("on", "auto", "1"), "attention never stores the score matrix"),
+    "swap-space": (("0",), "preempted sequences are recomputed, not swapped"),
+    "cpu-offload-gb": (("0",), "the weights are in main memory anyway"),
     "tokenizer-mode": (("auto",), _CHECKPOINT),
     "config-format": (("auto", "hf"), _CHECKPOINT),
     "generation-config": (("auto",), _REQUEST),
     "runner": (("auto", "generate"), "the server generates text only"),
     "task": (("auto", "generate"), "the server generates text only"),
-    "preemption-mode": (("recompute",), "preempted sequences are computed again"),
-    "response-role": (("assistant",), "answers are the assistant's"),
+    "preemption-mode": (("recompute",), "preempted sequences are recomputed"),
+    "response-role": (("assistant",), "answers always have the role assistant"),
 }
-# The same under another name.
+# Options with another name in Quire.
 CALLED: dict[str, str] = {
     "hostname": "--host",
     "api-keys": "--api-key",
@@ -153,9 +153,9 @@ CALLED: dict[str, str] = {
 
 
 def explain(name: str) -> str:
-    """What an option that is not one of Quire's stands for here; "" for one that nobody has.
+    """Explain an option that Quire does not have; "" if no known server has it.
 
-    `name` is without leading dashes when it has two.
+    `name` has no leading dashes if the option has two.
     """
     if name in REFUSED:
         return f"is not supported: {REFUSED[name]}"
@@ -164,11 +164,11 @@ def explain(name: str) -> str:
     if name in PASSING:
         values, why = PASSING[name]
         return f"takes only {' or '.join(values)}: {why}"
-    return f"is another server's: here it is {CALLED[name]}" if name in CALLED else ""
+    return f"is an option of another server: use {CALLED[name]}" if name in CALLED else ""
 
 
 def passes(name: str, value: object) -> bool:
-    """Whether an option of another server, with this value, asks for what is done anyway."""
+    """Whether an option of another server, with this value, is what Quire always does."""
     if name in ALWAYS:
         return value is True or value == "true"
     return name in PASSING and str(value) in PASSING[name][0]

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt", "-p", help="text to continue; - reads standard input")
     source.add_argument("--prompt-token-ids", metavar="IDS", help="token ids to continue, like 1,2,3")
     parser.add_argument(
-        "--chat", action="store_true", help="ask the prompt as a user's message, under the chat template"
+        "--chat", action="store_true", help="send the prompt as a user message, using the chat template"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the time
+    gc.disable()  # imports leave no garbage, and collecting takes a tenth of the time
     from quire.engine.build.opening import find_model, has_tokenizer
     from quire.llm import LLM
 
-    gc.freeze()  # modules are not looked through again
+    gc.freeze()  # the collector skips modules from now on
     gc.enable()
     asked = _prompt(args)
     name = named_model(args.model, quiet=args.quiet)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         and (folder / "config.json").exists()
         and not has_tokenizer(folder)
     ):
-        raise RequestError("prompt", f"{folder} has no tokenizer: give token ids, --prompt-token-ids")
+        raise RequestError("prompt", f"{folder} has no tokenizer: pass token ids with --prompt-token-ids")
     with LLM(name, progress=not args.quiet, **engine_fields(args)) as llm:
         if not args.quiet:
             notice(llm)
@@ -90,7 +90,7 @@ def engine_fields(args: argparse.Namespace) -> dict[str, Any]:
 def _prompt(args: argparse.Namespace) -> str | list[int]:
     if args.prompt_token_ids is not None:
         if args.chat:
-            raise RequestError("chat", "takes a text, not --prompt-token-ids")
+            raise RequestError("chat", "needs --prompt, not --prompt-token-ids")
         try:
             return [int(token) for token in args.prompt_token_ids.split(",")]
         except ValueError:
@@ -99,13 +99,13 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
 
 
 def _piece_of(llm: LLM) -> Piece:
-    """What tells a token's text; of a model without a tokenizer it is empty."""
+    """Return a function from token id to text; the text is empty without a tokenizer."""
     tokenizer = llm.built.model.tokenizer
     return lambda token: "" if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
 def _tables(output: RequestOutput, piece: Piece) -> Iterator[str]:
-    """The logprobs that were asked for, a line a token: its own, its rank, and the most likely ones there."""
+    """Yield the requested logprobs, one line per token: its logprob, its rank, and the most likely tokens."""
     found = [(f"sample {s.index}" if len(output.outputs) > 1 else "", s.logprobs) for s in output.outputs]
     for name, positions in (("prompt", output.prompt_logprobs), *found):
         known = [position for position in positions or () if position]
@@ -123,7 +123,7 @@ def _shown(token: TokenLogprob, piece: Piece) -> str:
 
 
 def to_json(output: RequestOutput, piece: Piece) -> dict[str, Any]:
-    """A request's output as plain JSON values. Times are seconds; logprobs are natural logarithms."""
+    """Return the output of a request as plain JSON values. Times are seconds; logprobs are natural logarithms."""
     timings, usage = output.timings, output.usage
     decoded = usage.completion_tokens - len(output.outputs)
     decode_seconds = timings.finished - timings.first_token

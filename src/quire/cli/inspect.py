@@ -1,4 +1,4 @@
-"""Show what a model is, without loading its weights: spec, ops, bytes, and what a step costs."""
+"""Show a model without loading its weights: spec, ops, bytes, and the cost of a step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    gc.disable()  # a large checkpoint has 10^5 tensors, and none of what is made for them is garbage
+    gc.disable()  # a large checkpoint has 10^5 tensors, and their objects are no garbage
     try:
         return _run(args)
     finally:
@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
-    """Everything `quire inspect` knows, as plain JSON values. Bytes are bytes, times seconds."""
+    """Return everything that `quire inspect` shows, as plain JSON values. Times are seconds."""
     from quire.engine.build.assemble import open_weights
     from quire.types import QuireError
 
@@ -94,7 +94,7 @@ def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dic
 def _report(
     model: Model, asked: EngineConfig, args: argparse.Namespace, weights: Source | None, problem: str | None
 ) -> dict[str, Any]:
-    """`problem` is why there are no `weights`."""
+    """`problem` says why there are no `weights`."""
     from quire.engine.build.assemble import choose, machine_facts
     from quire.engine.build.opening import tokenizer_memory
     from quire.engine.host.held import memory_beside
@@ -148,7 +148,7 @@ def _report(
 
 
 def _tokenizer(model: Model) -> dict[str, Any] | None:
-    """Kind, tokens and chat templates (name -> characters), from what stands before the merges; None without one."""
+    """Kind, tokens and chat templates (name -> characters), read without the merges; None without a tokenizer."""
     from quire.engine.build.opening import tokenizer_outline
     from quire.types import QuireError
 
@@ -163,7 +163,7 @@ def _tokenizer(model: Model) -> dict[str, Any] | None:
 
 
 def _active(program: Program) -> dict[str, int]:
-    """Of one token: the parameters that take part, experts that it goes to counted, and the weight bytes read."""
+    """Per token: parameters in use, counting only the experts that it selects, and weight bytes read."""
     from quire.program.cost import Row, active_parameters, step_cost
 
     read = step_cost(program, [Row(1, 0)], 1).total.weight_bytes
@@ -171,8 +171,8 @@ def _active(program: Program) -> dict[str, int]:
 
 
 def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, Any], str | None]:
-    """The formats that weights are stored in: tensors and bytes of each, and how many of them are turned into floats;
-    and why the weights could not be loaded, as far as headers tell.
+    """The stored formats of the weights: tensors and bytes of each, and how many are converted to floats;
+    and why the weights cannot be loaded, as far as headers show.
     """
     from quire.engine.build.assemble import weight_origin
     from quire.loader.load import check_headers
@@ -202,12 +202,12 @@ def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, A
 
 
 def _measure(config: ResolvedConfig) -> Machine:
-    """This machine's limits now, over the threads that would be used: the best of three."""
+    """Measure the limits of this machine with the threads of the engine: the best of three."""
     from quire import _native
     from quire.program.cost import Machine
 
     core = _native.Executor(config.isa, config.threads)
-    # Past the caches and no more: bringing in fresh memory takes longer than reading it.
+    # Only just larger than the caches: new memory takes longer to get than to read.
     probe = _native.BandwidthProbe(core, 64 * 2**20)
     bf16 = config.weights == "bf16"  # float16 is multiplied as float32
     dtype = _native.DType.i8 if config.quantized else _native.DType.bf16 if bf16 else _native.DType.f32
@@ -216,7 +216,7 @@ def _measure(config: ResolvedConfig) -> Machine:
 
 
 def _runs(layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Equal neighbouring layers as one entry: {"first", "last", **layer}."""
+    """Join equal neighbouring layers: {"first", "last", **layer}."""
     runs: list[dict[str, Any]] = []
     for i, layer in enumerate(layers):
         if runs and {k: v for k, v in runs[-1].items() if k not in {"first", "last"}} == layer:
@@ -246,7 +246,7 @@ def _kv(program: Program) -> dict[str, Any]:
 
 
 def _kv_shares(spec: ModelSpec) -> dict[str, float]:
-    """Of what one token adds to the cache: the part that full layers keep, and the whole in parts of MHA's."""
+    """Of the bytes that a token adds to the cache: the share of full layers, and the ratio to MHA."""
     from quire.spec.describe import kv_elements, mha_elements
 
     every = kv_elements(spec)
@@ -257,7 +257,7 @@ def _kv_shares(spec: ModelSpec) -> dict[str, float]:
 
 
 def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict[str, int]) -> dict[str, Any]:
-    """The plan of one process, or of one with what a server's other process holds `beside` it."""
+    """The memory plan of one process; `beside` is what the other process of a server holds."""
     from quire.engine.build.budget import plan_memory
 
     try:
@@ -274,7 +274,7 @@ def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict
 
 
 def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str, Any] | None:
-    """The copy of packed weights that a start would map; None where none is kept. `bytes` is 0 when there is none."""
+    """The packed copy that a start would map; None if the model is not cached. `bytes` is 0 if it is missing."""
     from quire.engine.build.assemble import weight_origin
     from quire.engine.build.weights import packed_place
     from quire.program.memory import weight_bytes
@@ -332,7 +332,7 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     if active["parameters"] < report["parameters"]:
         share = active["parameters"] / report["parameters"]
         lines.append(
-            f"  {active['parameters'] / 1e6:.1f} M active parameters a token ({share:.1%}), "
+            f"  {active['parameters'] / 1e6:.1f} M active parameters per token ({share:.1%}), "
             f"{format_size(active['weight_bytes'])} of weights read"
         )
     lines += _layer_lines(spec)
@@ -348,14 +348,14 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     scales = f", {kv['scale_bytes_per_token']} of them scales" if kv["scale_bytes_per_token"] else ""
     lines += [
         "",
-        f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes a token{scales}, {len(kv['groups'])} group(s)",
+        f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes per token{scales}, {len(kv['groups'])} group(s)",
     ]
     for group in kv["groups"]:
         window = f"window {group['window']}" if group["window"] else "full attention"
         lines.append(f"  {len(group['layers'])} layers, {window}")
     kept = round(kv["bytes_per_token"] * kv["share_beyond_windows"])
-    beyond = f"; {kept} bytes a token beyond the windows" if kv["share_beyond_windows"] < 1 else ""
-    lines.append(f"  {kv['share_of_mha']:.3g} of what multi-head attention would need{beyond}")
+    beyond = f"; {kept} bytes per token beyond the windows" if kv["share_beyond_windows"] < 1 else ""
+    lines.append(f"  {kv['share_of_mha']:.3g} of the bytes of multi-head attention{beyond}")
     lines += ["", "memory of generate and chat", *_memory_lines(report["memory"])]
     lines += ["", "memory of serve", *_memory_lines(report["server_memory"])]
     lines += ["", _packed_line(report["packed"]), "", "steps", *_step_lines(report)]
@@ -367,9 +367,9 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
 def _tokenizer_line(report: dict[str, Any]) -> str:
     found = report["tokenizer"]
     if found is None:
-        return "no tokenizer: the model works on token ids only"
+        return "no tokenizer: the model takes token ids only"
     if "error" in found:
-        return f"tokenizer not usable: {found['error']}"
+        return f"the tokenizer cannot be used: {found['error']}"
     templates = ", ".join(f"{name} ({size} characters)" for name, size in found["chat_templates"].items())
     ends = ", ".join(map(str, report["eos_token_ids"])) or "none"
     return (
@@ -379,7 +379,7 @@ def _tokenizer_line(report: dict[str, Any]) -> str:
 
 
 def _layer_lines(spec: dict[str, Any]) -> list[str]:
-    """Equal layers on one line, wherever they are, and what the model multiplies."""
+    """One line for all equal layers, wherever they are, and the model's multipliers."""
     from quire.spec.describe import ranges
 
     found: list[tuple[dict[str, Any], list[int]]] = []
@@ -449,14 +449,14 @@ def _stored_lines(stored: dict[str, Any], computed: str) -> list[str]:
 
 
 def _how(name: str, entry: dict[str, Any], computed: str) -> str:
-    """What is done with weights of a quantized format."""
+    """Say how weights of a quantized format are computed."""
     if name in {"F32", "F16", "BF16"}:
         return ""
     if not entry["dequantized"]:
-        return "  computed in their own codes"
+        return "  computed from their codes"
     if entry["dequantized"] == entry["tensors"]:
         return f"  dequantized at load, linears computed in {computed}"
-    return f"  {entry['dequantized']} of them dequantized at load, the others computed in their own codes"
+    return f"  {entry['dequantized']} of them dequantized at load, the others computed from their codes"
 
 
 def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
@@ -467,12 +467,12 @@ def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     mixers = [i for i, op in enumerate(ops) if op["op"] in {"Attend", "LatentAttend"}]
     layers = len(mixers)
     first = mixers[1] - mixers[0] if layers > 1 else body - before  # ops of the first layer
-    same = "the same" if before + first * layers == body else "others, listed by --ops, or the same"
+    same = "the same" if before + first * layers == body else "the same or other (see --ops)"
     shown = range(len(ops)) if all_ops else [*range(before + first), *range(body, len(ops))]
     lines = []
     for i in shown:
         if i == body and not all_ops:
-            lines.append(f"  … {same} {first} ops for each of {layers} layers, then the head:")
+            lines.append(f"  … {same} {first} ops in each of {layers} layers, then the head:")
         op = ops[i]
         weight = op.get("weight") or op.get("table")
         shape = f" {weight} {shapes[weight]}" if weight else ""
@@ -514,14 +514,14 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
     limits = memory["limits"]
     lines.append(
         f"  {memory['kv_tokens']} tokens of KV; sequences up to {limits['max_len']}, "
-        f"{limits['max_rows']} at once, {limits['max_tokens']} tokens a step"
+        f"{limits['max_rows']} at once, {limits['max_tokens']} tokens per step"
     )
     return lines
 
 
 def _packed_line(packed: dict[str, Any] | None) -> str:
     if packed is None:
-        return "packed weights are not kept on disk for this model and these options"
+        return "packed weights are not cached for this model and these options"
     size, used = packed["bytes"], format_size(packed["cache_bytes"])
     here = f"{format_size(size)} at" if size else "none yet; the first start writes"
     return f"packed weights: {here} {packed['path']} ({used} of {format_size(packed['cache_limit'])} used)"

@@ -1,4 +1,4 @@
-"""The `quire` command. Only what a subcommand needs is imported, so that --help answers at once."""
+"""The `quire` command. It imports only the modules of the subcommand, so that --help answers at once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": ("quire.cli.serve", "serve the OpenAI API over HTTP"),
     "generate": ("quire.cli.generate", "generate from a prompt"),
-    "chat": ("quire.cli.chat", "talk to a model"),
-    "convert": ("quire.cli.convert", "write a model as safetensors or GGUF, or in other numbers"),
-    "inspect": ("quire.cli.inspect", "show what a model is, what it costs and what would be computed"),
-    "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, parts that do not fit"),
+    "chat": ("quire.cli.chat", "chat with a model"),
+    "convert": ("quire.cli.convert", "convert a model to safetensors or GGUF, or to another number format"),
+    "inspect": ("quire.cli.inspect", "show what a model contains, costs and computes"),
+    "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
-    "completions": ("quire.cli.completions", "print what completes commands and options in a shell"),
+    "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }
-# A benchmark's result file names its command line, so that has to say everything.
+# The result file of a benchmark contains its command line, which must therefore be complete.
 READ_ENVIRONMENT = ("serve", "generate", "chat", "convert", "inspect", "verify")
 _ENVIRONMENT = (
     "Each option has an environment variable: QUIRE_MAX_MODEL_LEN is the default of --max-model-len."
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QuireError as error:
         say(f"quire: {error}")
     except ValueError as error:
-        # a choice that cannot be met: the message starts with the field, which is the option's name
+        # an invalid option: the message starts with the field, which is the name of the option
         say(f"quire: {error}")
         return 2
     except KeyboardInterrupt:
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _refused_thread(error):
             raise
         print(
-            "quire: the system does not start another thread or process: raise the limit of processes (ulimit -u, a"
-            " container's pids limit), or lower --threads",
+            "quire: cannot start another thread or process: raise the process limit (ulimit -u, or the pids limit of"
+            " the container), or lower --threads",
             file=sys.stderr,
         )
     except BrokenPipeError:
@@ -80,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused_thread(error: BaseException) -> bool:
-    """Whether this is what fork and the start of a thread raise at a limit of processes."""
+    """Whether fork or the start of a thread failed at a process limit."""
     return isinstance(error, BlockingIOError) or "can't start new thread" in str(error)
 
 
 def command_parser(name: str) -> Parser:
-    """The parser of a command, with its options."""
+    """Return the parser of a command, with its options."""
     from quire.cli.parser import Parser
 
     command, environment = _command(name), name in READ_ENVIRONMENT
@@ -104,7 +104,7 @@ def _command(name: str) -> Any:
 
 
 def _no_command(args: list[str]) -> int:
-    """What `quire` answers without a command: its options, or what is wrong with the word."""
+    """Handle `quire` without a command: print the help, or the error."""
     if args and not args[0].startswith("-"):
         from quire.cli.parser import nearest
 
@@ -117,7 +117,7 @@ def _no_command(args: list[str]) -> int:
 
 
 def _name_unknown_variables(name: str, parser: Parser) -> None:
-    """Warn of variables that look like options and are none of any command."""
+    """Warn of variables that look like options but belong to no command."""
     from quire.config.env import VARIABLES, option_variables
 
     if name not in READ_ENVIRONMENT:
@@ -135,7 +135,7 @@ def _name_unknown_variables(name: str, parser: Parser) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Standard streams that the caller closed lead nowhere; else what is opened next would take their place."""
+    """Open closed standard streams on the null device; otherwise the next open file would take their place."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -146,7 +146,7 @@ def _open_closed_streams() -> None:
 
 
 def _reader_left() -> bool:
-    """Whether nobody reads what is printed any more, as under `| head`; the interpreter then says nothing about it."""
+    """Whether the reader of standard output has gone, as under `| head`; silences the interpreter about it."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):

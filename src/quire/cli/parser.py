@@ -1,4 +1,4 @@
-"""The parser behind every command: hints for unknown options, the environment, and a model that stands anywhere."""
+"""The parser behind every command: hints for unknown options, environment variables, and a model in any position."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SWITCH = {
     "no": False,
 }
 _ALIKE = 0.7
-# organisation/name, also with a choice of a GGUF file behind it
+# organisation/name, optionally followed by the choice of a GGUF file
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+|/[\w./-]+\.gguf)?", re.ASCII)
 
 
 class Several(argparse.Action):
-    """One value or several: those of repeated options add up, and replace the default."""
+    """One value or several. Repeated options add up; together they replace the default."""
 
     def __call__(
         self, _: argparse.ArgumentParser, found: argparse.Namespace, values: Any, flag: str | None = None
@@ -41,10 +41,10 @@ class Several(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that takes no abbreviations and names the nearest option for one that it does not know.
+    """A parser that takes no abbreviations and suggests the nearest option for an unknown one.
 
-    With `environment`, the variable QUIRE_NAME is the default of the option --name; what was taken from there is in
-    `environment` of what `parse_args` returns.
+    With `environment`, the variable QUIRE_NAME is the default of the option --name. The values taken from variables are
+    in `environment` of the returned namespace.
     """
 
     def __init__(self, *, environment: bool = False, **options: Any) -> None:
@@ -58,7 +58,9 @@ class Parser(argparse.ArgumentParser):
         if rest:
             known = [flag for action in self._actions if action.help != argparse.SUPPRESS
                      for flag in action.option_strings]  # fmt: skip
-            flags = [word for word in rest if word.startswith("-")]  # values of unknown options are no news
+            flags = [
+                word for word in rest if word.startswith("-")
+            ]  # values of unknown options are not reported
             self.error("; ".join(_unknown(word, known) for word in flags or rest))
         self._find_model(found, words)
         if self._environment:
@@ -68,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> Any:
-        """End with status 2 and one line: the usage of a command with many options would hide it."""
+        """Exit with status 2 and one line, which the long usage would hide."""
         self.exit(2, f"{self.prog}: {message}\n({self.prog} --help lists the options)\n")
 
     def format_help(self) -> str:
@@ -80,10 +82,10 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def _get_option_tuples(self, _: str) -> list[Any]:
-        return []  # -tp is not -t p: options of one letter are written apart from their value
+        return []  # -tp is not -t p: a one-letter option is separated from its value
 
     def variables(self) -> dict[str, argparse.Action]:
-        """The environment variables that this parser reads, and the options that they stand for."""
+        """Return the environment variables of this parser and their options."""
         one_of = [group for group in self._mutually_exclusive_groups if group.required]
         asked = {id(action) for group in one_of for action in group._group_actions}
         return {
@@ -107,9 +109,9 @@ class Parser(argparse.ArgumentParser):
         return taken
 
     def _value(self, action: argparse.Action, name: str, text: str) -> Any:
-        """A variable's text as its option would take it."""
+        """Convert the text of a variable as its option would."""
         if not text.strip():
-            self.error(f"{name}: the variable is empty; unset it or give it a value")
+            self.error(f"{name}: the variable is empty; unset it or set a value")
         values = []
         for part in map(str.strip, text.split(",")) if isinstance(action, Several) else [text]:
             try:
@@ -120,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         return values if isinstance(action, Several) else values[0]
 
     def _find_model(self, found: argparse.Namespace, words: list[str]) -> None:
-        """Take the model as an argument, as --model, or as the last of an option's values, where it cannot be one."""
+        """Find the model: an argument, --model, or the last value of an option that takes several."""
         option = found.__dict__.pop("model_option", None)
         lists = found.__dict__.pop("lists", [])
         place = next((a for a in self._actions if a.dest == "model" and not a.option_strings), None)
@@ -128,7 +130,7 @@ class Parser(argparse.ArgumentParser):
             return
         asked = getattr(found, "model", place.default)
         if asked is not place.default and option not in {None, asked}:
-            self.error(f"the model is named twice: {asked} and {option}")
+            self.error(f"the model is given twice: {asked} and {option}")
         if option is not None:
             found.model = option
         if option is not None or asked is not place.default:
@@ -147,20 +149,20 @@ class Parser(argparse.ArgumentParser):
         if doubtful and place.default in {None, argparse.SUPPRESS}:
             flag = doubtful[0][0]
             self.error(  # values may be secret
-                f"{flag}: a value looks like a model, and no model is named: write the model first ({self.prog} MODEL "
-                f"{flag} …) or as --model MODEL, and a value that only looks like one as {flag}=VALUE"
+                f"{flag}: a value looks like a model, but no model is given: put the model first ({self.prog} MODEL "
+                f"{flag} …), use --model MODEL, or write a value that is no model as {flag}=VALUE"
             )
 
 
 def switch(text: str) -> bool:
-    """Whether a switch is on. Raises ValueError for a text that does not say so."""
+    """Parse a switch. Raises ValueError for other words than those of a switch."""
     if text.lower() not in _SWITCH:
         raise ValueError(f"{text!r} is not one of {', '.join(_SWITCH)}")
     return _SWITCH[text.lower()]
 
 
 def _is_model(text: str) -> bool:
-    """Whether this is surely meant as the model: one that ships with Quire, or is there."""
+    """Whether this is certainly the model: bundled with Quire, or existing on disk."""
     path = os.path.expanduser(text)
     if os.path.isdir(path):
         return "/" in text and any(
@@ -176,25 +178,25 @@ def _may_be_model(text: str) -> bool:
 
 def _unknown(word: str, known: list[str]) -> str:
     flag = word.partition("=")[0]
-    told = explain(flag.removeprefix("--"))
-    return f"{flag} {told}" if told else f"unrecognized argument: {word}{nearest(flag, known)}"
+    reason = explain(flag.removeprefix("--"))
+    return f"{flag} {reason}" if reason else f"unrecognized argument: {word}{nearest(flag, known)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean …?)" for the name most like `name`, "" when none is."""
+    """ " (did you mean …?)" with the name most similar to `name`, "" if there is none."""
     found = max(known, key=lambda other: _likeness(name, other), default="")
     return f" (did you mean {found}?)" if found and _likeness(name, found) >= _ALIKE else ""
 
 
 def _likeness(name: str, other: str) -> float:
-    """How like two names are, or a name and another one's beginning; 1 when they are equal."""
+    """Similarity of two names, or of a name and the start of the other; 1 if they are equal."""
     name, other = name.lstrip("-"), other.lstrip("-")
     begins = difflib.SequenceMatcher(None, name, other[: len(name)]).ratio() if len(name) > 3 else 0.0
     return max(difflib.SequenceMatcher(None, name, other).ratio(), 0.9 * begins)
 
 
 class _Passing(argparse.Action):
-    """An option of another server, with a value that asks for what is done anyway."""
+    """An option of another server with a value that Quire always uses."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, _: argparse.Namespace, value: Any, flag: str | None = None
@@ -205,7 +207,7 @@ class _Passing(argparse.Action):
 
 
 def add_passing_options(parser: argparse.ArgumentParser) -> None:
-    """Options of other servers that ask for what Quire does anyway: they change nothing."""
+    """Add options of other servers for things that Quire always does: they change nothing."""
     for name in (*ALWAYS, *PASSING):
         parser.add_argument(
             name if name.startswith("-") else f"--{name}",

@@ -1,4 +1,4 @@
-"""The line that a chat is typed on: history, arrows, completion and pasted lines from readline, where there is one."""
+"""The input line of a chat: history, cursor keys, completion and pasted lines, with readline if available."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from types import ModuleType, TracebackType
 from quire.config.env import cache_folder
 
 COMMANDS = {
-    "/help": "this list",
+    "/help": "show this list",
     "/clear": "start the conversation over",
     "/drop": "forget the oldest turn",
-    "/exit": "leave, as Ctrl-D does",
-    '"""': "begins and ends a message of several lines",
-    "Ctrl-C": "ends the answer, and clears a line that is being typed",
+    "/exit": "exit, like Ctrl-D",
+    '"""': "begins and ends a multi-line message",
+    "Ctrl-C": "ends the answer, or clears the input line",
 }
 LEAVE = frozenset(("/exit", "/quit", "/bye"))
 _FENCE = '"""'
 _HISTORY_LINES = 1000
 
 
-class Prompt:
-    """Reads messages from the terminal, or line by line from what standard input is instead.
+class ChatInput:
+    """Reads messages from the terminal, or line by line from another standard input.
 
-    With `keep`, what is typed is there in the next chat: in a file that its owner alone can read.
+    With `keep`, the input history is saved for the next chat in a file that only its owner can read.
     """
 
     def __init__(self, *, keep: bool) -> None:
@@ -34,9 +34,9 @@ class Prompt:
         folder = cache_folder()
         self._file = folder / "chat_history" if keep and folder is not None else None
 
-    def __enter__(self) -> Prompt:
+    def __enter__(self) -> ChatInput:
         if self._readline is not None and self._file is not None:
-            with contextlib.suppress(OSError):  # the first chat has none
+            with contextlib.suppress(OSError):  # the first chat has no history
                 self._readline.read_history_file(str(self._file))
         return self
 
@@ -45,13 +45,13 @@ class Prompt:
     ) -> None:
         if self._readline is not None and self._file is not None:
             self._readline.set_history_length(_HISTORY_LINES)
-            with contextlib.suppress(OSError):  # a chat that leaves no trace is a chat all the same
+            with contextlib.suppress(OSError):  # the history is optional
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(self._file, os.O_CREAT | os.O_WRONLY, 0o600))
                 self._readline.write_history_file(str(self._file))
 
     def read(self) -> str | None:
-        """The next message or command, None at the end of input."""
+        """Read the next message or command; None at the end of input."""
         line = self._line("> ")
         if line is None or not line.startswith(_FENCE):
             return line
@@ -61,7 +61,7 @@ class Prompt:
         return "\n".join(lines).removesuffix(_FENCE)
 
     def ask(self, question: str) -> str:
-        """The first letter of an answer in lower case, "" for none; it is not kept."""
+        """Ask and return the first letter of the answer in lower case, "" for none. It is not saved."""
         try:
             answer = input(question)
         except (EOFError, KeyboardInterrupt):
@@ -78,7 +78,7 @@ class Prompt:
             except KeyboardInterrupt:
                 if not self.interactive:
                     raise
-                print("\n(Ctrl-D leaves)")
+                print("\n(Ctrl-D exits)")
             except EOFError:
                 if self.interactive:
                     print()
@@ -88,7 +88,7 @@ class Prompt:
 def _readline() -> ModuleType | None:
     try:
         import readline
-    except ImportError:  # a Python that was built without
+    except ImportError:  # a Python built without readline
         return None
 
     def complete(text: str, state: int) -> str | None:

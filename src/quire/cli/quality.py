@@ -1,4 +1,4 @@
-"""`quire inspect --quality`: what rounding weights, keys and values costs, measured on texts."""
+"""`quire inspect --quality`: the loss from rounding weights, keys and values, measured on texts."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quality",
         action="store_true",
-        help="load the weights and measure what int8 and int4 weights and an int8 KV cache (or those that "
-        "--quantization and --kv-cache-dtype name) change in the predictions over the model's own text and a short "
-        "built-in one",
+        help="load the weights and measure how int8 and int4 weights and an int8 KV cache (or the values of "
+        "--quantization and --kv-cache-dtype) change the predictions on the model's own text and a short built-in "
+        "text",
     )
     parser.add_argument(
-        "--text", metavar="FILE", help="text of --quality instead of these, UTF-8, at most 4 MiB"
+        "--text", metavar="FILE", help="text for --quality instead of these, UTF-8, at most 4 MiB"
     )
 
 
 def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any] | None:
-    """The measurement as plain JSON values; None when it was not asked for.
+    """Measure and return plain JSON values; None if it was not requested.
 
-    Raises ValueError for a text that cannot be used, MemoryBudgetError when two copies of the weights do not fit.
+    Raises ValueError for an unusable text, MemoryBudgetError if two copies of the weights do not fit.
     """
     if not args.quality:
         if args.text is not None:
-            raise ValueError("text: is only used with --quality")
+            raise ValueError("text: needs --quality")
         return None
     from quire.offline.quality import measure
     from quire.util.progress import ByteProgress, CountProgress
@@ -60,7 +60,7 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
 
 
 def _prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """What the model is to go on from: questions when its chat template takes them, else openings of texts."""
+    """Prompts for the model: questions if its chat template accepts them, else openings of texts."""
     from quire.offline.texts import QUESTIONS, TEXT
     from quire.text.chat import ChatAsk, ChatRenderer
 
@@ -73,17 +73,17 @@ def _prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The measurement as people read it."""
+    """Format the measurement as text."""
     size = format_size(found["weight_bytes"])
-    rows = [f"quality: beside {found['reference']} weights ({size}) with a {found['kv']} KV cache"]
+    rows = [f"quality: compared with {found['reference']} weights ({size}) and a {found['kv']} KV cache"]
     for at, text in enumerate(found["texts"]):
         rows.append(
             f"  text: {text['name']}, {text['tokens']} predictions, perplexity {text['perplexity']:.3f}"
         )
         if not text["known"]:
             rows.append(
-                f"    warning: the vocabulary has {found['vocabulary']} tokens: the model does not know such text, "
-                "so nothing here tells formats apart; pass a text of its kind with --text"
+                f"    warning: for a vocabulary of {found['vocabulary']} tokens, this perplexity shows that the model "
+                "does not know such text, so these figures do not rank formats; pass text that it knows with --text"
             )
             if text["name"] == BUILT_IN:
                 continue
@@ -117,7 +117,7 @@ def _text(path: str | None) -> str:
     try:
         size = Path(path).stat().st_size
         if size > MAX_TEXT_BYTES:
-            raise ValueError(f"text: {path} has {size} bytes; at most {MAX_TEXT_BYTES} are read")
+            raise ValueError(f"text: {path} has {size} bytes, more than the limit of {MAX_TEXT_BYTES}")
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"text: {path}: {error.strerror}") from error

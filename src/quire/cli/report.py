@@ -1,4 +1,4 @@
-"""What commands say on standard error about the engine they started."""
+"""What commands print on standard error about their engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def notice(llm: LLM) -> None:
-    """Print the memory bound by part and what the user should know."""
+    """Print the memory plan and the notices."""
     built = llm.built
     config = built.config
     how = f"{config.quantized or config.weights} weights, {config.kv} KV, {config.threads} threads"

@@ -19,7 +19,7 @@ from quire.util.platform import available_memory
 if TYPE_CHECKING:
     from quire.engine.host.spawn import Spawned
 
-# Options that say the same thing in two ways: one source may give only one side.
+# Options that set the same thing: one source may use only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
 
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--gpu-memory-utilization", type=float, default=argparse.SUPPRESS, metavar="F",
-        help="--memory as a share of what is available",
+        help="--memory as a share of the available memory",
     )  # fmt: skip
     add_config_options(parser, ServingConfig, explicit_only=True)
     add_config_options(parser, EngineConfig, explicit_only=True)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 def settings(
     given: dict[str, Any], file: dict[str, Any], environment: dict[str, Any] | None = None
 ) -> tuple[str, EngineConfig, ServingConfig]:
-    """The model and its configs: the command line wins over the environment, and that over a config file.
+    """Return the model and its configs. The command line overrides the environment, which overrides a config file.
 
     Raises ValueError naming the option that contradicts another, or is out of range.
     """
@@ -62,7 +62,7 @@ def settings(
             one, other = (side & found.keys() for side in sides)
             if one and other:
                 names = " and ".join(sorted(one | other))
-                raise ValueError(f"{names}: the {source} sets several that exclude each other; set one")
+                raise ValueError(f"{names}: the {source} sets more than one of them; set only one")
             if one or other:
                 beaten = sides[1] if one else sides[0]
                 options = {name: value for name, value in options.items() if name not in beaten}
@@ -85,12 +85,12 @@ def settings(
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
     from quire.engine.host.spawn import Spawned
 
-    with closing(Spawned()) as spawned:  # its imports take as long as ours: they run side by side
+    with closing(Spawned()) as spawned:  # its imports take as long as ours, so both run at once
         return _serve_with(spawned, model, config, serving)
 
 
 def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: ServingConfig) -> int:
-    gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the time
+    gc.disable()  # imports leave no garbage, and collecting takes a tenth of the time
     import uvloop
 
     from quire.engine.front.async_engine import AsyncEngine
@@ -99,9 +99,9 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     from quire.server.run import address, bind, serve
     from quire.util.progress import ByteProgress
 
-    gc.freeze()  # modules are not looked through again
+    gc.freeze()  # the collector skips modules from now on
     gc.enable()
-    read_keys(serving)  # a key file that cannot be read ends the start here
+    read_keys(serving)  # the start fails here if a key file cannot be read
     sock = bind(serving)
     try:
         bar = ByteProgress("loading weights", "saving packed weights", enabled=not serving.quiet)
@@ -109,7 +109,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
             engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:
-                gc.freeze()  # nor is the vocabulary
+                gc.freeze()  # and the vocabulary
                 if serving.quiet:
                     return
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):

@@ -1,4 +1,4 @@
-"""Check a model's files: digests, NaN, infinity and holes in weights, and whether the parts belong together."""
+"""Check a model's files: digests, NaN, infinity and holes in weights, and whether the parts match."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--digests",
         metavar="FILE",
-        help="a --json output of an earlier run: files must have the same content",
+        help="the --json output of an earlier run: files must have the same content",
     )
     parser.add_argument(
         "--no-weights", action="store_true", help="do not read the weights, only their headers"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Report:
-    """What was found. `checks` are {"check", "status", "message"}; status is ok, warning or failed."""
+    """The findings. `checks` are {"check", "status", "message"}; status is ok, warning or failed."""
 
     model: str
     files: list[dict[str, Any]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Report:
         self.checks.append({"check": check, "status": status, "message": message})
 
     def attempt(self, check: str, make: Callable[[], tuple[T, str]]) -> T | None:
-        """What `make` returns with its message, or None when it raises: the check then fails with the error."""
+        """Run `make` and report its message. If it raises, the check fails with the error and the result is None."""
         try:
             made, message = make()
         except QuireError as error:
@@ -69,7 +69,7 @@ class Report:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status 0 when nothing failed, 1 otherwise; warnings do not fail."""
+    """Run the checks; exit status 1 if one failed, else 0, also with warnings."""
     from quire.loader import resolve_model
     from quire.loader.gguf_source import shards
 
@@ -110,7 +110,9 @@ def _read_digests(path: Path) -> dict[str, str]:
 
     files = read_json_object(path, MAX_REPORT_BYTES).get("files")
     if not isinstance(files, list):
-        raise CheckpointError(f"{path.name}: files: not a list: is it the output of quire verify --json?")
+        raise CheckpointError(
+            f"{path.name}: files: expected a list; is this the output of quire verify --json?"
+        )
     found = {}
     for entry in files:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) for k in ("name", "sha256")):
@@ -122,7 +124,7 @@ def _read_digests(path: Path) -> dict[str, str]:
 def _files(
     report: Report, files: Iterable[Path], before: dict[str, str] | None, advance: Advance | None
 ) -> None:
-    """Digests of every file, against the hub's blob names and an earlier report."""
+    """Compare the digest of every file with the hub's blob names and an earlier report."""
     from quire.loader.scan import compare_digests, file_digests, promised_digest
 
     wrong, promised = [], 0
@@ -136,15 +138,19 @@ def _files(
             promised += 1
             entry["as_downloaded"] = digests[promise[0]] == promise[1]
             if not entry["as_downloaded"]:
-                wrong.append(f"{path.name}: {promise[0]} is {digests[promise[0]]}, the hub's is {promise[1]}")
+                wrong.append(
+                    f"{path.name}: {promise[0]} is {digests[promise[0]]}, but the hub's is {promise[1]}"
+                )
         report.files.append(entry)
     if before is not None:
         now = {entry["name"]: entry["sha256"] for entry in report.files}
         changed = compare_digests(now, before)
-        report.add("digests", "failed" if changed else "ok", "; ".join(changed) or "as in the earlier report")
+        report.add(
+            "digests", "failed" if changed else "ok", "; ".join(changed) or "equal to the earlier report"
+        )
     status = "failed" if wrong else "ok"
-    told = f"{promised} files as the hub has them" if promised else f"{len(report.files)} files read"
-    report.add("files", status, "; ".join(wrong) or told)
+    found = f"{promised} files equal to the hub's" if promised else f"{len(report.files)} files read"
+    report.add("files", status, "; ".join(wrong) or found)
 
 
 def _config(report: Report, path: Path) -> Model | None:
@@ -162,28 +168,28 @@ def _config(report: Report, path: Path) -> Model | None:
 
 
 def _weights(report: Report, path: Path, model: Model | None, advance: Advance | None) -> None:
-    """Headers, names and shapes against the config; then every number when `advance` is given."""
+    """Check headers, names and shapes against the config, and every number if `advance` is given."""
     from quire.engine.build.assemble import open_weights
     from quire.loader import Checkpoint, LoadRules
     from quire.loader.load import check_tensors
     from quire.program.formats import NumberFormats
     from quire.program.lower import lower
 
-    if model is None and path.is_file():  # what its header says of tensors is part of the check before
+    if model is None and path.is_file():  # the earlier check covers the tensors of its header
         return
 
     def check() -> tuple[None, str]:
         with open_weights(model) if model else Checkpoint(path) as source:
             names = list(source.names())
-            told = f"{len(names)} tensors"
+            found = f"{len(names)} tensors"
             if advance is not None:
                 _scan(report, source, advance)
             if model is None:
-                return None, told
+                return None, found
             facts = model.facts
             rules = LoadRules.of(facts.spec, quantized=facts.quantization is not None)
             skipped = check_tensors(lower(facts.spec, NumberFormats()).params, source, rules)
-        return None, told + (f", {len(skipped)} left aside" if skipped else ", all as the config implies")
+        return None, found + (f", {len(skipped)} ignored" if skipped else ", all as the config implies")
 
     report.attempt("tensors", check)
 
@@ -200,7 +206,7 @@ def _scan(report: Report, source: Source, advance: Advance) -> None:
 
 
 def _text(report: Report, path: Path, model: Model | None) -> None:
-    """Tokenizer against vocabulary, special tokens against tokenizer, and one turn through the chat template."""
+    """Check the tokenizer against the vocabulary, special tokens, and a turn with the chat template."""
     from quire.engine.build.opening import open_model
     from quire.text.chat import ChatAsk, ChatRenderer
 
@@ -211,7 +217,7 @@ def _text(report: Report, path: Path, model: Model | None) -> None:
         found = open_model(path).tokenizer
         return (
             found,
-            f"{found.vocab_size} tokens" if found else "there is none: the model works on token ids only",
+            f"{found.vocab_size} tokens" if found else "none: the model takes token ids only",
         )
 
     tokenizer = report.attempt("tokenizer", read)
@@ -223,7 +229,7 @@ def _text(report: Report, path: Path, model: Model | None) -> None:
         report.add("tokenizer", "warning", error.message)
         return
     if back.strip() != _PROBE.strip():
-        report.add("tokenizer", "warning", "a text does not come back from its tokens as it was")
+        report.add("tokenizer", "warning", "decoding the tokens of a text does not give the same text")
     _special_tokens(report, tokenizer.eos_token_id, model.facts)
 
     def render() -> tuple[None, str]:
@@ -235,14 +241,14 @@ def _text(report: Report, path: Path, model: Model | None) -> None:
 
 
 def _special_tokens(report: Report, eos: int | None, facts: ModelFacts) -> None:
-    """The tokenizer's end of sequence should be one that ends a generation."""
+    """Check that the tokenizer's end of sequence ends a generation."""
     ends = facts.generation.eos_token_ids
     if eos is not None and ends and eos not in ends:
         listed = ", ".join(map(str, ends))
         report.add("tokenizer", "warning", f"its end of sequence is {eos}, generation ends at {listed}")
     elif not ends:
         report.add(
-            "tokenizer", "warning", "no config names an end-of-sequence token: texts end by length only"
+            "tokenizer", "warning", "no config names an end-of-sequence token, so texts end by length only"
         )
 
 

@@ -1,4 +1,4 @@
-"""Configuration: asked for (schema), decided once (resolve), frozen afterwards."""
+"""Configuration: requested (schema), decided once (resolve), then frozen."""
 
 from quire.config.schema import EngineConfig, ResolvedConfig
 

@@ -1,4 +1,4 @@
-"""The environment variables Quire reads, all of them."""
+"""All environment variables that Quire reads."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import re
 from pathlib import Path
 
-# name -> what it does
+# name -> meaning
 VARIABLES = {
     "QUIRE_ISA": "force an instruction set of the kernels: baseline, avx2 or avx512",
-    "QUIRE_CACHE_DIR": "folder for what can be made again: packed weights, tokenizers (default: XDG_CACHE_HOME/quire)",
+    "QUIRE_CACHE_DIR": "cache folder for packed weights and tokenizers (default: XDG_CACHE_HOME/quire)",
 }
-# The other ones are options of the command: QUIRE_MAX_MODEL_LEN is --max-model-len.
+# The others are options of commands: QUIRE_MAX_MODEL_LEN is --max-model-len.
 OPTION_PREFIX = "QUIRE_"
-# What Kubernetes sets in every pod beside a service of the name quire (QUIRE_PORT=tcp://10.0.0.7:8000).
+# Variables that Kubernetes sets in every pod for a service named quire (QUIRE_PORT=tcp://10.0.0.7:8000).
 _SERVICE_LINK = re.compile(r"QUIRE_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*)")
 
 
@@ -23,7 +23,7 @@ def isa() -> str:
 
 
 def option_variables() -> dict[str, str]:
-    """The variables that are set and may stand for options of a command."""
+    """The variables that are set and may be options of a command."""
     return {
         name: text
         for name, text in os.environ.items()
@@ -35,14 +35,14 @@ def option_variables() -> dict[str, str]:
 
 
 def cache_folder() -> Path | None:
-    """Where to keep what can be made again: QUIRE_CACHE_DIR, or quire/ in the user's cache folder (XDG).
+    """The cache folder: QUIRE_CACHE_DIR, or quire/ in the user's cache folder (XDG).
 
-    None when the environment names neither and the user has no home.
+    None if neither is set and the user has no home.
     """
     chosen = os.environ.get("QUIRE_CACHE_DIR")
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the specification: relative ones are to be ignored
+    if not os.path.isabs(base):  # the XDG specification ignores relative paths
         base = os.path.expanduser("~/.cache")
     return Path(base, "quire") if os.path.isabs(base) else None

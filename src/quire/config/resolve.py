@@ -1,4 +1,4 @@
-"""The one place where defaults are decided: asked + model + machine -> ResolvedConfig. Pure."""
+"""The only place that decides defaults: asked + model + machine -> ResolvedConfig. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _QUANTIZED = {"auto": None, "none": None, "int8": "i8", "int4": "i4"}
 _KV_DTYPES = {**_DTYPES, "int8": "i8"}
 DEFAULT_MEMORY_SHARE = 0.8
-_SLOWER = 2  # a prompt in float16 beside bfloat16, on AVX-512: a bfloat16 instruction does two float32 ones' products
+_SLOWER = 2  # prompts in float16 relative to bfloat16 on AVX-512, which multiplies bfloat16 pairs
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What resolving needs of a model: stored number format, trained and longest possible context in tokens."""
+class ModelTraits:
+    """The model as `resolve` needs it: stored number format, trained and longest possible context in tokens."""
 
     dtype: str
     max_positions: int
@@ -23,10 +23,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What resolving needs of the machine: cores, bytes this process holds and could still take, forced ISA.
+    """The machine as `resolve` needs it: cores, bytes that this process uses and can still allocate, forced ISA.
 
-    `best_float16`: float16 weights take no longer than bfloat16 ones. The machine widens them in one instruction, and
-    multiplies bfloat16 as float32 too.
+    `best_float16`: float16 weights are as fast as bfloat16 ones, because the machine converts them in one instruction
+    and multiplies bfloat16 as float32 too.
     """
 
     cores: int
@@ -36,8 +36,8 @@ class MachineFacts:
     best_float16: bool = False
 
 
-def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
-    """Decide everything that was left open. Raises ValueError naming the field that cannot be met."""
+def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> ResolvedConfig:
+    """Decide all open choices. Raises ValueError naming a field that cannot be met."""
     notices: list[str] = []
     dtype = _dtype(asked, model.dtype, machine, notices)
     kv = dtype if asked.kv_cache_dtype == "auto" else asked.kv_cache_dtype
@@ -49,10 +49,10 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
         memory = machine.resident_memory + int(DEFAULT_MEMORY_SHARE * machine.available_memory)
     batched = asked.max_num_batched_tokens
     if not asked.enable_chunked_prefill and batched < length:
-        # without chunks a prompt must fit one step
+        # without chunks a prompt must fit into one step
         batched = length
         notices.append(
-            f"max_num_batched_tokens raised to {length}: without chunked prefill a prompt runs whole"
+            f"max_num_batched_tokens was raised to {length}: without chunked prefill, a prompt must fit into one step"
         )
     quantized = _QUANTIZED[asked.quantization]
     head = ("i8" if quantized else None) if asked.quantize_head == "auto" else _QUANTIZED[asked.quantize_head]
@@ -60,8 +60,8 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
     if quantized == "i8" and size is not None and size < INT8_GROUP:
         more = (1 + 2 / size) / (1 + 2 / INT8_GROUP) - 1
         notices.append(
-            f"quantization_group_size: int8 in groups of {size} takes {more:.1%} more bytes of weights than groups of "
-            f"{INT8_GROUP}, and prompts and large batches run slower (docs/quantization.md)"
+            f"quantization_group_size: int8 in groups of {size} needs {more:.1%} more bytes for weights than groups of "
+            f"{INT8_GROUP}, and prompts and large batches are slower (docs/quantization.md)"
         )
     return ResolvedConfig(
         asked=asked,
@@ -81,16 +81,16 @@ def resolve(asked: EngineConfig, model: ModelFacts, machine: MachineFacts) -> Re
 
 
 def _dtype(asked: EngineConfig, stored: str, machine: MachineFacts, notices: list[str]) -> str:
-    """The weights' number format, and what it costs a checkpoint or a prompt."""
+    """Choose the number format of the weights, and note its effect on predictions and prompts."""
     dtype = asked.dtype
     if dtype == "auto":
         dtype = "bfloat16" if stored == "float16" and not machine.best_float16 else stored
-    if asked.quantization in {"int8", "int4"}:  # which decides what predictions and prompts cost
+    if asked.quantization in {"int8", "int4"}:  # then quantization decides loss and speed
         return dtype
     if dtype != stored == "float16" and asked.dtype == "auto":
         notices.append(
-            "the checkpoint is float16 and is rounded to bfloat16, which moves predictions (KL 3e-4 on quire-mini); "
-            f"--dtype float16 moves them far less (KL 2e-6), but prompts take about {_SLOWER} times as long"
+            "the float16 checkpoint is rounded to bfloat16, which changes predictions (KL 3e-4 on quire-mini); "
+            f"--dtype float16 changes them far less (KL 2e-6), but prompts take about {_SLOWER} times as long"
         )
     if dtype == "float16" and not machine.best_float16:
         notices.append(

@@ -1,4 +1,4 @@
-"""What a person may choose about serving. Field names are the long options of `quire serve`, as vLLM names them."""
+"""The options of a server. Field names are the long options of `quire serve`, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POSITIVE = (
     "body_timeout",
     "keep_alive_timeout",
 )
-# What the fields are about, in sections: the first field of each.
+# Sections of the options: first field -> title.
 SUBJECTS = {
     "host": "address and TLS",
     "api_key": "access",
@@ -27,7 +27,7 @@ SUBJECTS = {
     "ssl_keyfile": "address and TLS",
     "allowed_hosts": "access",
     "unknown_fields": "API",
-    "max_num_queued_reqs": "limits and time-outs",
+    "max_num_queued_reqs": "limits and timeouts",
     "shutdown_timeout": "supervision",
     "log_format": "logs and traces",
 }
@@ -35,9 +35,9 @@ SUBJECTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
-    """A server as asked for: where it listens, who may call, how much may wait, when it gives up. Times in seconds.
+    """The requested server: addresses, access, queue limits, timeouts. Times in seconds.
 
-    Raises ValueError naming the field when a value is out of range or two contradict each other.
+    Raises ValueError naming the field if a value is out of range or two contradict each other.
     """
 
     host: str = option("127.0.0.1", "address to listen on", metavar="ADDRESS")
@@ -46,74 +46,76 @@ class ServingConfig:
         None, "listen on this Unix socket instead of an address and port", metavar="PATH"
     )
     api_key: tuple[str, ...] = option(
-        (), "keys that clients must present, any of them (default: none)", metavar="KEY"
+        (), "keys of clients; each request must present one (default: none)", metavar="KEY"
     )
     api_key_file: str | None = option(
-        None, "file of keys, one a line; not seen in the process list as --api-key is", metavar="FILE"
+        None, "file of keys, one per line; unlike --api-key, not visible in the process list", metavar="FILE"
     )
     prefix_cache_sharing: str = option(
         "key",
-        "which requests find a cached prompt again; key: those with the same API key, and each key has a share of the "
+        "which requests share cached prefixes; key: those with the same API key, and each key has a share of the "
         "cache; all: every request",
         choices=("key", "all"),
     )
     served_model_name: tuple[str, ...] = option(
-        (), "names the model answers to; the first is reported (default: the model as given)", metavar="NAME"
+        (),
+        "names of the model in requests; the first is reported (default: the model argument)",
+        metavar="NAME",
     )
     chat_template: str | None = option(
-        None, "file of a chat template that replaces the checkpoint's", metavar="FILE"
+        None, "file with a chat template that replaces the checkpoint's", metavar="FILE"
     )
     ssl_keyfile: str | None = option(None, "private key for TLS, PEM", metavar="FILE")
     ssl_certfile: str | None = option(None, "certificate chain for TLS, PEM", metavar="FILE")
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "Host headers to accept, * for any (default: loopback names on loopback, any elsewhere)",
+        "accepted Host headers, * for any (default: loopback names on loopback, any elsewhere)",
         metavar="HOST",
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "browser origins that may call, * for any (default: none)", metavar="ORIGIN"
+        (), "allowed browser origins, * for any (default: none)", metavar="ORIGIN"
     )
-    unknown_fields: str = option(
-        "ignore", "what to do with request fields nobody knows", choices=("ignore", "refuse")
-    )
+    unknown_fields: str = option("ignore", "handling of unknown request fields", choices=("ignore", "refuse"))
     enable_force_include_usage: bool = option(
-        False, "end every stream with usage, as if stream_options.include_usage had been sent"
+        False, "end every stream with usage, as with stream_options.include_usage"
     )
-    max_num_queued_reqs: int = option(1024, "requests that may wait for a free place", metavar="N")
-    max_num_queued_tokens: int = option(2**20, "prompt tokens that may wait for a free place", metavar="N")
+    max_num_queued_reqs: int = option(1024, "maximum number of queued requests", metavar="N")
+    max_num_queued_tokens: int = option(
+        2**20, "maximum number of prompt tokens of queued requests", metavar="N"
+    )
     max_body_bytes: int = option(16 * 2**20, "largest request body in bytes", metavar="N")
-    max_connections: int = option(4096, "connections at once", metavar="N")
+    max_connections: int = option(4096, "maximum number of open connections", metavar="N")
     header_timeout: float = option(
-        10.0, "seconds for a TLS handshake and a request's headers to arrive", metavar="S"
+        10.0, "time limit in seconds for a TLS handshake and the headers of a request", metavar="S"
     )
-    body_timeout: float = option(60.0, "seconds for a request's body to arrive", metavar="S")
-    keep_alive_timeout: float = option(30.0, "seconds an idle connection stays open", metavar="S")
+    body_timeout: float = option(60.0, "time limit in seconds for the body of a request", metavar="S")
+    keep_alive_timeout: float = option(30.0, "seconds that an idle connection stays open", metavar="S")
     reader_tokens: int = option(
-        4096, "generated tokens a client may leave unread; then its request ends", metavar="N"
+        4096, "generated tokens that a client may leave unread before its request ends", metavar="N"
     )
     reader_timeout: float = option(
-        30.0, "seconds a client may leave output unread; then its request ends", metavar="S"
+        30.0, "seconds that a client may leave output unread before its request ends", metavar="S"
     )
     shutdown_timeout: float = option(
-        30.0, "seconds for running requests to finish after SIGTERM", metavar="S"
+        30.0, "seconds that running requests may continue after SIGTERM", metavar="S"
     )
     stall_timeout: float = option(
-        10.0, "seconds without a step (or an answer when idle) until health reports a stall", metavar="S"
+        10.0, "seconds without a step (or an answer if idle) until health reports a stall", metavar="S"
     )
     hang_timeout: float = option(
-        60.0, "seconds of stall until the engine process is killed and started again; 0: never", metavar="S"
+        60.0, "seconds of stall until the engine process is killed and restarted; 0: never", metavar="S"
     )
     engine_restarts: int = option(
-        5, "starts of a failed engine process within ten minutes until the server gives up", metavar="N"
+        5, "restarts of the engine process within ten minutes before the server gives up", metavar="N"
     )
-    log_format: str = option("human", "form of the log", choices=("human", "json"))
+    log_format: str = option("human", "format of the log", choices=("human", "json"))
     log_level: str = option(
-        "info", "least severe lines logged", choices=("debug", "info", "warning", "error")
+        "info", "lowest severity that is logged", choices=("debug", "info", "warning", "error")
     )
     access_log: bool = option(False, "log a line for every request")
-    quiet: bool = option(False, "write nothing but errors to standard error")
+    quiet: bool = option(False, "write only errors to standard error")
     otlp_traces_endpoint: str | None = option(
-        None, "send one OpenTelemetry span a request to this collector (default: off)", metavar="URL"
+        None, "send one OpenTelemetry span per request to this collector (default: off)", metavar="URL"
     )
 
     def __post_init__(self) -> None:
@@ -130,10 +132,10 @@ class ServingConfig:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port: {self.port} is not in [0, 65535]")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise ValueError("ssl_keyfile and ssl_certfile: give both or neither")
+            raise ValueError("ssl_keyfile and ssl_certfile: set both or neither")
         if self.quiet and self.access_log:
-            raise ValueError("quiet and access_log: they exclude each other; set one")
+            raise ValueError("quiet and access_log: cannot be combined; set only one")
         if any(not key.strip() or not key.isascii() or not key.isprintable() for key in self.api_key):
-            raise ValueError("api_key: a key must be printable ASCII and not empty or blank")
+            raise ValueError("api_key: a key must be printable ASCII, and not empty or blank")
         if any(key != key.strip() for key in self.api_key):
             raise ValueError("api_key: a key begins or ends with a space, which no client can send")

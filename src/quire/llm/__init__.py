@@ -1,4 +1,4 @@
-"""The Python API: LLM for scripts and notebooks, AsyncLLM (quire.llm.asynchronous) for programs on asyncio."""
+"""The Python API: LLM for scripts and notebooks, AsyncLLM (quire.llm.asynchronous) for asyncio programs."""
 
 from quire.llm.sync import LLM, TextStream
 

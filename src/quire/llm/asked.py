@@ -1,4 +1,4 @@
-"""What callers of the Python API hand over, checked: each refusal names the argument and what it may be."""
+"""Check arguments of the Python API: each error names the argument and its valid values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def engine_options(options: Mapping[str, Any]) -> EngineConfig:
-    """The engine's options; sizes may be strings like "6GiB". Raises ValueError naming the option."""
+    """Build the engine config; sizes may be strings like "6GiB". Raises ValueError naming the option."""
     known = [field.name for field in fields(EngineConfig)]
     for name in options:
         if name not in known:
@@ -28,13 +28,13 @@ def engine_options(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> list[Prompt]:
-    """One prompt or several, as a list: a string, or a list of integers, is one. Raises RequestError."""
+    """Return one prompt or several as a list; a string or a list of integers is one prompt. Raises RequestError."""
     if isinstance(prompts, str):
         return [prompts]
     items = _listed(prompts)
     if items is None:
         raise RequestError(
-            field, f"must be a text, a list of token ids or a list of those, not {_kind(prompts)}"
+            field, f"must be a string, a list of token ids or a list of those, not {_kind(prompts)}"
         )
     if items and _is_id(items[0]):
         return [_ids(items, field)]
@@ -42,21 +42,21 @@ def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> l
     for i, item in enumerate(items):
         ids = item if isinstance(item, str) else _listed(item)
         if ids is None:
-            raise RequestError(field, f"item {i} must be a text or a list of token ids, not {_kind(item)}")
+            raise RequestError(field, f"item {i} must be a string or a list of token ids, not {_kind(item)}")
         found.append(ids if isinstance(ids, str) else _ids(ids, f"{field}[{i}]"))
     return found
 
 
 def one_prompt(prompt: Prompt) -> Prompt:
-    """A prompt to stream. Raises RequestError."""
+    """Check a prompt to stream. Raises RequestError."""
     items = prompt_list(prompt, "prompt")
     if len(items) != 1:
-        raise RequestError("prompt", f"one prompt is streamed at a time, not {len(items)}")
+        raise RequestError("prompt", f"a stream takes one prompt, not {len(items)}")
     return items[0]
 
 
 def priority_list(priorities: Sequence[int] | None, count: int, policy: str) -> list[int]:
-    """A priority for each prompt. Raises RequestError, also where the scheduler would not look at it."""
+    """Return a priority per prompt. Raises RequestError, also if the scheduling policy ignores priorities."""
     if priorities is not None and policy != "priority":
         raise RequestError(
             "priorities", f"the scheduling policy is {policy}: use scheduling_policy='priority'"
@@ -65,15 +65,15 @@ def priority_list(priorities: Sequence[int] | None, count: int, policy: str) -> 
 
 
 def check_salt(cache_salt: object) -> None:
-    """Raise RequestError unless a cache salt is a text."""
+    """Raise RequestError unless a cache salt is a string."""
     if not isinstance(cache_salt, str):
-        raise RequestError("cache_salt", f"must be a text, not {_kind(cache_salt)}")
+        raise RequestError("cache_salt", f"must be a string, not {_kind(cache_salt)}")
 
 
 def one_each(
     field: str, values: T | Sequence[T] | None, count: int, kind: type[T], default: Callable[[], T]
 ) -> list[T]:
-    """A value for each of `count` prompts: one for all, or one a prompt. Raises RequestError."""
+    """Return a value per prompt from one for all, or one per prompt. Raises RequestError."""
     if values is None:
         return [default()] * count
     if isinstance(values, kind):
@@ -82,15 +82,15 @@ def one_each(
     if items is None or not all(isinstance(item, kind) for item in items):
         wrong = values if items is None else next(item for item in items if not isinstance(item, kind))
         raise RequestError(
-            field, f"must be {kind.__name__} or a list with one for each prompt, not {_kind(wrong)}"
+            field, f"must be {kind.__name__} or a list with one per prompt, not {_kind(wrong)}"
         )
     if len(items) != count:
-        raise RequestError(field, f"{len(items)} were given for {count} prompts")
+        raise RequestError(field, f"got {len(items)} for {count} prompts")
     return items
 
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
-    """One conversation or several, as a list. Raises RequestError."""
+    """Return one conversation or several as a list. Raises RequestError."""
     items = _listed(messages)
     if items is None:
         raise RequestError(
@@ -107,7 +107,7 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
 
 
 def _listed(value: Any) -> list[Any] | None:
-    """A sequence, an array or a tensor as a list; None for what is none of them."""
+    """Convert a sequence, an array or a tensor to a list; None for anything else."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return list(value)
     made = value.tolist() if hasattr(value, "tolist") else None  # numpy, torch

@@ -1,4 +1,4 @@
-"""AsyncLLM: a model in a process of its own, for programs on asyncio."""
+"""AsyncLLM: a model in a separate process, for asyncio programs."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from quire.loader import DEFAULT_MODEL
 from quire.text.chat import ChatAsk
 from quire.types import QuireError, Request, RequestError, RequestOutput, SamplingParams, TokenIds
 
-# Requests that are in the engine at once; more wait here, where they cost their prompt alone.
+# Requests in the engine at once; more wait here and only occupy their prompts.
 _AT_ONCE = 1024
 
 
 class AsyncLLM:
-    """Loads a model and generates, beside whatever else the event loop does.
+    """Loads a model and generates without blocking the event loop.
 
         async with AsyncLLM("path/to/model", memory="6GiB") as llm:
             async for delta in llm.stream("Hello", SamplingParams(max_tokens=32)):
                 print(delta.text, end="")
             outputs = await llm.generate(["One", "Two"])
 
-    Arguments and errors are LLM's. The model runs in a process of its own and is loaded when the block is entered,
-    or by `await llm.start()`. All calls belong to the event loop that started it; any number may run at once.
+    Arguments and errors are those of LLM. The model runs in a separate process and is loaded when the block is entered,
+    or by `await llm.start()`. All calls must come from the event loop that started it; any number may run at once.
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
-        serving = ServingConfig(  # a library waits for its caller, whatever that takes
+        serving = ServingConfig(  # a library waits for its caller without a limit
             max_num_queued_reqs=_AT_ONCE, max_num_queued_tokens=2**62, reader_tokens=2**31, reader_timeout=1e9
         )
         self._config = engine_options(options)
         self._engine = AsyncEngine(model, self._config, serving)
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._numbers = itertools.count()
-        self._state = "not started: enter its `async with` block, or await its start()"
+        self._state = "not started: use `async with`, or await start()"
 
     @property
     def card(self) -> ModelCard:
-        """What the model is: architecture, context length, vocabulary, recommended sampling."""
+        """The model: architecture, context length, vocabulary, recommended sampling."""
         self._check()
         return self._engine.card
 
@@ -77,9 +77,9 @@ class AsyncLLM:
         priorities: Sequence[int] | None = None,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
-        """Run prompts (texts or token ids) to their end; outputs in the order of the prompts.
+        """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
 
-        When one is refused or fails, the others are aborted and its error is raised.
+        If one is refused or fails, the others are aborted and its error is raised.
         """
         self._check()
         items = prompt_list(prompts)
@@ -101,7 +101,7 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncIterator[StreamDelta]:
-        """Generate one prompt, yielding what each step adds; leaving the loop aborts the request."""
+        """Generate from one prompt and yield the delta of each step; leaving the loop aborts the request."""
         self._check()
         item = one_prompt(prompt)
         (one,) = one_each("params", params, 1, SamplingParams, self._default)
@@ -125,17 +125,17 @@ class AsyncLLM:
     async def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
     ) -> AsyncIterator[StreamDelta]:
-        """Answer one conversation, yielding what each step adds."""
+        """Answer one conversation and yield the delta of each step."""
         async for delta in self.stream(await self.encode_chat(messages), params):
             yield delta
 
     async def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Token ids of a conversation under the checkpoint's chat template; options are ChatAsk's."""
+        """Token ids of a conversation with the checkpoint's chat template; options are those of ChatAsk."""
         self._check()
         return await self._engine.encode_chat(ChatAsk(messages=messages, **options))
 
     async def close(self) -> None:
-        """End running requests and the engine process; closing again changes nothing."""
+        """End running requests and the engine process; closing again does nothing."""
         state, self._state = self._state, _CLOSED
         if not state:
             await self._engine.stop(drain_seconds=0)

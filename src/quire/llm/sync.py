@@ -40,12 +40,12 @@ class LLM:
         for out in llm.generate(["Hello", [1, 2, 3]], SamplingParams(max_tokens=32)):
             print(out.outputs[0].text)
 
-    `model` is a checkpoint folder, a GGUF file or a hub name (default: the small model that ships with Quire). Options
+    `model` is a checkpoint folder, a GGUF file or a hub name (default: the bundled small model). Options
     are the fields of EngineConfig; `memory` may be a string such as "6GiB". Raises CheckpointError,
-    UnsupportedModelError, MemoryBudgetError or ValueError, each naming what is wrong.
+    UnsupportedModelError, MemoryBudgetError or ValueError, each with the reason.
 
-    Several threads may use it, and several streams may be open: whoever waits for a token runs a step for all. It
-    belongs to the process that made it; a forked child must make its own. For asyncio there is AsyncLLM.
+    Several threads may use it, and several streams may be open: a caller that waits for a token runs a step for all. It
+    belongs to the process that made it; a forked child must make its own. For asyncio, use AsyncLLM.
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, *, progress: bool = True, **options: Any) -> None:
@@ -65,21 +65,21 @@ class LLM:
 
     @property
     def built(self) -> Built:
-        """What was built: facts, choices, program and memory plan."""
+        """The built engine: facts, choices, program and memory plan."""
         return self._built
 
     @property
     def notices(self) -> list[str]:
-        """What the user should know about how the model is run."""
+        """Remarks for the user on how the model is run."""
         return self._built.notices()
 
     @property
     def startup(self) -> list[dict[str, Any]]:
-        """Where start-up time went: spans in seconds from the start of this process; see docs/startup.md."""
+        """Start-up phases, in seconds from the start of this process; see docs/startup.md."""
         return self._startup.report()
 
     def memory_report(self) -> list[str]:
-        """The memory bound by part, as lines of text."""
+        """The memory plan by part, as lines of text."""
         return self._built.plan.lines()
 
     def default_params(self) -> SamplingParams:
@@ -95,10 +95,10 @@ class LLM:
         cache_salt: str = "",
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Run prompts (texts or token ids) to their end; outputs in the order of the prompts.
+        """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
 
-        One SamplingParams for all or one a prompt; None takes the checkpoint's defaults. `progress` shows a bar on
-        a terminal. When one prompt is refused, RequestError is raised and none has run.
+        One SamplingParams for all or one per prompt; None uses the checkpoint's defaults. `progress` shows a bar on a
+        terminal. If one prompt is refused, RequestError is raised and none has run.
         """
         items = prompt_list(prompts)
         each = self._params(params, len(items))
@@ -117,7 +117,7 @@ class LLM:
         return outputs
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
-        """Generate one prompt, yielding what each step adds. Closing the stream aborts the request."""
+        """Generate from one prompt and yield the delta of each step. Closing the stream aborts the request."""
         item = one_prompt(prompt)
         (one,) = self._params(params, 1)
         (output,) = self._engine.add([Ask(prompt=item, params=one)], stream=True)
@@ -131,26 +131,28 @@ class LLM:
         return self.generate(prompts, params)
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
-        """Answer one conversation, yielding what each step adds."""
+        """Answer one conversation and yield the delta of each step."""
         return self.stream(self.encode_chat(messages), params)
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Token ids of a conversation under the checkpoint's chat template; options are ChatAsk's."""
+        """Token ids of a conversation with the checkpoint's chat template; options are those of ChatAsk."""
         from quire.text.chat import ChatAsk, ChatRenderer
 
         if self._chat is None:
             tokenizer = self._built.model.tokenizer
             if tokenizer is None:
-                raise RequestError("messages", "this model folder has no tokenizer, so no chat template")
+                raise RequestError(
+                    "messages", "this model folder has no tokenizer and therefore no chat template"
+                )
             self._chat = ChatRenderer(tokenizer)
         return self._chat.encode(ChatAsk(messages=messages, **options))
 
     def step_records(self) -> list[StepRecord]:
-        """The latest steps: what each held and what it cost."""
+        """Records of the latest steps: contents and cost."""
         return list(self._built.core.records)
 
     def close(self) -> None:
-        """Give memory back. The LLM cannot be used afterwards; closing again changes nothing."""
+        """Free the memory. The LLM cannot be used afterwards; closing again does nothing."""
         if self._engine.close():
             self._built.executor.close()
 
@@ -188,9 +190,9 @@ class LLM:
 
 
 class TextStream(Iterator[TextDelta]):
-    """What each step adds to one request. Closing it, or dropping it before its end, aborts the request.
+    """The deltas of one request, step by step. Closing it, or dropping it before its end, aborts the request.
 
-    `output` grows as steps are run, also by other callers of the same LLM; what they left is read at once.
+    `output` grows with every step, also with those run by other callers of the same LLM.
     """
 
     def __init__(self, engine: SharedEngine, output: RequestOutput, startup: Startup) -> None:
@@ -207,7 +209,7 @@ class TextStream(Iterator[TextDelta]):
         return delta
 
     def close(self) -> None:
-        """Abort the request; harmless when it has ended."""
+        """Abort the request; does nothing if it has ended."""
         if self._open:
             self._open = False
             self._engine.abort([self.output])

@@ -1,4 +1,4 @@
-"""Weights: from safetensors or GGUF files, the hub or a random stream, checked, to whoever packs them."""
+"""Load weights from safetensors or GGUF files, the hub or a random stream, check them and pass them to an executor."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Few models are quantized checkpoints: the readers of their formats are imported when one is."""
+    """Import the readers of quantized formats only for quantized checkpoints, which are rare."""
     if name == "QuantizedSource":
         from quire.loader.quantized import QuantizedSource
 

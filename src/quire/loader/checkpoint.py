@@ -24,8 +24,8 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class Checkpoint:
     """All tensors of a folder. Implements Source; a context manager that closes its files.
 
-    Raises CheckpointError for: no weights, weights in a format that can run code, an index that names files
-    outside the folder, a missing shard, an index and shards that disagree.
+    Raises CheckpointError for missing weights, weights in a format that can run code, an index that names files outside
+    the folder, a missing shard, and an index that contradicts its shards.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,7 +100,7 @@ class Checkpoint:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights. Raises CheckpointError when there are none, or the index is wrong."""
+    """The weight files of a folder. Raises CheckpointError if there are none, or the index is invalid."""
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
     if (folder / INDEX).exists():
@@ -112,9 +112,9 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Tensor name -> shard file name of an index file.
+    """Read an index file: tensor name -> shard file name.
 
-    Raises CheckpointError when it is malformed, or a shard is not the plain name of a file beside it.
+    Raises CheckpointError if it is malformed, or a shard is not a plain file name in the same folder.
     """
     weight_map = read_json_object(path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -132,7 +132,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _is_plain_name(shard: str) -> bool:
-    """Shards lie beside the index; a separator of any system, or a control character, is an attack."""
+    """Whether a name is a plain file name: path separators of any system and control characters are attacks."""
     return (
         shard.endswith(".safetensors")
         and shard.isprintable()
@@ -142,7 +142,7 @@ def _is_plain_name(shard: str) -> bool:
 
 
 def _nothing_to_load(folder: Path) -> str:
-    """Why a folder has no weights for us, as helpfully as its files allow."""
+    """Explain from its files why a folder has no usable weights."""
     if not folder.is_dir():
         return f"{folder}: not a folder"
     files = sorted(path.name for path in folder.iterdir())
@@ -153,18 +153,18 @@ def _nothing_to_load(folder: Path) -> str:
     pickles = [name for name in files if name.endswith(_PICKLES)]
     if pickles:
         return (
-            f"{looked_for}, only {_some(pickles)}: pickle files can run code when they are opened and are "
-            "never read; save the model again as safetensors (save_pretrained of a current transformers does)"
+            f"{looked_for}, only {_some(pickles)}: pickle files can run code and are never "
+            "read; save the model as safetensors (save_pretrained of a current transformers does this)"
         )
-    return f"{looked_for} in it"
+    return f"{looked_for} in the folder"
 
 
 def _why_not(safetensors: list[str]) -> str:
     if any(_SHARD.fullmatch(name) for name in safetensors):
-        return f": {INDEX}, which says what is in which of them, is missing"
+        return f": {INDEX}, which assigns tensors to files, is missing"
     if any(name.startswith("adapter") for name in safetensors):
-        return ": an adapter changes a model, which has to be there as well"
-    return ": the transformers format and its index are needed"
+        return ": an adapter needs the model that it changes"
+    return ": Quire needs the transformers format with its index"
 
 
 def _some(names: list[str]) -> str:

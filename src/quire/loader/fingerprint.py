@@ -1,4 +1,4 @@
-"""Which weights these are: a digest of checkpoint files, by what tells them apart at once or by every byte."""
+"""A digest that identifies checkpoint files, from metadata and samples or from every byte."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from quire.types import CheckpointError
 from quire.util.files import open_regular
 
-HEAD_BYTES = 2**20  # the headers of nearly all checkpoints
+HEAD_BYTES = 2**20  # covers the headers of nearly all checkpoints
 SAMPLES, SAMPLE_BYTES = 256, 4096
 _PIECE_BYTES = 32 * 2**20
 
 
 def fingerprint(files: Sequence[Path], *, whole: bool = False) -> str:
-    """A digest of checkpoint files, as hex.
+    """Return a digest of checkpoint files, as hex.
 
-    Takes each file's real path, size and time of change, its first MiB and 256 pages spread evenly over it. A file
-    that was replaced or written to has another time; one that was put there with its old time (by an archive, a
-    reproducible build) has another path or other bytes nearly everywhere. `whole` takes every byte and nothing
-    else: certain, true of any copy of the files, and as slow as reading and hashing them on all cores.
+    It covers the real path, size and modification time of each file, its first MiB and 256 evenly spaced pages. A file
+    that was replaced or modified has another time; one that was restored with its old time (by an archive, a
+    reproducible build) has another path or other bytes nearly everywhere. `whole` covers every byte and nothing else:
+    it is certain and equal for all copies, but takes as long as reading and hashing the files on all cores.
 
     Raises CheckpointError when a file cannot be read.
     """
@@ -52,7 +52,7 @@ def _samples(fd: int, size: int) -> Iterator[bytes]:
 def _every_byte(fd: int, size: int) -> Iterator[bytes]:
     """SHA-256 of each piece of a file, in order, computed on all cores."""
 
-    from concurrent.futures import ThreadPoolExecutor  # imports logging, and few starts come here
+    from concurrent.futures import ThreadPoolExecutor  # imports logging, and is rarely needed
 
     def piece(offset: int) -> bytes:
         return hashlib.sha256(os.pread(fd, _PIECE_BYTES, offset)).digest()

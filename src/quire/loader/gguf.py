@@ -5,9 +5,8 @@
     tensors   name, axes, sizes (innermost first), type, offset
     the rest  the tensors' bytes; offsets count from the next multiple of general.alignment
 
-The file comes from strangers: every count, length and offset is compared with the bytes that are left, as a
-Python integer, before anything is made of it. Arrays stay where they are until someone asks for them, and
-tensors are views of the memory map.
+The file is untrusted: every count, length and offset is compared with the remaining bytes, as a Python integer, before
+it is used. Arrays are decoded on demand, and tensors are views of the memory map.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Scalar = int | float | bool | str
 
 
 class GGUFArray:
-    """An array of a metadata entry, checked but not yet made: `len()`, then `strings()` or `numbers()`."""
+    """An array of a metadata entry, checked but not decoded: `len()`, then `strings()` or `numbers()`."""
 
     __slots__ = ("_data", "_kind", "_offset", "_where", "count")
 
@@ -70,9 +69,9 @@ class GGUFArray:
         return self._kind == _STRING
 
     def strings(self, numbers: Iterable[int] | None = None) -> list[str]:
-        """All strings, or those of rising `numbers`, whose last ends the look.
+        """Decode all strings, or those with ascending `numbers`, up to the last of them.
 
-        CheckpointError when it holds something else, or bytes that are not UTF-8.
+        CheckpointError if the elements are not strings, or not UTF-8.
         """
         if self._kind != _STRING:
             raise CheckpointError(f"{self._where}: is not an array of strings")
@@ -92,7 +91,7 @@ class GGUFArray:
         return found
 
     def numbers(self) -> npt.NDArray[np.generic]:
-        """All numbers, as a copy. CheckpointError when it holds strings."""
+        """All numbers, as a copy. CheckpointError if the elements are strings."""
         if self._kind == _STRING:
             raise CheckpointError(f"{self._where}: is an array of strings, not of numbers")
         code = _NUMBERS[self._kind]
@@ -117,7 +116,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """Everything before the tensors' bytes; `nbytes` is its length."""
+    """Everything before the tensor data; `nbytes` is its length."""
 
     metadata: Mapping[str, Value]
     tensors: Mapping[str, GGUFTensor]
@@ -136,11 +135,11 @@ class _Cursor:
         return CheckpointError(f"{self.where}: {message}")
 
     def need(self, nbytes: int, what: str) -> int:
-        """Pass over `nbytes` and return where they start."""
+        """Skip `nbytes` and return where they start."""
         left = self.end - self.position
         if nbytes > left:
             limit = "" if self.end == len(self.data) else f" of a header of at most {MAX_HEADER_BYTES} bytes"
-            raise self.error(f"{what}: {nbytes} bytes are needed, {left} are left{limit}")
+            raise self.error(f"{what}: needs {nbytes} bytes, but {left} are left{limit}")
         start = self.position
         self.position += nbytes
         return start
@@ -148,16 +147,18 @@ class _Cursor:
     def number(self, kind: int, what: str) -> int | float:
         start = self.need(_SIZES[kind], what)
         value: int | float = struct.unpack_from(_NUMBERS[kind], self.data, start)[0]
-        # A float32 as the shortest decimal that rounds to it: what its writer meant by 1e-5.
+        # The shortest decimal that rounds to the float32: 1e-5, as its writer meant.
         return float(str(np.float32(value))) if kind == _FLOAT32 else value
 
     def count(self, kind: int, what: str, limit: int, smallest: int) -> int:
-        """A number of things of at least `smallest` bytes each: they must fit what is left."""
+        """Read a count of items of at least `smallest` bytes each, which must fit into the rest."""
         count = int(self.number(kind, what))
         if count > limit:
-            raise self.error(f"{what}: {count} is over the limit of {limit}")
+            raise self.error(f"{what}: {count} exceeds the limit of {limit}")
         if count * smallest > self.end - self.position:
-            raise self.error(f"{what}: {count} do not fit the {self.end - self.position} bytes that are left")
+            raise self.error(
+                f"{what}: {count} do not fit into the remaining {self.end - self.position} bytes"
+            )
         return count
 
     def string(self, what: str, limit: int) -> str:
@@ -173,7 +174,7 @@ def parse_header(data: memoryview, where: str) -> GGUFHeader:
     """Check a whole file's bytes and return its metadata and tensors; `data` must outlive the result.
 
     Raises CheckpointError naming the file (`where`), the field and the limit for anything malformed;
-    UnsupportedModelError for a well-formed version or byte order that is not read.
+    UnsupportedModelError for a valid version or byte order that is not supported.
     """
     cursor = _Cursor(data, where)
     if is_pointer(bytes(data[:POINTER_BYTES])):
@@ -184,14 +185,16 @@ def parse_header(data: memoryview, where: str) -> GGUFHeader:
     version = int(cursor.number(4, "version"))
     if version not in (2, 3):
         order = ": written on a big-endian machine" if version and not version & 0xFFFF else ""
-        raise UnsupportedModelError(f"{where}: GGUF version {version}{order} is not read, only 2 and 3 are")
+        raise UnsupportedModelError(
+            f"{where}: GGUF version {version}{order} is not supported, only 2 and 3 are"
+        )
     tensors = cursor.count(10, "tensor count", MAX_TENSORS, 24)
     entries = cursor.count(10, "metadata count", MAX_ENTRIES, 13)
     metadata: dict[str, Value] = {}
     for number in range(entries):
         key = cursor.string(f"metadata key {number}", MAX_NAME_BYTES)
         if not key or key in metadata:
-            raise cursor.error(f"metadata key {show(key)} is {'given twice' if key else 'empty'}")
+            raise cursor.error(f"metadata key {show(key)} is {'duplicate' if key else 'empty'}")
         metadata[key] = _value(cursor, key)
     alignment = _alignment(cursor, metadata)
     infos = [_tensor_info(cursor, number, alignment) for number in range(tensors)]
@@ -222,7 +225,7 @@ def _checked_bool(cursor: _Cursor, value: int | float, what: str) -> bool:
 def _array(cursor: _Cursor, what: str) -> GGUFArray:
     kind = int(cursor.number(4, f"{what}: element type"))
     if kind == _ARRAY:
-        raise cursor.error(f"{what}: an array of arrays is over the limit of one level")
+        raise cursor.error(f"{what}: nested arrays are not supported")
     if kind != _STRING and kind not in _NUMBERS:
         raise cursor.error(f"{what}: unknown element type {kind}")
     smallest = 8 if kind == _STRING else _SIZES[kind]
@@ -233,12 +236,12 @@ def _array(cursor: _Cursor, what: str) -> GGUFArray:
     else:
         cursor.need(count * smallest, what)
     if kind == _BOOL and any(byte > 1 for byte in cursor.data[start : cursor.position]):
-        raise cursor.error(f"{what}: holds a byte that is not a boolean")
+        raise cursor.error(f"{what}: contains a byte that is not a boolean")
     return GGUFArray(cursor.data, start, kind, count, f"{cursor.where}: {what}")
 
 
 def _skip_strings(cursor: _Cursor, count: int, what: str) -> None:
-    """Pass over strings, each checked against the end; a plain loop, as vocabularies have 10^5 of them."""
+    """Skip strings, each checked against the end; a plain loop, because vocabularies have 10^5 of them."""
     data, position, end, length = cursor.data, cursor.position, cursor.end, struct.Struct("<Q").unpack_from
     number = 0
     try:
@@ -246,7 +249,7 @@ def _skip_strings(cursor: _Cursor, count: int, what: str) -> None:
             (size,) = length(data, position)
             position += 8 + size
             if size > MAX_STRING_BYTES or position > end:
-                raise cursor.error(f"{what}: string {number} of {size} bytes ends past the end or its limit")
+                raise cursor.error(f"{what}: string {number} of {size} bytes exceeds the file or its limit")
     except struct.error:
         raise cursor.error(f"{what}: string {number} starts past the end") from None
     cursor.position = position
@@ -265,12 +268,12 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
 
 
 def _tensor_info(cursor: _Cursor, number: int, alignment: int) -> GGUFTensor:
-    """A tensor whose `begin` and `end` still count from the start of the data."""
+    """Read a tensor entry; its `begin` and `end` still count from the start of the data."""
     name = cursor.string(f"name of tensor {number}", MAX_NAME_BYTES)
     what = f"tensor {show(name)}"
     axes = int(cursor.number(4, f"{what}: axes"))
     if not 1 <= axes <= MAX_AXES:
-        raise cursor.error(f"{what}: {axes} axes are not in [1, {MAX_AXES}]")
+        raise cursor.error(f"{what}: {axes} axes, not in [1, {MAX_AXES}]")
     sizes = [int(cursor.number(11, f"{what}: sizes")) for _ in range(axes)]
     if not all(1 <= size <= MAX_DIM for size in sizes):
         raise cursor.error(f"{what}: a size of {show(sizes)} is not in [1, 2^48]")
@@ -279,7 +282,9 @@ def _tensor_info(cursor: _Cursor, number: int, alignment: int) -> GGUFTensor:
     if kind is None:
         raise cursor.error(f"{what}: unknown type {number_of_type}")
     if sizes[0] % kind.values:
-        raise cursor.error(f"{what}: rows of {sizes[0]} are not whole blocks of {kind.values} ({kind.name})")
+        raise cursor.error(
+            f"{what}: rows of {sizes[0]} are no multiple of blocks of {kind.values} ({kind.name})"
+        )
     offset = int(cursor.number(10, f"{what}: offset"))
     if offset % alignment:
         raise cursor.error(f"{what}: offset {offset} is not a multiple of the alignment {alignment}")
@@ -288,18 +293,20 @@ def _tensor_info(cursor: _Cursor, number: int, alignment: int) -> GGUFTensor:
 
 
 def _place(cursor: _Cursor, infos: list[GGUFTensor], start: int) -> dict[str, GGUFTensor]:
-    """Tensors by name, with file positions; none may overlap another or pass the end of the file."""
+    """Tensors by name, with file positions. They must not overlap or extend past the end of the file."""
     found: dict[str, GGUFTensor] = {}
     position, before = 0, "the header"
     for info in sorted(infos, key=lambda info: info.begin):
         name = show(info.name)
         if info.name in found:
-            raise cursor.error(f"tensor {name} is given twice")
+            raise cursor.error(f"tensor {name} is listed twice")
         if info.begin < position:
             raise cursor.error(f"tensor {name} overlaps {before}")
         past = start + info.end - len(cursor.data)
         if past > 0:
-            raise cursor.error(f"tensor {name} ends {past} bytes past the file: is the download whole?")
+            raise cursor.error(
+                f"tensor {name} extends {past} bytes past the end of the file; the download may be incomplete"
+            )
         position, before = info.end, f"tensor {name}"
         found[info.name] = GGUFTensor(info.name, info.kind, info.shape, start + info.begin, start + info.end)
     return {info.name: found[info.name] for info in infos}
@@ -308,8 +315,8 @@ def _place(cursor: _Cursor, infos: list[GGUFTensor], start: int) -> dict[str, GG
 class GGUFFile:
     """One open file: its header, and tensors as rows of bytes.
 
-    Raises CheckpointError when the file cannot be opened or its header is wrong. Bytes are read-only views of
-    the memory map, valid as long as they are referenced. The file must not shrink while it is in use.
+    Raises CheckpointError if the file cannot be opened or its header is invalid. Bytes are read-only views of the
+    memory map, valid as long as they are referenced. The file must not shrink while it is in use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -320,7 +327,7 @@ class GGUFFile:
                 if size < 24:
                     raise CheckpointError(f"{path.name}: {size} bytes are too short for a GGUF file")
                 self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except ValueError:  # mmap was asked for more than there is
+        except ValueError:  # mmap beyond the end of the file
             raise CheckpointError(f"{path.name}: the file shrank while it was read") from None
         except OSError as error:
             raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
@@ -343,7 +350,7 @@ class GGUFFile:
         return self._view[: self.header.nbytes]
 
     def rows(self, tensor: GGUFTensor, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Bytes of rows [start, stop) of all axes but the innermost taken as one, uint8 [rows, row bytes]."""
+        """Bytes of rows [start, stop), with all axes but the innermost joined, uint8 [rows, row bytes]."""
         row_bytes = tensor.shape[-1] // tensor.kind.values * tensor.kind.nbytes
         offset = tensor.begin + start * row_bytes
         nbytes = (stop - start) * row_bytes
@@ -351,15 +358,15 @@ class GGUFFile:
         return np.frombuffer(self._map, np.uint8, nbytes, offset).reshape(stop - start, row_bytes)
 
     def release(self, tensor: GGUFTensor) -> None:
-        """Give back the memory that reads of the tensor made resident."""
+        """Release the memory that reads of the tensor made resident."""
         self._advise("MADV_DONTNEED", tensor.begin, tensor.end)
 
     def release_header(self) -> None:
-        """Give back the memory that reading the metadata made resident."""
+        """Release the memory that reading the metadata made resident."""
         self._advise("MADV_DONTNEED", 0, self.header.nbytes)
 
     def close(self) -> None:
-        """Unmap the file, or leave that to the last array that still looks into it."""
+        """Unmap the file, at the latest when the last array into it is gone."""
         with contextlib.suppress(BufferError):
             self._view.release()
         with contextlib.suppress(BufferError):

@@ -1,4 +1,4 @@
-"""A model's GGUF file or files as a source of weights under the names that the model asks for."""
+"""The GGUF file or files of a model as a source of weights under the model's names."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _SHOWN = 20
 
 
 class GGUFFiles:
-    """All files of one model: the metadata of the first, the tensors of all. Closes them as a context manager.
+    """All files of one model: metadata of the first, tensors of all. A context manager that closes them.
 
-    Raises CheckpointError for a malformed file, a missing or foreign shard, a tensor given twice.
+    Raises CheckpointError for a malformed file, a missing or foreign shard, or a duplicate tensor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,16 +73,16 @@ class GGUFFiles:
 
     @property
     def header_bytes(self) -> int:
-        """Length of what stands before the first file's tensors: metadata and vocabulary."""
+        """Length of the header of the first file: metadata and vocabulary."""
         return self._files[0].header.nbytes
 
     def release_headers(self) -> None:
-        """Give back the memory that reading the headers made resident."""
+        """Release the memory that reading the headers made resident."""
         for file in self._files:
             file.release_header()
 
     def model(self) -> GGUFModel:
-        """Facts and tensor names; errors as `read_gguf_model`."""
+        """Facts and tensor names; raises like `read_gguf_model`."""
         return read_gguf_model(
             GGUFSummary(
                 where=self.path.name,
@@ -112,11 +112,11 @@ class GGUFFiles:
         return values.reshape(stop - start, *shape[1:])
 
     def read_codes(self, name: str, start: int, stop: int, entry: int | None = None) -> GroupCodes:
-        """Rows [start, stop) of a quantized matrix, or of that one of a stack, as codes in the format PACKED[type]."""
+        """Rows [start, stop) of a quantized matrix, or of an entry of a stack, as codes in the format PACKED[type]."""
         return group_codes(self._rows(name, start, stop, entry), self.tensors[name].kind)
 
     def _rows(self, name: str, start: int, stop: int, entry: int | None) -> npt.NDArray[np.uint8]:
-        """Bytes of rows [start, stop) of a tensor, or of an entry of it; a vector's whole."""
+        """Bytes of rows [start, stop) of a tensor or of an entry of it; of a vector, all."""
         tensor, file = self.tensors[name], self._where[name]
         shape = tensor.shape if entry is None else tensor.shape[1:]
         inner = math.prod(shape[1:-1])  # rows of bytes to one entry of the first axis
@@ -158,14 +158,14 @@ class GGUFFiles:
 
 @dataclass(frozen=True, slots=True)
 class GGUFOpened:
-    """A model's open files, parsed once, and what they say. The maps are closed when the last reference is gone."""
+    """The open files of a model, parsed once. The maps are closed when the last reference is gone."""
 
     files: GGUFFiles
     model: GGUFModel
 
     @classmethod
     def at(cls, files: GGUFFiles) -> GGUFOpened:
-        """Errors as `read_gguf_model`."""
+        """Parse the files; raises like `read_gguf_model`."""
         return cls(files, files.model())
 
     def weights(self) -> GGUFSource:
@@ -173,9 +173,9 @@ class GGUFOpened:
 
 
 class GGUFSource:
-    """The tensors of a model's files by the names the model asks for. Implements Source.
+    """The tensors of a model's files by the model's names. Implements Source.
 
-    Quantized types are read as F32, block by block; rows that a converter permuted are put back.
+    Quantized types are read as F32, block by block; rows that a converter permuted are restored.
     """
 
     def __init__(self, files: GGUFFiles, names: Mapping[str, StoredTensor]) -> None:
@@ -190,8 +190,8 @@ class GGUFSource:
         kind = READ_TYPES.get(tensor.kind.name)
         if kind is None:
             raise UnsupportedModelError(
-                f"{self._files.path.name}: tensor {tensor.name}: type {tensor.kind.name} is not read; types that "
-                f"are: {', '.join(READ_TYPES)}"
+                f"{self._files.path.name}: tensor {tensor.name}: type {tensor.kind.name} is not supported; "
+                f"supported types: {', '.join(READ_TYPES)}"
             )
         shape, size = tensor.shape, tensor.end - tensor.begin
         if stored.entry is not None:
@@ -222,10 +222,10 @@ class GGUFSource:
         return values if order is None else values[order]
 
     def packed(self, name: str) -> WeightFormat | None:
-        """The format in groups that has the very numbers of a quantized matrix; None for anything else."""
+        """The format in groups that represents a quantized matrix exactly; None for anything else."""
         kind = self._files.tensors[self._stored[name].name].kind
         if self._stored[name].values:
-            return None  # its keys are stored the other way round
+            return None  # its keys are stored transposed
         return PACKED.get(kind.name) if len(self.info(name).shape) == 2 else None
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
@@ -244,12 +244,13 @@ class GGUFSource:
         values = self._files.tensors.get(stored.values)
         if values is None or len(keys.shape) != 3 or len(values.shape) != 3:
             raise CheckpointError(
-                f"{self._files.path.name}: {stored.name}, {stored.values}: no two stacks of heads"
+                f"{self._files.path.name}: {stored.name}, {stored.values}: not two stacks of heads"
             )
         (heads, rank, size), found = keys.shape, values.shape
         if (found[0], found[2]) != (heads, rank) or values.kind.name not in READ_TYPES:
             raise CheckpointError(
-                f"{self._files.path.name}: {stored.values}: {values.kind.name} {list(found)} beside {list(keys.shape)}"
+                f"{self._files.path.name}: {stored.values}: {values.kind.name} {list(found)} does not match"
+                f" {list(keys.shape)}"
             )
         plain = keys.kind is values.kind and not keys.kind.unpack
         kinds = "/".join(dict.fromkeys((keys.kind.name, values.kind.name)))
@@ -276,7 +277,7 @@ class GGUFSource:
     def _order(
         self, stored: StoredTensor, start: int, stop: int
     ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
-        """Which stored rows hold rows [start, stop), and where each of them is among those (None: in order)."""
+        """The stored rows that contain rows [start, stop), and the position of each among them (None: in order)."""
         above = 0 if stored.span is None else stored.span[0]
         if not stored.heads:
             return above + start, above + stop, None
@@ -299,12 +300,12 @@ class GGUFSource:
 
 
 def _dtype(tensor: GGUFTensor) -> str:
-    """The format in which a tensor's numbers are read."""
+    """The format in which a tensor is read."""
     return "F32" if tensor.kind.unpack else tensor.kind.name
 
 
 def shards(path: Path) -> list[Path]:
-    """The files of a model given one of them: itself, or all of NAME-00001-of-0000N.gguf beside it."""
+    """The files of a model, given one of them: itself, or all of NAME-00001-of-0000N.gguf in its folder."""
     match = _SPLIT.fullmatch(path.name)
     if not match:
         return [path]
@@ -314,28 +315,28 @@ def shards(path: Path) -> list[Path]:
     found = [path.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.gguf") for number in range(1, total + 1)]
     for shard in found:
         if not shard.exists():
-            raise CheckpointError(f"{path.name}: {shard.name} is missing beside it")
+            raise CheckpointError(f"{path.name}: {shard.name} is missing in its folder")
     return found
 
 
 def single_gguf(folder: Path) -> Path | None:
-    """The one GGUF model of a folder (the first of its parts), or None when there is none.
+    """The GGUF model of a folder (the first of its parts), or None.
 
-    Raises CheckpointError listing them when there are several.
+    Raises CheckpointError listing them if there are several.
     """
     files = sorted(path for path in folder.glob("*.gguf") if _is_model(path))
     firsts = _firsts(files)
     if len(firsts) > 1:
         raise CheckpointError(
-            f"{folder}: {len(firsts)} GGUF models ({_listed(firsts, folder)}): name the file"
+            f"{folder}: {len(firsts)} GGUF models ({_listed(firsts, folder)}); specify the file"
         )
     return firsts[0] if firsts else (files[0] if files else None)
 
 
 def chosen_gguf(folder: Path, choice: str, repository: str) -> Path:
-    """The GGUF model of a repository's folder whose file is named `choice`, or whose name ends in that type.
+    """The GGUF model of a repository whose file name is `choice` or ends in that type.
 
-    The type may also be the name of the folder the file is in. Raises CheckpointError listing what there is.
+    The type may also be the name of the file's folder. Raises CheckpointError listing the models.
     """
     firsts = _firsts(sorted(path for path in folder.rglob("*.gguf") if _is_model(path)))
     if choice.endswith(".gguf"):
@@ -347,12 +348,12 @@ def chosen_gguf(folder: Path, choice: str, repository: str) -> Path:
     if len(found) != 1:
         there = _listed(found or firsts, folder) or "none"
         why = f"{len(found)} files are" if found else "no file is"
-        raise CheckpointError(f"{repository}: {why} {show(choice)} in the hub's local cache; there: {there}")
+        raise CheckpointError(f"{repository}: {why} {show(choice)} in the local hub cache, which has {there}")
     return found[0]
 
 
 def _is_model(path: Path) -> bool:
-    """Not the image encoder that lies beside some models."""
+    """Whether a file is a model, not an image encoder."""
     return not path.name.startswith("mmproj")
 
 

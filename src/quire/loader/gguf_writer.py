@@ -1,4 +1,4 @@
-"""Writing GGUF files, version 3; see loader/gguf for the layout."""
+"""Write GGUF files, version 3; see loader/gguf for the layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Value = int | float | bool | str | Sequence[str] | npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class OutTensor:
-    """A tensor to write: `kind` is a type's name, `shape` outermost first."""
+    """A tensor to write: `kind` is the name of a type, `shape` outermost first."""
 
     name: str
     kind: str
@@ -40,10 +40,10 @@ def write_gguf(
     tensors: Sequence[OutTensor],
     data: Callable[[OutTensor], Iterable[npt.NDArray[np.generic]]],
 ) -> None:
-    """Write a file; `data` gives a tensor's bytes in pieces, in order.
+    """Write a file; `data` yields the bytes of a tensor in pieces, in order.
 
-    Integers are written as uint32, int32 or 64 bits as they need, floats as float32. Raises ValueError when the
-    pieces are not the tensor's size, TypeError for a value that GGUF has no type for.
+    Integers are written as uint32, int32 or 64 bits as needed, floats as float32. Raises ValueError if the pieces do
+    not have the size of the tensor, TypeError for a value without a GGUF type.
     """
     header, offset = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))], 0
     for key, value in metadata.items():
@@ -59,12 +59,12 @@ def write_gguf(
             file.write(bytes(-file.tell() % ALIGNMENT))
             written = sum(file.write(np.ascontiguousarray(piece).data) for piece in data(tensor))
             if written != tensor.nbytes:
-                raise ValueError(f"{tensor.name}: {written} bytes were given for {tensor.nbytes}")
+                raise ValueError(f"{tensor.name}: got {written} bytes, expected {tensor.nbytes}")
         file.write(bytes(-file.tell() % ALIGNMENT))
 
 
 def encode(value: Value) -> bytes:
-    """A metadata value with its type."""
+    """Encode a metadata value with its type."""
     match value:
         case bool():
             return struct.pack("<I?", 7, value)

@@ -1,4 +1,4 @@
-"""From what a user names as a model to a folder or a GGUF file: given, shipped with Quire, or from the hub."""
+"""Resolve the name of a model to a folder or a GGUF file: a path, a bundled model, or one from the hub."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from quire.loader.checkpoint import INDEX, SINGLE
 from quire.loader.gguf_source import chosen_gguf, single_gguf
 from quire.types import CheckpointError
 
-# What a text model needs. Weights of other frameworks and formats are never fetched.
+# Files of a text model. Weights of other frameworks and formats are never downloaded.
 ALLOWED = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.tiktoken", "model*.safetensors"]
-IGNORED = ["*/*"]  # subfolders hold other formats (original/, onnx/)
+IGNORED = ["*/*"]  # subfolders contain other formats (original/, onnx/)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
-# organisation/name:Q4_K_M, organisation/name:file.gguf, organisation/name/file.gguf (also in a folder of its own)
+# organisation/name:Q4_K_M, organisation/name:file.gguf, organisation/name/file.gguf (also in a subfolder)
 _CHOICE = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w./-]{1,200})|/([\w./-]{1,200}\.gguf))", re.ASCII)
 
 
 def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
-    """The folder or .gguf file of a model: `model` itself, a shipped model's, or a snapshot of that hub repository.
+    """Return the folder or .gguf file of a model: a path, a bundled model, or a snapshot of a hub repository.
 
-    An existing path always wins; a folder that has one GGUF model and no safetensors stands for that file. Then
-    come the names of `shipped_models`. Another name of the form "name" or "organisation/name" is looked up with
-    huggingface_hub, which uses its cache, downloads what is missing (weights as safetensors only), and honours
-    HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. A GGUF file of a repository is chosen by its name or its type,
-    "organisation/name:Q4_K_M", among those that are in the cache. `revision` is a branch, tag or commit.
+    An existing path has priority; a folder with one GGUF model and no safetensors means that file. Next are the names
+    of `shipped_models`. Another name of the form "name" or "organisation/name" is looked up with huggingface_hub, which
+    uses its cache, downloads missing files (weights as safetensors only), and honours HF_HUB_OFFLINE, HF_HOME and
+    HF_TOKEN. A GGUF file of a repository is chosen by name or type, "organisation/name:Q4_K_M", from the cache.
+    `revision` is a branch, tag or commit.
 
-    Raises CheckpointError when neither works, with both reasons.
+    Raises CheckpointError with both reasons if neither works.
     """
     if not str(model):
-        raise CheckpointError("no model was named")
+        raise CheckpointError("no model given")
     path = Path(model).expanduser()
     if path.is_dir():
         return _of_folder(path)
@@ -38,7 +38,7 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
         if path.suffix == ".gguf":
             return path
         raise CheckpointError(
-            f"{model}: a file; give a .gguf file, or the folder that holds config.json and model.safetensors"
+            f"{model}: not a GGUF file; pass a .gguf file, or the folder with config.json and model.safetensors"
         )
     name = str(model)
     shipped = shipped_models()
@@ -57,7 +57,7 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
 
 
 def _means_a_path(name: str) -> bool:
-    """Whether a name is a path's and not a repository's."""
+    """Whether a name is a path and not a repository."""
     return (
         name.startswith(("/", "./", "../", "~"))
         or name.endswith(("/", ".gguf", ".safetensors"))
@@ -73,15 +73,15 @@ def _is_here(name: str) -> bool:
 
 
 def _of_folder(folder: Path) -> Path:
-    """The folder, or its one GGUF model when it has no other weights."""
+    """The folder, or its GGUF model if it has no other weights."""
     if (folder / SINGLE).exists() or (folder / INDEX).exists():
         return folder
     return single_gguf(folder) or folder
 
 
 def _snapshot(name: str, revision: str | None, *, cached: bool = False) -> Path:
-    """A repository's folder in the cache; with `cached` as it is there, all files of it."""
-    # Imported here: a model in a local folder needs neither the package nor its start-up time.
+    """The folder of a repository in the cache; with `cached`, without downloading, and with all its files."""
+    # Imported here, because a local model needs neither the package nor its import time.
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -93,14 +93,14 @@ def _snapshot(name: str, revision: str | None, *, cached: bool = False) -> Path:
     )
     try:
         folder = snapshot_download(name, revision=revision, **options)
-    except Exception as error:  # the edge to the network: errors of three HTTP libraries, no common base
+    except Exception as error:  # errors of three HTTP libraries, without a common base
         reason = str(error).strip().splitlines()
         detail = reason[0][:300] if reason else type(error).__name__
         if cached:
             raise CheckpointError(
-                f"{name}: no such file, and GGUF files of the hub are taken from its local cache only: {detail}"
+                f"{name}: no such file, and GGUF files of the hub are only read from the local cache: {detail}"
             ) from error
         raise CheckpointError(
-            f"{name}: no such file or folder, and the hub did not give a repository of that name: {detail}"
+            f"{name}: no such file or folder, and the hub returned no such repository: {detail}"
         ) from error
     return Path(folder)

@@ -1,8 +1,8 @@
-"""The pull loop: a program says what it needs, a source has it, a sink takes it.
+"""Load weights: the parts of a program are read from a source and passed to a sink.
 
-Everything that can be known from names, shapes and formats is checked before the first byte is read, so a
-wrong checkpoint is refused at once. Then each part goes to the sink in row blocks, and the pages behind a
-block are given back after it: resident memory stays at one block, whatever the size of the model.
+Names, shapes and formats are checked before the first byte is read, so that a wrong checkpoint is refused at once. Then
+each part goes to the sink in row blocks, and the pages of a block are released after it: resident memory stays at one
+block, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from quire.spec import ModelSpec, MoE
 from quire.types import CheckpointError
 
 BLOCK_BYTES = 32 * 2**20
-AHEAD_BYTES = 4 * BLOCK_BYTES  # asked of the disk before they are needed, across tensors
-ROW_QUANTUM = 256  # row blocks start at multiples of this many rows of their part, so packed tiles stay whole
+AHEAD_BYTES = 4 * BLOCK_BYTES  # requested from the disk ahead of use, across tensors
+ROW_QUANTUM = (
+    256  # row blocks start at multiples of this many rows of a part, so that packed tiles stay whole
+)
 _SHOWN = 5
 _CACHE_SCALES = (r".*\.self_attn\.([qkv]_proj\.)?([qkv]|output)_(scale|zero_point)",)
 
@@ -42,11 +44,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """Which tensors a checkpoint may have beside those a program asks for.
+    """Tensors that a checkpoint may have in addition to those of a program.
 
-    `ignored`: regular expressions of full names. `twins`: asked-for name -> another name of the same tensor
-    (a tied embedding saved twice): the twin serves when the first is absent, and must be byte-equal when both
-    are there. `zeros`: regular expressions of tensors that may be left aside when they hold nothing but zeros.
+    `ignored`: regular expressions of full names. `twins`: name in the program -> another name of the same tensor (a
+    tied embedding saved twice): the twin is used if the first is missing, and must be byte-equal if both exist.
+    `zeros`: regular expressions of tensors that may be ignored if they contain only zeros.
     `prefixes`: see Renamed. `stacks`: see Unstacked.
     """
 
@@ -58,7 +60,7 @@ class LoadRules:
 
     @classmethod
     def of(cls, spec: ModelSpec, *, quantized: bool = False) -> LoadRules:
-        """For a model; `quantized` checkpoints may have scales of the cache and empty biases as well."""
+        """The rules of a model; `quantized` checkpoints may also have scales of the cache and empty biases."""
         twins = {spec.names.embed: spec.names.head} if spec.tied else {}
         if spec.stacks.router:
             for i in (i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)):
@@ -69,7 +71,7 @@ class LoadRules:
         return cls(ignored, twins, zeros, spec.prefixes, tuple(stacks_of(spec)))
 
     def view(self, source: Source) -> Source:
-        """The source with its tensors under the names that a program asks for. Raises CheckpointError."""
+        """Return the source with the tensor names of the program. Raises CheckpointError."""
         if self.prefixes:
             source = Renamed(source, self.prefixes)
         return Unstacked(source, self.stacks) if self.stacks else source
@@ -77,9 +79,9 @@ class LoadRules:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """What was loaded: bytes and tensors read, the formats they were stored in, and names left aside.
+    """The result of loading: bytes and tensors read, their stored formats, and ignored names.
 
-    `dequantized` are those of the formats that the source turned into floats.
+    `dequantized` are the formats that the source converted to floats.
     """
 
     nbytes: int
@@ -91,7 +93,7 @@ class LoadSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One part to move: rows of `param` from `row_offset` on come from tensor `info`."""
+    """One part to load: rows of `param` from `row_offset` on come from the tensor `info`."""
 
     param: Param
     row_offset: int
@@ -100,7 +102,7 @@ class _Item:
 
     @property
     def rows(self) -> int:
-        """Rows of the tensor that are read; a vector that is stored as a matrix is read whole."""
+        """Rows of the tensor to read; a vector that is stored as a matrix is read whole."""
         if self.part.transposed:
             return self.part.cols
         return self.part.rows if len(self.info.shape) == 1 or self.part.cols else self.info.shape[0]
@@ -119,12 +121,12 @@ def load(
     progress: Progress | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> LoadSummary:
-    """Give every part of every param to the sink. `progress(done, total)` is told bytes after each block.
+    """Pass every part of every param to the sink. `progress(done, total)` gets bytes after each block.
 
     A block is about `block_bytes` of whole rows, and starts at a multiple of ROW_QUANTUM rows of its part.
 
-    Raises CheckpointError, before anything is put, for missing tensors, tensors nobody asked for, wrong
-    shapes and formats; and, naming the tensor, when a NaN or infinity is read.
+    Raises CheckpointError, before anything is put, for missing tensors, unexpected tensors, wrong shapes and formats;
+    and, naming the tensor, when a NaN or infinity is read.
     """
     source, items, skipped = _prepare(params, source, rules or LoadRules())
     total = sum(item.nbytes for item in items)
@@ -145,7 +147,7 @@ def load(
 
 
 def check_tensors(params: Sequence[Param], source: Source, rules: LoadRules) -> tuple[str, ...]:
-    """Everything that `load` checks before it reads weights; returns the names it would leave aside.
+    """Run all checks of `load` that precede reading weights; return the names it would ignore.
 
     Raises CheckpointError.
     """
@@ -153,7 +155,7 @@ def check_tensors(params: Sequence[Param], source: Source, rules: LoadRules) -> 
 
 
 def check_headers(params: Sequence[Param], source: Source, rules: LoadRules) -> None:
-    """What `check_tensors` finds without reading a number. Raises CheckpointError."""
+    """Run the checks of `check_tensors` that need no numbers. Raises CheckpointError."""
     source = rules.view(source)
     _leftovers(_match(params, source, rules), source, rules, read=False)
 
@@ -167,7 +169,7 @@ def _prepare(
 
 
 def row_blocks(info: TensorInfo, block_bytes: int, rows: int | None = None) -> Iterable[tuple[int, int]]:
-    """Cut `rows` rows of a tensor into ranges of about `block_bytes`, each starting at a multiple of ROW_QUANTUM."""
+    """Split `rows` rows of a tensor into ranges of about `block_bytes`, each starting at a multiple of ROW_QUANTUM."""
     row_bytes = max(info.nbytes // info.shape[0], 1)
     rows = info.shape[0] if rows is None else rows
     step = max(block_bytes // row_bytes // ROW_QUANTUM, 1) * ROW_QUANTUM
@@ -175,12 +177,12 @@ def row_blocks(info: TensorInfo, block_bytes: int, rows: int | None = None) -> I
 
 
 def _blocks(item: _Item, block_bytes: int) -> Iterable[tuple[int, int]]:
-    """The row blocks of an item; one whose rows are the parameter's columns goes in one piece."""
+    """The row blocks of an item; one block if its rows are the columns of the parameter."""
     return [(0, item.rows)] if item.part.transposed else row_blocks(item.info, block_bytes, item.rows)
 
 
 class _Ahead:
-    """Asks a source for blocks before they are read, AHEAD_BYTES of them beyond the one in hand."""
+    """Prefetches AHEAD_BYTES of blocks beyond the current one."""
 
     def __init__(self, source: Source, blocks: Sequence[tuple[TensorInfo, int, int]]) -> None:
         self._source = source if isinstance(source, PrefetchingSource) else None
@@ -188,7 +190,7 @@ class _Ahead:
         self._asked = 0
 
     def reach(self, done: int) -> None:
-        """`done` bytes have been read."""
+        """Prefetch after `done` bytes have been read."""
         while self._source is not None and self._asked < done + AHEAD_BYTES:
             block = next(self._blocks, None)
             if block is None:
@@ -200,19 +202,19 @@ class _Ahead:
 
 
 def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int:
-    """Read, check and hand over one row block; returns its bytes."""
+    """Read, check and pass on one row block; return its bytes."""
     name, first = item.info.name, item.part.first
     if isinstance(source, CodesSource) and _is_codes(item, source):
         return _move_codes(item, start, stop, source, sink)
     data = source.read(name, first + start, first + stop)
-    if not data.flags.aligned:  # the format allows any offset; kernels read whole numbers
+    if not data.flags.aligned:  # the format allows any offset; kernels need aligned numbers
         data = data.copy()
     shape, nbytes, dtype, at = data.shape, data.nbytes, item.info.dtype, item.row_offset + start
     if item.part.plus:
         data, dtype = widened(data, dtype) + np.float32(item.part.plus), "F32"
     if item.part.transposed:
         data = np.ascontiguousarray(data.T)
-    if not item.part.cols:  # a vector, whatever shape it is stored in
+    if not item.part.cols:  # a vector of any stored shape
         data, at = data.reshape(-1), item.row_offset + start * (data.size // len(data))
     if isinstance(sink, CheckingSink):
         bad = sink.put_checked(item.param, at, data, dtype)
@@ -224,7 +226,7 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
         index[0] += first + start
         if np.isfinite(value := widened(data.reshape(-1)[bad : bad + 1], dtype)[0]):
             raise CheckpointError(
-                f"tensor {name}: element {index} is {value:g}, beyond float16, which ends at 65504: use --dtype "
+                f"tensor {name}: element {index} is {value:g}, which exceeds the limit of float16, 65504: use --dtype "
                 "bfloat16 or float32"
             )
         raise CheckpointError(f"tensor {name}: element {index} is NaN or infinite")
@@ -236,12 +238,12 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
 
 
 def _is_codes(item: _Item, source: CodesSource) -> bool:
-    """Whether the parameter is in the very format that the tensor's codes are in."""
+    """Whether the parameter has exactly the format of the tensor's codes."""
     return item.param.groups is not None and source.packed(item.info.name) == item.param.format
 
 
 def _move_codes(item: _Item, start: int, stop: int, source: CodesSource, sink: Sink) -> int:
-    """The same for a row block whose codes are handed over as they are stored."""
+    """The same for a row block whose codes are passed on unchanged."""
     name, first = item.info.name, item.part.first
     try:
         codes = source.read_codes(name, first + start, first + stop)
@@ -253,14 +255,14 @@ def _move_codes(item: _Item, start: int, stop: int, source: CodesSource, sink: S
 
 
 def widened(data: Array, dtype: str) -> npt.NDArray[np.float32]:
-    """F32, F16 or BF16 (as uint16) as float32, exactly."""
+    """Convert F32, F16 or BF16 (as uint16) to float32, exactly."""
     if dtype == "BF16":
         return (data.astype(np.uint32) << 16).view(np.float32)
     return data.astype(np.float32)
 
 
 def _match(params: Sequence[Param], source: Source, rules: LoadRules) -> list[_Item]:
-    """Find each part's tensor and check its shape and format."""
+    """Find the tensor of each part and check its shape and format."""
     names = set(source.names())
     missing: list[str] = []
     items: list[_Item] = []
@@ -294,9 +296,9 @@ def _check(info: TensorInfo, part: Part) -> None:
 
 
 def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules, *, read: bool = True) -> list[str]:
-    """Names that may be left aside; anything else that nobody asked for means config and weights disagree.
+    """Return names that may be ignored. Any other unexpected tensor means that config and weights disagree.
 
-    `read` false: what depends on numbers may be left aside.
+    `read` false: tensors whose check needs numbers may be ignored.
     """
     used = {item.info.name for item in items}
     ignored = [re.compile(pattern) for pattern in rules.ignored]
@@ -319,13 +321,13 @@ def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules, *, read
         skipped.append(name)
     if unexpected:
         raise CheckpointError(
-            f"the checkpoint has tensors that its config does not account for: {_listed(unexpected)}"
+            f"the checkpoint has tensors that its config does not imply: {_listed(unexpected)}"
         )
     return skipped
 
 
 def _check_equal(name: str, twin: str, source: Source) -> None:
-    """Refuse a twin with other values: config and weights contradict each other, and either may be right."""
+    """Refuse a twin with other values: config and weights disagree, and either may be right."""
     a, b = source.info(name), source.info(twin)
     equal = (a.dtype, a.shape) == (b.dtype, b.shape)
     if equal:
@@ -337,7 +339,7 @@ def _check_equal(name: str, twin: str, source: Source) -> None:
     if not equal:
         raise CheckpointError(
             f"tensor {twin} differs from {name}, but config.json has tie_word_embeddings = true: set it to "
-            "false if the model has an output matrix of its own"
+            "false if the model has a separate head"
         )
 
 
@@ -349,7 +351,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _hint(missing: Sequence[str], names: set[str]) -> str:
     if missing == ["lm_head.weight"]:
-        return " (does the config lack tie_word_embeddings = true?)"
+        return " (is tie_word_embeddings = true missing in the config?)"
     if any(name.removeprefix("model.") in names for name in missing):
-        return " (names lack the 'model.' prefix: this is a base model without its language-model head)"
+        return " (names lack the 'model.' prefix: this is a base model without a head)"
     return ""

@@ -1,12 +1,12 @@
-"""Packed weights on disk: what packing made, written once and mapped by the next start.
+"""Packed weights on disk, written once and mapped by the next start.
 
-    the weights as the executor holds them, from the first byte on (so that they are mapped at a page)
-    a 64-bit checksum of each 4 MiB of them
-    a JSON object: key, time, and what the packer's owner says of the model
+    the weights in the layout of the executor, from the first byte on (so that they are mapped at a page)
+    a 64-bit checksum per 4 MiB of weights
+    a JSON object: key, time, and facts about the model
     64 bytes: magic, the three lengths, and SHA-256 of checksums and JSON
 
-A file is written under another name and renamed when it is on the disk, so that no start sees half of one. It is
-used when its length, its key and every checksum are right, and removed otherwise.
+A file is written under a temporary name and renamed once it is on disk, so that no start sees an incomplete one. It is
+used if its length, its key and every checksum are right, and removed otherwise.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Progress = Callable[[int, int], None]
 
 
 class Packer(Protocol):
-    """What holds packed weights: a native executor."""
+    """The owner of packed weights: a native executor."""
 
     @property
     def layout(self) -> str:
-        """What the packed bytes depend on beside the program and its weights."""
+        """Everything that determines the packed bytes besides the program and its weights."""
 
     @property
     def weight_bytes(self) -> int:
@@ -47,17 +47,17 @@ class Packer(Protocol):
 
     @property
     def weight_chunks(self) -> int:
-        """Chunks that they are saved and checked in."""
+        """Number of chunks for saving and verifying."""
 
     def save_weights(self, fd: int, first: int, count: int) -> bytes:
-        """Write chunks to their place in a file; 8 bytes of checksum each. OSError when that fails."""
+        """Write chunks to their place in a file; return 8 bytes of checksum each. Raises OSError."""
 
     def map_weights(self, fd: int, sums: bytes) -> bool:
-        """Take the weights from a file instead of `put`; false, and nothing taken, when a checksum differs."""
+        """Map the weights from a file instead of `put`; false, without a change, if a checksum differs."""
 
 
 def packed_key(params: Sequence[Param], layout: str, files: str) -> str:
-    """The name of packed weights: all that their bytes depend on. `files` is a fingerprint of the checkpoint."""
+    """The key of packed weights, a digest of everything that determines them. `files` is a fingerprint."""
     digest = hashlib.sha256(f"{layout}\0{files}\0".encode())
     for param in params:
         digest.update(repr(param).encode())
@@ -70,17 +70,17 @@ class PackedWeights(KeptFiles):
     __slots__ = ()
 
     def path(self, key: str) -> Path:
-        """Where the packed weights of a key are, or would be."""
+        """The path for the packed weights of a key."""
         return self.folder / f"{key[:40]}{SUFFIX}"
 
     def restore(
         self, key: str, packer: Packer, meanwhile: Callable[[], None] = lambda: None
     ) -> dict[str, Any] | None:
-        """Map the weights of a key; the facts they were stored with, or None when there are none.
+        """Map the weights of a key and return the facts stored with them, or None if they do not exist.
 
-        `meanwhile` is called while they are checked. It is not called when there are none.
+        `meanwhile` is called while they are verified. It is not called if they do not exist.
 
-        Raises DamagedError, with nothing taken and the file removed, when they are not as they were written.
+        Raises DamagedError and removes the file, without mapping anything, if they were changed.
         """
         path = self.path(key)
         try:
@@ -98,10 +98,10 @@ class PackedWeights(KeptFiles):
     def store(
         self, key: str, packer: Packer, facts: Mapping[str, Any], progress: Progress | None = None
     ) -> threading.Thread:
-        """Write the weights of a key and `facts` about them. `progress(done, total)`: bytes.
+        """Write the weights of a key with `facts` about them. `progress(done, total)` gets bytes.
 
-        The thread that is returned brings the file to the disk and gives it its name. Raises OSError saying what
-        failed, with nothing left behind.
+        The returned thread syncs the file to disk and renames it. Raises OSError with the reason; no partial file is
+        left.
         """
         size = packer.weight_bytes
 
@@ -127,11 +127,11 @@ def _write_end(fd: int, size: int, sums: bytes, facts: dict[str, Any]) -> None:
 
 
 def _read_end(fd: int, key: str, packer: Packer) -> tuple[bytes, dict[str, Any]]:
-    """Checksums and facts of an open file. Raises DamagedError unless it is the packer's, and `key`'s."""
+    """Checksums and facts of an open file. Raises DamagedError unless it belongs to the packer and `key`."""
     end = os.fstat(fd).st_size
     tail = os.pread(fd, _TAIL.size, max(0, end - _TAIL.size))
     if len(tail) != _TAIL.size:
-        raise DamagedError("it is cut short")
+        raise DamagedError("it is truncated")
     magic, weights, sums_bytes, meta_bytes, digest = _TAIL.unpack(tail)
     size, rest = packer.weight_bytes, sums_bytes + meta_bytes
     expected = (_MAGIC, size, 8 * packer.weight_chunks)
@@ -140,11 +140,11 @@ def _read_end(fd: int, key: str, packer: Packer) -> tuple[bytes, dict[str, Any]]
         or size + rest + len(tail) != end
         or meta_bytes > _MAX_META_BYTES
     ):
-        raise DamagedError("it is cut short, or not what its name says")
+        raise DamagedError("it is truncated, or its name is wrong")
     data = os.pread(fd, rest, size)
     if hashlib.sha256(data).digest() != digest:
-        raise DamagedError("its end was changed")
+        raise DamagedError("its last part was changed")
     facts: dict[str, Any] = json.loads(data[sums_bytes:])
     if facts.get("key") != key:
-        raise DamagedError("it is another model's")
+        raise DamagedError("it belongs to another model")
     return data[:sums_bytes], facts

@@ -1,8 +1,8 @@
-"""Quantized weights of a safetensors checkpoint under the names of the plain ones.
+"""Quantized weights of a safetensors checkpoint under the names of plain weights.
 
-A quantized linear `P` is stored as several arrays (`P.qweight`, `P.scales`, …). Here they are one tensor `P.weight` of
-float32, dequantized block by block as it is read; everything else passes through. Stacked experts `P_blocks` and
-`P_scales` are one tensor `P` [experts, out features, in features].
+A quantized linear `P` is stored as several arrays (`P.qweight`, `P.scales`, …). They become one float32 tensor
+`P.weight`, dequantized block by block as it is read; everything else passes through. Stacked experts `P_blocks` and
+`P_scales` become one tensor `P` [experts, out features, in features].
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from quire.spec.quantization import Quantization
 from quire.types import CheckpointError
 
 Infos = Mapping[str, Stored]
-_MAX_SETTING = 8  # numbers in a tensor that is a setting
+_MAX_SETTING = 8  # numbers in a tensor of settings
 
 
 class QuantizedSource:
-    """A checkpoint whose quantized linears are given as floats, or as codes where kernels take them. Implements Source.
+    """A checkpoint with quantized linears, read as floats, or as codes if kernels support them. Implements Source.
 
-    Raises CheckpointError naming the tensor for arrays that are missing, of the wrong type or shape.
+    Raises CheckpointError naming the tensor for arrays that are missing or have the wrong type or shape.
     """
 
     def __init__(self, source: Source, quantization: Quantization) -> None:
         self._source, self._quantization = source, quantization
         self._linears: dict[str, QuantizedLinear] = {}
         self._infos: dict[str, TensorInfo] = {}
-        self._parts: dict[str, dict[str, str]] = {}  # "P.weight" -> what follows P -> stored name
+        self._parts: dict[str, dict[str, str]] = {}  # "P.weight" -> suffix after P -> stored name
         reader = _READERS[quantization.layout]
         taken: set[str] = set()
         for prefix, parts in self._modules(reader).items():
@@ -49,7 +49,7 @@ class QuantizedSource:
         self._names = [name for name in source.names() if name not in taken] + list(self._linears)
         if not self._linears:
             raise CheckpointError(
-                f"config.json: quantization_config: no tensor is quantized as {quantization.method} stores them"
+                f"config.json: quantization_config: no tensor has the format of {quantization.method}"
             )
 
     @property
@@ -57,11 +57,11 @@ class QuantizedSource:
         return self._quantization
 
     def stored_parts(self) -> tuple[Source, list[str]]:
-        """The arrays that quantized weights are stored in: their source, and their names there."""
+        """The arrays of quantized weights: their source, and their names there."""
         return self._source, [name for parts in self._parts.values() for name in parts.values()]
 
     def _modules(self, reader: _Reader) -> dict[str, dict[str, str]]:
-        """Module name -> its arrays by what follows the name."""
+        """Module name -> its arrays by suffix."""
         found: dict[str, dict[str, str]] = {}
         longest_first = sorted(reader.parts, key=len, reverse=True)
         for name in self._source.names():
@@ -75,7 +75,7 @@ class QuantizedSource:
         return Stored(info.dtype, info.shape)
 
     def array(self, prefix: str, part: str) -> Array:
-        """A small stored array, for readers that need its content."""
+        """Read a small stored array, for readers that need its content."""
         return self._source.read(f"{prefix}.{part}")
 
     def names(self) -> Iterable[str]:
@@ -92,7 +92,7 @@ class QuantizedSource:
         return found
 
     def packed(self, name: str) -> WeightFormat | None:
-        """The format in groups in which `read_codes` gives a tensor; None when it has none."""
+        """The format in groups in which `read_codes` returns a tensor; None if there is none."""
         packed: WeightFormat | None = getattr(self._linears.get(name), "packed", None)
         return packed
 
@@ -101,7 +101,7 @@ class QuantizedSource:
         if linear is None:
             return self._source.read(name, start, stop)
         start, stop = self.info(name).rows(start, stop)
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is found by loading
+        with np.errstate(invalid="ignore", over="ignore"):  # loading finds NaN and infinity
             return np.ascontiguousarray(linear.dequantize(self._arrays(name), start, stop))
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
@@ -119,9 +119,9 @@ class QuantizedSource:
 
 
 class _Reader:
-    """How one layout is found and read: `parts` are the arrays of a module `is_quantized` tells from a plain one.
+    """Finds and reads one layout: `parts` are the arrays of a module, `is_quantized` detects a quantized one.
 
-    An array's name is the module's, `joint` and the part; the weight they are is the module's name and `plain`.
+    An array is named by the module's name, `joint` and the part; the weight by the module's name and `plain`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ def _awq(_source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear
 def _compressed(source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear:
     if "weight_packed" in infos and infos["weight_packed"].dtype == "U8":
         if "weight_global_scale" in infos:
-            raise CheckpointError(f"{prefix}: weight_global_scale: NVFP4 is not read")
+            raise CheckpointError(f"{prefix}: weight_global_scale: NVFP4 is not supported")
         return mxfp4.mxfp4_linear(infos, prefix)
     if "weight_packed" in infos:
         shape = infos.get("weight_shape")
@@ -176,7 +176,9 @@ def _hqq(source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear:
     for part in hqq.SETTINGS:
         if part in infos:
             if math.prod(infos[part].shape) > _MAX_SETTING:
-                raise CheckpointError(f"{prefix}: {part}: shape {list(infos[part].shape)} is not a setting's")
+                raise CheckpointError(
+                    f"{prefix}: {part}: shape {list(infos[part].shape)} is not that of a setting"
+                )
             settings[part] = source.array(prefix, part)
     return hqq.hqq(infos, settings, prefix)
 

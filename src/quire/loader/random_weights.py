@@ -1,10 +1,10 @@
-"""Weights for `--load-format random`: seeded, cheap, and the same in whatever order they are read.
+"""Weights for `--load-format random`: seeded, cheap, and independent of the reading order.
 
 Method. Element e of a tensor takes 16-bit word e, u, of the Philox stream (Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", SC 2011) whose key is SHA-256(seed, tensor name). Its value is
 0.02 · Φ⁻¹((u + ½) / 2^16) rounded to bfloat16, taken from a table of 2^16 entries: a normal distribution of
-deviation 0.02, cut at 4.3 deviations, at one look-up an element. A counter-based stream can start at any
-element, so a row block does not need the blocks before it. Norms multiply by 1.
+deviation 0.02, cut at 4.3 deviations, with one look-up per element. A counter-based stream can start at any element, so
+a row block does not need the blocks before it. Norms multiply by 1.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from quire.program.ops import Param
 
 STANDARD_DEVIATION = 0.02
 _WORDS_PER_COUNT = 16  # a Philox counter step gives four 64-bit words, sixteen values of 16 bits
-_CHUNK_COUNTS = 2**13  # counter steps at a time: a quarter MiB of random bits stays in the cache
+_CHUNK_COUNTS = 2**13  # counter steps at a time: a quarter MiB of random bits, which stays in the cache
 _ONE = 0x3F80  # 1.0 in bfloat16
 
 
 class RandomWeights:
-    """The tensors that a program's params ask for, in BF16, without any file. Implements Source."""
+    """The tensors of a program's params, in BF16, without files. Implements Source."""
 
     def __init__(self, params: Sequence[Param], seed: int = 0) -> None:
         self._infos: dict[str, TensorInfo] = {}
@@ -55,7 +55,7 @@ class RandomWeights:
         return self._values(name, start * cols, stop * cols).reshape(shape)
 
     def release(self, name: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no memory to release."""
 
     def _values(self, name: str, begin: int, end: int) -> npt.NDArray[np.uint16]:
         """Elements [begin, end) of a tensor's stream."""
@@ -76,7 +76,7 @@ class RandomWeights:
 
 def _normal_table() -> npt.NDArray[np.uint16]:
     """bfloat16 bits (rounded to nearest even) of the normal quantiles at (u + ½)/2^16, u = 0 … 65535."""
-    from statistics import NormalDist  # imports fractions and decimals, and few starts come here
+    from statistics import NormalDist  # imports fractions and decimals, and is rarely needed
 
     quantile = NormalDist(0.0, STANDARD_DEVIATION).inv_cdf
     upper = np.array([quantile((u + 0.5) / 2**16) for u in range(2**15, 2**16)], np.float32)

@@ -1,4 +1,4 @@
-"""A source whose tensors have other names in the file than a model asks for."""
+"""A source whose tensor names differ from those of the model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from quire.types import CheckpointError
 
 
 class Renamed:
-    """`source` with the beginnings of its names replaced: the first of `prefixes` (stored, wanted) that fits.
+    """`source` with prefixes of its names replaced: the first of `prefixes` (stored, wanted) that matches.
 
-    Implements Source. Raises CheckpointError when two tensors would get one name.
+    Implements Source. Raises CheckpointError if two tensors would get the same name.
     """
 
     def __init__(self, source: Source, prefixes: Sequence[tuple[str, str]]) -> None:
@@ -25,7 +25,7 @@ class Renamed:
             wanted = _renamed(name, prefixes)
             if wanted in self._stored:
                 raise CheckpointError(
-                    f"tensors {self._stored[wanted]} and {name} have the same part in the model"
+                    f"tensors {self._stored[wanted]} and {name} have the same name in the model"
                 )
             self._stored[wanted] = name
 
@@ -44,7 +44,7 @@ class Renamed:
             self._source.prefetch(self._stored[name], start, stop)
 
     def packed(self, name: str) -> WeightFormat | None:
-        """See CodesSource; None when the source has no codes."""
+        """See CodesSource; None if the source has no codes."""
         return self._codes_source.packed(self._stored[name]) if self._codes_source is not None else None
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:

@@ -4,8 +4,8 @@
     N bytes   JSON object: name -> {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__"
     the rest  the tensors' bytes; offsets count from here, without holes or overlaps
 
-The header comes from strangers: every number is checked against the file's length, as Python integers, before
-anything is allocated or mapped. Tensors are views of a memory map and cost no memory of their own.
+The header is untrusted: every number is compared with the length of the file, as a Python integer, before anything is
+allocated or mapped. Tensors are views of a memory map and need no additional memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.util.files import open_regular
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 from quire.util.strict_json import parse_json_object
 
-MAX_HEADER_BYTES = 32 * 2**20  # some 200,000 tensors
+MAX_HEADER_BYTES = 32 * 2**20  # about 200,000 tensors
 _MAX_AXES = 32
 _MAX_DIM = 2**48
 _KEYS = {"dtype", "shape", "data_offsets"}
@@ -35,7 +35,7 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor and its bytes [begin, end) in the file's data part."""
+    """A tensor and its bytes [begin, end) in the data part of the file."""
 
     info: TensorInfo
     begin: int
@@ -67,14 +67,14 @@ def parse_header(header: bytes, data_bytes: int, where: str) -> dict[str, Entry]
 def _misplaced(
     entry: Entry, position: int, before: Entry | None, data_bytes: int, where: str
 ) -> CheckpointError:
-    """Why a tensor cannot lie where it does, after `before`, which ends at `position`."""
+    """The error of a misplaced tensor after `before`, which ends at `position`."""
     if entry.begin < position:
         return CheckpointError(f"{where}: {_named(entry)} overlaps {_named(before)}")
     if entry.begin > position:
         return CheckpointError(f"{where}: {entry.begin - position} unused bytes before {_named(entry)}")
     past = entry.end - data_bytes
     return CheckpointError(
-        f"{where}: {_named(entry)} ends {past} bytes past the file: is the download whole?"
+        f"{where}: {_named(entry)} extends {past} bytes past the end of the file; the download may be incomplete"
     )
 
 
@@ -101,15 +101,15 @@ def _entry(name: str, value: object, where: str) -> Entry:
     info = TensorInfo(name, dtype, tuple(shape))
     if end - begin != info.nbytes:
         raise error(
-            f"{dtype} of shape {show(shape)} needs {show(info.nbytes)} bytes, data_offsets give {end - begin}"
+            f"{dtype} of shape {show(shape)} needs {show(info.nbytes)} bytes, but data_offsets span {end - begin}"
         )
     return Entry(info, begin, end)
 
 
 def _are_sizes(values: list[object], limit: int) -> bool:
-    """Plain loops here and there: a checkpoint may have 10^5 tensors."""
+    """A plain loop, because a checkpoint may have 10^5 tensors."""
     for value in values:  # noqa: SIM110
-        if type(value) is not int or not 0 <= value <= limit:  # a boolean is no size
+        if type(value) is not int or not 0 <= value <= limit:  # refuses booleans
             return False
     return True
 
@@ -117,8 +117,8 @@ def _are_sizes(values: list[object], limit: int) -> bool:
 class SafetensorsFile:
     """One open safetensors file. Implements Source.
 
-    Raises CheckpointError when the file cannot be opened or its header is wrong. Tensors are read-only views
-    of the memory map: valid as long as they are referenced. The file must not shrink while it is in use.
+    Raises CheckpointError if the file cannot be opened or its header is invalid. Tensors are read-only views of the
+    memory map, valid as long as they are referenced. The file must not shrink while it is in use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,7 +127,7 @@ class SafetensorsFile:
             with open_regular(path) as file:
                 self._entries, self._start, size = _read_header(file, path.name)
                 self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except ValueError:  # mmap was asked for more than there is
+        except ValueError:  # mmap beyond the end of the file
             raise CheckpointError(f"{path.name}: the file shrank while it was read") from None
         except OSError as error:
             raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
@@ -143,7 +143,7 @@ class SafetensorsFile:
         return self._entries[name].info
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows [start, stop) of a tensor, all of one without axes; see Source."""
+        """Rows [start, stop) of a tensor, or all of a scalar; see Source."""
         entry = self._entries[name]
         if not entry.info.shape:
             data = np.frombuffer(self._map, np.uint8, entry.end - entry.begin, self._start + entry.begin)
@@ -159,7 +159,7 @@ class SafetensorsFile:
         return flat.view(NUMPY_TYPES[info.dtype]).reshape(shape)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
-        """Have the kernel read rows [start, stop) while something else is done."""
+        """Let the kernel read rows [start, stop) in the background."""
         entry = self._entries[name]
         row_bytes = (entry.end - entry.begin) // max(entry.info.shape[0], 1)
         begin = self._start + entry.begin
@@ -170,12 +170,12 @@ class SafetensorsFile:
         self._advise("MADV_DONTNEED", self._start + entry.begin, self._start + entry.end)
 
     def close(self) -> None:
-        """Unmap the file, or leave that to the last array that still looks into it."""
-        with contextlib.suppress(BufferError):  # an array still looks into it, and keeps it alive
+        """Unmap the file, at the latest when the last array into it is gone."""
+        with contextlib.suppress(BufferError):  # an array into it keeps it alive
             self._map.close()
 
     def _advise(self, advice: str, begin: int, end: int) -> None:
-        """Tell the kernel about the pages that hold bytes [begin, end), where the platform can be told."""
+        """Advise the kernel about the pages of bytes [begin, end), if the platform supports it."""
         option = getattr(mmap, advice, None)
         if option is not None and end > begin:
             begin -= begin % mmap.PAGESIZE
@@ -183,7 +183,7 @@ class SafetensorsFile:
 
 
 def _read_header(file: BinaryIO, where: str) -> tuple[dict[str, Entry], int, int]:
-    """Tensors of an open file, where their bytes start, and the file's size."""
+    """Tensors of an open file, the start of their bytes, and the size of the file."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(8)
     if len(prefix) < 8:
@@ -193,7 +193,7 @@ def _read_header(file: BinaryIO, where: str) -> tuple[dict[str, Entry], int, int
         raise CheckpointError(f"{where}: {POINTER}")
     file.seek(len(prefix))
     if length > MAX_HEADER_BYTES:
-        raise CheckpointError(f"{where}: header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
+        raise CheckpointError(f"{where}: header of {length} bytes exceeds the limit of {MAX_HEADER_BYTES}")
     if length > size - 8:
         raise CheckpointError(f"{where}: header of {length} bytes in a file of {size} bytes")
     header = file.read(length)

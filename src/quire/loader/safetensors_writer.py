@@ -1,4 +1,4 @@
-"""Writing one safetensors file; see loader/safetensors for the layout."""
+"""Write a safetensors file; see loader/safetensors for the layout."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quire.loader.source import Array, TensorInfo
 def write_safetensors(
     path: Path, tensors: Sequence[TensorInfo], data: Callable[[TensorInfo], Iterable[Array]]
 ) -> None:
-    """Write a file; `data` gives a tensor's numbers in pieces of whole rows, in order.
+    """Write a file; `data` yields the numbers of a tensor in pieces of whole rows, in order.
 
-    Raises ValueError when the pieces are not the tensor's size.
+    Raises ValueError if the pieces do not have the size of the tensor.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -33,4 +33,4 @@ def write_safetensors(
         for info in tensors:
             written = sum(file.write(np.ascontiguousarray(piece).data.cast("B")) for piece in data(info))
             if written != info.nbytes:
-                raise ValueError(f"{info.name}: {written} bytes were given for {info.nbytes}")
+                raise ValueError(f"{info.name}: got {written} bytes, expected {info.nbytes}")

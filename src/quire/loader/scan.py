@@ -1,7 +1,7 @@
-"""Looking for damage in stored bytes: NaN and infinity, holes of zeros, and digests that are not what they were.
+"""Find damage in stored bytes: NaN and infinity, holes of zeros, and changed digests.
 
-A download that broke off and was resumed wrongly, or a sparse file that was never filled, has the right length
-and a valid header; what shows is a long run of zero bytes.
+A download that was resumed wrongly, or a sparse file that was never filled, has the right length and a valid header,
+but a long run of zero bytes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from quire.loader.quantized import QuantizedSource
 from quire.loader.source import Array, Source
 from quire.util.files import open_regular
 
-PAGE = 4096  # bytes: holes of a file are whole pages
-ZERO_RUN = 16 * PAGE  # trained weights do not have as many zero bytes in a row
+PAGE = 4096  # bytes; holes of a file are whole pages
+ZERO_RUN = 16 * PAGE  # trained weights do not have this many zero bytes in a row
 _READ_BYTES = 8 * 2**20
 _GIT_BYTES = 64 * 2**20  # larger files are stored by SHA-256
 _BLOCK_BYTES = 32 * 2**20
 
-Advance = Callable[[int], None]  # told the bytes that were read since the last call
+Advance = Callable[[int], None]  # gets the bytes read since the last call
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong with a tensor. `fatal`: it cannot be used; else it is odd and may be meant."""
+    """A problem with a tensor. `fatal`: it cannot be used; else it is suspicious but may be intended."""
 
     tensor: str
     message: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 def file_digests(path: Path, advance: Advance | None = None) -> dict[str, str]:
-    """SHA-256 of a file, and of a small one its git blob id (SHA-1 of a header and the content), in hex."""
+    """SHA-256 of a file and, for a small one, its git blob id (SHA-1 of a header and the content), in hex."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -55,7 +55,7 @@ def file_digests(path: Path, advance: Advance | None = None) -> dict[str, str]:
 
 
 def promised_digest(path: Path) -> tuple[str, str] | None:
-    """The kind and digest by which the hub's cache stores a file: the name of the blob that a snapshot links to."""
+    """Kind and digest under which the hub cache stores a file: the name of the blob that a snapshot links to."""
     if not path.is_symlink():
         return None
     blob = path.resolve()
@@ -67,7 +67,7 @@ def promised_digest(path: Path) -> tuple[str, str] | None:
 
 
 def scan_source(source: Source, advance: Advance | None = None) -> list[Finding]:
-    """What is wrong with the tensors of a source; of quantized ones as numbers and, for holes, as they are stored."""
+    """Find problems in the tensors of a source. Quantized ones are checked as numbers and, for holes, as stored."""
     found = [finding for name in source.names() for finding in scan_tensor(source, name, advance)]
     if isinstance(source, QuantizedSource):
         stored, names = source.stored_parts()
@@ -76,7 +76,7 @@ def scan_source(source: Source, advance: Advance | None = None) -> list[Finding]
 
 
 def scan_tensor(source: Source, name: str, advance: Advance | None = None) -> list[Finding]:
-    """What is wrong with one tensor: its first NaN or infinity, and its longest hole of zeros."""
+    """Find problems in one tensor: its first NaN or infinity, and its longest hole of zeros."""
     info = source.info(name)
     if not info.shape or info.nbytes == 0:
         return []
@@ -98,13 +98,13 @@ def scan_tensor(source: Source, name: str, advance: Advance | None = None) -> li
     if zeros.total == info.nbytes and len(info.shape) > 1:
         findings.append(Finding(name, "every byte is zero", False))
     elif zeros.longest >= ZERO_RUN:
-        message = f"{zeros.longest} zero bytes in a row from byte {zeros.at}: a hole in the file?"
+        message = f"{zeros.longest} zero bytes in a row from byte {zeros.at}: possibly a hole in the file"
         findings.append(Finding(name, message, False, hole=True))
     return findings
 
 
 class _ZeroRuns:
-    """The longest run of zero pages in bytes that come in blocks: `longest` bytes from byte `at` on."""
+    """The longest run of zero pages in a sequence of blocks: `longest` bytes from byte `at` on."""
 
     def __init__(self) -> None:
         self.longest = self.at = self.total = 0
@@ -130,9 +130,7 @@ class _ZeroRuns:
 
 
 def compare_digests(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """Sentences about files whose SHA-256 is another than it was, or that came or went."""
-    changed = [
-        f"{name}: another content than before" for name in now if before.get(name, now[name]) != now[name]
-    ]
-    gone = [f"{name}: is no longer there" for name in before if name not in now]
-    return changed + gone + [f"{name}: was not there before" for name in now if name not in before]
+    """Describe files with another SHA-256 than before, new files and missing files."""
+    changed = [f"{name}: the content has changed" for name in now if before.get(name, now[name]) != now[name]]
+    gone = [f"{name}: no longer exists" for name in before if name not in now]
+    return changed + gone + [f"{name}: did not exist before" for name in now if name not in before]

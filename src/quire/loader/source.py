@@ -1,4 +1,4 @@
-"""Where weights come from and where they go: the two protocols of loading, and the number formats."""
+"""The two protocols of loading, Source and Sink, and the number formats."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from quire.records import dataclass
 
 Array = npt.NDArray[np.generic]
 
-# Formats by their safetensors name, as numpy can hold their bits. bfloat16 and the 8-bit floats have no numpy
-# type and are held as unsigned integers of their width.
+# numpy types of formats by safetensors name. bfloat16 and the 8-bit floats have no numpy type and are represented by
+# unsigned integers of their width.
 NUMPY_TYPES: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(code)
     for name, code in {
@@ -31,9 +31,9 @@ NUMPY_TYPES: dict[str, np.dtype[np.generic]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as a source gives it: `dtype` is a key of NUMPY_TYPES.
+    """A tensor of a source: `dtype` is a key of NUMPY_TYPES.
 
-    `stored` names the format in the file and `stored_bytes` its size where the source converts it.
+    `stored` is the format in the file and `stored_bytes` its size there, if the source converts it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TensorInfo:
         return math.prod(self.shape) * NUMPY_TYPES[self.dtype].itemsize
 
     def rows(self, start: int, stop: int | None) -> tuple[int, int]:
-        """Clip [start, stop) to the first axis. Raises IndexError when it is not a range of existing rows."""
+        """Clip [start, stop) to the first axis. Raises IndexError unless it is a range of existing rows."""
         end = self.shape[0] if stop is None else stop
         if not 0 <= start <= end <= self.shape[0]:
             raise IndexError(f"{self.name}: rows {start}:{end} of {self.shape[0]}")
@@ -61,51 +61,51 @@ class Source(Protocol):
         """Names of all tensors."""
 
     def info(self, name: str) -> TensorInfo:
-        """Format and shape; KeyError when there is no such tensor."""
+        """Format and shape; KeyError if there is no such tensor."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows [start, stop) along the first axis, read-only, in the numpy type of its format."""
 
     def release(self, name: str) -> None:
-        """Give back the memory that reads of `name` made resident. Arrays already read stay valid."""
+        """Release the memory that reads of `name` made resident. Arrays already read stay valid."""
 
 
 @runtime_checkable
 class PrefetchingSource(Source, Protocol):
-    """A source whose bytes may have to come from a disk first."""
+    """A source whose bytes may have to be read from a disk first."""
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
-        """Rows [start, stop) will be read soon."""
+        """Prepare for reading rows [start, stop) soon."""
 
 
 @runtime_checkable
 class CodesSource(Source, Protocol):
-    """A source some of whose tensors can be given as the codes they are stored in, with nothing rounded."""
+    """A source that can return some tensors as their stored codes, without rounding."""
 
     def packed(self, name: str) -> WeightFormat | None:
-        """The format in groups in which a tensor's codes can be had; None when there is none."""
+        """The format in groups of a tensor's codes; None if there is none."""
 
     def read_codes(self, name: str, start: int, stop: int) -> GroupCodes:
         """Rows [start, stop) in that format."""
 
 
 class Sink(Protocol):
-    """What loading fills: an executor."""
+    """The destination of weights: an executor."""
 
     def put(self, param: Param, row_offset: int, data: Array, dtype: str) -> None:
         """Take rows [row_offset, row_offset + len(data)) of a parameter: [rows, cols], or [rows] for vectors.
 
-        `dtype` is "F32", "F16" or "BF16" (as uint16). `data` is C-contiguous, aligned, perhaps read-only, and
-        only valid during the call. Every row of every parameter is put exactly once.
+        `dtype` is "F32", "F16" or "BF16" (as uint16). `data` is C-contiguous, aligned, possibly read-only, and only
+        valid during the call. Every row of every parameter is put exactly once.
         """
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
-        """The same for a weight in groups (`param.groups`) whose rows come quantized."""
+        """The same for a weight in groups (`param.groups`) with quantized rows."""
 
 
 @runtime_checkable
 class CheckingSink(Sink, Protocol):
-    """A sink that looks for NaN and infinity itself, on all its threads and while the numbers are in a cache."""
+    """A sink that checks for NaN and infinity itself, on all its threads, while the numbers are in a cache."""
 
     def put_checked(self, param: Param, row_offset: int, data: Array, dtype: str) -> int | None:
-        """As `put`; the flat index of the first NaN or infinity in `data`, or None."""
+        """Like `put`; returns the flat index of the first NaN or infinity in `data`, or None."""

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stacks in one tensor, given as a tensor for each expert."""
+"""Experts that a checkpoint stacks in one tensor, read as one tensor per expert."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from quire.types import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A tensor [experts, rows, cols], or of biases [experts, rows], that holds every expert of a layer.
+    """A tensor [experts, rows, cols], or [experts, rows] for biases, with every expert of a layer.
 
-    `experts` are expert by expert the tensors that its rows are: one after the other, or in turns when
+    `experts` are, per expert, the names of the tensors in its rows: one after the other, or alternating if
     `interleaved`. `transposed` stacks are [experts, cols, rows] unless they are quantized.
     """
 
@@ -31,7 +31,7 @@ class Stack:
     interleaved: bool = False
 
     def shape(self, info: TensorInfo) -> tuple[int, ...]:
-        """What the tensor's shape must be."""
+        """The required shape of the tensor."""
         inner = (self.rows, self.cols) if self.cols else (self.rows,)
         return (len(self.experts), *(inner[::-1] if self.turned(info) else inner))
 
@@ -40,7 +40,7 @@ class Stack:
 
 
 def stacks_of(spec: ModelSpec) -> Iterator[Stack]:
-    """The tensors that may hold the experts of a model's layers."""
+    """The tensors that may contain the experts of a model's layers."""
     names, layout = spec.names, spec.stacks
     for i, layer in enumerate(spec.layers):
         moe = layer.mlp
@@ -75,9 +75,9 @@ class _Rows:
 
 
 class Unstacked:
-    """`source` with the experts of `stacks` under names of their own. Implements Source.
+    """`source` with the experts of `stacks` as separate tensors. Implements Source.
 
-    Raises CheckpointError for a stack of another shape.
+    Raises CheckpointError for a stack with the wrong shape.
     """
 
     def __init__(self, source: Source, stacks: Iterable[Stack]) -> None:
@@ -105,7 +105,7 @@ class Unstacked:
         both = self._rows.keys() & there
         if both:
             raise CheckpointError(
-                f"tensor {min(both)} is there by itself and in {self._rows[min(both)].stack.name}"
+                f"tensor {min(both)} exists separately and in {self._rows[min(both)].stack.name}"
             )
         self._names = [name for name in source.names() if name not in taken] + list(self._rows)
 
@@ -131,7 +131,7 @@ class Unstacked:
         return np.ascontiguousarray((expert.T if rows.stack.turned(info) else expert)[rows.of(start, stop)])
 
     def packed(self, name: str) -> WeightFormat | None:
-        """See CodesSource; None when the source has no codes."""
+        """See CodesSource; None if the source has no codes."""
         rows = self._rows.get(name)
         stored = name if rows is None else rows.stack.name
         return self._codes_source.packed(stored) if self._codes_source is not None else None
@@ -158,7 +158,7 @@ class Unstacked:
         self._source.release(name if rows is None else rows.stack.name)
 
     def _floats(self, rows: _Rows) -> Array:
-        """One expert of a stack; converted once for all of its parts."""
+        """One expert of a stack, converted once for all its parts."""
         key = rows.stack.name, rows.expert
         if self._last_floats is None or self._last_floats[0] != key:
             self._last_floats = key, self._source.read(key[0], rows.expert, rows.expert + 1)[0]

@@ -1,4 +1,4 @@
-"""Number formats of a program: what weights are stored in, and what the inputs of their products are rounded to."""
+"""Number formats of a program: storage of weights, and rounding of the inputs of their products."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Literal
 
 from quire.records import dataclass
 
-DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: numbers of experts and rows, in buffers only
+DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: indices of experts and rows, in buffers only
 DTYPE_BYTES: dict[str, int] = {
     "f32": 4,
     "bf16": 2,
     "f16": 2,
     "i8": 1,
     "i32": 4,
-}  # of a buffer, table or plain panel
+}  # per number of a buffer, table or plain panel
 
 ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
 OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]
 GROUP_SIZES = (16, 32, 64, 128)
-GROUP_BITS = 8  # doublings between the lowest and the highest scale of a row of inputs in groups
+GROUP_BITS = 8  # powers of two between the lowest and the highest scale of a row of inputs in groups
 SUPER_GROUPS = 8  # groups that share a float16 factor in the two-level kind "f16*u8"
 _KIND_BYTES = {"none": 0, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "f16*u8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """How a weight in groups is stored: unsigned codes, and for each group of `size` input features of an output
+    """Storage of a weight in groups: unsigned codes, and per group of `size` input features of an output
 
         w = scale · (code - middle)        offsets "none": symmetric, middle = 8 for 4 bits, 128 for 8
-        w = scale · (code - zero)          offsets "u8": a whole zero point of one byte
+        w = scale · (code - zero)          offsets "u8": an integer zero point of one byte
         w = scale · code + offset          offsets of a float kind
 
-    `scales` and float `offsets` are kept in that float format, so a checkpoint's own values are not rounded.
+    `scales` and float `offsets` are stored in that float format, so the values of a checkpoint are not rounded.
     "f16*u8" is two-level, as in GGUF's Q4_K: SUPER_GROUPS neighbours share a float16 factor that is multiplied by
-    each group's byte (for offsets: minus the product). Input features past the last whole group fill a shorter one.
+    the byte of each group (for offsets: minus the product). Input features after the last whole group form a short one.
 
-    `rotated`: a group's weights and its inputs were both multiplied by a Hadamard matrix, which leaves their products
-    as they are and spreads an outlier over the group (quant.groups.rotate). All groups are whole.
+    `rotated`: the weights and the inputs of a group were both multiplied by a Hadamard matrix, which does not change
+    their products and spreads outliers over the group (quant.groups.rotate). All groups are whole.
     """
 
     size: int = 32
@@ -54,16 +54,16 @@ class Groups:
         if self.offsets not in _KIND_BYTES:
             raise ValueError(f"offsets: {self.offsets!r} is not a known kind")
         if "f16*u8" in {self.scales, self.offsets} and self.scales != self.offsets != "none":
-            raise ValueError("two-level offsets go with two-level scales")
+            raise ValueError("two-level offsets need two-level scales")
         if self.rotated and self.offsets != "none":
-            raise ValueError("rotated groups are symmetric")
+            raise ValueError("rotated groups must be symmetric")
 
     @property
     def two_level(self) -> bool:
         return self.scales == "f16*u8"
 
     def count(self, cols: int) -> int:
-        """Groups of a row of `cols` input features."""
+        """Groups per row of `cols` input features."""
         return -(-cols // self.size)
 
     def fitted(self, cols: int) -> Groups:
@@ -83,14 +83,14 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """What a linear weight is stored in.
+    """The format of a linear weight.
 
     f32, bf16: floats; the input has the same format.
     f16: floats; the input is float32, so products are those of the same numbers in f32.
-    i8 without groups: whole numbers in [-127, 127] and a float32 scale for each output; the input is rounded to
-    int8 with one scale a token.
-    i4, and i8 with groups: see Groups; the input is rounded to int8 with one scale a token, halved for each group
-    as often as the group allows.
+    i8 without groups: integers in [-127, 127] and a float32 scale per output; the input is rounded to int8 with one
+    scale per token.
+    i4, and i8 with groups: see Groups; the input is rounded to int8 with one scale per token, halved for each group as
+    often as the group allows.
     """
 
     dtype: DType
@@ -112,7 +112,7 @@ class WeightFormat:
 
     @property
     def inputs(self) -> DType:
-        """What the op before writes: a quantized linear's input is rounded from float32, once."""
+        """The format that the previous op writes: the input of a quantized linear is rounded from float32, once."""
         return "bf16" if self.dtype == "bf16" else "f32"
 
     def __str__(self) -> str:
@@ -128,9 +128,9 @@ I8 = WeightFormat("i8")
 class NumberFormats:
     """Formats of a program. Sums are always float32, or exact int32 inside a group.
 
-    `weights` is the float format of what is not quantized. `linears` and `head` (the output head, and with it a tied
-    embedding) are in `weights` when None. `params` names exceptions by parameter, such as "layers.3.down", or by what
-    is stacked in one, "layers.3.qkv.0", ".1" and ".2", when each has a format of its own.
+    `weights` is the float format of unquantized weights. `linears` and `head` (with it, a tied embedding) have this
+    format if None. `params` has exceptions by parameter, such as "layers.3.down", or by part of a stacked parameter,
+    "layers.3.qkv.0", ".1" and ".2", if each has its own format.
     """
 
     weights: DType = "bf16"
@@ -140,6 +140,6 @@ class NumberFormats:
     params: Mapping[str, WeightFormat] = field(default_factory=dict)
 
     def of(self, param: str) -> WeightFormat:
-        """The format of a linear weight by its parameter's name."""
+        """The format of a linear weight by the name of its parameter."""
         found = self.params.get(param, self.head if param == "head" else self.linears)
         return found or WeightFormat(self.weights)

@@ -1,6 +1,6 @@
-"""Weight formats in numpy: what codes stand for, and how floats are rounded to them.
+"""Weight formats in numpy: the values of codes, and rounding floats to codes.
 
-One module a family of stored formats (ggml: the blocks of GGUF files); groups is what the kernels compute in.
+One module per family of stored formats (ggml: the blocks of GGUF files); `groups` is the format of the kernels.
 """
 
 from quire.quant.groups import GroupCodes, check_codes, dequantize, quantize

@@ -2,7 +2,7 @@
 
 4 bits: `weight` is one stream of nibbles, the upper one first, each an index into `weight.quant_map`; every block of
 `blocksize` values has a scale in `weight.absmax`. With double quantization absmax is itself 8-bit: an index into
-`weight.nested_quant_map`, times `weight.nested_absmax` of its own block, plus `nested_offset`. Sizes stand as JSON in
+`weight.nested_quant_map`, times `weight.nested_absmax` of its block, plus `nested_offset`. Sizes are in the JSON of
 `weight.quant_state.bitsandbytes__nf4` or `…fp4`.
 
 8 bits: `weight` int8 [out, in], `SCB` the largest magnitude of each output: value = weight · SCB / 127.
@@ -36,7 +36,7 @@ _MAX_SIZE = 2**24
 
 @dataclass(frozen=True, slots=True)
 class FourBit:
-    """One linear. `nested` is the block size of the scales' scales, 0 without; `offset` is added to them."""
+    """One linear. `nested` is the block size of the nested scales, 0 without; `offset` is added to them."""
 
     label: str
     shape: tuple[int, int]
@@ -67,7 +67,7 @@ class FourBit:
 
 
 def four_bit(infos: Mapping[str, Stored], state: bytes, where: str) -> FourBit:
-    """The linear of these stored arrays; `state` are the bytes of its quant_state."""
+    """Build a linear from stored arrays; `state` are the bytes of its quant_state."""
     reader = ConfigReader(parse_json_object(state, f"{where}: quant_state"), f"{where}: quant_state")
     sizes = reader.values.get("shape")
     if not isinstance(sizes, list) or len(sizes) != 2:
@@ -114,7 +114,7 @@ class EightBit:
 
 
 def eight_bit(infos: Mapping[str, Stored], where: str) -> EightBit:
-    """The linear of these stored arrays."""
+    """Build a linear from stored arrays."""
     weight = need(infos, "weight", ("I8",), where)
     if len(weight.shape) != 2:
         raise CheckpointError(f"{where}: weight: shape {list(weight.shape)} is not a matrix")

@@ -1,4 +1,4 @@
-"""Numbers from one float format to another, and float32 to the blocks of Q8_0."""
+"""Convert numbers between float formats, and float32 to the blocks of Q8_0."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Array = npt.NDArray[Any]
 
 
 def to_float32(values: Array, dtype: str) -> F32:
-    """float32 of "F32", "F16" or "BF16" (uint16) numbers."""
+    """Convert "F32", "F16" or "BF16" (uint16) numbers to float32."""
     return values.view(np.float32) if dtype == "F32" else as_float32(values)
 
 
 def from_float32(values: F32, dtype: str) -> Array:
-    """ "F32", "F16" or "BF16" (as uint16), rounded to nearest, ties to even. NaN stays NaN."""
+    """Convert to "F32", "F16" or "BF16" (as uint16), rounded to nearest, ties to even. NaN stays NaN."""
     match dtype:
         case "F32":
             return values
@@ -33,9 +33,9 @@ def from_float32(values: F32, dtype: str) -> Array:
 
 
 def to_q8_0(values: F32) -> npt.NDArray[np.uint8]:
-    """Blocks [rows, columns / 32 · 34] of [rows, columns]: a float16 scale max|w| / 127, then 32 int8.
+    """Convert [rows, columns] to blocks [rows, columns / 32 · 34]: a float16 scale max|w| / 127, then 32 int8.
 
-    Codes are rounded to nearest, ties away from zero, of the quotient by the scale before it was rounded.
+    Codes are the quotients by the unrounded scale, rounded to nearest, ties away from zero.
     """
     rows = len(values)
     groups = values.reshape(-1, 32)

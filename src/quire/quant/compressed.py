@@ -1,11 +1,11 @@
-"""compressed-tensors checkpoints, and 8-bit floats with scales (DeepSeek-V3's 128 x 128 blocks among them).
+"""compressed-tensors checkpoints, and 8-bit floats with scales (including DeepSeek-V3's 128 x 128 blocks).
 
-pack-quantized: `weight_packed` holds numbers of 4 or 8 bits along the input features, each plus half its range;
+pack-quantized: `weight_packed` has numbers of 4 or 8 bits along the input features, each plus half its range;
 `weight_shape` the shape, `weight_scale` [out, groups]; `weight_zero_point` is packed along the outputs.
 int-quantized, naive-quantized: `weight` I8 with `weight_scale` for the tensor, for each output or for each group.
 float-quantized, fp8: `weight` F8_E4M3 (4 exponent bits of bias 7, 3 of mantissa; 0x7F and 0xFF are NaN: arXiv
 2209.05433) with scales for the tensor, for each output, for groups, or for blocks of both axes.
-Input scales belong to activations that a kernel may round; nothing here does.
+Input scales are for kernels that round activations, and are not used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _unpack_packed(arrays: Arrays, start: int, stop: int, *, bits: int, cols: in
 
 
 def packed_integers(infos: Mapping[str, Stored], shape: tuple[int, int], where: str) -> IntegerLinear:
-    """The linear of these stored arrays; `shape` is what weight_shape holds."""
+    """Build a linear from stored arrays; `shape` is the content of weight_shape."""
     weight = need(infos, "weight_packed", ("I32",), where)
     scale = need(infos, "weight_scale", FLOATS, where)
     rows, cols = shape
@@ -77,7 +77,7 @@ def packed_integers(infos: Mapping[str, Stored], shape: tuple[int, int], where: 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Scales [down, across] of a weight: each is for `rows` outputs and `cols` input features."""
+    """Scales [down, across] of a weight, each for `rows` outputs and `cols` input features."""
 
     rows: int
     cols: int
@@ -89,7 +89,7 @@ class Scales:
 
 
 def _scales(stored: Stored, shape: tuple[int, int], block: tuple[int, int] | None, where: str) -> Scales:
-    """How scales lie: one for the tensor, one for each output, one for each group of an output, or blocks of both."""
+    """The layout of scales: per tensor, per output, per group of an output, or per block of both axes."""
     rows, cols = shape
     if stored.shape in {(), (1,), (1, 1)}:
         return Scales(rows, cols)
@@ -114,7 +114,7 @@ def _unpack_scaled(arrays: Arrays, start: int, stop: int, *, scales: Scales) -> 
 
 
 def scaled_integers(infos: Mapping[str, Stored], where: str) -> IntegerLinear:
-    """The linear of these stored arrays."""
+    """Build a linear from stored arrays."""
     weight = need(infos, "weight", ("I8",), where)
     scale = need(infos, "weight_scale", FLOATS, where)
     shape = _matrix(weight, where)
@@ -147,7 +147,7 @@ class ScaledFloats:
 
 
 def scaled_floats(infos: Mapping[str, Stored], where: str, block: tuple[int, int] | None) -> ScaledFloats:
-    """The linear of these stored arrays."""
+    """Build a linear from stored arrays."""
     weight = need(infos, "weight", ("F8_E4M3",), where)
     name = "weight_scale_inv" if "weight_scale_inv" in infos else "weight_scale"
     shape = _matrix(weight, where)

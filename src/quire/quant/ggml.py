@@ -1,12 +1,12 @@
-"""The tensor types of GGUF files: sizes of all of them, the numbers of those that are read.
+"""The tensor types of GGUF files: sizes of all types, and decoding of the supported ones.
 
-A quantized row is a sequence of blocks of fixed size. Whatever its packing, every type read here means the
-same thing: integers ("codes") in groups of 16 or 32 that share a scale and perhaps an offset,
+A quantized row is a sequence of blocks of fixed size. Whatever its packing, every supported type means the same:
+integers ("codes") in groups of 16 or 32 that share a scale and possibly an offset,
 
     value = scale · code (+ offset),    all three float32, product and sum rounded once each,
 
-so one function a type unpacks codes, scales and offsets, and one function for all of them multiplies. Every one
-also has a format in groups (program.formats) that kernels compute and that rounds nothing: `PACKED`. The
+so one function per type unpacks codes, scales and offsets, and one common function multiplies. Every type also has an
+exact format in groups (program.formats) for the kernels: `PACKED`. The
 packings are those of ggml (https://github.com/ggml-org/ggml, docs/gguf.md and ggml-common.h): nibbles of the
 first half of a group below those of its second half, little-endian numbers, float16 scales.
 """
@@ -18,8 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from quire.program.formats import Groups as GroupFormat
-from quire.program.formats import OffsetKind, ScaleKind, WeightFormat
+from quire.program.formats import Groups, OffsetKind, ScaleKind, WeightFormat
 from quire.quant.groups import GroupCodes
 from quire.quant.mxfp4 import E2M1
 from quire.records import dataclass
@@ -28,11 +27,11 @@ U8 = npt.NDArray[np.uint8]
 I8 = npt.NDArray[np.int8]
 F32 = npt.NDArray[np.float32]
 
-_PIECE_VALUES = 2**16  # unpacked at a time: codes, scales and values of a piece stay in the cache
+_PIECE_VALUES = 2**16  # unpacked at a time, so that codes, scales and values of a piece stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class UnpackedGroups:
     """Unpacked blocks: `codes` int8 [n, groups, size], `scales` and `offsets` float32 [n, groups]."""
 
     codes: I8
@@ -42,21 +41,21 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A tensor type: `values` numbers are stored in `nbytes` bytes. `unpack` is None for plain numbers and
-    for types that are known by name only; `group` is how many values share a scale.
+    """A tensor type: `values` numbers are stored in `nbytes` bytes. `unpack` is None for plain numbers and for types
+    that are known by name only; `group` values share a scale.
     """
 
     name: str
     values: int
     nbytes: int
-    unpack: Callable[[U8], Groups] | None = None
+    unpack: Callable[[U8], UnpackedGroups] | None = None
     group: int = 0
 
 
 def dequantize(blocks: U8, kind: BlockType) -> F32:
-    """The numbers of `blocks` [rows, bytes of a row], float32 [rows, columns].
+    """Decode `blocks` [rows, bytes per row] to float32 [rows, columns].
 
-    Equal in every bit to the definition above; memory beside the result is a few hundred KiB.
+    Equal to the definition above bit for bit; needs a few hundred KiB in addition to the result.
     """
     assert kind.unpack is not None
     rows, row_bytes = blocks.shape
@@ -73,7 +72,7 @@ def dequantize(blocks: U8, kind: BlockType) -> F32:
 
 
 def group_codes(blocks: U8, kind: BlockType) -> GroupCodes:
-    """Whole rows of blocks [rows, bytes of a row] in the format PACKED[kind.name]: the same numbers, in every bit."""
+    """Convert whole rows of blocks [rows, bytes per row] to the format PACKED[kind.name], exactly."""
     assert kind.unpack is not None
     form, rows = PACKED[kind.name], len(blocks)
     assert form.groups is not None
@@ -126,39 +125,39 @@ def _signed(codes: U8, middle: int) -> I8:
 # -- blocks of 32 ----------------------------------------------------------------------------------
 
 
-def _q4_0(b: U8) -> Groups:
-    return Groups(_signed(_nibbles(b[:, None, 2:]), 8), _half(b, 0))
+def _q4_0(b: U8) -> UnpackedGroups:
+    return UnpackedGroups(_signed(_nibbles(b[:, None, 2:]), 8), _half(b, 0))
 
 
-def _q4_1(b: U8) -> Groups:
-    return Groups(_nibbles(b[:, None, 4:]).view(np.int8), _half(b, 0), _half(b, 2))
+def _q4_1(b: U8) -> UnpackedGroups:
+    return UnpackedGroups(_nibbles(b[:, None, 4:]).view(np.int8), _half(b, 0), _half(b, 2))
 
 
-def _q5_0(b: U8) -> Groups:
-    return Groups(_signed(_nibbles(b[:, None, 6:]) | _fifth_bits(b, 2), 16), _half(b, 0))
+def _q5_0(b: U8) -> UnpackedGroups:
+    return UnpackedGroups(_signed(_nibbles(b[:, None, 6:]) | _fifth_bits(b, 2), 16), _half(b, 0))
 
 
-def _q5_1(b: U8) -> Groups:
+def _q5_1(b: U8) -> UnpackedGroups:
     codes = _nibbles(b[:, None, 8:]) | _fifth_bits(b, 4)
-    return Groups(codes.view(np.int8), _half(b, 0), _half(b, 2))
+    return UnpackedGroups(codes.view(np.int8), _half(b, 0), _half(b, 2))
 
 
-def _q8_0(b: U8) -> Groups:
-    return Groups(b[:, None, 2:].view(np.int8), _half(b, 0))
+def _q8_0(b: U8) -> UnpackedGroups:
+    return UnpackedGroups(b[:, None, 2:].view(np.int8), _half(b, 0))
 
 
 # A non-linear 4-bit code: sixteen levels, closer together around zero.
 _NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 
-def _iq4_nl(b: U8) -> Groups:
-    return Groups(_NON_LINEAR[_nibbles(b[:, None, 2:])], _half(b, 0))
+def _iq4_nl(b: U8) -> UnpackedGroups:
+    return UnpackedGroups(_NON_LINEAR[_nibbles(b[:, None, 2:])], _half(b, 0))
 
 
-def _mxfp4(b: U8) -> Groups:
+def _mxfp4(b: U8) -> UnpackedGroups:
     """An E8M0 exponent e, then E2M1 values; the scale is half of 2^(e - 127)."""
     scales = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128).astype(np.float32)
-    return Groups(E2M1[_nibbles(b[:, None, 1:])], scales)
+    return UnpackedGroups(E2M1[_nibbles(b[:, None, 1:])], scales)
 
 
 # -- blocks of 256 ("K" types): groups of 16 or 32 with quantized scales ---------------------------
@@ -170,24 +169,24 @@ def _crumbs(packed: U8) -> U8:
     return (halves >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & np.uint8(3)
 
 
-def _q2_k(b: U8) -> Groups:
+def _q2_k(b: U8) -> UnpackedGroups:
     scales, codes = b[:, :16], _crumbs(b[:, 16:80])
-    return Groups(
+    return UnpackedGroups(
         codes.reshape(-1, 16, 16).view(np.int8),
         _half(b, 80) * (scales & 15).astype(np.float32),
         -(_half(b, 82) * (scales >> 4).astype(np.float32)),
     )
 
 
-def _q3_k(b: U8) -> Groups:
+def _q3_k(b: U8) -> UnpackedGroups:
     low, packed = _crumbs(b[:, 32:96]), b[:, 96:108]
-    # Bit i of mask byte l belongs to value 32 i + l; where it is unset, 4 is taken off.
+    # Bit i of mask byte l belongs to value 32 i + l; if it is unset, 4 is subtracted.
     high = (b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
     codes = _signed((low.reshape(-1, 8, 32) | (high << np.uint8(2))), 4)
     top = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & np.uint8(3)
     six = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1) | (top.reshape(-1, 16) << 4)
     scales = _half(b, 108) * _signed(six, 32).astype(np.float32)
-    return Groups(codes.reshape(-1, 16, 16), scales)
+    return UnpackedGroups(codes.reshape(-1, 16, 16), scales)
 
 
 def _scales_and_mins(packed: U8) -> tuple[U8, U8]:
@@ -198,37 +197,37 @@ def _scales_and_mins(packed: U8) -> tuple[U8, U8]:
     return scales, mins
 
 
-def _affine_k(b: U8, codes: U8) -> Groups:
+def _affine_k(b: U8, codes: U8) -> UnpackedGroups:
     scales, mins = _scales_and_mins(b[:, 4:16])
-    return Groups(
+    return UnpackedGroups(
         codes.view(np.int8),
         _half(b, 0) * scales.astype(np.float32),
         -(_half(b, 2) * mins.astype(np.float32)),
     )
 
 
-def _q4_k(b: U8) -> Groups:
+def _q4_k(b: U8) -> UnpackedGroups:
     return _affine_k(b, _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
 
 
-def _q5_k(b: U8) -> Groups:
+def _q5_k(b: U8) -> UnpackedGroups:
     fifth = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
     low = _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     return _affine_k(b, low | (fifth << np.uint8(4)))
 
 
-def _q6_k(b: U8) -> Groups:
+def _q6_k(b: U8) -> UnpackedGroups:
     low = b[:, :128].reshape(-1, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None]
     codes = (low & np.uint8(15)).reshape(-1, 2, 4, 32) | (_crumbs(b[:, 128:192]) << np.uint8(4))
     scales = b[:, 192:208].view(np.int8)
-    return Groups(_signed(codes, 32).reshape(-1, 16, 16), _half(b, 208) * scales.astype(np.float32))
+    return UnpackedGroups(_signed(codes, 32).reshape(-1, 16, 16), _half(b, 208) * scales.astype(np.float32))
 
 
-def _iq4_xs(b: U8) -> Groups:
+def _iq4_xs(b: U8) -> UnpackedGroups:
     codes = _NON_LINEAR[_nibbles(b[:, 8:].reshape(-1, 8, 16))]
     low = (b[:, 4:8, None] >> np.array([0, 4], np.uint8)).reshape(-1, 8) & np.uint8(15)
     high = (b[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1, 8) & np.uint8(3)
-    return Groups(codes, _half(b, 0) * _signed(low | (high << np.uint8(4)), 32).astype(np.float32))
+    return UnpackedGroups(codes, _half(b, 0) * _signed(low | (high << np.uint8(4)), 32).astype(np.float32))
 
 
 _READ: tuple[tuple[int, BlockType], ...] = (
@@ -249,7 +248,7 @@ _READ: tuple[tuple[int, BlockType], ...] = (
     (23, BlockType("IQ4_XS", 256, 136, _iq4_xs, 32)),
     (39, BlockType("MXFP4", 32, 17, _mxfp4, 32)),
 )  # fmt: skip
-# Types that a file may hold and that are not read: their sizes are still checked, and messages name them.
+# Types that a file may contain but that are not supported: their sizes are checked, and messages name them.
 _KNOWN: tuple[tuple[int, BlockType], ...] = (
     (9, BlockType("Q8_1", 32, 36)), (15, BlockType("Q8_K", 256, 292)),
     (16, BlockType("IQ2_XXS", 256, 66)), (17, BlockType("IQ2_XS", 256, 74)),
@@ -263,7 +262,7 @@ _KNOWN: tuple[tuple[int, BlockType], ...] = (
 
 
 def _packed(bits: int, size: int, scales: ScaleKind, offsets: OffsetKind = "none") -> WeightFormat:
-    return WeightFormat("i4" if bits == 4 else "i8", GroupFormat(size, scales, offsets))
+    return WeightFormat("i4" if bits == 4 else "i8", Groups(size, scales, offsets))
 
 
 # How kernels compute a type: bits of a code, values of a group, how scales and offsets are kept.

@@ -1,11 +1,11 @@
-"""GPTQ (arXiv 2210.17323) and AWQ (2306.00978) as their common checkpoints store them.
+"""GPTQ (arXiv 2210.17323) and AWQ (2306.00978) in their common checkpoint formats.
 
 GPTQ: `qweight` packs the input features of an output along rows, `qzeros` the outputs' zero points along columns,
-minus one in checkpoint format "gptq" (v1) and as they are in "gptq_v2"; `g_idx` is each input feature's group, in the
-order of activations when `desc_act`.
+minus one in checkpoint format "gptq" (v1) and unchanged in "gptq_v2"; `g_idx` is the group of each input feature, in
+the order of activations with `desc_act`.
 
-AWQ ("gemm"): `qweight` packs eight outputs of an input feature in a word, in the order 0 2 4 6 1 3 5 7; zero points
-alike.
+AWQ ("gemm"): `qweight` packs eight outputs of an input feature into a word, in the order 0 2 4 6 1 3 5 7; so do zero
+points.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from quire.types import CheckpointError
 GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 AWQ_PARTS = ("qweight", "qzeros", "scales")
 GPTQ_BITS = (2, 3, 4, 8)
-_PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # which nibble of a word holds output j of eight
+_PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of a word for output j of eight
 
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """One linear. `zero_offset` is what the stored zero points lack."""
+    """One linear. `zero_offset` is added to the stored zero points."""
 
     label: str
     shape: tuple[int, int]
@@ -79,7 +79,7 @@ class GPTQ:
 
 
 def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int, ordered: bool) -> GPTQ:
-    """The linear of these stored arrays; `ordered` when groups follow activations (desc_act)."""
+    """Build a linear from stored arrays; `ordered` if groups follow activations (desc_act)."""
     weight = need(infos, "qweight", ("I32",), where)
     scales = need(infos, "scales", FLOATS, where)
     zeros = need(infos, "qzeros", ("I32",), where)
@@ -116,7 +116,7 @@ def _outputs(words: Array, start: int, stop: int) -> npt.NDArray[np.uint8]:
 
 
 def awq(infos: Mapping[str, Stored], where: str) -> IntegerLinear:
-    """The linear of these stored arrays, of the "gemm" version, 4 bits."""
+    """Build a linear of the "gemm" version with 4 bits from stored arrays."""
     weight = need(infos, "qweight", ("I32",), where)
     scales = need(infos, "scales", FLOATS, where)
     zeros = need(infos, "qzeros", ("I32",), where)

@@ -1,6 +1,6 @@
 """Weights in groups (program.formats.Groups): checks, values, and rounding to nearest.
 
-What is defined here in numpy is what the native packing computes bit for bit, on every instruction set.
+The native packing computes these numpy definitions bit for bit, on every instruction set.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 
-# Shares of the widest scale that rounding to 4 bits tries: cutting off a group's largest value a little costs less
-# than a coarser step for all the others (5 % of the error for normally distributed weights).
+# Shares of the widest scale that rounding to 4 bits tries: clipping the largest value of a group slightly costs less
+# than a coarser step for all others (5 % of the error for normally distributed weights).
 SHARES = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
 TINY = np.float32(2.0**-100)  # a smaller scale is 0: its inverse would overflow
 _STORED = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32, "u8": np.uint8, "f16*u8": np.uint8}
@@ -28,11 +28,11 @@ _LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class GroupCodes:
-    """Rows of a weight in groups, as Executor.put_codes takes them; G = groups of a row.
+    """Rows of a weight in groups, for Executor.put_codes; G = groups per row.
 
     codes: uint8 [rows, cols], below 16 for i4.
     scales: [rows, G] of float16, uint16 (bfloat16 bits) or float32; uint8 for "f16*u8".
-    offsets: None; uint8 zero points [rows, G]; or as scales.
+    offsets: None; uint8 zero points [rows, G]; or like scales.
     factors: for "f16*u8" float16 [rows, ceil(G / 8), 1], or 2 with offsets: scale first; else None.
     """
 
@@ -81,7 +81,7 @@ def check_codes(param: Param, row_offset: int, given: GroupCodes) -> None:
 
 
 def dequantize(groups: Groups, bits: int, given: GroupCodes) -> F32:
-    """The float32 numbers [rows, cols] that codes stand for. Rounded only by a float offset's addition."""
+    """Convert codes to float32 [rows, cols]. Only the addition of a float offset rounds."""
     codes = _split(given.codes.astype(np.float32), groups.size)
     scales = _level(given, 0, groups.scales)[..., None]
     if groups.offsets == "none":
@@ -97,10 +97,10 @@ def dequantize(groups: Groups, bits: int, given: GroupCodes) -> F32:
 
 
 def quantize(weights: F32, groups: Groups, bits: int) -> GroupCodes:
-    """Round float32 weights [rows, cols] to nearest, group by group, with the scale of least squared error.
+    """Round float32 weights [rows, cols] to nearest, per group, with the scale of least squared error.
 
     Symmetric: the value of largest magnitude becomes the lowest code, times each of SHARES (8 bits: the first only).
-    With zero points: the range of the group and 0 is cut into equal steps, again times each of SHARES.
+    With zero points: the range of the group and 0 is divided into equal steps, again times each of SHARES.
     Raises ValueError for formats that only quantized checkpoints have.
     """
     if groups.two_level or groups.offsets not in {"none", "u8"}:
@@ -127,10 +127,10 @@ def quantize(weights: F32, groups: Groups, bits: int) -> GroupCodes:
 
 
 def rotate(x: F32) -> F32:
-    """The last axis, a group, multiplied by the Hadamard matrix of +1 and -1.
+    """Multiply the last axis, a group, by the Hadamard matrix of +1 and -1.
 
-    Numbers i and i + d become their sum and their difference, for d = 1, 2, 4, … half the group: in this order, which
-    fixes how each is rounded.
+    Numbers i and i + d become their sum and their difference, for d = 1, 2, 4, … half the group. The order determines
+    the rounding.
     """
     size, d = x.shape[-1], 1
     while d < size:
@@ -142,17 +142,17 @@ def rotate(x: F32) -> F32:
 
 
 def weight_share(size: int) -> np.float32:
-    """What rotated weights are multiplied by before they are rounded; times input_share it is one over the size."""
+    """The factor on rotated weights before rounding; times input_share it is 1 / size."""
     return np.float32(2.0 ** -((size.bit_length() - 1) // 2))
 
 
 def input_share(size: int) -> np.float32:
-    """What rotated inputs are multiplied by before they are rounded, and rotated weights to be as they were."""
+    """The factor on rotated inputs before rounding, and on twice-rotated weights to restore them."""
     return np.float32(1 / size) / weight_share(size)
 
 
 def _steps(lowest: F32, highest: F32, groups: Groups, bits: int, share: np.float32) -> tuple[F32, F32, F32]:
-    """Scale as stored, its inverse, and zero point of each group."""
+    """Stored scale, its inverse, and zero point of each group."""
     if groups.offsets == "none":
         half = np.float32(1 << (bits - 1))
         top = np.where(highest >= -lowest, highest, lowest)
@@ -170,11 +170,11 @@ def _steps(lowest: F32, highest: F32, groups: Groups, bits: int, share: np.float
 
 
 def _sum_of_squares(x: F32) -> F32:
-    """Over the last axis: sixteen running sums, then halves are added until one is left, as the kernels do."""
+    """Sum over the last axis as the kernels do: sixteen running sums, then halves are added until one is left."""
     lanes: Array = x.reshape(*x.shape[:-1], -1, _LANES)
     sums: Array = np.zeros((*x.shape[:-1], _LANES), np.float32)
     for i in range(lanes.shape[-2]):
-        with np.errstate(over="ignore"):  # infinite: no share of the scale serves, the group becomes zeros
+        with np.errstate(over="ignore"):  # infinite: no share of the scale works, and the group becomes zeros
             sums = sums + lanes[..., i, :] * lanes[..., i, :]
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
@@ -183,7 +183,7 @@ def _sum_of_squares(x: F32) -> F32:
 
 
 def _level(given: GroupCodes, which: int, kind: str) -> F32:
-    """Scales (0) or float offsets (1) [rows, G] as the float32 numbers they stand for."""
+    """Scales (0) or float offsets (1) [rows, G] as float32."""
     array = given.offsets if which else given.scales
     assert array is not None
     if kind != "f16*u8":
@@ -200,7 +200,7 @@ def _floats(stored: Array, kind: str) -> F32:
 
 
 def _store(values: F32, kind: str) -> Array:
-    """Float32 numbers rounded to a float kind, ties to even; float16 is cut off at its largest number."""
+    """Round float32 to a float kind, ties to even; float16 is clipped to its largest number."""
     if kind == "f16":
         return np.clip(values, -65504, 65504).astype(np.float16)
     if kind == "bf16":

@@ -1,10 +1,10 @@
-"""HQQ (Badri & Shaji 2023, mobiusml.github.io/hqq_blog) as its safetensors hold it: codes with float zero points.
+"""HQQ (Badri & Shaji 2023, mobiusml.github.io/hqq_blog) in safetensors: codes with float zero points.
 
     value = (code - zero) · scale
 
-`W_q` holds the codes of the weight reshaped to [groups, group size] (axis 1: neighbouring input features) or [group
-size, groups] (axis 0), packed along the first axis in equal parts: the first part in the highest bits of a byte; 3 bits
-ten to a word of 32. `scale` and `zero` have one number a group; `shape`, `nbits`, `axis` are small tensors.
+`W_q` has the codes of the weight reshaped to [groups, group size] (axis 1: neighbouring input features) or [group size,
+groups] (axis 0), packed along the first axis in equal parts: the first part in the highest bits of a byte; with 3 bits,
+ten per word of 32. `scale` and `zero` have one number per group; `shape`, `nbits`, `axis` are small tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.quant.groups import GroupCodes
 from quire.quant.linear import F32, FLOATS, Array, Arrays, Stored, as_float32, check_shape, need
 from quire.types import CheckpointError
 
-SETTINGS = ("shape", "nbits", "axis", "quant_scale", "quant_zero")  # those that are read
+SETTINGS = ("shape", "nbits", "axis", "quant_scale", "quant_zero")  # the settings that are read
 HQQ_PARTS = (
     "W_q", "scale", "zero", *SETTINGS, "group_size", "packing", "unpack_view_dtype", "view_as_float", "compute_dtype",
     "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
@@ -30,7 +30,7 @@ _PER_WORD = {1: 8, 2: 4, 3: 10, 4: 2, 8: 1}
 
 @dataclass(frozen=True, slots=True)
 class HQQ:
-    """One linear. `groups` of `size` values; `packed` when groups are runs of input features."""
+    """One linear. `groups` of `size` values; `packed` is set if groups are runs of input features."""
 
     label: str
     shape: tuple[int, int]
@@ -57,7 +57,7 @@ class HQQ:
         return values.reshape(stop - start, cols)
 
     def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
-        """Scales as they are, in float32; offsets are -scale · zero, rounded once."""
+        """Unchanged scales in float32; offsets are -scale · zero, rounded once."""
         assert self.packed is not None
         assert self.packed.groups is not None
         rows, a_row = stop - start, self.shape[1] // self.size
@@ -69,7 +69,7 @@ class HQQ:
         return GroupCodes(np.ascontiguousarray(codes.reshape(rows, -1)), scales, offsets)
 
     def _codes(self, packed: Array, row: Array, col: Array) -> Array:
-        """Codes at places of the matrix that was packed along its first axis, uint8."""
+        """Codes at positions of the matrix that was packed along its first axis, uint8."""
         per = _PER_WORD[self.bits]
         kind: type[np.uint32] | type[np.uint8] = np.uint32 if self.bits == 3 else np.uint8
         count = self.groups if self.axis == 1 else self.size
@@ -82,12 +82,12 @@ class HQQ:
 
 
 def hqq(infos: Mapping[str, Stored], settings: Mapping[str, Array], where: str) -> HQQ:
-    """The linear of these stored arrays; `settings` are the contents of those of SETTINGS that are there."""
+    """Build a linear from stored arrays; `settings` are the contents of the SETTINGS that exist."""
     for part in SETTINGS[:3]:
         if part not in settings or settings[part].dtype.kind not in "iu":
-            raise CheckpointError(f"{where}: {part}: is missing, or not of integers")
+            raise CheckpointError(f"{where}: {part}: is missing, or has no integers")
     if any(settings[part].any() for part in SETTINGS[3:] if part in settings):
-        raise CheckpointError(f"{where}: quant_scale, quant_zero: scales that are quantized are not read")
+        raise CheckpointError(f"{where}: quant_scale, quant_zero: quantized scales are not supported")
     shape, bits, axis = (settings[part].reshape(-1) for part in SETTINGS[:3])
     if len(shape) != 2 or bits.size != 1 or axis.size != 1 or not all(1 <= size < 2**24 for size in shape):
         raise CheckpointError(f"{where}: shape, nbits, axis: {shape}, {bits}, {axis}")

@@ -1,11 +1,11 @@
-"""What a stored quantized weight of a linear is, whatever its format: a matrix [out features, in features].
+"""The common form of stored quantized weights of linears: a matrix [out features, in features].
 
-Formats whose numbers are whole are all the same thing underneath: codes in groups along the input features, with a
-scale and a zero point a group,
+All integer formats are the same underneath: codes in groups along the input features, with a scale and a zero point per
+group,
 
     value = scale · (code - zero),    float32, the product rounded once,
 
-and differ in how the bits are packed. `Integers` holds that; a format's module unpacks to it.
+and differ in the packing of bits. `Integers` is this form; the module of a format unpacks to it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from quire.types import CheckpointError
 
 F32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
-Arrays = Mapping[str, Array]  # what follows the module's name -> the whole stored array
+Arrays = Mapping[str, Array]  # suffix after the module's name -> the whole stored array
 _SCALES: dict[str, ScaleKind] = {"F16": "f16", "BF16": "bf16", "F32": "f32"}
-FLOATS = tuple(_SCALES)  # what scales are stored in
+FLOATS = tuple(_SCALES)  # formats of stored scales
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An array as it is stored: format by its safetensors name, and shape."""
+    """A stored array: the safetensors name of its format, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class QuantizedLinear(Protocol):
-    """One module's weight [out, in], or a stack [experts, out, in]. `label` says its format to people."""
+    """The weight of a module [out, in], or a stack [experts, out, in]. `label` describes its format."""
 
     @property
     def label(self) -> str: ...
@@ -51,8 +51,8 @@ class QuantizedLinear(Protocol):
 
 @runtime_checkable
 class PackedLinear(QuantizedLinear, Protocol):
-    """A weight of whole numbers. `packed` is the format in which kernels can compute its own codes, None when it has to
-    be dequantized.
+    """A weight of integers. `packed` is the format in which kernels can compute its codes, None if it must be
+    dequantized.
     """
 
     @property
@@ -64,8 +64,8 @@ class PackedLinear(QuantizedLinear, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Unpacked rows: `codes` [rows, cols] whole numbers, `scales` [rows, groups] in float32, float16 or bfloat16 bits
-    (uint16), `zeros` [rows, groups] or one number for all. `group_of` [cols] is each column's group where groups are
+    """Unpacked rows: integer `codes` [rows, cols], `scales` [rows, groups] in float32, float16 or bfloat16 bits
+    (uint16), `zeros` [rows, groups] or one number for all. `group_of` [cols] is the group of each column if groups are
     not runs of equal length.
     """
 
@@ -92,7 +92,7 @@ class Integers:
         return values.reshape(rows, -1)[:, :cols]
 
     def grouped(self, fmt: WeightFormat) -> GroupCodes:
-        """The same in a format in groups whose size divides these groups'; nothing is rounded."""
+        """Convert to a format in groups whose size divides the size of these groups, without rounding."""
         assert fmt.groups is not None
         cols = self.codes.shape[1]
         wanted, groups = fmt.groups.count(cols), self.scales.shape[1]
@@ -111,7 +111,7 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class IntegerLinear:
-    """One linear of whole numbers: a PackedLinear. `unpack(arrays, start, stop)` reads rows [start, stop)."""
+    """One linear of integers: a PackedLinear. `unpack(arrays, start, stop)` reads rows [start, stop)."""
 
     label: str
     shape: tuple[int, int]
@@ -127,16 +127,16 @@ class IntegerLinear:
 
 
 def as_float32(values: Array) -> F32:
-    """float32 of float32, float16 or bfloat16 bits (uint16)."""
+    """Convert float32, float16 or bfloat16 bits (uint16) to float32."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)
 
 
 def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
-    """Numbers of `bits` bits along the first axis: words [n, m] of 32 bits to [n · 32 / bits, m].
+    """Unpack numbers of `bits` bits along the first axis: words [n, m] of 32 bits to [n · 32 / bits, m].
 
-    The words are one stream, lowest bits first; with 3 bits a number may lie across two words.
+    The words are one stream, lowest bits first; with 3 bits a number may span two words.
     """
     n, m = words.shape
     stream = np.ascontiguousarray(words.T).view(np.uint8).reshape(m, n * 4)
@@ -153,12 +153,12 @@ def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros: bool) -> WeightFormat | None:
-    """The format that computes whole-number codes of 4 or 8 bits, None when their groups have no such format."""
+    """The format that computes integer codes of 4 or 8 bits, None if their groups have no such format."""
     size = -(-cols // groups)
     if bits not in {4, 8} or scale_dtype not in _SCALES or (groups > 1 and cols % size):
         return None
     if groups == 1:
-        size = GROUP_SIZES[-1]  # one scale for a row: said again for each group
+        size = GROUP_SIZES[-1]  # one scale per row, repeated for each group
     fitting = [s for s in GROUP_SIZES if size % s == 0]
     if not fitting:
         return None
@@ -168,7 +168,7 @@ def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros:
 
 
 def need(infos: Mapping[str, Stored], name: str, dtypes: tuple[str, ...], where: str) -> Stored:
-    """A component that must be there, in one of these formats."""
+    """Return a required component in one of these formats."""
     found = infos.get(name)
     if found is None:
         raise CheckpointError(f"{where}: {name} is missing")

@@ -1,8 +1,8 @@
-"""MXFP4 in safetensors, as gpt-oss stores its experts: OCP Microscaling Formats 1.0, sections 5.3.3 and 5.4.1.
+"""MXFP4 in safetensors, as in gpt-oss's experts: OCP Microscaling Formats 1.0, sections 5.3.3 and 5.4.1.
 
-`P_blocks` U8 [experts, out features, blocks, 16] holds two E2M1 numbers a byte, the lower nibble first; `P_scales` U8
-[experts, out features, blocks] the E8M0 exponent e of each block of 32 input features, a scale of 2^(e - 127), 255 NaN.
-Every value is an integer times half of that scale, so it has a format in groups.
+`P_blocks` U8 [experts, out features, blocks, 16] has two E2M1 numbers per byte, the lower nibble first; `P_scales` U8
+[experts, out features, blocks] has the E8M0 exponent e of each block of 32 input features: a scale of 2^(e - 127), NaN
+for 255. Every value is an integer times half of that scale, so it has a format in groups.
 
 compressed-tensors (mxfp4-pack-quantized) stores single linears the same way: `weight_packed` U8 [out features, in
 features / 2] and `weight_scale` U8 [out features, blocks].
@@ -30,7 +30,7 @@ _PACKED = WeightFormat("i8", Groups(BLOCK, "f32"))
 
 @dataclass(frozen=True, slots=True)
 class MXFP4:
-    """A stack of weights, one an expert: `shape` [experts, out features, in features]. Rows are experts here."""
+    """A stack of weights, one per expert: `shape` [experts, out features, in features]. Rows are experts here."""
 
     shape: tuple[int, int, int]
     label: str = "MXFP4"
@@ -43,7 +43,7 @@ class MXFP4:
         return values.reshape(stop - start, *self.shape[1:])
 
     def codes(self, arrays: Arrays, start: int, stop: int) -> GroupCodes:
-        """Experts [start, stop) in the format `packed`, the rows of one after those of another."""
+        """Experts [start, stop) in the format `packed`, with their rows one after another."""
         codes, scales = self._unpack(arrays, start, stop)
         _, rows, cols = self.shape
         count = (stop - start) * rows
@@ -81,19 +81,19 @@ class MXFP4Linear:
 
 
 def _unpack(packed: Array) -> Array:
-    """Doubled values int8 [..., blocks, 32] of bytes [..., blocks, 16]."""
+    """Unpack bytes [..., blocks, 16] to doubled values int8 [..., blocks, 32]."""
     nibbles = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
     return E2M1[nibbles.reshape(*packed.shape[:-1], BLOCK)]
 
 
 def half_scales(exponents: Array) -> F32:
-    """2^(e - 128) of E8M0 exponents, float32; NaN of 255."""
+    """2^(e - 128) for E8M0 exponents, float32; NaN for 255."""
     scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128).astype(np.float32)
     return np.where(exponents == 255, np.float32(np.nan), scales)
 
 
 def mxfp4_linear(infos: Mapping[str, Stored], where: str) -> MXFP4Linear:
-    """The weight of these stored arrays."""
+    """Build a weight from stored arrays."""
     packed, scales = need(infos, "weight_packed", ("U8",), where), need(infos, "weight_scale", _SCALES, where)
     if len(packed.shape) != 2 or packed.shape[1] % (BLOCK // 2):
         raise CheckpointError(
@@ -105,7 +105,7 @@ def mxfp4_linear(infos: Mapping[str, Stored], where: str) -> MXFP4Linear:
 
 
 def mxfp4(infos: Mapping[str, Stored], where: str) -> MXFP4:
-    """The stack of weights of these stored arrays."""
+    """Build a stack of weights from stored arrays."""
     blocks, scales = (need(infos, part, ("U8",), where) for part in MXFP4_PARTS)
     if len(blocks.shape) != 4 or blocks.shape[-1] != BLOCK // 2:
         raise CheckpointError(

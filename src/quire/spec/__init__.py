@@ -1,4 +1,4 @@
-"""What a model is, as data: frozen dataclasses with no tensors and no names of models."""
+"""Model descriptions: frozen dataclasses without tensors and without names of models."""
 
 from quire.spec.facts import ModelFacts, read_model
 from quire.spec.generation import Generation

@@ -26,9 +26,9 @@ def show(value: object) -> str:
 
 
 class ConfigReader:
-    """Reads typed values from a JSON object. A key that is absent or null takes its default.
+    """Reads typed values from a JSON object. A missing or null key takes its default.
 
-    `where` names the object in messages. `notices` collects what was seen and deliberately not used.
+    `where` names the object in messages. `notices` collects keys that are deliberately ignored.
 
     Raises CheckpointError, naming key and limit, for a missing required key, a wrong JSON type, or a number
     out of range.
@@ -46,11 +46,11 @@ class ConfigReader:
         return self.values.get(key) is not None
 
     def error(self, key: str, message: str) -> CheckpointError:
-        """A malformed value, as an exception to raise."""
+        """Return the exception for a malformed value."""
         return CheckpointError(f"{self.where}: {key}: {message}")
 
     def unsupported(self, key: str, why: str) -> UnsupportedModelError:
-        """A well-formed value that is not implemented, as an exception to raise."""
+        """Return the exception for a valid value that is not implemented."""
         value = show(self.values.get(key))
         return UnsupportedModelError(f"{self.where}: {key} = {value} is not supported: {why}")
 
@@ -61,7 +61,7 @@ class ConfigReader:
     def integer(
         self, key: str, default: int | _Required | None = REQUIRED, *, low: int = 1, high: int
     ) -> int | None:
-        """An integer in [low, high]; a float is refused even when it is whole."""
+        """An integer in [low, high]; floats such as 2.0 are refused."""
         if not self.has(key):
             return self._default(key, default)
         value = self.values[key]
@@ -100,7 +100,7 @@ class ConfigReader:
         return tuple(items.number(name, low=low, high=high) for name in items.values)
 
     def integers(self, key: str, *, low: int, high: int) -> tuple[int, ...]:
-        """A list of integers in [low, high] of any length; empty when the key is absent."""
+        """A list of integers in [low, high] of any length; empty if the key is missing."""
         if not self.has(key):
             return ()
         value = self.values[key]
@@ -130,7 +130,7 @@ class ConfigReader:
         return value
 
     def strings(self, key: str) -> Sequence[str] | None:
-        """A list of strings, or None when the key is absent."""
+        """A list of strings, or None if the key is missing."""
         if not self.has(key):
             return None
         value = self.values[key]
@@ -139,7 +139,7 @@ class ConfigReader:
         return value
 
     def child(self, key: str) -> ConfigReader | None:
-        """The nested object of `key`, or None when it is absent or empty."""
+        """The nested object of `key`, or None if it is missing or empty."""
         if not self.has(key):
             return None
         value = self.values[key]

@@ -14,8 +14,8 @@ def check_tokenizer_size(tokenizer_size: int, vocab: int) -> None:
     """
     if tokenizer_size > vocab:
         raise CheckpointError(
-            f"the tokenizer has ids up to {tokenizer_size - 1}, but the model's vocabulary has {vocab}"
-            " tokens: tokenizer and weights do not belong together"
+            f"the tokenizer has ids up to {tokenizer_size - 1}, but the model's vocabulary has only {vocab} tokens:"
+            " tokenizer and weights do not match"
         )
 
 
@@ -27,6 +27,6 @@ def check_token_ids(name: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def check_context(max_model_len: int, longest: int) -> None:
-    """Raise CheckpointError when a context is asked for that the position embedding was not made for."""
+    """Raise CheckpointError for a context that the position embedding does not support."""
     if not 1 <= max_model_len <= longest:
         raise CheckpointError(f"max_model_len: {max_model_len} is not in [1, {longest}], the model's context")

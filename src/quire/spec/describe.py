@@ -1,4 +1,4 @@
-"""What a spec's attention and cache are, in the field's words: for inspect and the table of families."""
+"""Describe the attention and the cache of a spec in words, for inspect and the table of families."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Mixer = Attention | LatentAttention
 
 
 def attention_kind(att: Mixer) -> str:
-    """MHA, GQA (2305.13245), MQA (1911.02150): by how many query heads share keys and values; MLA (2405.04434)."""
+    """MHA, GQA (2305.13245) or MQA (1911.02150), by the sharing of keys and values; or MLA (2405.04434)."""
     if isinstance(att, LatentAttention):
         return "MLA"
     if att.heads == att.kv_heads:
@@ -30,7 +30,7 @@ def attention_text(att: Mixer) -> str:
 
 
 def kv_elements(spec: ModelSpec, counted: Callable[[Mixer], bool] = lambda _: True) -> int:
-    """Numbers that one token adds to the cache, over the layers that `counted` takes.
+    """Numbers that one token adds to the cache, over the layers that `counted` accepts.
 
     2 · kv_heads · head_dim for keys and values of a layer; kv_rank + rope_dim for MLA's one latent.
     """
@@ -43,7 +43,7 @@ def kv_elements(spec: ModelSpec, counted: Callable[[Mixer], bool] = lambda _: Tr
 
 
 def mha_elements(spec: ModelSpec) -> int:
-    """What kv_elements would be if every query head had keys and values of its own."""
+    """The value of kv_elements if every query head had its own keys and values."""
     layers = (layer.attention for layer in spec.layers)
     return sum(
         att.heads * (att.q_dim + att.v_dim if isinstance(att, LatentAttention) else 2 * att.head_dim)
@@ -64,7 +64,7 @@ def experts_text(moe: MoE) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers as text: 0-4, 6-10, 12."""
+    """Format ascending numbers: 0-4, 6-10, 12."""
     parts: list[list[int]] = []
     for n in numbers:
         if parts and parts[-1][1] == n - 1:
@@ -75,7 +75,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def rope_text(att: Mixer) -> str:
-    """A layer's rope in a few words, such as "rope 10000, 96 of 128, longrope x32"."""
+    """Describe the rope of a layer, such as "rope 10000, 96 of 128, longrope x32"."""
     rope: Rope | None = att.rope
     head_dim = att.q_dim if isinstance(att, LatentAttention) else att.head_dim
     if rope is None:

@@ -1,4 +1,4 @@
-"""read_model: a checkpoint folder's config files -> everything that is known before its weights are read."""
+"""Read the config files of a checkpoint folder: everything that is known before its weights are read."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object, read_json_object, read_small_file
 
 MAX_CONFIG_BYTES = 4 * 2**20
-# Files of a folder without a config.json that tell what it is.
+# Files that identify a folder without a config.json.
 _OTHERS = {
-    "params.json": "params.json belongs to the model's original format, the transformers format is needed",
-    "adapter_config.json": "it holds an adapter, which changes a model and is none",
-    "model_index.json": "it holds a pipeline of diffusers, not a language model",
+    "params.json": "params.json belongs to the model's original format; Quire needs the transformers format",
+    "adapter_config.json": "it contains an adapter, not a model",
+    "model_index.json": "it contains a diffusers pipeline, not a language model",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a checkpoint's config files say.
+    """The contents of a checkpoint's config files.
 
-    `quantization` says how a checkpoint's quantized tensors are read, None when they are plain numbers.
-    `longest` is the largest context the position embedding can be run at; above `spec.max_positions` only for
-    rope kinds whose longer contexts are asked for on purpose. `notices` are sentences for the log:
-    what the files hold and Quire does not use. `config_sha256` is of config.json's bytes, in hex.
+    `quantization` describes the format of quantized tensors, None if they are plain numbers. `longest` is the longest
+    context that the position embedding supports; it exceeds `spec.max_positions` only for rope kinds whose longer
+    contexts must be requested. `notices` are remarks for the log on ignored contents. `config_sha256` is that of the
+    bytes of config.json, in hex.
     """
 
     spec: ModelSpec
@@ -45,14 +45,16 @@ class ModelFacts:
 def read_model(folder: Path) -> ModelFacts:
     """Read config.json and, if present, generation_config.json of a checkpoint folder.
 
-    Raises CheckpointError for a missing or malformed file or value, UnsupportedModelError for anything that
-    is well-formed but not implemented; both name the key and the value. Nothing is ever executed.
+    Raises CheckpointError for a missing or malformed file or value, UnsupportedModelError for a valid value that is not
+    implemented; both name the key and the value. Code of the checkpoint is never executed.
     """
     data = _config_bytes(folder)
     notices: list[str] = []
     config = ConfigReader(parse_json_object(data, "config.json"), "config.json", notices)
     if config.has("auto_map"):
-        notices.append("config.json: auto_map names Python code of the checkpoint: never loaded, ignored")
+        notices.append(
+            "config.json: auto_map names Python code in the checkpoint, which Quire never loads: ignored"
+        )
     generation = None
     path = folder / "generation_config.json"
     if path.exists():
@@ -62,7 +64,7 @@ def read_model(folder: Path) -> ModelFacts:
 
 
 def facts_of(config: ConfigReader, generation: ConfigReader | None, sha256: str) -> ModelFacts:
-    """The facts of a config, whatever it was read from; errors as `read_model`."""
+    """Build the facts of a config from any source; raises like `read_model`."""
     quantization = read_quantization(config)
     spec, architecture = read_spec(config)
     return ModelFacts(
@@ -84,6 +86,6 @@ def _config_bytes(folder: Path) -> bytes:
         found = next((hint for name, hint in _OTHERS.items() if (folder / name).exists()), "")
         images = [] if found else sorted(file.name for file in folder.glob("mmproj*.gguf"))
         if images:
-            found = f"{images[0]} is an image encoder, which goes with a model in a file of its own"
+            found = f"{images[0]} is an image encoder, which accompanies a model in another file"
         raise CheckpointError(f"{folder}: no config.json{'; ' if found else ''}{found}")
     return read_small_file(path, MAX_CONFIG_BYTES)

@@ -1,8 +1,8 @@
 """GGUF metadata -> the same facts as from a config.json, through the same family functions.
 
-An architecture of GGUF is a way to say a config: its keys are translated into those of the transformers config
-that describes the same model, and the family reads that. Names of the keys and tensors, and what converters do
-to tensors, are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of llama.cpp's files.
+The keys of a GGUF architecture are translated into those of the transformers config of the same model, which the family
+reads. Names of keys and tensors, and the changes that converters make to tensors, follow
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's files.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from quire.types import CheckpointError, parameter_names
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor by its name in the file. `heads` > 0: its rows were permuted head by head, from (half, pair) to
-    (pair, half), for a rotation of neighbouring dimensions, and are to be put back. `entry`: it is that entry of the
-    first axis, one expert of a stack. `row`: a vector that is asked for as a matrix of one row. `values`: the tensor
-    holds each head's key projection turned round [heads, latent, keys], and that one the rows of its values. `span`: it
-    is rows [first, last) of the tensor, or of its entry.
+    """A tensor by its name in the file. `heads` > 0: rows were permuted per head, (half, pair) to (pair, half), for a
+    rotation of neighbouring dimensions, and must be restored. `entry`: that entry of the first axis, one expert of a
+    stack. `row`: a vector that the model reads as a matrix of one row. `values`: this tensor has the transposed key
+    projection of each head [heads, latent, keys], and the named one the rows of its values. `span`: rows [first, last)
+    of the tensor, or of its entry.
     """
 
     name: str
@@ -52,7 +52,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFModel:
-    """Facts, for each name that the model asks for the tensor that has it, and the config that was read."""
+    """Facts, the stored tensor for each tensor name of the model, and the config."""
 
     facts: ModelFacts
     tensors: Mapping[str, StoredTensor]
@@ -62,7 +62,7 @@ class GGUFModel:
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _EXPERT = re.compile(r"(ffn_gate|ffn_up|ffn_down)\.(\d{1,4})")
 _FORMATS = {"F32": "float32", "F16": "float16"}
-# Keys that change the computation: present and not read by the translation, the file is refused.
+# Keys that change the computation: a file that has one which the translation does not read is refused.
 _TELLING = re.compile(
     r"(attention|rope|expert|moe|ssm|wkv|kda|altup|classifier|posnet|convnext|shortconv)"
     r"|.*(scale|softcapping|multiplier|sparsity|parallel|every|residual|norm|leading|nextn|clamp)"
@@ -72,7 +72,7 @@ _END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", 
 
 
 def read_gguf_model(summary: GGUFSummary) -> GGUFModel:
-    """Facts of a GGUF file and where its tensors are.
+    """Read the facts of a GGUF file and locate its tensors.
 
     Raises CheckpointError for a missing or malformed key, UnsupportedModelError for an architecture or a feature
     that is not implemented; both name the file, the key and the value.
@@ -99,7 +99,7 @@ def read_gguf_model(summary: GGUFSummary) -> GGUFModel:
 def spec_of_file(
     spec: ModelSpec, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]
 ) -> ModelSpec:
-    """A config's spec with the norms and the tensor names that a file has."""
+    """The spec of a config, with the norms and tensor names of a file."""
     if architecture.whole_norms:
         norm = replace(spec.norm, plus=0.0)
         spec = replace(spec, norm=norm, layers=tuple(map(_with_whole_norms, spec.layers)))
@@ -143,7 +143,7 @@ def _config(keys: Keys, architecture: Architecture) -> Config:
         "torch_dtype": _stored_format(keys.summary),
     }
     for key in (RMS_EPSILON, LAYER_EPSILON):
-        keys.has(key)  # some files have the other one as well
+        keys.has(key)  # some files also have the other one
     eps = keys.number(architecture.epsilon)
     if eps is None:
         raise keys.error(architecture.epsilon, "is missing")
@@ -158,10 +158,10 @@ def _config(keys: Keys, architecture: Architecture) -> Config:
 
 
 def _head_dim(keys: Keys, architecture: Architecture, default: int) -> int:
-    """Of latent attention the rotated part of a head."""
+    """For latent attention, the rotated part of a head."""
     if architecture.latent:
         for key in ("attention.key_length", "attention.value_length"):
-            keys.has(key)  # of what is cached
+            keys.has(key)  # sizes of the cached row
         return keys.integer("rope.dimension_count", MAX_HEAD_DIM)
     head_dim = keys.integer_or("attention.key_length", default, MAX_HEAD_DIM)
     if keys.integer_or("attention.value_length", head_dim, MAX_HEAD_DIM) != head_dim:
@@ -170,13 +170,13 @@ def _head_dim(keys: Keys, architecture: Architecture, default: int) -> int:
 
 
 def _stored_format(summary: GGUFSummary) -> str:
-    """float32 or float16 when all matrices are, else bfloat16: what quantized weights are dequantized to."""
+    """float32 or float16 if all matrices are, else bfloat16: the format for dequantized weights."""
     kinds = {summary.stored[name] for name, shape in summary.shapes.items() if len(shape) > 1}
     return _FORMATS.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
 def _generation(reader: ConfigReader) -> Config:
-    """The sampling that the file recommends, as generation_config.json would say it."""
+    """The recommended sampling of the file, as in generation_config.json."""
     names = {name: key for key, name in parameter_names("generation_config").items()}
     found = {
         names[name]: reader.values.get(f"general.sampling.{key}")
@@ -186,7 +186,7 @@ def _generation(reader: ConfigReader) -> Config:
 
 
 def _end_tokens(keys: Keys, eos: object) -> list[object]:
-    """The end-of-text id, end-of-turn and end-of-message ids, and control tokens that are known as such."""
+    """The ids for end of text, turn and message, and control tokens that are known to end a turn."""
     named = (keys.summary.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
     found = [eos, *named]
     found += [number for number, text in keys.summary.control().items() if text in _END_TOKENS]
@@ -204,8 +204,8 @@ def _refuse_unread(keys: Keys) -> None:
 
 
 def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) -> dict[str, StoredTensor]:
-    """Every tensor of the file under the name that the model asks for; unknown ones under their own, so that
-    loading refuses them by name.
+    """Every tensor of the file by the model's name for it; unknown ones by their own name, so that loading refuses
+    them by name.
     """
     names = asked_names(spec.names)
     fields_of = {stem: field for field, stem in STEMS.items() if field in names}
@@ -232,7 +232,7 @@ def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a block's tensor belongs: its layer, and the field of WeightNames, "" when there is none."""
+    """The place of a block's tensor: its layer, and the field of WeightNames, "" if there is none."""
 
     spec: ModelSpec
     architecture: Architecture
@@ -243,7 +243,7 @@ class _Place:
     def tensors(
         self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
     ) -> dict[str, StoredTensor]:
-        """The tensors that the model asks for, by their names there; none of an unknown one."""
+        """The tensors of the model, by the model's names; none for an unknown one."""
         single = _EXPERT.fullmatch(self.part)
         if single is not None:
             target = names[SINGLE_EXPERTS[single[1]]].format(i=self.layer, e=int(single[2]))
@@ -259,7 +259,7 @@ class _Place:
     def _by_field(
         self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
     ) -> dict[str, StoredTensor]:
-        """One tensor, or one for each entry of a stack."""
+        """One tensor, or one per entry of a stack."""
         target = names[self.field]
         if "{e}" in target:
             targets = [target.format(i=self.layer, e=e) for e in range(min(shape[0], MAX_EXPERTS))]
@@ -270,7 +270,7 @@ class _Place:
         return {asked: StoredTensor(name, heads, row=self.field in ROWS and len(shape) == 1)}
 
     def _keys_and_values(self, name: str, names: Mapping[str, str]) -> dict[str, StoredTensor]:
-        """Latent attention's up-projection of keys, with which that of values comes."""
+        """The up-projection of keys in latent attention, together with that of values."""
         if self.part == "attn_v_b":
             return {"": StoredTensor(name)}
         other = f"blk.{self.layer}.attn_v_b.weight"
@@ -279,7 +279,7 @@ class _Place:
     def _gates_and_ups(
         self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
     ) -> dict[str, StoredTensor]:
-        """Of each expert, the rows of its gate and then those of its up: [experts, 2 · width, dim]."""
+        """For each expert, the rows of gate and then those of up: [experts, 2 · width, dim]."""
         if len(shape) < 2 or shape[1] % 2 or "{e}" not in names.get("expert_gate", ""):
             return {}
         width = shape[1] // 2
@@ -293,7 +293,7 @@ class _Place:
     def _queries_keys_values(
         self, name: str, suffix: str, shape: tuple[int, ...], names: Mapping[str, str]
     ) -> dict[str, StoredTensor]:
-        """The rows of q, k and v one after the other; those of q and k are permuted."""
+        """The rows of q, k and v in order; those of q and k are permuted."""
         attention = self.spec.layers[self.layer].grouped
         found: dict[str, StoredTensor] = {}
         first = 0
@@ -307,7 +307,7 @@ class _Place:
         return found
 
     def _heads(self, field: str) -> int:
-        """How many heads' rows are permuted."""
+        """The number of heads with permuted rows."""
         if not self.architecture.permuted or field not in {"q", "k"}:
             return 0
         attention = self.spec.layers[self.layer].grouped
@@ -315,6 +315,6 @@ class _Place:
 
 
 def asked_names(names: WeightNames) -> dict[str, str]:
-    """The names of tensors that a file has, by field, without ".weight". A fused gate and up takes the place of up."""
+    """The tensor names of a file, by field, without ".weight". A fused gate and up replaces up."""
     found = {field.name: getattr(names, field.name) for field in fields(names) if field.name in STEMS}
     return {field: name.removesuffix(".weight") for field, name in found.items() if name}

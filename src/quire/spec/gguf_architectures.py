@@ -1,6 +1,6 @@
-"""The architectures of GGUF files: which model_type each is, and what its keys say beyond those that all share.
+"""The architectures of GGUF files: the model_type of each, and its specific keys.
 
-Keys, tensors and what converters do to tensors: llama.cpp's files.
+Keys, tensors and changes by converters follow llama.cpp's files.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.laye
 
 
 def _nothing_more(keys: Keys, config: Config) -> None:
-    """The keys that all architectures share say everything."""
+    """No specific keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One `general.architecture`: the model_type it is, and what its converter does.
+    """One `general.architecture`: its model_type, and the changes of its converter.
 
-    `also`: other model types that are written as it. `permuted`: the rows of q and k are permuted for a rotation of
-    neighbouring dimensions. `whole_norms`: norm weights are stored with the one added that the checkpoint leaves out.
-    `epsilon`: the key of the norms' epsilon. `partial`: the family rotates a part of each head by default.
-    `patterned`: a key says which layers have a window. `latent`: latent attention, whose heads' sizes have keys of
-    their own. `names`: fields of WeightNames whose tensors lie in the file in
-    another way than in a checkpoint, `stems` where a file names them otherwise than STEMS does. `translate` adds what
-    the keys common to all do not say; it may change the model_type.
+    `also`: other model types that are written as this one. `permuted`: the rows of q and k are permuted for a rotation
+    of neighbouring dimensions. `whole_norms`: norm weights include the 1 that the checkpoint omits. `epsilon`: the key
+    of the epsilon of norms. `partial`: the family rotates a part of each head by default. `patterned`: a key gives the
+    layers with a window. `latent`: latent attention, with its own keys for the sizes of heads. `names`: fields of
+    WeightNames whose tensors are laid out differently from a checkpoint; `stems`: names that differ from STEMS.
+    `translate` adds what the common keys do not express; it may change the model_type.
     """
 
     model_type: str
@@ -52,7 +51,7 @@ class Architecture:
 
 
 def _projections_have_biases(keys: Keys) -> bool:
-    """Of queries, in a tensor of their own or in one with keys and values."""
+    """Whether queries have a bias, in a separate tensor or in one with keys and values."""
     return any(keys.has_tensor(f"blk.0.{name}.bias") for name in ("attn_q", "attn_qkv"))
 
 
@@ -68,7 +67,7 @@ def _dense(keys: Keys, config: Config) -> None:
 
 
 def _llama(keys: Keys, config: Config) -> None:
-    """With experts it is Mixtral, whose weights of experts are divided by their sum."""
+    """With experts it is Mixtral, which divides the weights of experts by their sum."""
     if not keys.integer_or("expert_count", 0, MAX_EXPERTS):
         _dense(keys, config)
         return
@@ -80,7 +79,7 @@ def _llama(keys: Keys, config: Config) -> None:
 
 
 def _experts(keys: Keys, config: Config) -> None:
-    """Counts and width of experts; without a key for it, their width is a share of the whole."""
+    """Counts and width of experts; without a key, their width is a share of the whole."""
     used = keys.integer("expert_used_count", MAX_TOP_K)
     whole = config["intermediate_size"]
     assert isinstance(whole, int)
@@ -123,7 +122,7 @@ def _qwen3_moe(keys: Keys, config: Config) -> None:
 
 
 def _gpt_oss(keys: Keys, config: Config) -> None:
-    """Its YaRN does not round its range of dimensions to whole ones, which no key says."""
+    """Its YaRN does not round its range of dimensions to integers, which no key expresses."""
     _experts(keys, config)
     config["intermediate_size"] = config.pop("moe_intermediate_size")
     config["attention_bias"] = _projections_have_biases(keys)
@@ -142,7 +141,7 @@ def _gemma2(keys: Keys, config: Config) -> None:
     _gemma(keys, config)
     _scalar(config, _GEMMA2_27B_LAYERS)
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if keys.has(key):  # absent: the family's default; 0: none
+        if keys.has(key):  # missing: the family's default; 0: none
             config[key] = keys.number(key) or None
     _sliding(keys, config, window=4096, pattern=2)
 
@@ -156,7 +155,7 @@ def _gemma3(keys: Keys, config: Config) -> None:
 
 
 def _scalar(config: Config, largest: int) -> None:
-    """The divisor of attention scores has no key: the largest release has its own."""
+    """The divisor of attention scores has no key; the largest release differs from the others."""
     dim, heads, head_dim = (config[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
     assert isinstance(dim, int)
     assert isinstance(heads, int)
@@ -164,13 +163,15 @@ def _scalar(config: Config, largest: int) -> None:
 
 
 def _sliding(keys: Keys, config: Config, *, window: int, pattern: int) -> None:
-    """Which layers have a window: a list, or the last of every `pattern` has none. `window`: the size without a key."""
+    """Layers with a window: a list, or all but the last of every `pattern`. `window`: the size without a key."""
     count = config["num_hidden_layers"]
     assert isinstance(count, int)
     window = keys.integer_or("attention.sliding_window", window, MAX_POSITIONS)
     local = keys.number("rope.freq_base_swa")
     if local not in {None, config.get("rope_theta")} and "rope_local_base_freq" not in config:
-        raise keys.unsupported("rope.freq_base_swa", "layers with a window rotate like the others here")
+        raise keys.unsupported(
+            "rope.freq_base_swa", "different rotation for layers with a window is not implemented"
+        )
     key = "attention.sliding_window_pattern"
     slides = keys.flags(key, count)
     if slides is None:
@@ -220,12 +221,12 @@ def _smollm3(keys: Keys, config: Config) -> None:
 
 
 def _deepseek2(keys: Keys, config: Config) -> None:
-    """Version 3 has sigmoid scores; files of before the group keys leave out that its 256 experts are in 8 groups."""
+    """Version 3 has sigmoid scores; old files without group keys omit that its 256 experts are in 8 groups."""
     rope_dim = config.pop("head_dim")
     assert isinstance(rope_dim, int)
     single = keys.has(
         "attention.key_length_mla"
-    )  # else a file of before absorption: heads have their own lengths
+    )  # else an old file without absorption: heads have their own lengths
     key_length, value_length = (f"attention.{what}_length{'_mla' * single}" for what in ("key", "value"))
     sigmoid = keys.integer_or("expert_gating_func", SOFTMAX, 2**8) == SIGMOID
     used, count = keys.integer("expert_used_count", MAX_TOP_K), keys.integer("expert_count", MAX_EXPERTS)
@@ -257,7 +258,9 @@ def _deepseek2(keys: Keys, config: Config) -> None:
     else:
         config["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
     scaling = config.get("rope_scaling")
-    if isinstance(scaling, dict) and "mscale_all_dim" in scaling:  # this architecture's key is a tenth of it
+    if (
+        isinstance(scaling, dict) and "mscale_all_dim" in scaling
+    ):  # the key of this architecture is a tenth of it
         scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * scaling["mscale_all_dim"], 6)
 
 
@@ -270,7 +273,7 @@ def _stablelm(keys: Keys, config: Config) -> None:
     config["qk_layernorm"] = keys.has_tensor("blk.0.attn_q_norm.weight")
     keys.boolean(
         "use_parallel_residual", False
-    )  # converters write true where a config leaves it out: norms tell
+    )  # converters write true if a config omits it; the norms decide
     config["use_parallel_residual"] = not keys.has_tensor("blk.0.ffn_norm.weight")
 
 
@@ -361,9 +364,9 @@ STEMS = {
     "shared_down": "blk.{i}.ffn_down_shexp",
     "shared_scale": "blk.{i}.ffn_gate_inp_shexp",
 }
-# Files of before April 2024 have a tensor for each expert: blk.3.ffn_gate.7
+# Files before April 2024 have one tensor per expert: blk.3.ffn_gate.7
 SINGLE_EXPERTS = {"ffn_gate": "expert_gate", "ffn_up": "expert_up", "ffn_down": "expert_down"}
-# Vectors of a file that are matrices of one row in a checkpoint.
+# Vectors in a file that are matrices of one row in a checkpoint.
 ROWS = {"shared_scale"}
-# Names that have no suffix in a checkpoint, and what it is in a file.
+# Names without a suffix in a checkpoint -> their suffix in a file.
 BARE = {"sinks": "weight", "correction": "bias"}

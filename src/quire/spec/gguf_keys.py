@@ -1,4 +1,4 @@
-"""Typed reads of a GGUF file's metadata for translating it into a config; see spec/gguf."""
+"""Typed reads of GGUF metadata for its translation into a config; see spec/gguf."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_NUMBER = 1e15
 
 @dataclass(frozen=True, slots=True)
 class GGUFSummary:
-    """What translating needs of a file: `where` names it, `metadata` holds plain values and arrays (numpy arrays, or
-    objects that give one by `numbers()`), `shapes` the tensors' sizes outermost first, `stored` the tensor type by
-    name, `vector` reads a small float tensor, `control` are the texts of control tokens by id, `sha256` is of the
-    header.
+    """A file as the translation needs it. `where` names it; `metadata` has plain values and arrays (numpy arrays, or
+    objects whose `numbers()` returns one); `shapes` are the sizes of tensors, outermost first; `stored` the tensor
+    types by name; `vector` reads a small float tensor; `control` are the texts of control tokens by id; `sha256` is
+    that of the header.
     """
 
     where: str
@@ -33,7 +33,7 @@ class GGUFSummary:
 
 
 class Keys:
-    """Typed reads of `{architecture}.{key}`, remembering which keys were read."""
+    """Typed reads of `{architecture}.{key}`; records the keys that were read."""
 
     def __init__(self, summary: GGUFSummary, architecture: str, notices: list[str]) -> None:
         self.summary, self.architecture = summary, architecture
@@ -67,7 +67,7 @@ class Keys:
         return self.reader.boolean(self._name(key), default)
 
     def flags(self, key: str, count: int) -> list[bool] | None:
-        """A list of `count` booleans, or of integers that mean them; None when the value is a single one or absent."""
+        """A list of `count` booleans or 0/1 integers; None if the value is a single one or missing."""
         value = self.summary.metadata.get(self._name(key))
         numbers = _numbers(value)
         if numbers is None:
@@ -84,7 +84,7 @@ class Keys:
 
 
 def _numbers(value: object) -> npt.NDArray[np.generic] | None:
-    """The numbers of a metadata array; None of anything else, an array of strings among it."""
+    """The numbers of a metadata array; None for anything else, such as an array of strings."""
     if isinstance(value, np.ndarray):
         return value
     if not hasattr(value, "numbers") or getattr(value, "holds_strings", False):

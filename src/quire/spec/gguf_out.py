@@ -1,6 +1,7 @@
-"""A model's spec as the metadata and the tensor names of a GGUF file; the inverse of spec/gguf.
+"""Express a spec as metadata and tensor names of a GGUF file; the inverse of spec/gguf.
 
-What was written is read back and compared with the spec: whatever GGUF cannot say is found before a file exists.
+The metadata is read back and compared with the spec, so that properties without a GGUF key are found before a file is
+written.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from quire.types import UnsupportedModelError
 Metadata = dict[str, Any]
 F32 = npt.NDArray[np.float32]
 _COMPARED_ELSEWHERE = {"layers", "dtype", "ignored", "names", "prefixes"}
-_PROBES = (64, 2**20)  # lengths at which ropes are compared
+_PROBES = (64, 2**20)  # lengths for comparing ropes
 
 
 def architecture_of(model_type: str) -> str:
-    """The `general.architecture` of a model_type; UnsupportedModelError when it has none here."""
+    """The `general.architecture` of a model_type; UnsupportedModelError if it has none in Quire."""
     known: list[str] = []
     for name, architecture in ARCHITECTURES.items():
         if model_type in (architecture.model_type, *architecture.also):
             return name
         known += [architecture.model_type, *architecture.also]
     raise UnsupportedModelError(
-        f"model_type = {model_type!r} has no GGUF architecture here; those that have: {', '.join(dict.fromkeys(known))}"
+        f"model_type = {model_type!r} has no GGUF architecture in Quire; supported: {', '.join(dict.fromkeys(known))}"
     )
 
 
 def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
-    """The keys of a model."""
+    """The metadata of a model."""
     attention = spec.layers[0].attention
     widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, MLP)]
     keys: Metadata = {
@@ -66,7 +67,7 @@ def _heads(attention: Attention) -> Metadata:
 
 
 def _latent(attention: LatentAttention) -> Metadata:
-    """What is cached is one key-value head; lengths of the heads' own keys and values have names that end in mla."""
+    """The cached row counts as one key-value head; sizes of keys and values per head have names that end in mla."""
     found: Metadata = {
         "attention.head_count_kv": 1,
         "attention.key_length": attention.cached,
@@ -79,10 +80,10 @@ def _latent(attention: LatentAttention) -> Metadata:
         found["attention.q_lora_rank"] = attention.q_rank
     if attention.rope.attention_factor != 1:
         raise UnsupportedModelError(
-            "GGUF cannot say an mscale of rope_scaling that is not its mscale_all_dim"
+            "GGUF cannot express an mscale of rope_scaling that differs from its mscale_all_dim"
         )
     if attention.rope.kind == "yarn" and attention.rope.factor > 1:
-        # the scores' temperature for q and for k, 1 + 0.1 · mscale · ln factor each; the key is a tenth of mscale
+        # the temperature of scores for q and for k, 1 + 0.1 · mscale · ln factor each; the key is a tenth of mscale
         temperature = (attention.scale * attention.q_dim**0.5) ** 0.5
         found["rope.scaling.yarn_log_multiplier"] = (temperature - 1) / math.log(attention.rope.factor)
     return found
@@ -96,7 +97,7 @@ def _experts(name: str, spec: ModelSpec) -> Metadata:
     moe = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)), None)
     if moe is None:
         if name == "deepseek2":
-            raise UnsupportedModelError("GGUF cannot say latent attention without experts")
+            raise UnsupportedModelError("GGUF cannot express latent attention without experts")
         return {}
     found: Metadata = {"expert_count": moe.router.experts, "expert_used_count": moe.router.top_k}
     if name != "llama":
@@ -131,7 +132,7 @@ def _windows(name: str, spec: ModelSpec) -> Metadata:
 
 
 def _main_rope(spec: ModelSpec) -> Rope | None:
-    """That of full layers where there are two."""
+    """The rope; that of full layers if there are two."""
     ropes = [(layer.attention.window > 0, layer.attention.rope) for layer in spec.layers]
     return next((rope for _, rope in sorted(ropes, key=lambda kind: kind[0]) if rope is not None), None)
 
@@ -192,7 +193,7 @@ def _cohere(spec: ModelSpec) -> Metadata:
     return {"logit_scale": float(spec.logits_scale), "rope.scaling.type": "none"}
 
 
-# What an architecture has keys for beside those of all.
+# Specific keys of architectures.
 _MORE: dict[str, Callable[[ModelSpec], Metadata]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -204,7 +205,7 @@ _MORE: dict[str, Callable[[ModelSpec], Metadata]] = {
 
 
 def rope_factors(spec: ModelSpec) -> dict[str, F32]:
-    """Tensors of what a file divides each pair's frequency by, for kinds that it has no key for."""
+    """Tensors of frequency divisors per pair, for kinds without a key."""
     rope = _main_rope(spec)
     if rope is None or rope.kind not in {"llama3", "longrope"}:
         return {}
@@ -219,11 +220,11 @@ def rope_factors(spec: ModelSpec) -> dict[str, F32]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A tensor of a GGUF file, and the checkpoint's: one, or several that it stacks: norms of heads, experts.
+    """A tensor of a GGUF file, made from one tensor of the checkpoint or from a stack: norms of heads, experts.
 
-    `heads` > 0: rows are permuted as StoredTensor says. `row`: the checkpoint's matrix of one row is a vector here.
-    `split`: the rows of keys and of values that each head has in it, of which this has the keys turned round
-    [heads, latent, keys], or the values when `values` [heads, values, latent].
+    `heads` > 0: rows are permuted as in StoredTensor. `row`: the checkpoint's matrix of one row becomes a vector.
+    `split`: rows of keys and of values per head in the source, of which this tensor has the transposed keys
+    [heads, latent, keys] or, with `values`, the values [heads, values, latent].
     """
 
     name: str
@@ -235,7 +236,7 @@ class Written:
 
 
 def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[Written]:
-    """What a file of the architecture `name` has for these tensors of a checkpoint, in their order.
+    """The tensors of a file of the architecture `name` for those of a checkpoint, in order.
 
     Raises UnsupportedModelError naming a tensor that has no name in GGUF.
     """
@@ -282,7 +283,7 @@ def _stems(spec: ModelSpec, names: Mapping[str, str]) -> dict[str, tuple[str, st
 
 
 def _has(layer: Layer, field: str) -> bool:
-    """Norms of different places have the same name in some families."""
+    """Whether a layer has the tensor: norms in different places have the same name in some families."""
     moe = layer.mlp if isinstance(layer.mlp, MoE) else None
     there = {
         "attn_norm": layer.pre_norm,
@@ -305,7 +306,7 @@ def check_round_trip(
     kinds: Mapping[str, str],
     spec: ModelSpec,
 ) -> None:
-    """Raise UnsupportedModelError, naming what differs, unless a file of these says the same model as `spec`."""
+    """Raise UnsupportedModelError naming the difference unless a file of these describes the same model as `spec`."""
     factors = rope_factors(spec)
     summary = GGUFSummary(
         "the GGUF file", metadata, shapes, kinds, lambda name: tuple(map(float, factors[name])), dict, ""
@@ -327,7 +328,7 @@ def check_round_trip(
 def _with_rope_and_scale(
     ours: Attention | LatentAttention, theirs: Attention | LatentAttention
 ) -> Attention | LatentAttention:
-    """`ours` with the rope of `theirs`, which turns the same, and with its scale when that is the same."""
+    """`ours` with the equivalent rope of `theirs`, and with its scale if that is equal."""
     scale = theirs.scale if _same(ours.scale, theirs.scale) else ours.scale
     if isinstance(ours, Attention):
         return replace(ours, rope=theirs.rope, scale=scale)
@@ -335,7 +336,7 @@ def _with_rope_and_scale(
 
 
 def _same(ours: object, theirs: object) -> bool:
-    """Numbers are stored as float32."""
+    """Compare as float32, the stored format."""
     if isinstance(ours, float) and isinstance(theirs, float):
         return bool(np.float32(ours) == np.float32(theirs))
     return ours == theirs
@@ -356,5 +357,5 @@ def _same_rope(ours: Rope | None, theirs: Rope | None) -> bool:
 
 def _lost(what: str, ours: object, theirs: object) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"GGUF cannot say {what}: {str(ours)[:300]} would be read as {str(theirs)[:300]}"
+        f"GGUF cannot express {what}: {str(ours)[:300]} would be read as {str(theirs)[:300]}"
     )

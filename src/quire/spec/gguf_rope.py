@@ -1,4 +1,4 @@
-"""The rotary embedding of a GGUF file as the rope keys of a config."""
+"""Translate the rotary embedding of a GGUF file into the rope keys of a config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FACTOR_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
 def rope_config(keys: Keys, head_dim: int, *, partial: bool) -> Config:
-    """`partial`: the family rotates a part of each head unless its config says otherwise."""
+    """Return the rope keys. `partial`: the family rotates a part of each head by default."""
     config: Config = {}
     theta = keys.number("rope.freq_base")
     if theta is not None:
@@ -31,7 +31,7 @@ def rope_config(keys: Keys, head_dim: int, *, partial: bool) -> Config:
 
 
 def _factors(keys: Keys) -> Config:
-    """A divisor for each pair's frequency, at every length: a longrope whose two lists are one."""
+    """One divisor per frequency, at every length: a longrope with two equal lists."""
     factors = _vector(keys, ROPE_FACTORS)
     return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
 
@@ -69,7 +69,7 @@ def _scaling(keys: Keys) -> Config | None:
 
 
 def _longrope(keys: Keys, original: int) -> Config:
-    """Phi's: divisors up to the original context and beyond it; a file states the temperature."""
+    """Phi's rope: divisors up to the original context and beyond it; the file has the temperature."""
     scaling: Config = {
         "rope_type": "longrope",
         "short_factor": _vector(keys, SHORT_FACTORS),

@@ -1,7 +1,7 @@
 """ModelSpec: one description of a model that loader, executors, memory plan and cost all read.
 
-A field is added only when two families need it and it is a number or an on/off in the same data flow.
-A block with its own state or data flow is a new dataclass and a new op, never a flag.
+Add a field only if two families need it and it is a number or a switch in the same data flow. A block with its own
+state or data flow is a new dataclass and a new op, never a flag.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DTypeName = Literal["float32", "bfloat16", "float16"]
 class Rope:
     """Rotary position embedding (RoFormer, arXiv 2104.09864).
 
-    `dim` is the number of rotated dimensions of a head, its first ones. Pair k is dimensions (k, k + dim/2), or
+    `dim` is the number of rotated dimensions of a head (the first ones). Pair k is dimensions (k, k + dim/2), or
     (2k, 2k + 1) when interleaved. Scaled kinds: linear (position interpolation, 2306.15595), dynamic
     (NTK-aware), llama3 (frequency bands of Llama 3.1), yarn (2309.00071), longrope (2402.13753).
     `original_max` is the context length that the unscaled base was trained for.
@@ -40,8 +40,8 @@ class Rope:
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the correction range to whole dimensions
     attention_factor: float = 1.0  # yarn, longrope: multiplies cos and sin
-    short_factors: tuple[float, ...] = ()  # longrope: divisor of each pair's frequency up to original_max
-    long_factors: tuple[float, ...] = ()  # longrope: and beyond it
+    short_factors: tuple[float, ...] = ()  # longrope: frequency divisors per pair, up to original_max
+    long_factors: tuple[float, ...] = ()  # longrope: the same beyond it
     interleaved: bool = False
 
 
@@ -49,7 +49,7 @@ class Rope:
 class Norm:
     """x / sqrt(mean(x²) + eps) · w for kind rms (1910.07467); kind layer (1607.06450) subtracts the mean first.
 
-    w is the stored weight plus `plus`: 1 where checkpoints store the difference from one.
+    w is the stored weight plus `plus`: 1 if checkpoints store the difference from one.
     """
 
     kind: NormKind = "rms"
@@ -60,10 +60,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """Norm of queries and keys before they are rotated.
+    """Norm of queries and keys before rotation.
 
-    Over each head, or with `whole` over all heads of the projection together. `shared`: one weight of
-    head_dim elements for all heads; else every head has its own.
+    Per head, or with `whole` over all heads of the projection together. `shared`: one weight of head_dim elements for
+    all heads; else one per head.
     """
 
     norm: Norm
@@ -73,11 +73,11 @@ class QKNorm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Grouped-query attention (2305.13245): MHA when kv_heads = heads, MQA when kv_heads = 1.
+    """Grouped-query attention (2305.13245): MHA if kv_heads = heads, MQA if kv_heads = 1.
 
-    `window` 0 is full; else position p sees positions p-window+1 … p. `rope` None rotates nothing.
-    `softcap` above 0 bounds the scores to ±softcap by tanh. `sinks`: each head has a learned logit that takes part
-    in the softmax without a value. See program/ops.Attend.
+    `window` 0 is full attention; else position p attends to positions p-window+1 … p. `rope` None means no rotation.
+    `softcap` above 0 bounds the scores to ±softcap by tanh. `sinks`: each head has a learned logit in the softmax
+    without a value. See program/ops.Attend.
     """
 
     heads: int
@@ -97,11 +97,10 @@ class Attention:
 class LatentAttention:
     """Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, section 2.1). No layer has a window.
 
-    The cache holds for each token a normed latent of `kv_rank` numbers and a rotated key of `rope_dim` that all heads
-    share; keys and values of a head are linear in the latent. Queries of a head are `nope_dim` numbers without a
-    position and `rope_dim` rotated ones; `q_rank` above 0: they come from a normed latent of their own. Values of a
-    head have `v_dim` numbers. `norm` is that of the latents. `bias`: of the projections into latents and of the
-    output.
+    Per token, the cache has a normed latent of `kv_rank` numbers and a rotated key of `rope_dim` that all heads share;
+    keys and values of a head are linear in the latent. A query has `nope_dim` unrotated and `rope_dim` rotated numbers;
+    with `q_rank` above 0, queries come from a separate normed latent. Values of a head have `v_dim` numbers. `norm` is
+    that of the latents. `bias`: of the projections into latents and of the output.
     """
 
     heads: int
@@ -121,12 +120,12 @@ class LatentAttention:
 
     @property
     def q_dim(self) -> int:
-        """Numbers of one head's query, as it is projected."""
+        """Numbers of a head's projected query."""
         return self.nope_dim + self.rope_dim
 
     @property
     def cached(self) -> int:
-        """Numbers that the cache holds of a token."""
+        """Cached numbers per token."""
         return self.kv_rank + self.rope_dim
 
 
@@ -141,7 +140,7 @@ class ClampedSwiGLU:
         return f"swiglu clamped to {self.limit:g}"
 
 
-# act(gate) * up with a plain activation; a gate with numbers of its own is a dataclass.
+# act(gate) * up with a plain activation; a gate with parameters is a dataclass.
 Activation = Literal["silu", "gelu", "gelu_tanh"] | ClampedSwiGLU
 
 
@@ -156,12 +155,12 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Which `top_k` of `experts` a token goes to, and with what weights; see program/ops.Route.
+    """The choice of `top_k` of `experts` for a token, and their weights; see program/ops.Route.
 
-    `bias`: the linear that gives the logits has one. `correction`: a learned number for each expert takes part in
-    the choice and not in the weights (2408.15664). With `groups` above 1 the experts of only `top_groups` groups of
-    neighbours can be chosen, those with the highest `group_score`: their best expert (2405.04434, section 2.1.3) or
-    the sum of their best two (2412.19437). `renormalise`: the chosen weights are divided by their sum; then all are
+    `bias`: the linear for the logits has one. `correction`: a learned number per expert affects the choice, not the
+    weights (2408.15664). With `groups` above 1, only experts of the `top_groups` groups of neighbours with the highest
+    `group_score` can be chosen: their best expert (2405.04434, section 2.1.3) or the sum of their best two
+    (2412.19437). `renormalise`: the chosen weights are divided by their sum; then all are
     multiplied by `scale`.
     """
 
@@ -179,7 +178,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class MoE:
-    """Mixture of experts: Σ weight · expert(x) over a token's experts (1701.06538), each a gated MLP of `width`.
+    """Mixture of experts: Σ weight · expert(x) over the experts of a token (1701.06538), each a gated MLP of `width`.
 
     `shared` runs for every token and is added (2401.06066), with `shared_gate` times sigmoid of a linear of x.
     """
@@ -196,9 +195,8 @@ class MoE:
 class Layer:
     """A residual block: a mixer of tokens, then a feed-forward.
 
-    A branch is post(f(pre(x))), and x += branch for each of the two. `pre_norm` and `post_norm` say which of the
-    norms there are: pre-norm, post-norm or both (sandwich). `parallel`: both branches take the same pre-norm of
-    the same x.
+    A branch is post(f(pre(x))), and x += branch for each of the two. `pre_norm` and `post_norm` turn the norms on:
+    pre-norm, post-norm or both (sandwich). `parallel`: both branches take the same pre-norm of the same x.
     """
 
     attention: Attention | LatentAttention
@@ -209,7 +207,7 @@ class Layer:
 
     @property
     def grouped(self) -> Attention:
-        """Its attention where keys and values by head are all that is implemented; else UnsupportedModelError."""
+        """The attention, for code that implements only keys and values per head; else UnsupportedModelError."""
         if not isinstance(self.attention, Attention):
             raise UnsupportedModelError("latent attention (MLA) is not implemented here")
         return self.attention
@@ -217,12 +215,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStacks:
-    """How checkpoints stack all experts of a layer in one tensor.
+    """Tensors of a checkpoint that stack all experts of a layer.
 
-    `gate_up` is [experts, 2·width, dim], gate rows first, or in turns when `interleaved`; `down` is [experts, dim,
-    width]. `transposed`: both have their last two axes the other way round. Biases are `gate_up`_bias [experts,
-    2·width] and `down`_bias [experts, dim]. Each may be stored as MXFP4 instead: _blocks and _scales, never
-    transposed. `router`, when not empty, is another name of the router that goes with stacks.
+    `gate_up` is [experts, 2·width, dim], gate rows first, or alternating if `interleaved`; `down` is [experts, dim,
+    width]. `transposed`: the last two axes of both are swapped. Biases are `gate_up`_bias [experts, 2·width] and
+    `down`_bias [experts, dim]. Each may be stored as MXFP4 instead: _blocks and _scales, never transposed. `router`, if
+    not empty, is the name of the router in checkpoints with stacks.
     """
 
     gate_up: str = "model.layers.{i}.mlp.experts.gate_up_proj"
@@ -234,14 +232,13 @@ class ExpertStacks:
 
 @dataclass(frozen=True, slots=True)
 class WeightNames:
-    """Checkpoint tensor names; `{i}` is the layer number. Data, so that a family can rename.
+    """Checkpoint tensor names; `{i}` is the layer number. A family can rename them.
 
-    Linears and norms are named without `.weight` and `.bias`. `qkv` (and `gate_up`), when not empty, is one
-    tensor that holds the rows of q, k and v (of gate and up) in that order. A q or k norm with `{h}` in its name
-    is one tensor for each head.
+    Linears and norms are named without `.weight` and `.bias`. `qkv` (and `gate_up`), if not empty, is one tensor with
+    the rows of q, k and v (of gate and up) in that order. A q or k norm with `{h}` in its name is one tensor per head.
 
-    Experts have a tensor each, `{e}` being the expert's number; see also ModelSpec.stacks. The names from `q_a` on are
-    latent attention's; `q` is its query projection when queries have no latent of their own.
+    Experts have one tensor each, `{e}` being the number of the expert; see also ModelSpec.stacks. The names from `q_a`
+    on are those of latent attention; `q` is its query projection if queries have no latent.
     """
 
     embed: str = "model.embed_tokens.weight"
@@ -284,9 +281,9 @@ class WeightNames:
 class ModelSpec:
     """A decoder-only language model.
 
-    `max_positions` is the context in tokens that a user gets by default, `longest` the largest that can be
-    asked for (0: the same): they differ where a longer context changes the answers to short texts
-    (docs/decisions/0002). `norm` is that of the residual stream. `embed_scale` multiplies embeddings,
+    `max_positions` is the default context in tokens, `longest` the longest that can be requested (0: the same). They
+    differ if a longer context changes the answers to short texts (docs/decisions/0002). `norm` is that of the residual
+    stream. `embed_scale` multiplies embeddings,
     `residual_scale` each branch before it is added, `logits_scale` the logits; `logits_cap` c then bounds them:
     c·tanh(logit / c), 0 is off.
     """
@@ -302,10 +299,10 @@ class ModelSpec:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_cap: float = 0.0
-    dtype: DTypeName = "bfloat16"  # what the checkpoint stores
+    dtype: DTypeName = "bfloat16"  # format in the checkpoint
     names: WeightNames = field(default_factory=WeightNames)
-    stacks: ExpertStacks = field(default_factory=ExpertStacks)  # where a checkpoint has experts in one tensor
-    # Tensors that released checkpoints carry and the computation does not need (regular expressions).
+    stacks: ExpertStacks = field(default_factory=ExpertStacks)  # for checkpoints with experts in one tensor
+    # Tensors in released checkpoints that the computation does not need (regular expressions).
     ignored: tuple[str, ...] = ()
-    # Beginnings of tensor names in a checkpoint, and what they are in `names`; the first that fits is taken.
+    # Prefixes of tensor names in a checkpoint -> prefixes in `names`; the first match applies.
     prefixes: tuple[tuple[str, str], ...] = ()

@@ -1,7 +1,6 @@
-"""`quantization_config`: which format a checkpoint's quantized weights are in, and what the tensors do not say.
+"""`quantization_config`: the format of a checkpoint's quantized weights, and facts that the tensors do not show.
 
-One reader a `quant_method`. What a method's variants need and is not implemented is refused by name here, before a
-tensor is looked at.
+One reader per `quant_method`. Variants that are not implemented are refused by name here, before any tensor is read.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _MXFP4_BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How to read a checkpoint's quantized tensors.
+    """The format of a checkpoint's quantized tensors.
 
-    `method` is the config's own name, for people; `layout` how tensors lie. GPTQ: `bits`, `zero_offset` (what stored
-    zero points lack), `ordered` (groups follow activations). FP8: `block` of outputs and input features with a scale.
+    `method` is the name for messages; `layout` that of the tensor layout. GPTQ: `bits`, `zero_offset` (to add to stored
+    zero points), `ordered` (groups follow activations). FP8: `block` of outputs and input features with one scale.
     """
 
     method: str
@@ -36,7 +35,7 @@ class Quantization:
 
 
 def read_quantization(config: ConfigReader) -> Quantization | None:
-    """The quantization of a config.json, None when its weights are plain.
+    """Read the quantization of a config.json, None if its weights are plain.
 
     Raises UnsupportedModelError naming key and value for a method or a variant that is not implemented,
     CheckpointError for malformed values.
@@ -49,7 +48,7 @@ def read_quantization(config: ConfigReader) -> Quantization | None:
     )
     if method not in METHODS:
         raise UnsupportedModelError(
-            f"{quant.where}: quant_method = {show(method)} is not supported: implemented are {', '.join(METHODS)}"
+            f"{quant.where}: quant_method = {show(method)} is not supported; supported methods are {', '.join(METHODS)}"
         )
     return METHODS[method][0](quant)
 
@@ -59,7 +58,7 @@ def _gptq(quant: ConfigReader) -> Quantization:
     if bits not in {2, 3, 4, 8}:
         raise quant.unsupported("bits", "GPTQ has 2, 3, 4 or 8")
     if quant.child("dynamic") is not None:
-        raise quant.unsupported("dynamic", "settings by module are not implemented")
+        raise quant.unsupported("dynamic", "per-module settings are not implemented")
     kind = quant.string("checkpoint_format", "gptq")
     if kind not in {"gptq", "gptq_v2"}:
         raise quant.unsupported("checkpoint_format", "implemented are gptq and gptq_v2")
@@ -70,12 +69,12 @@ def _awq(quant: ConfigReader) -> Quantization:
     if quant.integer("bits", 4, high=32) != 4 or quant.integer("w_bit", 4, high=32) != 4:
         raise quant.unsupported("bits" if quant.has("bits") else "w_bit", "AWQ has 4")
     if quant.string("version", "gemm").lower() != "gemm":
-        raise quant.unsupported("version", "only the order of gemm is implemented")
+        raise quant.unsupported("version", "only the gemm order is implemented")
     return Quantization("AWQ", "awq")
 
 
 def _auto_round(quant: ConfigReader) -> Quantization:
-    """Native auto-round: the tensors of GPTQ (v1) or AWQ, as `packing_format` says."""
+    """Native auto-round: the tensors of GPTQ (v1) or AWQ, depending on `packing_format`."""
     packing = quant.string("packing_format", quant.string("backend", "auto_round:auto_gptq"))
     kind = quant.string("data_type", "int")
     if kind == "fp" and packing.endswith("fp8"):
@@ -92,7 +91,7 @@ def _auto_round(quant: ConfigReader) -> Quantization:
         for name, settings in (quant.child("extra_config") or quant).values.items():
             if isinstance(settings, dict) and settings.get("bits", 16) not in {16, 32}:
                 raise quant.unsupported(
-                    "extra_config", f"settings of its own for {show(name)} are not implemented"
+                    "extra_config", f"separate settings for {show(name)} are not implemented"
                 )
     if packing.endswith("awq"):
         return Quantization("AutoRound", "awq")
@@ -133,12 +132,14 @@ def _compressed(quant: ConfigReader) -> Quantization:
         ):
             raise quant.unsupported(key, "sparse weights and rotations are not implemented")
     if quant.has("kv_cache_scheme"):
-        quant.notices.append(f"{quant.where}: kv_cache_scheme is not applied: the cache keeps its own format")
+        quant.notices.append(
+            f"{quant.where}: kv_cache_scheme is ignored: --kv-cache-dtype sets the format of the cache"
+        )
     return Quantization("compressed-tensors", "compressed", block=_block_structure(groups))
 
 
 def _block_structure(groups: ConfigReader | None) -> tuple[int, int] | None:
-    """The one block shape of weights with strategy "block"."""
+    """The common block shape of weights with strategy "block"."""
     for name in () if groups is None else groups.values:
         group = groups.child(name) if groups is not None else None
         weights = None if group is None else group.child("weights")
@@ -155,7 +156,7 @@ def _fp8(quant: ConfigReader) -> Quantization:
 
 
 def _fbgemm_fp8(_quant: ConfigReader) -> Quantization:
-    """Outputs with a scale each; the bound of the activations' scales is not applied."""
+    """One scale per output; the bound of activation scales is not applied."""
     return Quantization("FBGEMM FP8", "fp8")
 
 
@@ -167,17 +168,17 @@ def _modelopt(quant: ConfigReader) -> Quantization:
 
 def _bitsandbytes(quant: ConfigReader) -> Quantization:
     if not quant.boolean("load_in_4bit", False) and not quant.boolean("load_in_8bit", False):
-        raise quant.unsupported("load_in_4bit", "neither 4 nor 8 bits are on")
+        raise quant.unsupported("load_in_4bit", "neither load_in_4bit nor load_in_8bit is set")
     return Quantization("bitsandbytes", "bitsandbytes")
 
 
 def _mxfp4(_quant: ConfigReader) -> Quantization:
-    """Blocks of 32 with one exponent each; `modules_to_not_convert` says what the tensors show."""
+    """Blocks of 32 with one exponent each; `modules_to_not_convert` repeats what the tensors show."""
     return Quantization("MXFP4", "mxfp4")
 
 
 def _hqq(_quant: ConfigReader) -> Quantization:
-    """Every tensor says its own bits and groups; `quant_config` and `skip_modules` only repeat it."""
+    """Every tensor has its bits and groups; `quant_config` and `skip_modules` only repeat them."""
     return Quantization("HQQ", "hqq")
 
 
@@ -189,7 +190,7 @@ def _pair(reader: ConfigReader, key: str) -> tuple[int, int]:
     return pair.integer(f"{key}[0]", high=_MAX_BLOCK), pair.integer(f"{key}[1]", high=_MAX_BLOCK)
 
 
-# quant_method -> its reader, and what it reads, for people.
+# quant_method -> its reader, and a description of the supported variants.
 METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
     "gptq": (_gptq, "2, 3, 4, 8 bits; checkpoint_format gptq (v1) and gptq_v2; desc_act with g_idx"),
     "awq": (_awq, "4 bits, version gemm"),
@@ -197,7 +198,7 @@ METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
         _auto_round,
         "packing auto_round:auto_gptq (2, 3, 4, 8 bits), auto_round:auto_awq, auto_round:fp8, MXFP4",
     ),
-    "intel/auto-round": (_auto_round, "the same under its older name"),
+    "intel/auto-round": (_auto_round, "older name of auto-round"),
     "compressed-tensors": (
         _compressed,
         "pack-quantized (4, 8 bits), int-quantized and naive-quantized int8, float-quantized E4M3 per tensor, output, "
@@ -207,6 +208,6 @@ METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
     "fbgemm_fp8": (_fbgemm_fp8, "E4M3 with weight_scale per output"),
     "modelopt": (_modelopt, "quant_algo FP8: E4M3 with weight_scale per tensor"),
     "bitsandbytes": (_bitsandbytes, "nf4 and fp4 with or without double quantization, LLM.int8"),
-    "hqq": (_hqq, "1, 2, 3, 4, 8 bits along either axis, with scales that are not quantized themselves"),
+    "hqq": (_hqq, "1, 2, 3, 4, 8 bits along either axis, with unquantized scales"),
     "mxfp4": (_mxfp4, "stacked experts as gpt-oss stores them (`_blocks`, `_scales`)"),
 }

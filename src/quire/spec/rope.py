@@ -1,8 +1,8 @@
 """Rotary frequencies of every scaling kind, as float32 numpy tables.
 
 Sources: linear 2306.15595; NTK-aware dynamic scaling; Llama 3.1 frequency bands (Llama 3 model card);
-YaRN 2309.00071; LongRoPE 2402.13753. Arithmetic is float32 in the order transformers uses, so tables agree to
-the last bits; powers are taken in float64 and rounded, so that they are the same on every CPU.
+YaRN 2309.00071; LongRoPE 2402.13753. Arithmetic is float32 in transformers' order, so that tables agree to the last
+bits; powers are computed in float64 and rounded, so that they are the same on every CPU.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ F32 = npt.NDArray[np.float32]
 def inverse_frequencies(rope: Rope, max_len: int) -> F32:
     """Inverse frequency of each rotated pair, float32 [dim/2].
 
-    `max_len` is the longest sequence the engine will run. Only `dynamic` and `longrope` depend on it: their base
-    or factors are chosen once from max_len, so that a token's rotation never depends on how long its sequence has
-    become (docs/decisions/0002-dynamic-rope.md). Other kinds ignore it.
+    `max_len` is the longest sequence of the engine. Only `dynamic` and `longrope` depend on it: their base or factors
+    are chosen once from max_len, so that the rotation of a token never depends on the current length of its sequence
+    (docs/decisions/0002-dynamic-rope.md).
     """
     match rope.kind:
         case "default":
@@ -72,7 +72,7 @@ def _long(rope: Rope, factors: Sequence[float]) -> F32:
 def _llama3(rope: Rope) -> F32:
     freq = _base(rope.theta, rope.dim)
     factor = np.float32(rope.factor)
-    # A number divided by a tensor is the reciprocal times the number in torch: two roundings.
+    # torch divides a number by a tensor as reciprocal times number: two roundings.
     wavelength = np.reciprocal(freq) * np.float32(2 * math.pi)
     low, high = rope.low_freq_factor, rope.high_freq_factor
     turns = np.reciprocal(wavelength) * np.float32(rope.original_max)
@@ -96,7 +96,7 @@ def _yarn(rope: Rope) -> F32:
         high += 0.001  # avoids a division by zero
     pair = np.arange(rope.dim // 2, dtype=np.float32)
     ramp = np.clip((pair - np.float32(low)) / np.float32(high - low), 0, 1)
-    keep = 1 - ramp  # 1 where a pair turns fast enough to extrapolate
+    keep = 1 - ramp  # 1 if a pair rotates fast enough to extrapolate
     powers = _powers(rope.theta, rope.dim)
     interpolated = np.reciprocal(np.float32(rope.factor) * powers)
     out: F32 = interpolated * (1 - keep) + np.reciprocal(powers) * keep

@@ -1,4 +1,4 @@
-"""Rope keys of a config.json, old style and new, to a Rope.
+"""Translate the rope keys of a config.json, old style and new, to a Rope.
 
 Old style: `rope_theta` at the top and `rope_scaling: {"type" or "rope_type": …}`. New style (transformers
 5): everything in `rope_parameters`. Priorities and defaults are those of transformers'
@@ -18,7 +18,7 @@ from quire.types import CheckpointError, UnsupportedModelError
 MAX_POSITIONS = 2**28
 _MAX_THETA = 1e15
 _MAX_FACTOR = 1e6
-# Keys of rope kinds or variants that change the rotation and that no kind below reads.
+# Keys of rope variants that change the rotation and are not implemented.
 _UNSUPPORTED_KEYS = ("mrope_section", "short_factor", "long_factor", "short_mscale", "long_mscale", "alpha")
 _COMMON_KEYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor", "finetuned"})
 _KIND_KEYS: dict[str, frozenset[str]] = {
@@ -40,10 +40,10 @@ _KIND_KEYS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeStyle:
-    """What a family's rotary embedding is when its keys are absent, and what it may be.
+    """The default rotary embedding of a family, and its variants.
 
-    `partial`: the rotated part of a head by default; None where a family always rotates whole heads.
-    `names`: a family's own names of kinds. `original`: its original_max_position_embeddings.
+    `partial`: the rotated part of a head by default; None if a family always rotates whole heads. `names`: the family's
+    names of kinds. `original`: its original_max_position_embeddings.
     """
 
     theta: float = 10_000.0
@@ -56,10 +56,10 @@ class RopeStyle:
 def read_rope(
     config: ConfigReader, head_dim: int, max_positions: int, style: RopeStyle = RopeStyle()
 ) -> Rope:
-    """The one rotary embedding of a model.
+    """Read the rotary embedding of a model that has only one.
 
-    `max_positions` is max_position_embeddings: the default of original_max_position_embeddings, and what
-    `dynamic` stretches from. Raises UnsupportedModelError for a kind or variant that is not implemented,
+    `max_positions` is max_position_embeddings: the default of original_max_position_embeddings, and the length that
+    `dynamic` stretches. Raises UnsupportedModelError for a kind or variant that is not implemented,
     CheckpointError for values out of range.
     """
     return make_rope(config, _parameters(config), head_dim, max_positions, style)
@@ -68,7 +68,7 @@ def read_rope(
 def ropes_by_type(
     config: ConfigReader, head_dim: int, max_positions: int, styles: dict[str, RopeStyle]
 ) -> dict[str, Rope] | None:
-    """One rotary embedding for each layer type of `styles` from nested `rope_parameters`; None without such."""
+    """Read one rotary embedding per layer type of `styles` from nested `rope_parameters`; None without them."""
     parameters = config.child("rope_parameters")
     if parameters is None or not any(isinstance(parameters.values.get(name), dict) for name in styles):
         return None
@@ -84,7 +84,7 @@ def ropes_by_type(
 def make_rope(
     config: ConfigReader, scaling: ConfigReader | None, head_dim: int, max_positions: int, style: RopeStyle
 ) -> Rope:
-    """The rotary embedding of the parameters in `scaling`, or of the config's top-level keys when it is None."""
+    """Make the rotary embedding from the parameters in `scaling`, or from the config's top-level keys if it is None."""
     theta = _theta(config, scaling, style)
     if theta <= 1.0:
         raise CheckpointError(f"{config.where}: rope_theta: {theta} is not above 1")
@@ -97,7 +97,7 @@ def make_rope(
         raise scaling.unsupported(key, f"implemented kinds are {', '.join(_KINDS)}")
     for key in _UNSUPPORTED_KEYS:
         if scaling.has(key) and key not in _KIND_KEYS[kind]:
-            raise scaling.unsupported(key, f"it is not a key of rope_type {kind!r}")
+            raise scaling.unsupported(key, f"rope_type {kind!r} has no such key")
     for key, value in scaling.values.items():
         if isinstance(value, dict):
             raise scaling.unsupported(key, "rope parameters per layer type are not implemented")
@@ -112,7 +112,7 @@ def make_rope(
 def context_lengths(rope: Rope, max_positions: int) -> tuple[int, int]:
     """ModelSpec.max_positions and ModelSpec.longest of a model with this rope, given max_position_embeddings.
 
-    The default of a kind that depends on the length is the length up to which it is the plain rotation.
+    The default of a kind that depends on the length is the length up to which the rotation is unscaled.
     """
     longest = scaled_positions(rope, max_positions)
     match rope.kind:
@@ -125,11 +125,10 @@ def context_lengths(rope: Rope, max_positions: int) -> tuple[int, int]:
 
 
 def scaled_positions(rope: Rope, max_positions: int) -> int:
-    """The longest context a rope's scaling was made for, given max_position_embeddings.
+    """The longest context for which a rope's scaling was made, given max_position_embeddings.
 
-    linear and dynamic stretch max_position_embeddings by their factor, yarn stretches the original context
-    (a config may or may not have raised max_position_embeddings already); llama3 and longrope configs state the
-    result.
+    linear and dynamic stretch max_position_embeddings by their factor, yarn the original context (a config may or may
+    not have raised max_position_embeddings already); llama3 and longrope configs contain the result.
     """
     match rope.kind:
         case "linear" | "dynamic":
@@ -161,7 +160,7 @@ def _theta(config: ConfigReader, scaling: ConfigReader | None, style: RopeStyle)
     inner = None if scaling is None else scaling.number("rope_theta", None, low=1.0, high=_MAX_THETA)
     if top is not None and inner is not None and top != inner:
         config.notices.append(
-            f"config.json: rope_theta {top:g} at the top gives way to {inner:g} of the rope parameters"
+            f"config.json: the top-level rope_theta {top:g} is overridden by {inner:g} in the rope parameters"
         )
     if inner is not None:
         return inner
@@ -171,7 +170,7 @@ def _theta(config: ConfigReader, scaling: ConfigReader | None, style: RopeStyle)
 def _rotated(config: ConfigReader, scaling: ConfigReader | None, head_dim: int, style: RopeStyle) -> int:
     """Rotated dimensions of a head."""
     key, part = "partial_rotary_factor", style.partial
-    for reader in (config, scaling):  # what is nested wins
+    for reader in (config, scaling):  # the nested key wins
         if reader is None or not reader.has(key):
             continue
         part = reader.number(key, low=0.0, high=1.0)
@@ -241,7 +240,7 @@ def _yarn(base: Rope, scaling: ConfigReader, max_positions: int) -> Rope:
 
 
 def _longrope(base: Rope, scaling: ConfigReader, max_positions: int) -> Rope:
-    """Two sets of divisors, and the temperature of LongRoPE (2402.13753) unless one is given."""
+    """Two sets of divisors, and LongRoPE's temperature (2402.13753) by default."""
     short, long = (
         scaling.numbers(key, base.dim // 2, low=1e-3, high=_MAX_FACTOR)
         for key in ("short_factor", "long_factor")
@@ -257,16 +256,16 @@ def _longrope(base: Rope, scaling: ConfigReader, max_positions: int) -> Rope:
 
 
 def softmax_factor(config: ConfigReader, rope: Rope) -> float:
-    """What mscale_all_dim multiplies the softmax scale by in DeepSeek's models: its temperature for q and for k.
+    """The factor of mscale_all_dim on the softmax scale in DeepSeek's models: its temperature for q and for k.
 
-    1 without the key; UnsupportedModelError when the rope is scaled in another way than YaRN's.
+    1 without the key; UnsupportedModelError if the rope is not scaled by YaRN.
     """
     scaling = _parameters(config)
     all_dim = 0.0 if scaling is None else scaling.number("mscale_all_dim", 0.0, low=0.0, high=1e3)
     if scaling is None or not all_dim or rope.kind == "default":
         return 1.0
     if rope.kind != "yarn":
-        raise scaling.unsupported("mscale_all_dim", "it goes with rope_type 'yarn'")
+        raise scaling.unsupported("mscale_all_dim", "it needs rope_type 'yarn'")
     return _temperature(rope.factor, all_dim) ** 2
 
 

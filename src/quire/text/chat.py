@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, by the checkpoint's own template, equal to transformers' apply_chat_template."""
+"""Render chat messages with the checkpoint's template, with the result of transformers' apply_chat_template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.text.sandbox import ChatSandbox, TemplateRefusal
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, RequestError
 
-# What the renderer itself sets; a request may not pass these as template arguments.
+# Variables of the renderer; a request may not pass these as template arguments.
 _RESERVED = frozenset(
     (
         "messages",
@@ -31,11 +31,11 @@ _RESERVED = frozenset(
         "chat_template",
     )
 )
-# Names that a template may make part of a control token ("<|" + role + "|>"): a role is the caller's to choose.
+# Roles that a template may make part of a control token ("<|" + role + "|>"): the caller chooses the role.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "observation")
 )
-# What jinja2 and its filters raise for values they cannot handle.
+# Errors of jinja2 and its filters for unsuitable values.
 _FAILURES = (
     jinja2.TemplateError,
     TypeError,
@@ -52,9 +52,9 @@ _FAILURES = (
 class ChatAsk:
     """One conversation to render.
 
-    `tools` and `documents` are lists of JSON objects; `template_kwargs` are further variables the template
-    reads (enable_thinking, …), as is `reasoning_effort`. `add_generation_prompt` opens the assistant's turn;
-    `continue_final_message` leaves the last message open instead, so that the model goes on writing it.
+    `tools` and `documents` are lists of JSON objects; `template_kwargs` are additional variables of the template
+    (enable_thinking, …), as is `reasoning_effort`. `add_generation_prompt` opens the assistant's turn;
+    `continue_final_message` leaves the last message open instead, so that the model continues it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -68,8 +68,8 @@ class ChatAsk:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt. `own` are the character ranges that the template wrote itself, in rising order: only there is a
-    control token's spelling one; see Tokenizer.encode_guarded.
+    """A prompt. `own` are the character ranges that the template wrote itself, ascending: control tokens are recognised
+    only there; see Tokenizer.encode_guarded.
     """
 
     text: str
@@ -79,7 +79,7 @@ class RenderedChat:
 class ChatTemplate:
     """One compiled template. Safe to render from several threads at once.
 
-    Raises CheckpointError when the source is over the limit or does not compile.
+    Raises CheckpointError if the source exceeds the limit or does not compile.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ChatTemplate:
         self._special_tokens = {name: TemplateText(text) for name, text in (special_tokens or {}).items()}
         if len(source) > self.limits.source_chars:
             raise CheckpointError(
-                f"chat template has {len(source)} characters, over the limit of {self.limits.source_chars}"
+                f"the chat template has {len(source)} characters, more than the limit of {self.limits.source_chars}"
             )
         self._sandbox = ChatSandbox(now)
         try:
@@ -107,7 +107,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f" (line {line})" if line else ""
-            raise CheckpointError(f"chat template does not compile{where}: {_short(error)}") from None
+            raise CheckpointError(f"the chat template does not compile{where}: {_short(error)}") from None
 
     @property
     def template_hash(self) -> str:
@@ -115,10 +115,10 @@ class ChatTemplate:
         return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
 
     def render(self, ask: ChatAsk, limits: shapes.MessageLimits | None = None) -> RenderedChat:
-        """The prompt for one conversation.
+        """Render the prompt for one conversation.
 
-        Raises RequestError for messages that are malformed, too large or that the template refuses,
-        CheckpointError for a template that breaks the sandbox or its limits.
+        Raises RequestError for messages that are malformed, too large or refused by the template, CheckpointError for a
+        template that breaks the sandbox or its limits.
         """
         copier = shapes.PlainCopier(limits or shapes.MessageLimits())
         values = self._variables_of(ask, copier, limits or shapes.MessageLimits())
@@ -180,30 +180,31 @@ class ChatTemplate:
                     if size > self.limits.output_chars:
                         raise RequestError(
                             "messages",
-                            f"the rendered prompt is over {self.limits.output_chars} characters",
+                            f"the rendered prompt exceeds the limit of {self.limits.output_chars} characters",
                         )
                     parts.append(part)
         except TemplateRefusal as refusal:
             raise RequestError("messages", f"the chat template refuses them: {_short(refusal)}") from None
         except LimitExceededError as error:
-            raise CheckpointError(f"chat template stopped: {error}") from None
+            raise CheckpointError(f"the chat template was stopped: {error}") from None
         except (
             jinja2.exceptions.SecurityError,
             RecursionError,
             MemoryError,
             jinja2.TemplateNotFound,
         ) as error:
-            raise CheckpointError(f"chat template stopped: {_short(error) or type(error).__name__}") from None
+            raise CheckpointError(
+                f"the chat template was stopped: {_short(error) or type(error).__name__}"
+            ) from None
         except _FAILURES as error:
             raise RequestError("messages", f"the chat template cannot render them: {_short(error)}") from None
         return concat(parts)
 
 
 class ChatRenderer:
-    """A checkpoint's templates: renders with "tool_use" when tools are given and there is one, else
-    "default".
+    """The templates of a checkpoint: renders with "tool_use" if it exists and there are tools, else with "default".
 
-    Raises CheckpointError when the checkpoint has no chat template, or no default among several.
+    Raises CheckpointError if the checkpoint has no chat template, or no default among several.
     """
 
     def __init__(
@@ -218,11 +219,11 @@ class ChatRenderer:
         if not sources:
             raise CheckpointError(
                 "this model has no chat template (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json): it is not a chat model; use text completion, or give a template"
+                "tokenizer_config.json): use text completion, or pass a template"
             )
         if "default" not in sources:
             raise CheckpointError(
-                f"this model has chat templates {sorted(sources)} but none named 'default'; give one"
+                f"this model has chat templates {sorted(sources)} but none named 'default'; pass one"
             )
         self._tokenizer = tokenizer
         self._templates = {
@@ -238,16 +239,16 @@ class ChatRenderer:
 
     @property
     def template_hash(self) -> str:
-        """SHA-256 of the default template's source, in hex: what two deployments compare."""
+        """SHA-256 of the default template's source, in hex, for comparing deployments."""
         return self._templates["default"].template_hash
 
     def render(self, ask: ChatAsk) -> RenderedChat:
-        """The prompt text; errors as ChatTemplate.render."""
+        """Render the prompt text; raises like ChatTemplate.render."""
         named = "tool_use" if ask.tools and "tool_use" in self._templates else "default"
         return self._templates[named].render(ask)
 
     def encode(self, ask: ChatAsk) -> list[int]:
-        """The prompt's token ids. Control tokens spelled in the caller's text are encoded as text."""
+        """Render the token ids of the prompt. Control tokens spelled in the caller's text are encoded as text."""
         chat = self.render(ask)
         return self._tokenizer.encode_guarded(chat.text, chat.own)
 
@@ -264,9 +265,7 @@ def _objects(
 
 
 def _tag_final_message(messages: list[shapes.Message], tag: str) -> None:
-    """Append the tag to the text that is to be continued. The space after it shows whether the template
-    trims.
-    """
+    """Append the tag to the text to be continued. The space after it shows whether the template trims."""
     final = messages[-1]
     content = final.get("content")
     if isinstance(content, str):
@@ -283,7 +282,7 @@ def _cut_at_tag(text: str, tag: str) -> str:
         if position >= 0:
             cut = text[:position]
             return cut if text.startswith(" ", position + len(spelled)) else cut.rstrip()
-    raise RequestError("continue_final_message", "the chat template does not print the last message as it is")
+    raise RequestError("continue_final_message", "the chat template changes the text of the last message")
 
 
 def _short(error: BaseException) -> str:

@@ -1,11 +1,11 @@
-"""A tokenizer as a file that is read at once: its vocabulary and merges as tables, the rest as JSON.
+"""A compiled tokenizer, a file that loads at once: vocabulary and merges as tables, the rest as JSON.
 
-    32 bytes  SHA-256 of all that follows
-    32 bytes  key: what it was made of
-    8 bytes   length of the JSON, which follows: what tokenizer.json says beside vocabulary and merges, and facts
-    tables    of 32-bit numbers, then the tokens' UTF-8 bytes; their lengths stand in the JSON
+    32 bytes  SHA-256 of everything that follows
+    32 bytes  key, which identifies the source
+    8 bytes   length of the JSON, which follows: tokenizer.json without vocabulary and merges, and facts
+    tables    of 32-bit numbers, then the UTF-8 bytes of tokens; their lengths are in the JSON
 
-Made from a tokenizer that the library has built, so what is in it has been checked as the library checks it.
+It is made from a tokenizer that the library has built, so the library has checked its content.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import tokenizers
 
 FORMAT = 1
 MAX_BYTES = 2**28
-# A model's options with which the tokens of a word depend on more than the tokens that lie in it.
+# Options of a model with which the tokens of a word depend on more than the tokens inside it.
 _OTHER = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-_MAX_STEPS = 256  # from a token's place in the hash table to where it is
+_MAX_STEPS = 256  # probes from a token's hash to its place in the table
 _TABLES = ("starts", "slots", "firsts", "ranks", "lefts", "rights")
 
 
 def compile_tokenizer(backend: tokenizers.Tokenizer, key: bytes) -> bytes | None:
-    """The file of a tokenizer; None for those that are not BPE, or of a kind that the tables cannot say."""
+    """Compile a tokenizer; None if it is not BPE, or the tables cannot express it."""
     state = json.loads(backend.to_str())
     model = state["model"]
     around = _around(backend)
@@ -69,7 +69,7 @@ def compile_tokenizer(backend: tokenizers.Tokenizer, key: bytes) -> bytes | None
 
 
 def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
-    """The ids put before and after a text; None when they are not the same for two texts."""
+    """The ids added before and after a text; None if they differ between two texts."""
     found = []
     for text in ("a", "b c"):
         bare = backend.encode(text, add_special_tokens=False).ids
@@ -82,9 +82,9 @@ def _around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None
 
 
 def _slots(vocab: dict[str, int], tokens: list[bytes]) -> array[int] | None:
-    """A hash table of the model's tokens: id + 1, 0 for a free place; at most half of the places are taken.
+    """A hash table of the model's tokens: id + 1, or 0 for a free place; at most half full.
 
-    None when tokens were made to meet in one place.
+    None if too many tokens collide, which may be an attack.
     """
     size = 1 << max(4, (2 * len(vocab)).bit_length())
     slots = array("I", bytes(4 * size))
@@ -100,7 +100,7 @@ def _slots(vocab: dict[str, int], tokens: list[bytes]) -> array[int] | None:
 
 
 def _merge_tables(merges: list[Sequence[str]], vocab: dict[str, int], count: int) -> dict[str, array[int]]:
-    """Merges by the token that they make: token `t`'s are firsts[t] to firsts[t + 1], each a rank and two ids."""
+    """Merges by resulting token: those of token `t` are firsts[t] to firsts[t + 1], each a rank and two ids."""
     made: list[list[int]] = [[] for _ in range(count)]
     for rank, (left, right) in enumerate(merges):
         made[vocab[left + right]].append(rank)
@@ -114,11 +114,11 @@ def _merge_tables(merges: list[Sequence[str]], vocab: dict[str, int], count: int
 
 
 class CompiledTokenizer:
-    """A compiled file: lookups in its tables. ValueError when it is not as it was written, or of another key."""
+    """A compiled file with lookups in its tables. ValueError if it was changed or has another key."""
 
     def __init__(self, data: bytes, key: bytes) -> None:
         if hashlib.sha256(memoryview(data)[32:]).digest() != data[:32] or data[32:64] != key:
-            raise ValueError("it was cut or changed, or is another tokenizer's")
+            raise ValueError("it is truncated or changed, or belongs to another tokenizer")
         at = 72 + int.from_bytes(data[64:72], "little")
         facts: dict[str, Any] = json.loads(data[72:at])
         tables = []
@@ -134,13 +134,13 @@ class CompiledTokenizer:
         self.longest: int = facts["longest"]
 
     def bytes_of(self, number: int) -> bytes:
-        """A model token's UTF-8; b"" for an id that is none's."""
+        """The UTF-8 of a model token; b"" for an unknown id."""
         if not 0 <= number < len(self._starts) - 1:
             return b""
         return self._data[self._base + self._starts[number] : self._base + self._starts[number + 1]]
 
     def find(self, token: bytes) -> int | None:
-        """The id of a model's token."""
+        """The id of a model token."""
         slots, mask = self._slots, len(self._slots) - 1
         first = crc32(token)
         for at in range(first, first + _MAX_STEPS):
@@ -152,6 +152,6 @@ class CompiledTokenizer:
         return None
 
     def merges_into(self, number: int) -> list[tuple[int, int, int]]:
-        """Ranks and the two ids of the merges that make a token."""
+        """Rank and two ids of each merge that makes a token."""
         first, last = self._firsts[number], self._firsts[number + 1]
         return [(self._ranks[at], self._lefts[at], self._rights[at]) for at in range(first, last)]

@@ -1,4 +1,4 @@
-"""How a template reads a message's content and a tool call's arguments, as its syntax tree shows."""
+"""Find out from its syntax tree how a template reads message contents and tool-call arguments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _MAPPING_METHODS = frozenset(("items", "keys", "values"))
 
 
 class ContentForm(enum.Enum):
-    """What a template expects in message.content."""
+    """The type of message.content that a template expects."""
 
-    STRING = "string"  # prints it: text parts are joined first
-    PARTS = "parts"  # loops over parts and never asks whether it is a string: strings are wrapped
-    EITHER = "either"  # tests for the type itself: handed over as it came
+    STRING = "string"  # prints it: text parts are joined before
+    PARTS = "parts"  # loops over parts without testing for a string: strings are wrapped
+    EITHER = "either"  # tests for the type: passed on unchanged
 
 
 def content_form(template: nodes.Template) -> ContentForm:
-    """Read the form off the syntax tree: does anything loop over, or index, a message's content?"""
+    """Determine the form: does anything loop over, or index, the content of a message?"""
     content = _Readings(template, "content")
-    # Asking for the length or an index of content is left out: strings have both.
+    # The length or an index of content does not count: strings have both.
     loops = any(content.has(loop.iter) for loop in template.find_all(nodes.For))
     if not loops:
         return ContentForm.STRING
@@ -30,8 +30,8 @@ def content_form(template: nodes.Template) -> ContentForm:
 
 
 def takes_json_arguments(template: nodes.Template) -> bool:
-    """Whether JSON text in a tool call's `arguments` stays text: the template tests for it, or prints it as it is
-    and does nothing that needs an object.
+    """Whether JSON text in the `arguments` of a tool call stays text: the template tests for it, or prints it unchanged
+    and needs no object.
     """
     arguments = _Readings(template, "arguments")
     if arguments.tested(frozenset(("string", "mapping"))):
@@ -47,18 +47,18 @@ def takes_json_arguments(template: nodes.Template) -> bool:
         )
         or any(arguments.has(loop.iter) for loop in template.find_all(nodes.For))
     )
-    return not as_object and (  # the sandbox makes what + and ~ join a list
+    return not as_object and (  # the sandbox turns operands of + and ~ into a list
         any(arguments.has(part) for output in template.find_all(nodes.Output) for part in output.nodes)
         or any(arguments.has(part) for joined in template.find_all(nodes.List) for part in joined.items)
     )
 
 
 class _Readings:
-    """Expressions of a template that read one field, whatever they read it from."""
+    """Expressions of a template that read one field of any object."""
 
     def __init__(self, template: nodes.Template, field: str) -> None:
         self._template, self._field = template, field
-        self._names = {field}  # the field's own name is often a macro's argument
+        self._names = {field}  # the name of the field is often an argument of a macro
         assignments = [
             (assign.target.name, assign.node)
             for assign in template.find_all(nodes.Assign)
@@ -70,7 +70,7 @@ class _Readings:
             self._names.update(name for name, value in assignments if self.has(value))
 
     def has(self, node: nodes.Node | None) -> bool:
-        """Whether the expression is the field, or was set from it."""
+        """Whether the expression is the field, or a variable set from it."""
         if isinstance(node, nodes.Filter):  # the meter wraps loops; |trim and the like keep the form
             return node.name not in _MAPPING_FILTERS and self.has(node.node)
         if isinstance(node, nodes.CondExpr):
@@ -85,7 +85,7 @@ class _Readings:
         return isinstance(node, nodes.Name) and node.name in self._names
 
     def tested(self, tests: frozenset[str]) -> bool:
-        """Whether the template asks for its type by one of `tests`."""
+        """Whether the template tests its type with one of `tests`."""
         return any(test.name in tests and self.has(test.node) for test in self._template.find_all(nodes.Test))
 
     def _is_field(self, node: nodes.Node) -> bool:

@@ -1,9 +1,8 @@
-"""Token ids to text as they are generated.
+"""Convert token ids to text as they are generated.
 
-The promise: the deltas of one sequence, joined, equal the library's decode of all its ids, and no delta
-ends in half a character. Text that a later token could still change is held back: the bytes of an
-unfinished character (byte level), an open run of byte tokens (SentencePiece style, where one bad byte turns
-the whole run into U+FFFD).
+The joined deltas of a sequence equal the library's decode of all its ids, and no delta ends in half a character. Text
+that a later token can still change is held back: the bytes of an unfinished character (byte level), or an open run of
+byte tokens (SentencePiece style, where one bad byte turns the whole run into U+FFFD).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 # Tokens of context kept by the windowed fallback. A character has at most 4 bytes, so 3 tokens can be open;
-# the rest is room for decoders that look at a neighbour.
+# the others are for decoders that depend on neighbours.
 _WINDOW = 8
 
 
@@ -24,29 +23,27 @@ class Detokenizer(Protocol):
     def matched(self) -> str | None: ...
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Append ids and return the text that is now certain. Ids that name no token add nothing.
+        """Append ids and return the text that is final now. Unknown ids add nothing.
 
         Raises OverflowError for a negative id.
         """
         ...
 
     def prime(self, token_ids: Iterable[int]) -> None:
-        """Take ids as context whose text was already shown: the deltas then continue the prompt's text.
+        """Take ids as context whose text was already shown, so that the deltas continue the text of the prompt.
 
-        Without it the first token is the start of the text, where SentencePiece-style vocabularies drop a
-        space. A character that the context leaves unfinished comes out whole once it is complete.
+        Otherwise the first token is the start of the text, where SentencePiece-style vocabularies drop a space. A
+        character that the context leaves unfinished is returned whole once it is complete.
         """
         ...
 
     def finish(self) -> str:
-        """The held-back rest, with U+FFFD for what never became a character. The detokenizer is then used
-        up.
-        """
+        """Return the held-back rest, with U+FFFD for incomplete characters. The detokenizer is then used up."""
         ...
 
 
 class ByteLevelDetokenizer:
-    """Byte table and UTF-8: O(bytes) a token, at most 3 bytes held."""
+    """Byte table and UTF-8: O(bytes) per token; holds at most 3 bytes."""
 
     __slots__ = ("_held", "_table")
     matched: str | None = None
@@ -119,7 +116,7 @@ class PieceDetokenizer:
         return text
 
     def _without_start(self, text: str) -> str:
-        """Strip what is still to be stripped of the start; the first other character ends it for good."""
+        """Strip the rest of the prefix at the start; the first other character ends stripping."""
         cut = 0
         while cut < self._strip_left and text.startswith(self._strip, cut):
             cut += 1
@@ -128,12 +125,10 @@ class PieceDetokenizer:
 
 
 class WindowedDetokenizer:
-    """Any other decoder: decode a short window twice, with and without the new tokens, and emit the
-    difference.
+    """Any other decoder: decode a short window twice, with and without the new tokens, and emit the difference.
 
-    Equal to the whole decode for every decoder whose effect on a token reaches no further than a few
-    neighbours and the start of the text (word pieces, BPE suffixes, Metaspace). Text is held while it ends
-    in U+FFFD or a byte token.
+    Equal to the whole decode for every decoder in which a token depends only on a few neighbours and the start of the
+    text (word pieces, BPE suffixes, Metaspace). Text is held while it ends in U+FFFD or a byte token.
     """
 
     __slots__ = ("_decode", "_ids", "_keep", "_open", "_read")
@@ -146,7 +141,7 @@ class WindowedDetokenizer:
         is_open: Callable[[int], bool],
     ) -> None:
         self._decode = decode
-        self._keep = keep  # false for ids that the decode skips: the window must hold visible tokens only
+        self._keep = keep  # false for ids that decoding skips: the window must contain visible tokens only
         self._open = is_open
         self._ids: list[int] = []
         self._read = 0  # ids[:_read] have been shown
@@ -177,9 +172,7 @@ class WindowedDetokenizer:
         return whole[len(shown) :]
 
     def _shrink(self, whole: str) -> None:
-        """Forget all but the last tokens, unless they are so few that they would become the start of the
-        text.
-        """
+        """Forget all but the last tokens, unless they are so few that they would become the start of the text."""
         if len(self._ids) < 2 * _WINDOW or not whole:
             return
         tail = self._ids[-_WINDOW:]

@@ -1,8 +1,7 @@
-"""Reading the files of a tokenizer folder as what they are: untrusted input.
+"""Read the untrusted files of a tokenizer folder.
 
-`tokenizer.json` ends up in a native library whose load and pre-tokenization costs depend on the file, so
-its size, the number of entries and every regular expression in it are judged before the library sees a
-byte.
+A native library loads `tokenizer.json`, and its cost of loading and pre-tokenization depends on the file. So its size,
+the number of entries and every regular expression in it are checked before the library gets it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from quire.types import CheckpointError
 from quire.util.files import open_regular
 
-# Vocabularies that are not read, by the file that shows them.
+# Unsupported vocabularies, by file name.
 OTHER_VOCABULARIES = {
     "tokenizer.model": "a SentencePiece model",
     "tekken.json": "a Mistral Tekken vocabulary",
@@ -30,7 +29,7 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_SIDE_FILE_BYTES = 32 * 2**20
 MAX_TEMPLATE_BYTES = 1 * 2**20
 # Every vocabulary entry and merge costs at least one comma. The largest published vocabularies (256k
-# entries with their merges as pairs) hold about 2 million.
+# entries with their merges as pairs) have about 2 million.
 MAX_JSON_COMMAS = 16_000_000
 MAX_REGEX_CHARS = 8192
 MAX_REGEXES = 64
@@ -38,7 +37,7 @@ MAX_REGEX_REPEAT = 1000
 
 _REGEX_KEY = b'"Regex"'
 _REGEX_VALUE = re.compile(rb'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
-# JSON may spell the key itself with escapes ("Regex"); no writer does, so such a file takes the slow road.
+# JSON may spell the key with escapes ("Regex"); no writer does, so such a file takes the slow path.
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
@@ -53,24 +52,22 @@ class LoadBudget:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes. Raises CheckpointError naming the file
-    otherwise.
-    """
+    """Read a regular file of at most `limit` bytes. Raises CheckpointError naming the file."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise CheckpointError(f"{path.name} has {size} bytes, over the limit of {limit}")
+                raise CheckpointError(f"{path.name} has {size} bytes, more than the limit of {limit}")
             data = file.read(limit + 1)
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror or error}") from None
     if len(data) > limit:  # it grew between stat and read
-        raise CheckpointError(f"{path.name} is over the limit of {limit} bytes")
+        raise CheckpointError(f"{path.name} exceeds the limit of {limit} bytes")
     return data
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The UTF-8 text of a bounded file."""
+    """Read the UTF-8 text of a bounded file."""
     try:
         return read_bounded(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -78,7 +75,7 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def read_json_object(path: Path, limit: int) -> dict[str, object]:
-    """The JSON object in a bounded file, {} when the file does not exist."""
+    """Read the JSON object in a bounded file, {} if the file does not exist."""
     if not path.exists():
         return {}
     try:
@@ -86,19 +83,21 @@ def read_json_object(path: Path, limit: int) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} must hold a JSON object, not {type(value).__name__}")
+        raise CheckpointError(f"{path.name} must contain a JSON object, not {type(value).__name__}")
     return value
 
 
 def check_tokenizer_json(data: bytes, budget: LoadBudget) -> None:
-    """Raise CheckpointError when loading or running this tokenizer.json could cost too much."""
-    commas = data.count(b",") if len(data) > budget.commas else 0  # ten million take a while to count
+    """Raise CheckpointError if loading or running this tokenizer.json could cost too much."""
+    commas = data.count(b",") if len(data) > budget.commas else 0  # counting ten million takes a while
     if commas > budget.commas:
-        raise CheckpointError(f"tokenizer.json has {commas} JSON elements, over the limit of {budget.commas}")
+        raise CheckpointError(
+            f"tokenizer.json has {commas} JSON elements, more than the limit of {budget.commas}"
+        )
     patterns = list(_regexes(data))
     if len(patterns) > MAX_REGEXES:
         raise CheckpointError(
-            f"tokenizer.json has {len(patterns)} regular expressions, over the limit of {MAX_REGEXES}"
+            f"tokenizer.json has {len(patterns)} regular expressions, more than the limit of {MAX_REGEXES}"
         )
     for pattern in patterns:
         check_regex(pattern)
@@ -107,19 +106,17 @@ def check_tokenizer_json(data: bytes, budget: LoadBudget) -> None:
 def check_regex(pattern: str) -> None:
     """Raise CheckpointError for a pattern that can backtrack exponentially or compile to something huge.
 
-    The rule: a group that repeats without bound must have one fixed shape (no alternation, no variable
-    quantifier inside), and counted repeats stay below 1000 in total product. Every published tokenizer
-    pattern obeys it; the ambiguous repeats that make backtracking explode, such as (a+)+ or (a|aa)*, do
-    not.
+    A group that repeats without bound must have one fixed shape (no alternation, no variable quantifier inside), and
+    the product of counted repeats stays below 1000. Every published tokenizer pattern obeys this; ambiguous repeats
+    that make backtracking explode, such as (a+)+ or (a|aa)*, do not.
     """
     if len(pattern) > MAX_REGEX_CHARS:
         raise CheckpointError(
-            f"tokenizer.json: a regular expression of {len(pattern)} characters is over {MAX_REGEX_CHARS}"
+            f"tokenizer.json: a regular expression has {len(pattern)} characters, limit {MAX_REGEX_CHARS}"
         )
-    # One frame a group: whether it has alternation or a variable quantifier, and the product of counted
-    # repeats.
+    # One frame per group: whether it has alternation or a variable quantifier, and the product of counted repeats.
     stack: list[_Group] = [_Group()]
-    last: _Group | None = None  # the group that just closed, None when the last atom was a single character
+    last: _Group | None = None  # the group that just closed, None if the last atom was a single character
     position = 0
     while position < len(pattern):
         char = pattern[position]
@@ -195,7 +192,7 @@ def _quantify(pattern: str, quantifier: re.Match[str], outer: _Group, inner: _Gr
     if repeats > MAX_REGEX_REPEAT:
         raise CheckpointError(
             f"tokenizer.json: regular expression {pattern[:80]!r} repeats {repeats} times, "
-            f"over the limit of {MAX_REGEX_REPEAT}"
+            f"more than the limit of {MAX_REGEX_REPEAT}"
         )
     if inner is not None and inner.loose and (unbounded or count > 4):
         raise CheckpointError(
@@ -207,7 +204,7 @@ def _quantify(pattern: str, quantifier: re.Match[str], outer: _Group, inner: _Gr
 
 
 def _regexes(data: bytes) -> Iterator[str]:
-    # Nearly all of a file is vocabulary: `in` and `find` pass over it ten times as fast as an expression does.
+    # Nearly all of a file is vocabulary: `in` and `find` skip it ten times as fast as a regular expression.
     if b"\\u00" in data and ESCAPED_LETTER.search(data):
         yield from _regexes_of(_parse(data))
         return
@@ -231,7 +228,7 @@ def _parse(data: bytes) -> object:
 
 
 def _regexes_of(value: object) -> Iterator[str]:
-    """Every value of a "Regex" key, at any depth; the vocabulary's plain entries are passed over."""
+    """Every value of a "Regex" key, at any depth; plain entries of the vocabulary are skipped."""
     stack = [value]
     while stack:
         node = stack.pop()

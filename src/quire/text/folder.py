@@ -1,6 +1,4 @@
-"""What a tokenizer folder says beside tokenizer.json: special tokens and chat templates, from their several
-files.
-"""
+"""Read the other files of a tokenizer folder: special tokens and chat templates."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ _MAX_TEMPLATES = 32
 class TokenizerFolder:
     """The contents of a tokenizer folder, checked for shape.
 
-    `llama_prefix` is the Metaspace scheme of a Llama-family pipeline that replaces tokenizer.json's, else
-    None.
+    `llama_prefix` is the Metaspace scheme of a Llama-family pipeline that replaces that of tokenizer.json, else None.
     """
 
     tokenizer_json: bytes
@@ -45,7 +42,7 @@ class TokenizerFolder:
 
 
 def read_folder(path: Path, budget: LoadBudget) -> TokenizerFolder:
-    """Read a folder within the budget. Raises CheckpointError naming the file that is missing or wrong."""
+    """Read a folder within the budget. Raises CheckpointError naming a missing or malformed file."""
     if not path.is_dir():
         raise CheckpointError(f"tokenizer folder {path} does not exist")
     data = _read_tokenizer_json(path, budget)
@@ -70,8 +67,8 @@ def _read_tokenizer_json(path: Path, budget: LoadBudget) -> bytes:
         for name, what in OTHER_VOCABULARIES.items():
             if (path / name).exists():
                 raise CheckpointError(
-                    f"{path} has {what} ({name}) but no tokenizer.json, the only vocabulary format that is "
-                    "read; write one with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
+                    f"{path} has {what} ({name}) but no tokenizer.json, the only supported "
+                    "format; write one with transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…)"
                 )
         raise CheckpointError(f"{path} has no tokenizer.json")
     data = read_bounded(file, budget.tokenizer_bytes)
@@ -85,9 +82,7 @@ def _read_tokenizer_json(path: Path, budget: LoadBudget) -> bytes:
 def _special_tokens(
     path: Path, config: dict[str, object], budget: LoadBudget
 ) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """Tokens with a role by name, and further special tokens, from the config or (older)
-    special_tokens_map.json.
-    """
+    """Tokens with a role by name, and other special tokens, from the config or (older) special_tokens_map.json."""
     source = dict(config)
     if "added_tokens_decoder" not in config:
         source.update(read_json_object(path / "special_tokens_map.json", budget.side_file_bytes))
@@ -121,13 +116,13 @@ def _added_tokens(
         }
     if not isinstance(declared, dict) or len(declared) > _MAX_ADDED_TOKENS:
         raise CheckpointError(
-            f"tokenizer_config.json: added_tokens_decoder must be at most {_MAX_ADDED_TOKENS} tokens by id"
+            f"tokenizer_config.json: added_tokens_decoder must have at most {_MAX_ADDED_TOKENS} tokens by id"
         )
     tokens: dict[int, AddedToken] = {}
     for key, value in declared.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
             raise CheckpointError(
-                f"tokenizer_config.json: added_tokens_decoder has the bad token id {key[:40]!r}"
+                f"tokenizer_config.json: added_tokens_decoder has the invalid token id {key[:40]!r}"
             )
         if not isinstance(value, dict):
             raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder[{key}] must be an object")
@@ -136,7 +131,7 @@ def _added_tokens(
 
 
 def _added_token(value: object, name: str, *, special: bool = True) -> AddedToken:
-    """A token given as its text or as an object with `content` and flags."""
+    """Parse a token: its text, or an object with `content` and flags."""
     if isinstance(value, str):
         return AddedToken(value, special=special)
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
@@ -151,9 +146,7 @@ def _added_token(value: object, name: str, *, special: bool = True) -> AddedToke
 
 
 def _chat_templates(path: Path, config: dict[str, object], budget: LoadBudget) -> dict[str, str]:
-    """Name -> source. Template files go before the config's entry, that before a processor's
-    chat_template.json.
-    """
+    """Name -> source. Template files override the config, which overrides a processor's chat_template.json."""
     templates: dict[str, str] = {}
     file = path / "chat_template.jinja"
     if file.exists():
@@ -168,14 +161,14 @@ def _chat_templates(path: Path, config: dict[str, object], budget: LoadBudget) -
     for name, source in _named_templates(value):
         if len(source) > budget.template_bytes:
             raise CheckpointError(
-                f"chat template {name!r} has {len(source)} characters, over {budget.template_bytes}"
+                f"chat template {name!r} has {len(source)} characters, more than the limit of {budget.template_bytes}"
             )
         templates[name] = source
     return templates
 
 
 def _named_templates(value: object) -> Iterator[tuple[str, str]]:
-    """The templates of a config entry: one string, a list of {"name", "template"}, or an object by name."""
+    """Yield the templates of a config entry: a string, a list of {"name", "template"}, or an object by name."""
     if value is None:
         return
     if isinstance(value, str):
@@ -197,11 +190,11 @@ def _named_templates(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _llama_prefix(path: Path, config: dict[str, object], data: bytes, budget: LoadBudget) -> str | None:
-    """The Metaspace scheme transformers gives this folder's Llama tokenizer, None when it uses
-    tokenizer.json as is.
+    """The Metaspace scheme that transformers uses for this folder's Llama tokenizer, None if it uses tokenizer.json
+    unchanged.
 
-    transformers 5 rebuilds the pipeline of class LlamaTokenizer for model type "llama" (and folders without
-    a config); other types that name this class, and byte-level vocabularies, keep theirs.
+    transformers 5 rebuilds the pipeline of class LlamaTokenizer for model type "llama" (and folders without a config);
+    other types with this class, and byte-level vocabularies, keep theirs.
     """
     if config.get("tokenizer_class") not in _LLAMA_CLASSES or b'"ByteLevel"' in data:
         return None

@@ -1,9 +1,9 @@
-"""The tokenizer that a GGUF file carries, built into the library that runs every other tokenizer.
+"""Build the tokenizer of a GGUF file with the tokenizers library.
 
-Two kinds. "gpt2": byte-level BPE with its merges and the name of the expression that cuts a text into words.
-"llama": SentencePiece BPE with a score for each piece, bytes for what no piece covers, and a space put before
-the text. Token types and keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; names of word
-expressions: llama.cpp's `tokenizer.ggml.pre`.
+Two kinds. "gpt2": byte-level BPE with its merges and the name of its word expression, which splits a text into words.
+"llama": SentencePiece BPE with a score per piece, bytes for characters without a piece, and a space before the text.
+Token types and keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; names of word expressions: llama.cpp's
+`tokenizer.ggml.pre`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quire.util.kept import KeptFiles
 MAX_TOKENS = 2**22
 MAX_MERGES = 2**23
 MAX_TOKEN_CHARS = 2**14
-MAX_PIECE_WORK = 2**28  # characters looked at to find all merges; 2^24 for the largest vocabularies
+MAX_PIECE_WORK = 2**28  # characters compared to find all merges; 2^24 for the largest vocabularies
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _NO_ID = 2**32 - 1
@@ -37,7 +37,7 @@ _SPACE = "\u2581"
 
 
 class Array(Protocol):
-    """An array of the metadata, made when asked for."""
+    """An array of the metadata, decoded on demand."""
 
     def __len__(self) -> int: ...
 
@@ -74,7 +74,7 @@ class _Metadata:
             raise self.error(key, "is not an array")
         array = cast(Array, value)
         if len(array) > limit:
-            raise self.error(key, f"{len(array)} entries are over the limit of {limit}")
+            raise self.error(key, f"{len(array)} entries exceed the limit of {limit}")
         return array
 
     def text(self, key: str, default: str = "") -> str:
@@ -95,7 +95,7 @@ class _Metadata:
             return None
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.error(key, f"{value!r} is not the id of a token")
-        return value if 0 <= value < tokens else None  # spec/generation says so of those that matter
+        return value if 0 <= value < tokens else None  # spec/generation reports ids that matter
 
 
 def gguf_tokenizer(
@@ -105,13 +105,12 @@ def gguf_tokenizer(
     content: str = "",
     size: int = 0,
 ) -> Tokenizer | None:
-    """The tokenizer of a file's metadata, None when it has none. `where` names the file in messages.
+    """Build the tokenizer from the metadata of a file, None if it has none. `where` names the file in messages.
 
-    `cache` keeps what building gives; `content` is then a digest of the metadata and `size` its length.
+    `cache` keeps the compiled tokenizer; `content` is then a digest of the metadata and `size` its length.
 
-    Raises CheckpointError naming the key for what is missing, malformed or over a limit, UnsupportedModelError
-    for a kind of tokenizer that is not implemented. Where only the way to cut a text into words is not known, the
-    tokenizer refuses texts.
+    Raises CheckpointError naming a key that is missing, malformed or over a limit, UnsupportedModelError for a kind of
+    tokenizer that is not implemented. If only the word expression is unknown, the tokenizer refuses texts.
     """
     metadata = _Metadata(values, where)
     kind = _kind(metadata)
@@ -147,9 +146,9 @@ def _named(metadata: _Metadata, backend: tokenizers.Tokenizer | SparseTokenizer)
 
 
 def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline | None:
-    """The outline of a file's tokenizer, None when it has none: what is told without reading its tokens.
+    """The outline of a file's tokenizer, made without reading its tokens; None if it has none.
 
-    Raises as gguf_tokenizer does for what it reads.
+    Raises like gguf_tokenizer.
     """
     metadata = _Metadata(values, where)
     kind = _kind(metadata)
@@ -159,7 +158,7 @@ def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline |
     if KINDS[kind] is _byte_level:
         pre = metadata.text("tokenizer.ggml.pre", "missing")[:80]
         name = (
-            f"BPE (tokenizer.ggml.pre {pre!r} is not known: token ids only)"
+            f"BPE (tokenizer.ggml.pre {pre!r} is unknown: token ids only)"
             if _words(metadata)[1]
             else f"BPE {pre}"
         )
@@ -180,15 +179,15 @@ def _kind(metadata: _Metadata) -> str | None:
 
 
 def _words(metadata: _Metadata) -> tuple[Words, str]:
-    """How a text is cut into words; and why no text can be, or "": ids and their text work all the same."""
+    """The word expression, and the reason why texts are refused, or "". Token ids work in any case."""
     key = "tokenizer.ggml.pre"
     if key not in metadata.values:
-        return Words(), f"{metadata.where}: {key} is missing: how a text is cut into words is not known"
+        return Words(), f"{metadata.where}: {key} is missing, so the model takes no text prompts"
     name = metadata.text(key)
     if name not in WORDS:
         return (
             Words(),
-            f"{metadata.where}: {key} = {name[:80]!r}: this way to cut a text into words is not known",
+            f"{metadata.where}: {key} = {name[:80]!r} is unknown, so the model takes no text prompts",
         )
     return WORDS[name], ""
 
@@ -197,9 +196,9 @@ def _vocabulary(metadata: _Metadata) -> _Vocabulary:
     key = "tokenizer.ggml.tokens"
     tokens = metadata.array(key, MAX_TOKENS).strings()
     if len(set(tokens)) != len(tokens):
-        raise metadata.error(key, "holds a token twice")
+        raise metadata.error(key, "contains a token twice")
     if max(map(len, tokens), default=0) > MAX_TOKEN_CHARS:
-        raise metadata.error(key, f"holds a token of more than {MAX_TOKEN_CHARS} characters")
+        raise metadata.error(key, f"contains a token of more than {MAX_TOKEN_CHARS} characters")
     types = [_NORMAL] * len(tokens)
     if "tokenizer.ggml.token_type" in metadata.values:
         key = "tokenizer.ggml.token_type"
@@ -210,13 +209,11 @@ def _vocabulary(metadata: _Metadata) -> _Vocabulary:
 
 
 def _byte_level(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
-    """Byte-level BPE; also whether a text starts with the beginning-of-sequence token when no key says so."""
+    """Byte-level BPE; also whether a text starts with the beginning-of-sequence token by default."""
     words, _ = _words(metadata)
     tokens, count = vocabulary.tokens, len(vocabulary.tokens)
     while count and vocabulary.types[count - 1] in {_CONTROL, _USER}:
-        count -= (
-            1  # the tail of special tokens is added with the ids that follow; BPE never sees their spelling
-        )
+        count -= 1  # the special tokens at the end are added with the next ids; BPE never sees their spelling
     vocab = {token: number for number, token in enumerate(tokens[:count])}
     merges = _merges(metadata, vocab)
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=words.ignore_merges))
@@ -231,7 +228,7 @@ def _merges(metadata: _Metadata, vocab: Mapping[str, int]) -> list[tuple[str, st
     key = "tokenizer.ggml.merges"
     pairs: list[tuple[str, str]] = []
     for number, merge in enumerate(metadata.array(key, MAX_MERGES).strings()):
-        left, _, right = merge.partition(" ")  # byte-level pieces hold no space
+        left, _, right = merge.partition(" ")  # byte-level pieces contain no space
         if not left or not right or left not in vocab or right not in vocab or left + right not in vocab:
             raise metadata.error(
                 key, f"entry {number}, {merge[:80]!r}, does not join two tokens into a third"
@@ -246,14 +243,14 @@ def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[token
     if len(scores) != len(vocabulary.tokens):
         raise metadata.error(key, f"{len(scores)} scores for {len(vocabulary.tokens)} tokens")
     if not np.isfinite(scores).all():
-        raise metadata.error(key, "holds NaN or infinity")
+        raise metadata.error(key, "contains NaN or infinity")
     if metadata.values.get("tokenizer.ggml.precompiled_charsmap") is not None:
         raise UnsupportedModelError(f"{metadata.where}: tokenizer.ggml.precompiled_charsmap is not supported")
     vocab = {token: number for number, token in enumerate(vocabulary.tokens)}
     unknown = next(iter(vocabulary.of(_UNKNOWN)), None)
     if sum(len(piece) ** 2 for piece in vocabulary.of(_NORMAL)) > MAX_PIECE_WORK:
         raise metadata.error(
-            "tokenizer.ggml.tokens", "its pieces are too long to be merged in a sensible time"
+            "tokenizer.ggml.tokens", "its pieces are too long: finding their merges would take too much time"
         )
     merges = _piece_merges(vocabulary, scores)
     fallback = bool(vocabulary.of(_BYTE))
@@ -269,7 +266,7 @@ def _sentence_piece(metadata: _Metadata, vocabulary: _Vocabulary) -> tuple[token
 
 
 def _piece_merges(vocabulary: _Vocabulary, scores: npt.NDArray[np.float64]) -> list[tuple[str, str]]:
-    """Pairs to merge, the best first: every way to cut a piece in two pieces, by the piece's score.
+    """Pairs to merge, the best first: every split of a piece into two pieces, by the score of the piece.
 
     SentencePiece (Kudo & Richardson 2018) merges the neighbours whose joined piece has the highest score, which
     is BPE over these pairs.
@@ -293,7 +290,7 @@ def _piece_merges(vocabulary: _Vocabulary, scores: npt.NDArray[np.float64]) -> l
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Control tokens and the file's own added ones: found in a text before anything else."""
+    """Add control tokens and the added tokens of the file, which are matched first in a text."""
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
@@ -310,7 +307,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
 def _post_process(
     backend: tokenizers.Tokenizer, metadata: _Metadata, named: Mapping[str, str], add_bos: bool
 ) -> None:
-    """What is put around a text."""
+    """Set the tokens that are added around a text."""
     around: list[str] = []
     for role, key, default in (("bos_token", "bos", add_bos), ("eos_token", "eos", False)):
         wanted = metadata.flag(f"tokenizer.ggml.add_{key}_token", default)
@@ -330,7 +327,7 @@ def _templates(metadata: _Metadata) -> dict[str, str]:
             source = metadata.text(key)
             if len(source) > MAX_TEMPLATE_BYTES:
                 raise metadata.error(
-                    key, f"{len(source)} characters are over the limit of {MAX_TEMPLATE_BYTES}"
+                    key, f"{len(source)} characters exceed the limit of {MAX_TEMPLATE_BYTES}"
                 )
             found[key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default"] = source
     return found

@@ -1,7 +1,7 @@
-"""A tokenizer.json as the metadata of a GGUF file; the inverse of text/gguf.
+"""Convert a tokenizer.json to GGUF metadata; the inverse of text/gguf.
 
-Only what a GGUF file can say: byte-level BPE whose way to cut words has a name, or gives the same tokens as one that
-has, and SentencePiece-style BPE with byte fallback. Anything else is refused: a file with other ids would be worse than
+Supports byte-level BPE whose word expression has a GGUF name, or gives the same tokens as one with a name, and
+SentencePiece-style BPE with byte fallback. Anything else is refused, because a file with other ids would be worse than
 none.
 """
 
@@ -27,10 +27,10 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 def tokenizer_metadata(
     data: bytes, special_tokens: Mapping[str, str], vocab: int, sample: str
 ) -> tuple[Metadata, list[str]]:
-    """`tokenizer.ggml.*` of a tokenizer.json for a model with `vocab` embedding rows, and what the user should know.
+    """`tokenizer.ggml.*` of a tokenizer.json for a model with `vocab` embedding rows, and notes for the user.
 
-    Where its way to cut words has no name, one is taken that gives the same tokens for all pieces of the vocabulary,
-    alone and joined, and for the text `sample`. Raises UnsupportedModelError naming what GGUF has no name for.
+    If its word expression has no name, one is chosen that gives the same tokens for all pieces of the vocabulary, alone
+    and joined, and for the text `sample`. Raises UnsupportedModelError naming the part without a GGUF name.
     """
     state = json.loads(data)
     model = state["model"]
@@ -82,22 +82,22 @@ def _byte_level(
         if found is None:
             raise _refused(f"the pre-tokenizer {json.dumps(state.get('pre_tokenizer'))[:200]}")
         notices.append(
-            f"tokenizer.json: its way to cut a text into words has no name in GGUF. {found!r} is written: it gives the "
-            f"same tokens for all pieces of the vocabulary and for {len(sample)} characters of sample text, but may "
-            "give others for other texts"
+            f"tokenizer.json: its word expression has no name in GGUF. The file gets {found!r}, which gives the same "
+            f"tokens for all pieces of the vocabulary and for {len(sample)} characters of sample text, but may give "
+            "different tokens for other texts"
         )
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": found, "tokenizer.ggml.merges": merges}
 
 
 def _evidence(backend: tokenizers.Tokenizer, sample: str) -> list[str]:
-    """Texts that show how words are cut: every piece of the vocabulary alone and all of them joined, and a sample."""
+    """Texts for comparing word expressions: every piece of the vocabulary alone, all of them joined, and a sample."""
     pieces = [backend.decode([number]) for number in sorted(backend.get_vocab().values())]
     return [*pieces, "".join(pieces), " ".join(pieces), sample]
 
 
 def _same_tokens(backend: tokenizers.Tokenizer, words: Words, texts: list[str]) -> bool:
-    """Whether texts have the same tokens when words are cut in another way; control tokens in them are plain text."""
+    """Whether texts have the same tokens with another word expression; control tokens in them are plain text."""
     ids = []
     for pre_tokenizer in (backend.pre_tokenizer, words.pre_tokenizer()):
         plain = tokenizers.Tokenizer(backend.model)
@@ -107,7 +107,7 @@ def _same_tokens(backend: tokenizers.Tokenizer, words: Words, texts: list[str]) 
 
 
 def _sentence_piece(state: dict[str, Any], tokens: list[str], types: list[int]) -> Metadata:
-    """Scores are the order of merges: a piece's is minus the rank of the first merge that makes it."""
+    """Scores follow the order of merges: minus the rank of the first merge that makes a piece."""
     steps = [state.get("normalizer"), state.get("pre_tokenizer")]
     text = json.dumps(steps, ensure_ascii=False)
     if "Regex" in text or any(kind in text for kind in ("NFKC", "NFC", "Lowercase", "Strip")):
@@ -137,7 +137,7 @@ def _state_of(pre_tokenizer: Any) -> Any:
 
 
 def _shape(state: Any) -> Any:
-    """A pre-tokenizer without what changes no id: offsets, nesting of one."""
+    """A pre-tokenizer without parts that change no id: offsets, sequences of one."""
     if state is None:
         return None
     if state.get("type") == "Sequence":

@@ -1,7 +1,7 @@
-"""How much longer a tokenizer's own steps can make a text: a bound that holds for every text, read off its JSON.
+"""A bound on how much the steps of a tokenizer can lengthen any text, derived from its JSON.
 
-A normalizer may write a thousand letters for one, and several in a row multiply. What one step can do is bounded in
-bytes of UTF-8, as a factor on the bytes that it is given; a text that may pass MAX_GROWN_BYTES is refused unseen.
+A normalizer may replace one letter by a thousand, and several steps multiply. The bound of a step is a factor on its
+input in bytes of UTF-8; a text that may exceed MAX_GROWN_BYTES is refused before it is processed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from quire.types import CheckpointError, RequestError
 
 MAX_GROWTH = 1024  # published tokenizers stay below 400, those of language models below 40
 MAX_GROWN_BYTES = 1 << 26
-MAX_ADDED_AROUND = 1024  # tokens that are put around a text
+MAX_ADDED_AROUND = 1024  # tokens added around a text
 
 _VALUE = re.compile(rb"\s*:\s*[{\[]")
-# The most that each step makes of one byte, over all of Unicode; 1 for the steps that are not named.
+# The largest output of each step for one byte, over all of Unicode; 1 for other steps.
 _UNICODE = {"BertNormalizer": 15, "ByteLevel": 2, "Lowercase": 2, "NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11}
 _DECODERS = {"BPEDecoder": 2, "ByteLevel": 3, "CTC": 2, "WordPiece": 2}
 _SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def check_normalizer(data: bytes) -> None:
-    """Raise CheckpointError when loading this tokenizer.json could cost too much: the library normalizes the added
-    tokens. Reads the normalizer's part of the file only.
+    """Raise CheckpointError if loading this tokenizer.json could cost too much, because the library normalizes the
+    added tokens. Reads only the normalizer.
     """
     grown = max((_growth(state, _normalizer) for state in _values(data, "normalizer")), default=1)
     _check_factor(grown, "normalizer")
@@ -40,7 +40,7 @@ def check_normalizer(data: bytes) -> None:
 
 
 def check_added(contents: Sequence[str], growth: int) -> None:
-    """Raise CheckpointError when normalizing these added tokens could cost too much."""
+    """Raise CheckpointError if normalizing these added tokens could cost too much."""
     size = sum(map(len, contents))
     if 4 * size * growth > MAX_GROWN_BYTES:
         raise CheckpointError(
@@ -50,9 +50,9 @@ def check_added(contents: Sequence[str], growth: int) -> None:
 
 
 class Growth:
-    """What a loaded tokenizer can make of a text. Raises CheckpointError when a part has no sensible bound.
+    """The growth of a text in a loaded tokenizer. Raises CheckpointError if a part has no acceptable bound.
 
-    The arguments are the library's components as the JSON that they are saved as.
+    The arguments are the components of the library in their JSON form.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Growth:
         _check_around(_state(post_processor))
 
     def check(self, text: str) -> None:
-        """Raise RequestError for a text that could become too long."""
+        """Raise RequestError for a text that could grow too long."""
         if 4 * len(text) * self.factor <= MAX_GROWN_BYTES:
             return
         size = len(text.encode("utf-8", "surrogatepass"))
         if size * self.factor > MAX_GROWN_BYTES:
             raise RequestError(
                 "text",
-                f"{size} bytes are over the limit of {MAX_GROWN_BYTES // self.factor}: this model's tokenizer can make "
-                f"a text {self.factor} times as long, and {MAX_GROWN_BYTES} bytes are the most that it may become",
+                f"{size} bytes exceed the limit of {MAX_GROWN_BYTES // self.factor}: this model's tokenizer can make a "
+                f"text {self.factor} times as long, and the result is limited to {MAX_GROWN_BYTES} bytes",
             )
 
 
@@ -87,7 +87,7 @@ def _growth(state: Any, one: Callable[[dict[str, Any]], float]) -> int:
 
 
 def _steps(state: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a component. The library takes them without their `type`, too: their fields tell."""
+    """The steps of a component. The library also accepts steps without `type` and recognises them by their fields."""
     if not isinstance(state, dict):
         return
     nested = [state[name] for name in _SEQUENCES if isinstance(state.get(name), list)]
@@ -101,7 +101,7 @@ def _steps(state: Any) -> Iterator[dict[str, Any]]:
 def _normalizer(step: dict[str, Any]) -> float:
     if "pattern" in step:
         return _replaced(step)
-    if "prepend" in step:  # before each stretch of text between two added tokens
+    if "prepend" in step:  # before each piece of text between two added tokens
         return 1 + _size(step["prepend"])
     if "precompiled_charsmap" in step:
         return _longest_mapping(step["precompiled_charsmap"])
@@ -123,14 +123,14 @@ def _decoder(step: dict[str, Any]) -> float:
 
 
 def _replaced(step: dict[str, Any]) -> float:
-    """For Replace: a text by its length, an expression as if it matched nothing at every character."""
+    """For Replace: a string by its length, an expression as if it matched the empty string at every character."""
     pattern, content = step.get("pattern"), _size(step.get("content"))
     text = pattern.get("String") if isinstance(pattern, dict) else pattern
     return content / _size(text) if isinstance(text, str) and text else 1 + 2 * content
 
 
 def _longest_mapping(charsmap: Any) -> int:
-    """The longest text in a SentencePiece charsmap: a trie, its size before it, and texts that each end with NUL."""
+    """The longest text in a SentencePiece charsmap: the size of a trie, the trie, and NUL-terminated texts."""
     try:
         blob = base64.b64decode(charsmap, validate=True)
     except (ValueError, TypeError):
@@ -143,12 +143,12 @@ def _check_factor(factor: int, what: str) -> None:
     if factor > MAX_GROWTH:
         shown = factor if factor < 10**9 else "over a billion"
         raise CheckpointError(
-            f"tokenizer.json: its {what} can make a text {shown} times as long, over the limit of {MAX_GROWTH}"
+            f"tokenizer.json: its {what} can make a text {shown} times as long, more than the limit of {MAX_GROWTH}"
         )
 
 
 def _check_around(state: Any) -> None:
-    """The library repeats a text for each time that a template names it."""
+    """Check a post-processor: the library repeats a text each time that a template names it."""
     tokens = 0
     for step in _steps(state):
         single, known = step.get("single"), step.get("special_tokens")
@@ -162,7 +162,7 @@ def _check_around(state: Any) -> None:
             tokens += len(token.get("ids", ()))
     if tokens > MAX_ADDED_AROUND:
         raise CheckpointError(
-            f"tokenizer.json: its post-processor adds {tokens} tokens to a text, over the limit of {MAX_ADDED_AROUND}"
+            f"tokenizer.json: its post-processor adds {tokens} tokens to a text, limit {MAX_ADDED_AROUND}"
         )
 
 
@@ -175,7 +175,7 @@ def _state(state: bytes | None) -> Any:
 
 
 def _values(data: bytes, key: str) -> Iterator[Any]:
-    """Every value of a key that is an object or a list, wherever in the JSON it stands."""
+    """Yield every value of a key that is an object or a list, anywhere in the JSON."""
     if b"\\u00" in data and ESCAPED_LETTER.search(data):
         yield _parsed(data.decode("utf-8", "replace"), json.loads).get(key)
         return
@@ -195,7 +195,7 @@ def _values(data: bytes, key: str) -> Iterator[Any]:
 
 
 def _parsed(text: str, parse: Callable[[str], Any]) -> Any:
-    """What `parse` makes of a text, nothing where it is no JSON: then it is cut off, or the library refuses it."""
+    """Parse a text, or return nothing if it is not JSON: it is truncated, or the library refuses it."""
     try:
         return parse(text)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Encodes a rendered chat so that control tokens come from the template's own text and from nothing else."""
+"""Encode a rendered chat so that only the template's own text produces control tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import tokenizers
 from quire.text.sparse import Ids, SparseTokenizer
 
 Spans = Sequence[tuple[int, int]]
-_Spelled = tuple[int, int, int]  # a token's id, and the range of the characters that spell it
+_Spelled = tuple[int, int, int]  # the id of a token, and the range of its characters
 Backend = tokenizers.Tokenizer | SparseTokenizer
 Encoding = tokenizers.Encoding | Ids
 Encode = Callable[[Backend, str, int | None], Encoding]
 
-# Checkpoints declare some control tokens as ordinary added ones; llama.cpp goes by this shape, too.
+# Checkpoints declare some control tokens as ordinary added ones; llama.cpp also uses this pattern.
 _CONTROL_SHAPE = re.compile(r"<\|.+\|>|<\uff5c.+\uff5c>", re.DOTALL)
 _CACHED_RUNS = 256
 _LONGEST_CACHED = 1 << 14  # characters
@@ -28,7 +28,7 @@ _WORDS, _SIGNS = range(0xA000, 0xA48D), range(0xFDD0, 0xFDF0)  # Yi syllables; n
 
 
 class _Token(NamedTuple):
-    """A token in a text: its id, the characters that spell it, and those it takes (white space beside it, too)."""
+    """A token in a text: its id, its own characters, and all that it consumes (with adjacent white space)."""
 
     number: int
     low: int
@@ -38,10 +38,10 @@ class _Token(NamedTuple):
 
 
 class GuardedEncoder:
-    """Ids of a text of which some spans are a chat template's own.
+    """Encodes a text in which a chat template wrote some spans.
 
-    `plain` and `plain_inner` are `backend` without added tokens, for the start of a text and for what follows a
-    token; `encode` calls the library. A control token is one that `backend` calls special, or that looks like one.
+    `plain` and `plain_inner` are `backend` without added tokens, for the start of a text and for text after a token;
+    `encode` calls the library. A control token is one that is special in `backend`, or that looks like one.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class GuardedEncoder:
 
     @cached_property
     def _unknown(self) -> Collection[int]:
-        """What the model itself makes of characters that it does not know, which is no added token then."""
+        """Ids of the model for unknown characters, which are not added tokens there."""
         return self._added.keys() & self._encode(self._plain, chr(_SIGNS[0]), None).ids
 
     def encode(self, text: str, own: Spans, max_tokens: int | None = None) -> list[int]:
-        """The ids as the library gives them, where the control tokens that it finds are those of the own spans;
-        else those control tokens, and what lies between them as text.
+        """The ids of the library, if its control tokens are those of the own spans; else those control tokens, and
+        everything between them as text.
         """
         encoding = self._encode(self._backend, text, max_tokens)
         ids: list[int] = encoding.ids
@@ -90,7 +90,7 @@ class GuardedEncoder:
         return found
 
     def _expected(self, text: str, own: Spans) -> list[_Spelled]:
-        """The control tokens of the own spans, each span by itself."""
+        """The control tokens of the own spans, with each span encoded separately."""
         expected: list[_Spelled] = []
         for start, end in own:
             run = text[start:end]
@@ -115,7 +115,7 @@ class GuardedEncoder:
                     yield _Token(number, low, high, start, end)
 
     def _encode_apart(self, text: str, own: Spans, encoding: Encoding) -> list[int]:
-        """The added tokens of the own spans, other added tokens but for control tokens, and text between them."""
+        """The added tokens of the own spans, other added tokens except control tokens, and the text between them."""
         masked = self._masked(text, own)
         starts = [start for start, _ in own]
         real = [
@@ -133,7 +133,7 @@ class GuardedEncoder:
         return ids + self._plain_ids(text[position:], inner=position > 0)
 
     def _masked(self, text: str, own: Spans) -> str:
-        """`text` with the characters that are not own replaced by some that no added token has, letters by a letter."""
+        """`text` with all but its own characters replaced by some outside all added tokens, letters by a letter."""
         taken = set().union(*self._added.values())
         word = next((char for char in map(chr, _WORDS) if char not in taken), " ")
         sign = next((char for char in map(chr, _SIGNS) if char not in taken), " ")
@@ -145,7 +145,7 @@ class GuardedEncoder:
         return "".join(parts)
 
     def _plain_ids(self, text: str, *, inner: bool) -> list[int]:
-        """`text` without added tokens. Where the model knows a control token by its spelling, that is cut in two."""
+        """`text` without added tokens. If the model itself has a token with a control token's spelling, split it."""
         if not text:
             return []
         encoding = self._encode(self._plain_inner if inner else self._plain, text, None)
@@ -157,13 +157,13 @@ class GuardedEncoder:
         for _, low, high in forged:
             cuts |= {(low + high) // 2} if high - low > 1 else {low, high}
         at = sorted(cuts)
-        if len(at) == 2:  # one character, which has no other spelling
+        if len(at) == 2:  # one character, which cannot be split
             return [number for number in ids if number not in self.control_ids] or [*self._unknown]
         return [n for a, b in pairwise(at) for n in self._plain_ids(text[a:b], inner=inner or a > 0)]
 
 
 def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """The range without the white space that some tokens take in; as it is where there is nothing else."""
+    """The range without the white space that some tokens consume; unchanged if there is nothing else."""
     spelled = text[start:end]
     low = start + len(spelled) - len(spelled.lstrip())
     high = start + len(spelled.rstrip())
@@ -171,7 +171,7 @@ def _without_space(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _merged(real: list[_Token], others: Iterator[_Token]) -> list[_Token]:
-    """All in order, but for `others` that overlap a real one."""
+    """All in order, without `others` that overlap a real one."""
     lows = [token.low for token in real]
     kept: list[_Token] = []
     for token in others:

@@ -1,4 +1,4 @@
-"""Size estimates for the operations that can make much out of little: padding, repetition, formats, joins."""
+"""Size estimates for operations that can produce large outputs: padding, repetition, formats, joins."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def _repeat(meter: Meter, left: Any, right: Any) -> None:
 
 
 def check_percent(meter: Meter, template: str, values: Any) -> None:
-    """Check a printf-style format: its widths, and the size of what its conversions would print."""
+    """Check a printf-style format: its widths, and the size of its output."""
     conversions = 0
     for width in _conversion_widths(template):
         if width is None:
-            raise LimitExceededError("it used a format width given by a value (*)")
+            raise LimitExceededError("it used a format width from a value (*)")
         meter.width(width)
         conversions += 1
     largest = meter.deep(values)
@@ -77,7 +77,7 @@ def check_percent(meter: Meter, template: str, values: Any) -> None:
 
 
 def _conversion_widths(template: str) -> Iterable[int | None]:
-    """For each % conversion the larger of its width and precision, None where one is given as *."""
+    """For each % conversion the larger of its width and precision, None if one is *."""
     position = template.find("%")
     while position >= 0:
         position += 1
@@ -105,19 +105,19 @@ class MeteredFormatter(Formatter):
 
     def __init__(self, meter: Meter, get: Callable[[Any, str, bool], Any]) -> None:
         self._meter = meter
-        self._get = get  # (object, name, is an attribute) -> value, by the sandbox's rules
+        self._get = get  # (object, name, is an attribute) -> value, under the rules of the sandbox
         self._template = ""
         self._parts: list[str] = []
 
     def format_text(self, template: str, args: Any, kwargs: Any) -> str:
-        """The formatted text; what a template wrote of it stays known."""
+        """The formatted text; the characters that the template wrote stay known."""
         self._template = template
         text = self.vformat(template, args, kwargs)
         followed = concat(self._parts)
-        return followed if followed == text else text  # fields within a field's format are not followed
+        return followed if followed == text else text  # fields inside the format of a field are not followed
 
     def parse(self, format_string: str) -> Iterable[Any]:
-        outer = format_string is self._template  # else it is a field's format
+        outer = format_string is self._template  # else it is the format of a field
         own = outer and all(own_of(format_string))
         for literal, *field in super().parse(format_string):
             if outer:
@@ -177,7 +177,7 @@ def string_method(meter: Meter, text: str, name: str, args: Arguments, kwargs: d
 
 
 def _pieces(meter: Meter, text: str, count: int) -> None:
-    """Account for cutting a text in pieces. Each piece of a template's own text is an object of some 150 bytes."""
+    """Account for splitting a text. Each piece of a template's own text is an object of about 150 bytes."""
     meter.items(count)
     if isinstance(text, TemplateText):
         meter.spend(count)
@@ -221,7 +221,7 @@ def _integer(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
 
 
 def _listed(meter: Meter, value: Any, *_: Any, **__: Any) -> None:
-    """For filters that make a list of the characters or words of a text."""
+    """For filters that list the characters or words of a text."""
     if isinstance(value, str):
         _pieces(meter, value, len(value))
     meter.result(value)
@@ -283,7 +283,9 @@ def _tojson(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
             continue
         if isinstance(option, int):
             if option > MAX_JSON_INDENT:
-                raise LimitExceededError(f"it indented JSON by {option}, over {MAX_JSON_INDENT}")
+                raise LimitExceededError(
+                    f"it indented JSON by {option}, more than the limit of {MAX_JSON_INDENT}"
+                )
             if option > 0:
                 meter.text(chars + _lines_times_depth(meter, value) * option)
         elif isinstance(option, str):
@@ -294,7 +296,7 @@ def _tojson(meter: Meter, value: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _lines_times_depth(meter: Meter, value: Any) -> int:
-    """The sum over all elements of how deep they lie: what JSON pays for each step of indentation."""
+    """The sum of the depths of all elements, which is the cost of indentation in JSON."""
     total, depth, level = 0, 0, [value]
     while level:
         depth += 1
@@ -335,13 +337,12 @@ FILTERS: dict[str, Callable[..., None]] = {
     "tojson": _tojson,
 }
 
-# Filters whose cost does not depend on the value, and filters that pass over a list but not into its
-# elements.
+# Filters whose cost does not depend on the value, and filters that visit a list but not its elements.
 CONSTANT_FILTERS = frozenset(
     ("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "safe")
 )
 SHALLOW_FILTERS = frozenset(("items", "map", "reject", "rejectattr", "reverse", "select", "selectattr"))
-# Filters that read an iterator to its end: it becomes a list first, so that its size is known.
+# Filters that read an iterator to its end: it is made a list first, so that its size is known.
 CONSUMING_FILTERS = frozenset(
     ("batch", "dictsort", "groupby", "join", "max", "min", "slice", "sort", "sum", "unique")
 )

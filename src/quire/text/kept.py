@@ -1,4 +1,4 @@
-"""Tokenizers in the cache folder, so that none is built twice: see text/compiled and text/sparse."""
+"""Compiled tokenizers in the cache folder: see text/compiled and text/sparse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.text.compiled import FORMAT, MAX_BYTES, CompiledTokenizer, compile_to
 from quire.text.sparse import SparseTokenizer
 from quire.util.kept import DamagedError, KeptFiles
 
-SMALLEST = 2**20  # bytes of a tokenizer's files; smaller ones are built as fast as they are found
+SMALLEST = 2**20  # bytes of a tokenizer's files; smaller ones build as fast as they are found
 
 Build = Callable[[], tokenizers.Tokenizer]
 
@@ -23,10 +23,10 @@ Build = Callable[[], tokenizers.Tokenizer]
 def kept_tokenizer(
     cache: KeptFiles | None, content: str, size: int, build: Build
 ) -> tokenizers.Tokenizer | SparseTokenizer:
-    """The tokenizer that `build` gives, from the cache if it is there; else it is compiled for the next start.
+    """Return the tokenizer of `build`, from the cache if possible; else compile it for the next start.
 
-    `content` is a digest of all that the tokenizer depends on, `size` the bytes of that. A damaged file is removed
-    and made again.
+    `content` is a digest of everything that determines the tokenizer, `size` its bytes. A damaged file is removed and
+    written again.
     """
     if cache is None or size < SMALLEST:
         return build()
@@ -46,9 +46,7 @@ def kept_tokenizer(
 def _keep(cache: KeptFiles, path: Path, key: bytes, backend: tokenizers.Tokenizer) -> None:
     data = compile_tokenizer(backend, key)
     if data is not None:
-        with contextlib.suppress(
-            OSError
-        ):  # the next start builds it again, which costs time and nothing else
+        with contextlib.suppress(OSError):  # the next start builds it again, which only costs time
             cache.write(path, len(data), lambda fd: _write(fd, data))
 
 

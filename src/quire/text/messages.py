@@ -1,4 +1,4 @@
-"""Chat messages as they come in: checked, copied to plain data, and shaped the way templates expect them."""
+"""Chat messages of requests: check them, copy them to plain data, and shape them for templates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quire.types import RequestError
 Message = dict[str, Any]
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned: Unicode 15, section 23.7
-# Names a message's reasoning goes by; the first is the one templates read (as in transformers).
+# Names of a message's reasoning; templates read the first (as in transformers).
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:
-    """Bounds on what a chat request may hold; `nodes` counts every string, number and container in it."""
+    """Limits of a chat request; `nodes` counts every string, number and container in it."""
 
     messages: int = 20_000
     nodes: int = 1_000_000
@@ -28,9 +28,9 @@ class MessageLimits:
 
 
 class PlainCopier:
-    """Copies request data to exact dict, list, str, int, float, bool and None, counting as it goes.
+    """Copies request data to plain dict, list, str, int, float, bool and None, and counts it.
 
-    Templates then see nothing with methods of its own. Raises RequestError naming the field and the limit.
+    So templates see no objects with other methods. Raises RequestError naming the field and the limit.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -60,7 +60,7 @@ class PlainCopier:
             return {self._key(field, key): self.copy(field, item, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.copy(field, item, depth + 1) for item in value]
-        raise RequestError(field, f"holds a {type(value).__name__}, which is not JSON data")
+        raise RequestError(field, f"contains a {type(value).__name__}, which is not JSON data")
 
     def _key(self, field: str, key: Any) -> str:
         if not isinstance(key, str):
@@ -72,26 +72,24 @@ class PlainCopier:
 def check_messages(
     messages: Sequence[Mapping[str, Any]], copier: PlainCopier, limits: MessageLimits
 ) -> list[Message]:
-    """Messages as plain dictionaries without null entries, every one with a role and a content of a known
-    shape.
+    """Return messages as plain dictionaries without null entries, each with a role and a valid content.
 
-    content is a string or a list of {"type": "text", "text": …} parts; null or absent only for an assistant
-    that calls tools. Tool-call arguments given as JSON text (the OpenAI form) become objects, which
-    templates print themselves. Raises RequestError("messages", …) saying which message is wrong.
+    content is a string or a list of {"type": "text", "text": …} parts; null or missing only for an assistant that calls
+    tools. Tool-call arguments in JSON text (the OpenAI form) become objects, which templates print themselves. Raises
+    RequestError("messages", …) naming the wrong message.
     """
     if not isinstance(messages, list | tuple):
         raise RequestError("messages", f"must be a list, not {type(messages).__name__}")
     if not messages:
         raise RequestError("messages", "must not be empty")
     if len(messages) > limits.messages:
-        raise RequestError("messages", f"{len(messages)} messages are over the limit of {limits.messages}")
+        raise RequestError("messages", f"{len(messages)} messages exceed the limit of {limits.messages}")
     checked: list[Message] = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError("messages", f"message {index} must be an object, not {type(message).__name__}")
         plain = copier.copy("messages", message)
-        # transformers does the same: a null entry would print as "None" or break a template that tests for
-        # presence
+        # as in transformers: a null entry would print as "None" or break a template that tests for presence
         checked.append(
             _check_message(index, {key: value for key, value in plain.items() if value is not None}, limits)
         )
@@ -103,7 +101,9 @@ def _check_message(index: int, message: Message, limits: MessageLimits) -> Messa
     if not isinstance(role, str) or not role:
         raise RequestError("messages", f"message {index} has no role")
     if len(role) > limits.role_chars:
-        raise RequestError("messages", f"message {index} has a role of {len(role)} characters")
+        raise RequestError(
+            "messages", f"message {index} has a role of {len(role)} characters, which is too long"
+        )
     if "tool_calls" in message:
         _check_tool_calls(index, message["tool_calls"])
     content = message.get("content")
@@ -162,7 +162,7 @@ def _parse_arguments(index: int, text: str) -> Any:
 
 
 def parse_arguments(messages: list[Message]) -> None:
-    """Make JSON text in tool calls' arguments objects, in place, for templates that work with objects."""
+    """Parse JSON text in the arguments of tool calls, in place, for templates that work with objects."""
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             function = call.get("function", call)
@@ -178,7 +178,7 @@ def flatten(messages: list[Message]) -> None:
 
 
 def wrap(messages: list[Message]) -> None:
-    """Make string contents one text part, in place, for templates that only loop over parts."""
+    """Turn string contents into one text part, in place, for templates that only loop over parts."""
     for message in messages:
         if isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -203,5 +203,5 @@ def free_tag(values: Any) -> str:
 
 
 def escaped(char: str) -> str:
-    """What a JSON filter restricted to ASCII makes of a character."""
+    """The output of an ASCII-only JSON filter for a character."""
     return f"\\u{ord(char):04x}"

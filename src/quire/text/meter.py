@@ -1,8 +1,8 @@
-"""What a template may spend: steps, characters and seconds, counted as it runs.
+"""The budget of a template: steps, characters and seconds, counted as it runs.
 
-One unit is one call, filter, test or visited element, a third of a loop item, or 16 characters touched.
-Everything that could do more than its inputs suggest is estimated *before* it runs, so that no single
-operation can stall or exhaust memory and the running count stops the rest.
+One unit is one call, filter, test or visited element, a third of a loop item, or 16 characters. Operations that could
+do more than their inputs suggest are estimated *before* they run, so that no single operation can stall or exhaust
+memory; the running count stops the rest.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _CHARS_PER_UNIT = 16
 _ITEM_UNITS = 3
 MAX_INT_BITS = 4096
 _CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
-_CLOCK_EVERY = 256  # units between two looks at the clock
+_CLOCK_EVERY = 256  # units between readings of the clock
 
 
 class LimitExceededError(Exception):
-    """A template went over a limit. Not a subclass of what jinja2 or its filters catch."""
+    """A template exceeded a limit. Not a subclass of exceptions that jinja2 or its filters catch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """Bounds on one rendering.
+    """Limits of one rendering.
 
     `source_chars` of template text; `output_chars` of rendered text; `value_chars` of any one intermediate
     text; `items` of any one list; `width` of padding, indents and number formats; `int_bits` of integers
@@ -43,7 +43,7 @@ class TemplateLimits:
 
 
 class Meter:
-    """The spending of one rendering. Raises LimitExceededError, naming the limit, once one is passed."""
+    """The use of one rendering. Raises LimitExceededError naming a limit that is exceeded."""
 
     __slots__ = ("_clock_at", "_deadline", "_left", "limits")
 
@@ -63,33 +63,41 @@ class Meter:
                 raise LimitExceededError(f"it took more than {self.limits.seconds:g} seconds")
 
     def text(self, chars: int) -> None:
-        """Account for a text of `chars` characters that exists or is about to."""
+        """Account for a text of `chars` characters, existing or about to exist."""
         if chars > self.limits.value_chars:
-            raise LimitExceededError(f"it made a text of {chars} characters, over {self.limits.value_chars}")
+            raise LimitExceededError(
+                f"it made a text of {chars} characters, more than the limit of {self.limits.value_chars}"
+            )
         self.spend(1 + chars // _CHARS_PER_UNIT)
 
     def items(self, items: int) -> None:
         """Account for a list of `items` elements."""
         if items > self.limits.items:
-            raise LimitExceededError(f"it made a list of {items} items, over {self.limits.items}")
+            raise LimitExceededError(
+                f"it made a list of {items} items, more than the limit of {self.limits.items}"
+            )
         self.spend(1 + items // 16)
 
     def width(self, width: int) -> None:
         if width > self.limits.width:
-            raise LimitExceededError(f"it padded to a width of {width}, over {self.limits.width}")
+            raise LimitExceededError(
+                f"it padded to a width of {width}, more than the limit of {self.limits.width}"
+            )
 
     def bits(self, bits: int) -> None:
         if bits > self.limits.int_bits:
-            raise LimitExceededError(f"it made an integer of {bits} bits, over {self.limits.int_bits}")
+            raise LimitExceededError(
+                f"it made an integer of {bits} bits, more than the limit of {self.limits.int_bits}"
+            )
 
     def each(self, items: Iterable[object]) -> Iterator[object]:
-        """The items, each for what a pass through a loop costs."""
+        """Yield the items, and account for each pass through a loop."""
         for item in items:
             self.spend(_ITEM_UNITS)
             yield item
 
     def result(self, value: object) -> None:
-        """Account for what an operation returned."""
+        """Account for the result of an operation."""
         if isinstance(value, str):
             self.text(len(value))
         elif isinstance(value, list | tuple | dict):
@@ -98,10 +106,10 @@ class Meter:
             self.spend()
 
     def deep(self, value: object) -> int:
-        """Characters `value` would have as text, about; shared parts count each time they would be printed.
+        """Estimate the characters of `value` as text; shared parts count each time they would be printed.
 
-        Lists can share elements, so a small value can print, compare or sort as an exponentially large one:
-        this walk is what stops it.
+        Lists can share elements, so a small value can print, compare or sort like an exponentially large one; this walk
+        prevents it.
         """
         if isinstance(value, str):
             self.text(len(value))

@@ -1,8 +1,8 @@
-"""What a checkpoint's tokenizer is, without building it: kind, size, templates.
+"""The outline of a checkpoint's tokenizer without building it: kind, size, templates.
 
-Building one means reading its merges, a second for a vocabulary of 256k. The kind and the ids stand before them in
-every file that the tokenizers library writes; a file in another order is read whole, which is only slower. What is
-read of it is checked as by text.tokenizer and text.gguf; whether the merges fit the vocabulary is not.
+Building one means reading its merges, which takes a second for a vocabulary of 256k. In every file that the tokenizers
+library writes, the kind and the ids precede the merges; a file in another order is read whole, which is only slower.
+The parts that are read are checked as in text.tokenizer and text.gguf; whether the merges match the vocabulary is not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerOutline:
-    """`kind` is the algorithm ("BPE"); `size` counts tokens, added ones included; the largest id may be larger.
+    """`kind` is the algorithm ("BPE"); `size` counts tokens including added ones; the largest id may be larger.
 
     `chat_templates` maps names to Jinja sources.
     """
@@ -35,9 +35,9 @@ class TokenizerOutline:
 
 
 def folder_outline(path: Path, budget: LoadBudget | None = None) -> TokenizerOutline:
-    """The outline of a checkpoint folder's tokenizer, as Tokenizer.from_dir would build it.
+    """The outline of the tokenizer that Tokenizer.from_dir would build.
 
-    Raises CheckpointError naming the file when one is missing, malformed or over the load budget.
+    Raises CheckpointError naming a file that is missing, malformed or over the load budget.
     """
     folder = read_folder(path, budget or LoadBudget())
     whole, model = _read(folder.tokenizer_json)
@@ -55,7 +55,7 @@ def folder_outline(path: Path, budget: LoadBudget | None = None) -> TokenizerOut
 
 
 def _declared(folder: TokenizerFolder) -> Iterator[str]:
-    """Tokens that side files add, in the order in which they get their ids."""
+    """Tokens that other files add, in the order of their ids."""
     for _, token in sorted(folder.added_tokens.items()):
         yield token.content
     for token in folder.named_tokens:
@@ -63,7 +63,7 @@ def _declared(folder: TokenizerFolder) -> Iterator[str]:
 
 
 def _read(data: bytes) -> tuple[dict[str, object], dict[str, object]]:
-    """tokenizer.json but for its model, and the model, as far as its merges (an empty list where there are some)."""
+    """tokenizer.json without its model, and the model up to its merges (an empty list if it has merges)."""
     whole: dict[str, object] = {}
     model: dict[str, object] = {}
     try:
@@ -75,7 +75,7 @@ def _read(data: bytes) -> tuple[dict[str, object], dict[str, object]]:
             for name in cursor.members():
                 if name == "merges" and model.keys() >= {"type", "vocab"} and "added_tokens" in whole:
                     if not data.rstrip().endswith(b"}"):
-                        cursor.fail("it breaks off")
+                        cursor.fail("unexpected end")
                     return whole, model | {"merges": []}
                 model[name] = cursor.value()
     except (ValueError, RecursionError) as error:
@@ -86,7 +86,7 @@ def _read(data: bytes) -> tuple[dict[str, object], dict[str, object]]:
 
 
 class _Cursor:
-    """A position in a JSON text from which members are read one by one, so that the rest can be left."""
+    """A position in a JSON text for reading members one by one, without the rest."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
@@ -96,26 +96,26 @@ class _Cursor:
         raise json.JSONDecodeError(message, self._text, self._at)
 
     def value(self) -> object:
-        """The value that starts here."""
+        """Read the value that starts here."""
         self._pass_space()
         value, self._at = self._decode(self._text, self._at)
         return value
 
     def members(self) -> Iterator[str]:
-        """Keys of the object that starts here; the reader reads each one's value before the next."""
+        """Yield the keys of the object that starts here; the caller reads each value before the next key."""
         if not self._take("{"):
-            self.fail("an object was expected")
+            self.fail("expected an object")
         if self._take("}"):
             return
         while True:
             key = self.value()
             if not isinstance(key, str) or not self._take(":"):
-                self.fail("a key was expected")
+                self.fail("expected a key")
             yield key
             if self._take("}"):
                 return
             if not self._take(","):
-                self.fail("',' was expected")
+                self.fail("expected ','")
 
     def _take(self, char: str) -> bool:
         self._pass_space()

@@ -1,8 +1,8 @@
-"""How byte-level BPE tokenizers cut a text into words, by the name that GGUF files give each way.
+"""Word expressions of byte-level BPE tokenizers, by their GGUF names.
 
-BPE never merges across a cut, so ids depend on it. A way is what the tokenizer.json of the models of that name
-does: expressions to split by, digits taken apart, Unicode normalization. The names are those that llama.cpp knows
-(`tokenizer.ggml.pre`), but for embedding models, vocabularies that are not byte-level, and EXAONE MoE and AFMoE.
+BPE never merges across words, so ids depend on the split. An entry does what the tokenizer.json of those models does:
+splitting by expressions, separating digits, Unicode normalization. The names are those of llama.cpp
+(`tokenizer.ggml.pre`), except for embedding models, vocabularies that are not byte-level, EXAONE MoE and AFMoE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _words(digits: str, letters: str = r"\p{L}") -> str:
 
 
 def _cased(digits: str, contraction: str = "", ends: str = r"[\r\n/]*", without: str = "") -> str:
-    """The same with a cut before a capital letter inside a word; paths keep their slashes."""
+    """The same with a split before a capital letter inside a word; paths keep their slashes."""
     lead, upper, lower = r"[^\r\n\p{L}\p{N}]?", f"[{_UPPER}{without}]", f"[{_LOWER}{without}]"
     return (
         rf"{lead}{upper}*{lower}+{contraction}|{lead}{upper}+{lower}*{contraction}"
@@ -48,7 +48,7 @@ _PUNCTUATED = (
 )
 _DEEPSEEK3 = _PUNCTUATED + r"[\r\n]*" + _SPACES
 _HAN_HANGUL = r"[一-龥ࠀ-一가-퟿]+"
-# The letters that have case, as the first DeepSeek models list them.
+# Letters with case, as listed by the first DeepSeek models.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a"
@@ -67,9 +67,9 @@ _PARTS = r"[^\n]+|[\n]+"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """One way. `splits`: expressions that cut one after another, each match a word of its own; empty: GPT-2's.
-    `digits` cuts every digit off first. `ignore_merges`: a word that is a token is not merged up to it.
-    `add_bos`: a text starts with the beginning-of-sequence token unless the file says otherwise.
+    """One word expression. `splits`: expressions applied in order, each match being a word; empty: GPT-2's. `digits`
+    separates every digit first. `ignore_merges`: a word that is a token is taken without merging. `add_bos`: a text
+    starts with the beginning-of-sequence token by default.
     """
 
     splits: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Which characters of a text the chat template wrote itself, kept through everything a template can do to it.
+"""Track which characters of a text the chat template wrote itself, through all operations of a template.
 
-Only what is known to be the template's own counts: an operation that is not followed here gives a plain `str`,
-which counts as the caller's. So a gap costs a template its control token; it never gives a caller one.
+Only characters that are known to be the template's own count: an operation that is not tracked returns a plain `str`,
+which counts as the caller's. So a gap may lose a template's control token, but never gives one to a caller.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, SupportsIndex
 _OWN = b"\1"
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^()]*)\))?[#0\- +]*\d*(?:\.\d*)?[hlL]?(?P<kind>.)", re.DOTALL)
 _OWN_RUN = re.compile(b"\1+")
-_LONGEST_IN_CHARS = 1 << 16  # a character of its own takes some 150 bytes
+_LONGEST_IN_CHARS = 1 << 16  # a separate character takes about 150 bytes
 
 
 class TemplateText(str):
-    """A text of which the template wrote at least a part: `_own` has a 1 for each character that it wrote.
+    """A text that the template wrote at least in part: `_own` has a 1 per character that it wrote.
 
-    The methods are those of `str`. What they return is a TemplateText where a character of the template is left.
+    The methods are those of `str`. They return a TemplateText if a character of the template is left.
     """
 
     __slots__ = ("_own",)
@@ -120,13 +120,13 @@ class TemplateText(str):
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         text = str.replace(self, old, new, count)
-        if not old:  # between all characters: no template has a use for it
+        if not old:  # between all characters: no template needs this
             return text
         kept = self._cut(str.split(self, old, count), old)
         return _text(text, own_of(new).join(map(own_of, kept)))
 
     def _mapped(self, change: Callable[[str], str]) -> str:
-        """A change of case. A character becomes one or several, never none."""
+        """Change the case. A character becomes one or more, never none."""
         text, own = change(self), self._own
         if len(text) != len(own):
             chars = zip(str.__iter__(self), own, strict=True)
@@ -134,7 +134,7 @@ class TemplateText(str):
         return _text(text, own) if len(text) == len(own) else text
 
     def _cut(self, pieces: Iterable[str], separator: str | None) -> list[str]:
-        """The pieces in order, where `separator` lies between two; None for white space or line ends."""
+        """The pieces in order, separated by `separator`; None for white space or line ends."""
         found: list[str] = []
         start = 0
         for piece in pieces:
@@ -147,22 +147,22 @@ class TemplateText(str):
 
 
 def own_of(text: str) -> bytes:
-    """A 1 for each character that the template wrote, a 0 for each of the caller's."""
+    """A 1 per character of the template, a 0 per character of the caller."""
     return text._own if type(text) is TemplateText else bytes(len(text))
 
 
 def own_spans(text: str) -> tuple[tuple[int, int], ...]:
-    """Where the characters lie that the template wrote, as ranges in rising order."""
+    """The ranges of characters that the template wrote, ascending."""
     return tuple(match.span() for match in _OWN_RUN.finditer(own_of(text)))
 
 
 def followed(text: str) -> TemplateText:
-    """`text` as one whose methods follow what the template wrote, in arguments too."""
+    """`text` as a TemplateText, whose methods also track arguments."""
     return text if type(text) is TemplateText else TemplateText(text, bytes(len(text)))
 
 
 def concat(parts: list[str]) -> str:
-    """The parts as one text."""
+    """Join parts to one text."""
     text = "".join(parts)
     if TemplateText not in map(type, parts):
         return text

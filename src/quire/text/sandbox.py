@@ -1,9 +1,8 @@
-"""A Jinja environment for chat templates that nobody vouches for.
+"""A Jinja environment for untrusted chat templates.
 
-It renders what transformers renders, and every loop item, call, filter, test, operator and output is
-metered, so that a template can neither reach Python's internals nor run, or grow, without bound. All of it
-happens in the calling thread: there is no watchdog to race with. What the template writes itself is told from
-what it was given (text.provenance).
+It renders like transformers, and meters every loop item, call, filter, test, operator and output, so that a template
+can neither reach Python's internals nor run, or grow, without bound. All of it happens in the calling thread, without a
+watchdog to race with. Text that the template writes itself is distinguished from its inputs (text.provenance).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _REFUSED_METHODS = frozenset(("encode", "maketrans", "translate", "to_bytes", "f
 _MAX_TIME_FORMAT = 256
 _MACRO_UNITS = 10  # a macro call costs several microseconds
 
-# Names that no template can spell: the meter's own filters, put into the syntax tree.
+# Names that no template can spell: filters of the meter, inserted into the syntax tree.
 _EACH, _DEEP, _CONCAT, _SIZED, _ADD = "meter each", "meter deep", "meter concat", "meter sized", "meter add"
 _TEXTS = frozenset((str, TemplateText))
 
@@ -48,7 +47,7 @@ class TemplateRefusal(jinja2.TemplateError):
 
 
 class _OwnTexts(CodeGenerator):
-    """Compiles a template so that its own texts come from the environment's `own_texts`."""
+    """Compiles a template so that its own texts come from `own_texts` of the environment."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.value, TemplateText):
@@ -68,7 +67,7 @@ class _OwnTexts(CodeGenerator):
 class ChatSandbox(ImmutableSandboxedEnvironment):
     """The environment of one chat template. `now` is the clock behind strftime_now.
 
-    A rendering runs inside `metered(meter)`, which holds for the calling thread only.
+    A rendering runs inside `metered(meter)`, which applies to the calling thread only.
     """
 
     code_generator_class = _OwnTexts
@@ -116,7 +115,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def metered(self, meter: Meter) -> Iterator[None]:
-        """Run a rendering of this thread on `meter`."""
+        """Charge a rendering of this thread to `meter`."""
         self._thread.meter = meter
         try:
             yield
@@ -135,7 +134,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         assert isinstance(tree, nodes.Template)
         return tree
 
-    # -- what the compiled template calls ----------------------------------------------------------
+    # -- calls of the compiled template ------------------------------------------------------------
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002
         return guards.binary(self._meter, operator, left, right)
@@ -151,12 +150,12 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         elif isinstance(owner, list | tuple | dict):
             meter.deep(owner) if args else meter.items(len(owner))
         if isinstance(obj, Macro):
-            # Its varargs are a tuple: see visit_Tuple.
+            # The varargs are a tuple: see visit_Tuple.
             meter.deep([arg for arg in args if isinstance(arg, tuple)])
         else:
             meter.deep(args)
             meter.deep(kwargs)
-        if isinstance(obj, LoopContext):  # a recursive loop descends: its items never pass a For node
+        if isinstance(obj, LoopContext):  # a recursive loop: its items never pass a For node
             args = tuple(meter.each(arg) if isinstance(arg, Iterable) else arg for arg in args)
         result = super().call(context, obj, *args, **kwargs)
         meter.result(result)
@@ -166,7 +165,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         return attr not in _REFUSED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        """Refuse at once: jinja2's own sandbox lets an unsafe attribute print as an empty string."""
+        """Refuse at once: jinja2's sandbox prints an unsafe attribute as an empty string."""
         raise jinja2.exceptions.SecurityError(
             f"access to {attribute!r} of {type(obj).__name__!r} is not allowed"
         )
@@ -199,7 +198,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         self._meter.text(sum(map(len, parts)))
         return concat(parts)
 
-    # -- what the syntax tree was changed to call --------------------------------------------------
+    # -- calls inserted into the syntax tree --------------------------------------------------------
 
     def _each(self, items: Any) -> Any:
         return _MeteredItems(self._meter, items)
@@ -235,7 +234,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         consuming = name in guards.CONSUMING_FILTERS
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-        @wraps(function)  # carries the mark that makes jinja2 pass the context first
+        @wraps(function)  # copies the mark that makes jinja2 pass the context first
         def run(*args: Any, **kwargs: Any) -> Any:
             meter = self._meter
             head, rest = args[:skip], list(args[skip:])
@@ -252,7 +251,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
                     meter.deep(value)
             result = function(*head, *rest, **kwargs)
             if isinstance(result, GeneratorType):
-                # Run it now: generators nested by a loop would be run, and freed, by deep recursion.
+                # Run it now: generators nested by a loop would run, and be freed, by deep recursion.
                 result = iter(list(meter.each(result)))
             if not constant:
                 meter.result(result)
@@ -275,11 +274,11 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
 
 class _MeterInserter(NodeTransformer):
-    """Puts the meter's filters into a template's syntax tree where jinja2 offers no hook, and marks its texts."""
+    """Inserts the meter's filters into a template's syntax tree where jinja2 has no hook, and marks its texts."""
 
     def _refuse(self, node: nodes.Node) -> nodes.Node:
         kind = type(node).__name__.lower()
-        raise jinja2.TemplateAssertionError(f"a chat template may not {kind} another one", node.lineno)
+        raise jinja2.TemplateAssertionError(f"a chat template must not {kind} another one", node.lineno)
 
     visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse  # noqa: N815
 
@@ -301,7 +300,7 @@ class _MeterInserter(NodeTransformer):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
-        """A chain of + in one step: most of what a template does is to add texts."""
+        """Handle a chain of + in one step: templates mostly concatenate texts."""
         parts: list[nodes.Expr] = []
         left: nodes.Expr = node
         while isinstance(left, nodes.Add):
@@ -310,7 +309,7 @@ class _MeterInserter(NodeTransformer):
         return _filtered(self.generic_visit(nodes.List([left, *parts[::-1]], lineno=node.lineno)), _ADD)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        """Tuples are hashed and compared through, and one holding another twice doubles that each time."""
+        """Account for tuples: hashing and comparing visit all elements, and nesting one twice doubles the cost."""
         self.generic_visit(node)
         return _filtered(node, _DEEP) if node.ctx == "load" else node
 
@@ -328,7 +327,7 @@ class _MeterInserter(NodeTransformer):
 
 
 def _unmark(node: nodes.Node) -> bool:
-    """Whether it is a constant. A text that is only looked up or compared is faster as a plain one."""
+    """Whether it is a constant. A text that is only looked up or compared is faster as a plain `str`."""
     if isinstance(node, nodes.Const) and isinstance(node.value, str):
         node.value = str.__str__(node.value)
     return isinstance(node, nodes.Const)
@@ -340,7 +339,7 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 
 class _MeteredItems:
-    """What a loop runs over, one unit an item; a length only where the original has one."""
+    """The items of a loop, one unit each; has a length only if the original has one."""
 
     __slots__ = ("_items", "_meter")
 
@@ -356,7 +355,7 @@ class _MeteredItems:
 
 
 class _GenerationTag(Extension):
-    """{% generation %}…{% endgeneration %}, which marks what the assistant wrote; it renders as its body."""
+    """{% generation %}…{% endgeneration %}, which marks the assistant's text; it renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -417,7 +416,7 @@ def _raise_exception(message: object) -> None:
 def _clock(now: Callable[[], datetime]) -> Callable[[str], str]:
     def strftime_now(format: str) -> str:  # noqa: A002 - the name templates may pass
         if len(format) > _MAX_TIME_FORMAT:
-            raise LimitExceededError(f"it used a time format of over {_MAX_TIME_FORMAT} characters")
+            raise LimitExceededError(f"it used a time format of more than {_MAX_TIME_FORMAT} characters")
         return now().strftime(format)
 
     return strftime_now
@@ -430,7 +429,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models were trained on it: jinja2's own filter escapes HTML characters."""
+    """JSON as in training data: jinja2's own filter escapes HTML characters."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -438,18 +437,18 @@ def _tojson(
 
 @jinja2.pass_eval_context
 def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
-    """jinja2's filter, by a separator that keeps what the template wrote."""
+    """jinja2's filter, with a separator that tracks the template's text."""
     return sync_do_join(context, value, followed(str(d)), attribute)
 
 
 @jinja2.pass_eval_context
 def _replace(context: nodes.EvalContext, value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    """jinja2's filter, in a text that keeps what the template wrote."""
+    """jinja2's filter, in a text that tracks the template's characters."""
     if not hasattr(value, "__html__"):
         value = followed(str(value))
     return do_replace(context, value, old, new, count)
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """jinja2's filter, of a text that keeps what the template wrote."""
+    """jinja2's filter, for a text that tracks the template's characters."""
     return (do_indent if hasattr(text, "__html__") else indent)(text, width, first, blank)

@@ -1,9 +1,9 @@
-"""A tokenizer that starts at once: it gives the library, for each text, only the tokens that can occur in it.
+"""A tokenizer that starts at once: for each text, it gives the library only the tokens that can occur in it.
 
-Which tokens BPE (Sennrich et al. 2016) makes of a word depends on nothing but the vocabulary entries that lie in the
-word and the merges among them. So a text of a few words needs a few hundred of a hundred thousand entries: they are
-looked up in a compiled file, and the library builds a small tokenizer of them that gives the same ids. From the second
-text on the whole one is built in a thread, and takes over.
+The BPE tokens of a word (Sennrich et al. 2016) depend only on the vocabulary entries inside the word and on the merges
+among them. So a text of a few words needs a few hundred of a hundred thousand entries: they are looked up in a compiled
+file, and the library builds a small tokenizer from them that gives the same ids. From the second text on, a thread
+builds the whole tokenizer, which then takes over.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quire.records import dataclass
 from quire.text.compiled import CompiledTokenizer
 
 _MAX_CHARS = 4096
-_MAX_LOOKUPS = 50_000  # some 30 ms; a text that needs more waits for the whole tokenizer
+_MAX_LOOKUPS = 50_000  # about 30 ms; a text that needs more waits for the whole tokenizer
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """What is used of the library's Encoding."""
+    """The parts of the library's Encoding that Quire uses."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -37,12 +37,12 @@ class Ids:
         return len(self.ids)
 
     def token_to_chars(self, index: int) -> tuple[int, int] | None:
-        """The characters that a token was made of."""
+        """The range of characters of a token."""
         return self.offsets[index]
 
 
 class _Whole:
-    """The library's tokenizer of a compiled one, built when it is worth it."""
+    """The whole tokenizer of a compiled one, built when it pays off."""
 
     def __init__(self, build: Callable[[], tokenizers.Tokenizer]) -> None:
         self._build, self._lock = build, threading.Lock()
@@ -56,7 +56,7 @@ class _Whole:
             return self.made
 
     def used(self) -> None:
-        """One more text: the second begins to build it, beside whatever else is done."""
+        """Count a text: the second one starts building in a thread."""
         self._uses += 1
         if self._uses == 2:
             # no daemon: the interpreter must not end while the library works
@@ -64,7 +64,7 @@ class _Whole:
 
 
 class SparseTokenizer:
-    """Does what quire.text.tokenizer asks of a tokenizers.Tokenizer, with the same results."""
+    """The interface of tokenizers.Tokenizer that quire.text.tokenizer needs, with the same results."""
 
     def __init__(self, compiled: CompiledTokenizer, build: Callable[[], tokenizers.Tokenizer]) -> None:
         self._compiled, self._whole = compiled, _Whole(build)
@@ -79,7 +79,7 @@ class SparseTokenizer:
         self.normalizer, self.pre_tokenizer = bare.normalizer, bare.pre_tokenizer
         self.decoder, self.post_processor = bare.decoder, bare.post_processor
 
-    # -- as the library's --------------------------------------------------------------------------
+    # -- the library's interface -------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Ids | tokenizers.Encoding:
         whole = self._whole.made
@@ -118,12 +118,12 @@ class SparseTokenizer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the library's own has taken over."""
+        """Whether the whole tokenizer has taken over."""
         return self._whole.made is not None
 
     @property
     def highest_id(self) -> int:
-        """The largest id of a token."""
+        """The largest token id."""
         return self._compiled.highest_id
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
@@ -145,7 +145,7 @@ class SparseTokenizer:
         return self._whole.get().to_str(pretty=pretty)
 
     def twin(self) -> SparseTokenizer:
-        """The same without added tokens."""
+        """The same tokenizer without added tokens."""
         twin = copy.copy(self)
         twin._added = []
         twin._set_parts()
@@ -159,7 +159,7 @@ class SparseTokenizer:
 
     @cached_property
     def _adder(self) -> tuple[tokenizers.Tokenizer, dict[int | None, int]]:
-        """A tokenizer of the added tokens alone, and their ids by those that it gives."""
+        """A tokenizer with the added tokens alone, and a map from its ids to theirs."""
         small = self._small({}, [], _numbered(self._added, 0), byte_fallback=False, unk_token=None)
         small.pre_tokenizer = self.pre_tokenizer
         return small, {small.token_to_id(token["content"]): token["id"] for token in self._added}
@@ -167,7 +167,7 @@ class SparseTokenizer:
     # -- small tokenizers --------------------------------------------------------------------------
 
     def _library(self) -> tokenizers.Tokenizer:
-        """The whole tokenizer, with what this one has of its own."""
+        """The whole tokenizer, with the changes of this one."""
         whole = self._whole.get()
         if self._added:
             return whole
@@ -188,7 +188,7 @@ class SparseTokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(state))
 
     def _encode_sparsely(self, text: str) -> Ids | None:
-        """Ids of a text by a small tokenizer; None when looking its tokens up would take too long."""
+        """Ids of a text by a small tokenizer; None if looking up its tokens would take too long."""
         added = [token for token in self._added if token["normalized"] or token["content"] in text]
         found = self._tokens_in(self._words(text, added))
         if found is None:
@@ -214,9 +214,9 @@ class SparseTokenizer:
         return Ids(ids, encoding.offsets)
 
     def _words(self, text: str, added: list[dict[str, Any]]) -> set[str]:
-        """The stretches of a text that the model sees, as they are after normalizing and cutting.
+        """The words of a text that the model sees, after normalizing and splitting.
 
-        Found by the library itself with a vocabulary of bytes, whose tokens show what they are made of.
+        The library itself finds them with a vocabulary of bytes.
         """
         options = {"byte_fallback": True, "unk_token": None, "ignore_merges": False}
         vocab = {name: byte for byte, name in enumerate(_BYTES)}
@@ -228,7 +228,7 @@ class SparseTokenizer:
         return {bytes(byte for _, byte in group).decode() for _, group in words}
 
     def _tokens_in(self, words: set[str]) -> set[int] | None:
-        """Ids of all tokens that lie in words, and of those that stand for what no token covers."""
+        """Ids of all tokens inside words, and of the tokens for uncovered characters."""
         longest, find = self._compiled.longest, self._compiled.find
         if sum(len(word) * min(len(word), longest) for word in words) > _MAX_LOOKUPS:
             return None
@@ -248,5 +248,5 @@ class SparseTokenizer:
 
 
 def _numbered(added: list[dict[str, Any]], first: int) -> list[dict[str, Any]]:
-    """Added tokens with the ids that the library will give them."""
+    """Added tokens with the ids that the library will assign."""
     return [{**token, "id": first + at} for at, token in enumerate(added)]

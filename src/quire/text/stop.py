@@ -1,8 +1,7 @@
-"""Stop strings over a stream of text: nothing that might be the start of one is let out.
+"""Match stop strings in a stream of text, and hold back text that may be the start of one.
 
-All stop strings are matched at once by an Aho-Corasick automaton (Aho & Corasick, CACM 1975): each
-character is looked at once whatever the deltas, and what is held back is exactly the longest suffix of the
-text that begins a stop string.
+An Aho-Corasick automaton (Aho & Corasick, CACM 1975) matches all stop strings at once: it visits each character once,
+whatever the deltas, and holds back exactly the longest suffix of the text that begins a stop string.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from collections.abc import Sequence
 
 from quire.types import RequestError
 
-MAX_STOP_CHARS_TOTAL = 32768  # an automaton state each: bounds the memory of one request to a few MB
+MAX_STOP_CHARS_TOTAL = 32768  # one automaton state each: bounds the memory of a request to a few MB
 
 
 class StopStrings:
-    """The compiled stop strings of a request, immutable and shared by its samples. O(total characters) to
-    build.
+    """The compiled stop strings of a request, immutable and shared by its samples. Building takes O(total characters).
 
-    Raises RequestError for an empty string or when all strings together are over 32,768 characters.
+    Raises RequestError for an empty string, or if all strings together exceed 32,768 characters.
     """
 
     __slots__ = ("_depth", "_fail", "_first", "_goto", "_hit", "strings")
@@ -30,7 +28,7 @@ class StopStrings:
         total = sum(map(len, strings))
         if total > MAX_STOP_CHARS_TOTAL:
             raise RequestError(
-                "stop", f"{total} characters in all are over the limit of {MAX_STOP_CHARS_TOTAL}"
+                "stop", f"{total} characters in total exceed the limit of {MAX_STOP_CHARS_TOTAL}"
             )
         if not all(strings):
             raise RequestError("stop", "every stop string must be a non-empty string")
@@ -46,7 +44,7 @@ class StopStrings:
         self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)")
 
     def matcher(self, *, include: bool = False) -> StopMatcher:
-        """A fresh matcher; `include` emits the stop string itself before ending."""
+        """Make a matcher; `include` emits the stop string itself before ending."""
         return StopMatcher(self, include=include)
 
     def _insert(self, index: int, text: str) -> None:
@@ -58,7 +56,7 @@ class StopStrings:
                 self._depth.append(self._depth[state] + 1)
                 self._hit.append(-1)
             state = following
-        if self._hit[state] < 0:  # of equal strings the first is reported
+        if self._hit[state] < 0:  # the first of equal strings is reported
             self._hit[state] = index
 
     def _link(self) -> None:
@@ -76,7 +74,7 @@ class StopStrings:
                 queue.append(following)
 
     def step(self, state: int, char: str) -> int:
-        """The state after `char`: amortized constant, since every failure link shortens the match."""
+        """The state after `char`: amortized constant time, because every failure link shortens the match."""
         goto = self._goto
         while (following := goto.get((state, char))) is None:
             if not state:
@@ -86,9 +84,9 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Stop strings of one sample. The match that ends first wins; of those ending together the longest.
+    """Stop strings of one sample. The match that ends first wins; of several that end together, the longest.
 
-    What comes out depends only on the whole text, never on how it was cut into deltas.
+    The output depends only on the whole text, never on the deltas.
     """
 
     __slots__ = ("_held", "_include", "_state", "_stops", "matched")
@@ -101,9 +99,9 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, delta: str) -> tuple[str, str | None]:
-        """Add text; returns what may be shown and the stop string that ended the sample, if one did.
+        """Add text; return the text that may be shown, and the stop string if one ended the sample.
 
-        After a match nothing more comes out.
+        After a match there is no more output.
         """
         if self.matched is not None:
             return "", self.matched
@@ -131,7 +129,7 @@ class StopMatcher:
         return text[:keep], None
 
     def finish(self) -> str:
-        """The held-back text: the sample ended and it was no stop string after all."""
+        """Return the held-back text after the sample has ended without a stop string."""
         held, self._held, self._state = self._held, "", 0
         return held
 

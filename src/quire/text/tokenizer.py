@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: text to ids and back, equal to transformers' AutoTokenizer on the same folder."""
+"""The tokenizer of a checkpoint: text to ids and back, equal to transformers' AutoTokenizer on the same folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quire.text.vocabulary import (
 from quire.types import CheckpointError, RequestError, check_window
 from quire.util.kept import KeptFiles
 
-# From here on the library is called in a way that lets other threads run; for less it would only cost time.
+# From this length on, the library is called so that other threads can run; below, this would only cost time.
 _LONG_TEXT = 4096  # characters, about 2 ms
 _LONG_IDS = 4096
 
@@ -36,9 +36,9 @@ _LONG_IDS = 4096
 class Tokenizer:
     """Text to token ids and back for one checkpoint. Immutable once built; safe to use from several threads.
 
-    `special_tokens` maps role names ("bos_token", "eos_token", …) to token text, as chat templates see them;
-    `chat_templates` maps names to Jinja sources ("default" is the usual one). `unreadable` says why texts are
-    refused; ids are decoded all the same.
+    `special_tokens` maps role names ("bos_token", "eos_token", …) to token text, as in chat templates; `chat_templates`
+    maps names to Jinja sources ("default" is the usual one). `unreadable` says why texts are refused; ids can be
+    decoded in any case.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class Tokenizer:
             token_id for token_id, token in added.items() if token.content in self._special_text
         )
         self._decoder = recognise_decoder(_state(backend.decoder))
-        # A twin without added tokens: the same model (shared, not copied) that reads control tokens as
-        # plain text.
+        # A twin without added tokens: the same model (shared, not copied), which reads control tokens as plain text.
         self._plain = _twin(backend)
         self._plain_inner = _without_prefix(_twin(backend))
 
@@ -72,10 +71,10 @@ class Tokenizer:
         """Load the tokenizer of a checkpoint folder.
 
         Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json and the chat
-        template files. As in transformers 5, tokenizer.json alone decides which tokens are added around a
-        text: `add_bos_token` in the config is ignored when tokenizer.json exists. `cache` keeps what building gives.
+        template files. As in transformers 5, tokenizer.json alone determines the tokens that are added around a text:
+        `add_bos_token` in the config is ignored if tokenizer.json exists. `cache` keeps the compiled tokenizer.
 
-        Raises CheckpointError naming the file when one is missing, malformed or over the load budget.
+        Raises CheckpointError naming a file that is missing, malformed or over the load budget.
         """
         folder = read_folder(Path(path), budget or LoadBudget())
         size = len(folder.tokenizer_json)
@@ -86,25 +85,25 @@ class Tokenizer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is in memory, not the part that the texts so far needed."""
+        """Whether the whole tokenizer is in memory, not only the parts needed so far."""
         return not isinstance(self._backend, SparseTokenizer) or self._backend.is_whole
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; the model's embedding may have more rows (padding)."""
+        """Number of tokens, including added ones; the model's embedding may have more rows (padding)."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @cached_property
     def highest_id(self) -> int:
-        """The largest token id; -1 for an empty vocabulary. The model's embedding must have more rows.
+        """The largest token id; -1 for an empty vocabulary. The model's embedding must have more rows than this.
 
-        Looks at every token the first time (some 0.1 s for 128k).
+        Visits every token the first time (about 0.1 s for 128k).
         """
         if isinstance(self._backend, SparseTokenizer):
             return self._backend.highest_id
         size = self.vocab_size
         if None not in map(self._backend.id_to_token, range(size)):
-            return size - 1  # as many ids as tokens and all of them below: there is no room for a higher one
+            return size - 1  # there are as many ids as tokens, all below: there cannot be a higher one
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
@@ -124,18 +123,18 @@ class Tokenizer:
         return str(self._backend.to_str(pretty=False))
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it, None when there is none."""
+        """The id of a token in the vocabulary's spelling, None if it does not exist."""
         return self._backend.token_to_id(token)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it ("Ġthe", "▁the"); "" for an id that names no token."""
+        """Each token in the vocabulary's spelling ("Ġthe", "▁the"); "" for an unknown id."""
         return [self._token(token_id) or "" for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to the text (b"" for no token); a special token's are its own spelling.
+        """The bytes that a token adds to the text (b"" for an unknown id); for a special token, its spelling.
 
-        For SentencePiece-style vocabularies this is the token inside a text: the space that is dropped at
-        the very start is there.
+        For SentencePiece-style vocabularies this is the token inside a text, with the space that is dropped at the
+        start of a text.
         """
         return self._bytes_table[_checked(token_id)]
 
@@ -151,10 +150,10 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of `text`. A long text is encoded without holding the interpreter lock.
 
-        `add_special_tokens` adds what the checkpoint puts around a text (a beginning-of-sequence token).
-        `parse_special` false reads every added token's spelling as plain text: for content that is not
-        trusted. Raises RequestError when the text holds a lone surrogate, which no UTF-8 text can, when the
-        tokenizer could make it too long (text.growth), or when there are more than `max_tokens`.
+        `add_special_tokens` adds the checkpoint's tokens around a text (a beginning-of-sequence token). `parse_special`
+        false reads the spelling of added tokens as plain text, for untrusted content. Raises RequestError if the text
+        contains a lone surrogate, which UTF-8 cannot, if the tokenizer could make it too long (text.growth), or if
+        there are more than `max_tokens`.
         """
         self._check_readable()
         backend = self._backend if parse_special else self._plain
@@ -165,12 +164,11 @@ class Tokenizer:
     def encode_guarded(
         self, text: str, own: Sequence[tuple[int, int]], *, max_tokens: int | None = None
     ) -> list[int]:
-        """Ids of a rendered chat of which a template wrote the spans `own` (character ranges, sorted).
+        """Ids of a rendered chat in which a template wrote the spans `own` (character ranges, sorted).
 
-        A control token is read where all of its spelling is the template's; its spelling elsewhere, or in part
-        elsewhere, gives ordinary tokens. Everything else is encoded as `encode(text, add_special_tokens=False)`
-        does: text between two real control tokens is tokenized in one piece. RequestError when there are more
-        than `max_tokens`.
+        A control token is recognised if its whole spelling is the template's; otherwise its spelling gives ordinary
+        tokens. Everything else is encoded as by `encode(text, add_special_tokens=False)`: text between two real control
+        tokens is tokenized in one piece. RequestError if there are more than `max_tokens`.
         """
         self._check_readable()
         self._growth.check(text)
@@ -178,7 +176,7 @@ class Tokenizer:
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """The ids that `encode_guarded` gives to a template's own text only: special tokens and their like."""
+        """The ids that `encode_guarded` produces only from a template's own text: special tokens and similar ones."""
         return self._guarded.control_ids
 
     @cached_property
@@ -192,22 +190,22 @@ class Tokenizer:
 
     def _check_readable(self) -> None:
         if self._unreadable:
-            raise RequestError("text", f"{self._unreadable}; give token ids")
+            raise RequestError("text", f"{self._unreadable}; send token ids instead")
 
     # -- ids to text -------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of all ids at once, as the library decodes them: what streaming must add up to.
+        """Decode all ids at once, as the library does; the deltas of a stream add up to this text.
 
-        Bytes that are not UTF-8 become U+FFFD (one for each maximal invalid part in byte-level
-        vocabularies, one a byte in a run that is not wholly valid in SentencePiece-style ones). Ids that
-        name no token are skipped. Raises RequestError for an id below 0 or over 2^32 - 1.
+        Bytes that are not UTF-8 become U+FFFD (one per maximal invalid part in byte-level vocabularies, one per byte of
+        a run that is not entirely valid in SentencePiece-style ones). Unknown ids are skipped. Raises RequestError for
+        an id below 0 or above 2^32 - 1.
         """
         ids = list(token_ids)
         try:
             if len(ids) < _LONG_IDS:
                 return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-            # only the batch call gives up the interpreter lock
+            # only the batch call releases the interpreter lock
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except (OverflowError, TypeError):
             raise RequestError("token_ids", "every token id must be an integer in [0, 2^32 - 1]") from None
@@ -215,7 +213,7 @@ class Tokenizer:
             raise _readable(error) from None
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental detokenizer for one sequence."""
+        """Make an incremental detokenizer for one sequence."""
         if isinstance(self._decoder, ByteLevelDecoder):
             return ByteLevelDetokenizer(self._visible_bytes if skip_special_tokens else self._bytes_table)
         if isinstance(self._decoder, PieceDecoder):
@@ -228,7 +226,7 @@ class Tokenizer:
             is_open=lambda token_id: (self._token(token_id) or "").startswith("<0x"),
         )
 
-    # -- tables, filled as ids turn up -------------------------------------------------------------
+    # -- tables, filled as ids occur ---------------------------------------------------------------
 
     @cached_property
     def _bytes_table(self) -> TokenTable[bytes]:
@@ -266,7 +264,7 @@ class Tokenizer:
 
 
 def _content(folder: TokenizerFolder) -> str:
-    """A digest of all that a folder's pipeline depends on."""
+    """A digest of everything that determines a folder's pipeline."""
     digest = hashlib.sha256(folder.tokenizer_json)
     digest.update(repr((folder.added_tokens, folder.named_tokens, folder.llama_prefix)).encode())
     return digest.hexdigest()
@@ -291,17 +289,17 @@ def _load(data: bytes) -> tokenizers.Tokenizer:
 
 
 def _readable(error: BaseException) -> BaseException:
-    """A failure of the library as a CheckpointError; what is not its own (an interrupt) unchanged.
+    """Convert a failure of the library to a CheckpointError; other exceptions (an interrupt) are unchanged.
 
-    It raises plain Exception for what it refuses and panics, a BaseException, on what it trusted.
+    The library raises a plain Exception for errors that it detects, and panics with a BaseException on others.
     """
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-        return CheckpointError(f"tokenizer.json: the tokenizers library cannot use it: {error}")
+        return CheckpointError(f"tokenizer.json: the tokenizers library cannot load it: {error}")
     return error
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
-    """Add what the side files declare and tokenizer.json lacks, in transformers' order (ids depend on it)."""
+    """Add tokens of other files that tokenizer.json lacks, in transformers' order (ids depend on it)."""
     present = list(backend.get_added_tokens_decoder().values())
     known = {repr(token) for token in present}
     contents = {token.content for token in present}
@@ -314,14 +312,14 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
         if token.content not in contents:
             missing.append(token)
             contents.add(token.content)
-    # The library skips what was special once, whatever is added over it.
+    # The library skips tokens that were special once, whatever is added over them.
     special = {token.content for token in present if token.special} | set(folder.special_tokens.values())
     for token in missing:
         token.special = token.special or token.content in special
     check_added([token.content for token in [*missing, *folder.named_tokens]], _growth(backend).normalizer)
     if missing:
         backend.add_tokens(missing)
-    # As in transformers, every token with a role is special in the end, whatever the files say of it.
+    # As in transformers, every token with a role is special in the end, whatever the files declare.
     flags = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
     for token in folder.named_tokens:
         token.special = True
@@ -331,10 +329,10 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
 
 
 def _adopt_llama_pipeline(backend: tokenizers.Tokenizer, prefix: str) -> None:
-    """Give a Llama-family BPE the pipeline transformers 5 builds for it, whatever tokenizer.json says.
+    """Give a Llama-family BPE the pipeline of transformers 5, instead of that of tokenizer.json.
 
-    The difference shows after control tokens: tokenizer.json written years ago prepends a space to every
-    stretch of text, the model saw one only at the very start (`legacy: false`).
+    They differ after control tokens: an old tokenizer.json prepends a space to every piece of text, but the model saw
+    one only at the start (`legacy: false`).
     """
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE):
@@ -362,9 +360,7 @@ def _twin(backend: tokenizers.Tokenizer | SparseTokenizer) -> tokenizers.Tokeniz
 def _without_prefix(
     twin: tokenizers.Tokenizer | SparseTokenizer,
 ) -> tokenizers.Tokenizer | SparseTokenizer:
-    """For text that follows a control token: a Metaspace that marks only the start of a text marks nothing
-    there.
-    """
+    """The Metaspace for text after a control token: one that marks only the start of a text marks nothing there."""
     metaspace = twin.pre_tokenizer
     if isinstance(metaspace, pre_tokenizers.Metaspace) and metaspace.prepend_scheme == "first":
         twin.pre_tokenizer = pre_tokenizers.Metaspace(
@@ -382,12 +378,12 @@ def _encode(
     try:
         if len(text) < _LONG_TEXT:
             encoding = backend.encode(text, add_special_tokens=add_special_tokens)
-        else:  # only the batch call gives up the interpreter lock
+        else:  # only the batch call releases the interpreter lock
             encoding = backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
     except TypeError:
         if not isinstance(text, str):
             raise RequestError("text", f"must be a string, not {type(text).__name__}") from None
-        raise RequestError("text", "holds a lone surrogate, which is not valid Unicode text") from None
+        raise RequestError("text", "contains a lone surrogate, which is not valid Unicode text") from None
     except BaseException as error:
         raise _readable(error) from None
     if max_tokens is not None:  # counted before any list is made
@@ -401,7 +397,7 @@ def _growth(backend: tokenizers.Tokenizer | SparseTokenizer) -> Growth:
 
 
 def _state(component: object | None) -> bytes | None:
-    """A library component as the JSON it is saved as."""
+    """The JSON form of a library component."""
     return None if component is None else component.__getstate__()  # type: ignore[return-value]
 
 

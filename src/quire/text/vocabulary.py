@@ -1,14 +1,14 @@
-"""What each token contributes to the text, for the decoders whose output is a plain concatenation.
+"""The contribution of each token to the text, for decoders that concatenate.
 
-The library decodes a list of tokens at once. Two decoders, which between them cover nearly every language
-model, can be taken apart exactly into one contribution a token:
+The library decodes a list of tokens at once. Two decoders, which cover nearly every language model, can be split
+exactly into one contribution per token:
 
 - byte level (GPT-2, Radford et al. 2019): a token is a byte string, the text is the bytes read as UTF-8
   where each maximal invalid part becomes one U+FFFD (Unicode 15, section 3.9, "substitution of maximal
   subparts");
 - SentencePiece style (Kudo & Richardson 2018) with byte fallback: a token is text or one byte; a maximal
-  run of byte tokens is text when the whole run is valid UTF-8, else one U+FFFD *a byte*; a fixed number of
-  leading characters (the dummy space) is stripped from the very start.
+  run of byte tokens is text if the whole run is valid UTF-8, else one U+FFFD *per byte*; a fixed number of
+  leading characters (the dummy space) is stripped from the start.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9a-fA-F]{2}|\+[0-9a-fA-F])>")
 
 
 def _byte_level_alphabet() -> dict[int, int]:
-    """Code point -> byte of GPT-2's alphabet; raw characters outside it go to U+FFFF, which Latin-1
-    refuses.
-    """
+    """Code point -> byte of GPT-2's alphabet; other characters map to U+FFFF, which Latin-1 refuses."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = dict.fromkeys(others, 0xFFFF)
@@ -42,9 +40,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; a token with a character outside the alphabet stands for its own
-    UTF-8.
-    """
+    """The bytes of a byte-level token; a token with a character outside the alphabet means its own UTF-8."""
     try:
         return token.translate(_ALPHABET).encode("latin-1")
     except UnicodeEncodeError:
@@ -58,9 +54,7 @@ class ByteLevelDecoder:
 
 @dataclass(frozen=True, slots=True)
 class PieceDecoder:
-    """Concatenate pieces: replacements within a token, byte tokens where `byte_fallback`, a strip at the
-    start.
-    """
+    """Concatenate pieces: replacements within a token, byte tokens with `byte_fallback`, a strip at the start."""
 
     replacements: tuple[tuple[str, str], ...] = ()
     byte_fallback: bool = False
@@ -68,7 +62,7 @@ class PieceDecoder:
     strip_count: int = 0
 
     def piece(self, token: str) -> str | int:
-        """The text of a token, or the byte it stands for."""
+        """The text of a token, or the byte of a byte token."""
         for old, new in self.replacements:
             token = token.replace(old, new)
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
@@ -77,7 +71,7 @@ class PieceDecoder:
 
 
 def recognise_decoder(state: bytes | None) -> ByteLevelDecoder | PieceDecoder | None:
-    """The decoder a serialized library decoder amounts to, None when it is not one of the two exact kinds."""
+    """The decoder that equals a serialized library decoder, None if it is not one of the two exact kinds."""
     if state is None:
         return None
     steps = _steps(json.loads(state))
@@ -94,7 +88,7 @@ def recognise_decoder(state: bytes | None) -> ByteLevelDecoder | PieceDecoder | 
 
 
 def _replacements(steps: list[dict[str, object]]) -> tuple[tuple[str, str], ...] | None:
-    """The plain-text replacements of Replace steps; None when one has a regular expression."""
+    """The plain-text replacements of Replace steps; None if one has a regular expression."""
     found: list[tuple[str, str]] = []
     for step in steps:
         pattern, new = step.get("pattern"), step.get("content")
@@ -126,9 +120,9 @@ def _steps(decoder: dict[str, object]) -> list[dict[str, object]]:
 
 
 class TokenTable(dict[int, T], Generic[T]):
-    """Token id -> contribution, filled as ids turn up, so a large vocabulary costs nothing at start.
+    """Token id -> contribution, filled as ids occur, so that a large vocabulary costs nothing at start.
 
-    Ids that name no token contribute `nothing` (the library skips them) and are not remembered.
+    Unknown ids contribute `nothing` (the library skips them) and are not stored.
     """
 
     def __init__(
@@ -148,5 +142,5 @@ class TokenTable(dict[int, T], Generic[T]):
 
 
 def hide(contribution: Callable[[str], T], hidden: Collection[str], nothing: T) -> Callable[[str], T]:
-    """`contribution`, except that the tokens in `hidden` (by content, as the library does) give `nothing`."""
+    """`contribution`, except that tokens in `hidden` (by content, as in the library) give `nothing`."""
     return lambda token: nothing if token in hidden else contribution(token)

@@ -1,4 +1,4 @@
-"""Two pieces of work at once, where one of them gives up the interpreter lock."""
+"""Run two calls at once, one of which releases the interpreter lock."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ T = TypeVar("T")
 
 
 def beside(native: Callable[[], T], other: Callable[[], None]) -> T:
-    """Run `native`, a call that works without the interpreter lock, in a thread while `other` runs here.
+    """Run `native`, a call that releases the interpreter lock, in a thread while `other` runs in this one.
 
-    The result is that of `native`; what either raises is raised when both have ended, that of `other` first.
+    Returns the result of `native`. Exceptions are raised after both have ended, that of `other` first.
     """
     results: list[T] = []
     failures: list[Exception] = []
     begun = threading.Event()
 
     def work() -> None:
-        # Whoever waits for this needs the lock to go on, and gets it when the next line has given it up.
+        # The waiting thread needs the lock to continue, and gets it when the next line releases it.
         begun.set()
         try:
             results.append(native())

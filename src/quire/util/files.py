@@ -1,4 +1,4 @@
-"""Opening files of others: regular ones only."""
+"""Open untrusted files: regular files only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quire.types import CheckpointError
 
 
 class IrregularFileError(CheckpointError):
-    """A FIFO, a device, a socket or a directory stands where a file belongs."""
+    """A FIFO, a device, a socket or a directory in place of a file."""
 
 
 def open_regular(path: Path, flags: int = 0) -> BinaryIO:
-    """Open a regular file for reading. `flags` are further ones of os.open.
+    """Open a regular file for reading. `flags` are additional flags of os.open.
 
-    Opening a FIFO would wait for a writer for ever, and a device may have no end: O_NONBLOCK opens them at once, and
-    what was opened, not what the name meant a moment before, is looked at. OSError when it cannot be opened.
+    Opening a FIFO would wait forever for a writer, and a device may have no end. O_NONBLOCK opens them at once, and the
+    check is on the open file, not on its name. Raises OSError if it cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     try:

@@ -1,6 +1,6 @@
-"""A bounded folder of files that can be made again: written under another name, renamed when on the disk.
+"""A bounded folder of cached files, written under a temporary name and renamed once on disk.
 
-Several processes may use it at once; no start sees half of a file. The least recently used go first.
+Several processes may use it at once; no process sees an incomplete file. The least recently used are removed first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from quire.util.sizes import format_size
 
 SUFFIXES = (".weights", ".tokenizer")
 _UNFINISHED = ".writing-"
-_SPARE_BYTES = 2**30  # room that a file must leave on the disk
+_SPARE_BYTES = 2**30  # disk space that must stay free
 
 
 class DamagedError(Exception):
-    """A file that must not be used; says why."""
+    """A file that must not be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFiles:
-    """The files of a folder, at most `limit` bytes of them.
+    """The files of a folder, at most `limit` bytes in total.
 
-    Only files of this user or of root are read, and none that others may write to.
+    Only files that belong to this user or root, and that others cannot write to, are read.
     """
 
     folder: Path
@@ -38,9 +38,9 @@ class KeptFiles:
 
     @contextlib.contextmanager
     def opened(self, path: Path) -> Iterator[BinaryIO | None]:
-        """A file to read, None when it is absent; leaving without an error marks it as used.
+        """Open a file for reading; None if it does not exist. A normal exit marks it as used.
 
-        Raises DamagedError, and removes the file, when it is not a regular one of ours or the caller raises that.
+        Raises DamagedError and removes the file if it is not a regular file of ours, or if the caller raises it.
         """
         try:
             try:
@@ -53,9 +53,9 @@ class KeptFiles:
             with file:
                 status = os.fstat(file.fileno())
                 if status.st_uid not in {os.geteuid(), 0} or status.st_mode & 0o022:
-                    raise DamagedError("others may write to it")
+                    raise DamagedError("other users can write to it")
                 yield file
-                with contextlib.suppress(OSError):  # a read-only folder, such as an image's
+                with contextlib.suppress(OSError):  # a read-only folder, such as in a container image
                     os.utime(file.fileno())
         except DamagedError:
             with contextlib.suppress(OSError):
@@ -63,17 +63,17 @@ class KeptFiles:
             raise
 
     def write(self, path: Path, size: int, fill: Callable[[int], None]) -> threading.Thread:
-        """Make room for a file of some `size` bytes and have `fill` write it to a descriptor.
+        """Make room for a file of about `size` bytes and let `fill` write it to a descriptor.
 
-        The thread that is returned brings it to the disk and gives it its name; the interpreter waits for it before it
-        ends. Raises OSError saying what failed, with nothing left behind.
+        The returned thread syncs the file to disk and renames it; the interpreter waits for it at exit. Raises OSError
+        with the reason; no partial file is left.
         """
-        import tempfile  # few starts write
+        import tempfile  # rarely needed
 
         self._make_room(size)
         fd, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.folder)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # tells a sweep that its writer lives
+            fcntl.flock(fd, fcntl.LOCK_EX)  # shows a sweep that the writer is alive
             fill(fd)
         except BaseException:
             os.unlink(name)
@@ -84,7 +84,7 @@ class KeptFiles:
         return finishing
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file by its name."""
+        """Bytes of each file by name."""
         return {path.name: status.st_size for path, status in self._files()}
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
@@ -98,9 +98,9 @@ class KeptFiles:
         return sorted(found, key=lambda item: item[1].st_mtime_ns)
 
     def _make_room(self, size: int) -> None:
-        """Create the folder, and remove leftovers and what has not been used for longest."""
+        """Create the folder; remove leftovers and the least recently used files."""
         if size > self.limit:
-            raise OSError(f"{format_size(size)} are over the limit of {format_size(self.limit)}")
+            raise OSError(f"{format_size(size)} exceed the limit of {format_size(self.limit)}")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._sweep()
         files = self._files()
@@ -116,7 +116,7 @@ class KeptFiles:
             raise OSError(f"{format_size(size)} do not fit: {self.folder} has {format_size(free)} free")
 
     def _sweep(self) -> None:
-        """Remove what writers left behind that were killed: their files are no longer locked."""
+        """Remove unfinished files of killed writers: they are no longer locked."""
         for path in self.folder.glob(f"{_UNFINISHED}*"):
             with contextlib.suppress(OSError, IrregularFileError):
                 file = open_regular(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -133,9 +133,7 @@ class KeptFiles:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-        except (
-            OSError
-        ):  # the disk gave up on it: the next start makes it again, and says so if it fails again
+        except OSError:  # a disk error: the next start writes the file again, and reports a further failure
             written.unlink(missing_ok=True)
         finally:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Git LFS pointers: what a clone without git-lfs leaves in the place of large files."""
+"""Git LFS pointers, which a clone without git-lfs has in place of large files."""
 
 from __future__ import annotations
 

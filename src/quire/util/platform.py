@@ -1,4 +1,4 @@
-"""What this machine and container allow: cores, memory, resident size. Asked once, at start-up."""
+"""Limits of this machine and container: cores, memory, resident size. Read once, at start-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def usable_cores() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process could take now: what the kernel calls available, or less under a cgroup limit."""
+    """Bytes that this process can still allocate: the kernel's "available", or less under a cgroup limit."""
     available = _meminfo("MemAvailable")
     limit = _read_number(_CGROUP / "memory.max")
     used = _read_number(_CGROUP / "memory.current")

@@ -1,11 +1,11 @@
-"""Text of strangers on a terminal or in a log: shown as what it is, never obeyed."""
+"""Untrusted text on a terminal or in a log, with control characters escaped."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Text on one line, with everything that does not show as itself escaped: line ends, terminal controls, marks
-    that turn the direction of writing, lone surrogates.
+    """Escape everything in a text that is not visible as itself: line ends, terminal controls, marks that change the
+    writing direction, lone surrogates.
     """
     if text.isprintable():
         return text
@@ -13,5 +13,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for text that may have several lines; all but the first are indented."""
+    """The same for text of several lines; all but the first are indented."""
     return "\n  ".join(printable(line) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""Progress bars on long work; silent when asked or when nobody watches."""
+"""Progress bars for long work; silent on request or without a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class ByteProgress:
-    """A bar over bytes for callbacks of the form (done, total). A context manager; shows nothing until called.
+    """A progress bar over bytes, for callbacks (done, total). A context manager; shows nothing until called.
 
-    When `done` falls, another piece of work has begun: it gets the next label and a bar of its own.
+    If `done` decreases, new work has begun, with its own bar and the next label.
     """
 
     unit = "B"
@@ -52,7 +52,7 @@ class ByteProgress:
 
 
 class CountProgress(ByteProgress):
-    """A bar over things of a kind."""
+    """A progress bar over counted items."""
 
     def __init__(self, label: str, unit: str, *, enabled: bool = True) -> None:
         super().__init__(label, enabled=enabled)

@@ -1,6 +1,6 @@
-"""What a process holds in memory, by what it is. Linux tells; elsewhere only the sum is known.
+"""Resident memory of a process by part. Outside Linux only the sum is known.
 
-A page of a file that several processes map, such as a library's code, is resident in each of them: it counts in each.
+A page of a file that several processes map, such as the code of a library, counts in each of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _HEAP = "heap and stacks"
 
 
 def resident_parts(pid: int, areas: Iterable[Area]) -> dict[str, int]:
-    """Resident bytes of a process by part: the areas, files, and all else. Their sum is the resident set.
+    """Resident bytes of a process by part: the areas, files, and the rest. Their sum is the resident set.
 
-    An area that is a file's mapping is found like any other: what of it is resident is mapped.
+    An area that is a mapped file is handled like any other: its resident part is mapped.
     """
     parts: dict[str, int] = {}
     inside: dict[str, int] = {}
@@ -43,7 +43,7 @@ def resident_parts(pid: int, areas: Iterable[Area]) -> dict[str, int]:
 
 
 def _smaps(pid: int) -> tuple[list[tuple[int, int]], int]:
-    """Pages of files by the address of their mapping, unchanged ones, and the bytes of all other pages."""
+    """Unchanged pages of files by the address of their mapping, and the bytes of all other pages."""
     try:
         lines = Path(f"/proc/{pid}/smaps").read_bytes().splitlines()
     except OSError:

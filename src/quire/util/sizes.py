@@ -1,4 +1,4 @@
-"""Byte sizes as people write them."""
+"""Parse and format byte sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parse_size(text: str) -> int:
     """Bytes of "6GiB", "6g", "512MB" or "1073741824". Raises ValueError with the accepted forms."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].lower() not in _UNITS:
-        raise ValueError(f"{text!r} is not a size; write it like 6GiB, 512MiB, 6GB or a number of bytes")
+        raise ValueError(f"{text!r} is not a size; use 6GiB, 512MiB, 6GB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 

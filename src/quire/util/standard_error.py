@@ -1,4 +1,4 @@
-"""Writing to standard error without waiting for ever: what reads it may have stopped."""
+"""Write to standard error without blocking forever if its reader has stopped."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import time
 
 from quire.util.printable import printable_lines
 
-_CHUNK = 4096  # PIPE_BUF: a pipe that poll calls writable takes so much at once
+_CHUNK = 4096  # PIPE_BUF: a pipe that poll reports as writable accepts this much at once
 _SLICE = 0.1  # seconds until `end` is noticed
-PATIENCE = 1.0  # seconds in which a reader must take something when a process ends
+PATIENCE = 1.0  # seconds in which the reader must read something when a process ends
 
 
 def say(text: str) -> None:
-    """Print a line or several, escaped, unless they are not taken within PATIENCE seconds."""
+    """Print escaped lines; give up if they are not read within PATIENCE seconds."""
     writer = Writer()
     writer.end(PATIENCE)
     writer.write(f"{printable_lines(text)}\n")
 
 
 class Writer:
-    """A stream to standard error that can be told to give up. Write from one thread, `end` from any."""
+    """A stream to standard error that can give up. Write from one thread, `end` from any."""
 
     def __init__(self) -> None:
         self._deadline = float("inf")
         try:
             self._fd = sys.stderr.fileno()
-        except (OSError, ValueError, AttributeError):  # replaced by something that is no file
+        except (OSError, ValueError, AttributeError):  # replaced by an object that is no file
             self._fd = -1
 
     def end(self, seconds: float) -> None:
-        """Drop what is not taken within so many seconds from now on."""
+        """Drop text that is not read within this many seconds from now."""
         self._deadline = time.monotonic() + seconds
 
     def write(self, text: str) -> None:
-        """Write text, or as much of it as is taken in time; nothing when the stream is closed."""
+        """Write text, or as much as is read in time; nothing if the stream is closed."""
         if self._fd < 0:
             sys.stderr.write(text)
             return
@@ -47,7 +47,7 @@ class Writer:
                 data = data[os.write(self._fd, data[:_CHUNK]) :]
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: there is no buffer."""
 
     def _writable(self) -> bool:
         poll = select.poll()

@@ -1,7 +1,7 @@
-"""Where start-up time goes: named spans from the start of the process to the first token.
+"""Start-up times: named phases from the start of the process to the first token.
 
-Times are of time.monotonic(), which all processes of a machine share, so that the spans of the server and of
-its engine process lie on one axis.
+Times are those of time.monotonic(), which all processes of a machine share, so that the phases of the server and of its
+engine process have one time axis.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _START_TICKS = 21  # of /proc/self/stat, counted from 0 (proc(5): starttime is f
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One part of start-up. `process` is "main" or "engine"; an event ("ready") begins and ends at once."""
+    """One phase of start-up. `process` is "main" or "engine"; an event ("ready") begins and ends at once."""
 
     process: str
     name: str
     begin: float
     end: float
-    cpu: float = 0.0  # seconds of all threads of the process in between
+    cpu: float = 0.0  # seconds of all threads of the process
 
 
 def process_start() -> float:
-    """When this process was started, to the clock tick (10 ms); when unknown, when this module was imported."""
+    """The start of this process, to the clock tick (10 ms); if unknown, the import of this module."""
     try:
         stat = Path("/proc/self/stat").read_text()
         ticks = int(stat.rpartition(")")[2].split()[_START_TICKS - 2])
@@ -45,7 +45,7 @@ def process_start() -> float:
 
 
 class Startup:
-    """The spans of one start. Made when a command's imports are done: begins with "interpreter" and "imports"."""
+    """The phases of one start. Made after the imports of a command; begins with "interpreter" and "imports"."""
 
     def __init__(self, process: str = "main") -> None:
         self._process = process
@@ -58,30 +58,30 @@ class Startup:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """All spans so far, in the order in which they ended."""
+        """All phases so far, in the order in which they ended."""
         return tuple(self._spans)
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Times what is done inside. Spans may overlap."""
+        """Measure the block as a phase. Phases may overlap."""
         begin, cpu = time.monotonic(), time.process_time()
         yield
         spent = time.process_time() - cpu
         self._spans.append(Span(self._process, name, begin, time.monotonic(), spent))
 
     def mark(self, name: str) -> None:
-        """An event, the first time that it happens."""
+        """Record the first occurrence of an event."""
         if name not in self._marked:
             self._marked.add(name)
             now = time.monotonic()
             self._spans.append(Span(self._process, name, now, now))
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Spans of another process of the same start."""
+        """Add phases of another process of the same start."""
         self._spans.extend(spans)
 
     def report(self) -> list[dict[str, Any]]:
-        """The spans as plain JSON values, in seconds from the start of this process, by their begin."""
+        """The phases as plain JSON values, in seconds from the start of this process, sorted by begin."""
         return [
             {
                 "process": span.process,

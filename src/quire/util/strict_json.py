@@ -1,4 +1,4 @@
-"""JSON objects from untrusted files: bounded in size, no duplicate keys, every failure one clear error."""
+"""Parse JSON objects from untrusted files: bounded size, no duplicate keys, clear errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ JsonObject = dict[str, object]
 def parse_json_object(data: bytes, where: str) -> JsonObject:
     """Parse UTF-8 `data` as one JSON object.
 
-    Raises CheckpointError naming `where` for anything else: invalid UTF-8 or JSON, an array at the top, a key
-    given twice at any level, nesting beyond the parser's stack, an integer of thousands of digits.
+    Raises CheckpointError naming `where` for anything else: invalid UTF-8 or JSON, an array at the top, a duplicate key
+    at any level, nesting beyond the parser's stack, an integer with thousands of digits.
     """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
@@ -29,7 +29,7 @@ def parse_json_object(data: bytes, where: str) -> JsonObject:
 
 
 def read_small_file(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file. Raises CheckpointError when it is absent, special or over `max_bytes`."""
+    """Read a regular file. Raises CheckpointError if it is missing, not regular or larger than `max_bytes`."""
     try:
         with open_regular(path) as file:
             data = file.read(max_bytes + 1)
@@ -41,7 +41,7 @@ def read_small_file(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json_object(path: Path, max_bytes: int) -> JsonObject:
-    """`parse_json_object` of a file of at most `max_bytes` bytes."""
+    """Read a file of at most `max_bytes` bytes with `parse_json_object`."""
     return parse_json_object(read_small_file(path, max_bytes), path.name)
 
 

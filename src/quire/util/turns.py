@@ -1,4 +1,4 @@
-"""A lock for threads that take turns, and interrupts that wait for the end of one."""
+"""A fair lock for threads that take turns, and delayed interrupts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType, TracebackType
 
 
 class Turns:
-    """A lock that is handed over in the order in which threads asked for it.
+    """A lock that threads get in the order in which they requested it.
 
-    threading.Lock lets the thread that has just released it take it again before those that wait, so that one
-    thread in a loop would keep out all others.
+    The thread that releases a threading.Lock can take it again before waiting threads, so that one thread in a loop
+    would starve the others.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Turns:
         self._taken = False
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Take the lock; False when it is taken and `blocking` is False."""
+        """Take the lock; False if it is taken and `blocking` is False."""
         mine = threading.Lock()
         mine.acquire()
         with self._mutex:
@@ -46,7 +46,7 @@ class Turns:
         return True
 
     def release(self) -> None:
-        """Hand the lock to the thread that has waited longest."""
+        """Pass the lock to the thread that has waited longest."""
         with self._mutex:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -64,7 +64,7 @@ class Turns:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C inside the block takes effect at its end: what the block changes is changed whole."""
+    """Delay Ctrl-C to the end of the block, so that its changes are complete."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield  # Python runs handlers in the main thread

@@ -1,7 +1,7 @@
-"""The same arrivals under static, dynamic and continuous batching, beside what theory says (L_max / L-mean).
+"""Run the same arrivals under static, dynamic and continuous batching, and compare with theory (L_max / L-mean).
 
-With a model the engine's scheduler and worker run them; without one, steps cost what --step-ms and --token-ms say, on a
-virtual clock.
+With a model, the engine's scheduler and worker run them. Without one, steps cost --step-ms and --token-ms on a virtual
+clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.cli.options import add_engine_options, engine_config
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire.bench.batching import Comparison, Job, Machine
+    from quire.bench.batching import Comparison, Job, StepMachine
     from quire.bench.results import Result
     from quire.core.scheduler_config import SchedulerConfig
     from quire.engine.build.assemble import Built
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--requests", type=count, default=48, metavar="N", help="default: 48")
     group.add_argument(
-        "--rate", type=float, metavar="R", help="requests a second (default: all at the start)"
+        "--rate", type=float, metavar="R", help="requests per second (default: all at the start)"
     )
     group.add_argument(
         "--batch-size", type=count, default=8, metavar="N", help="places of a batch (default: 8)"
     )
     group.add_argument(
-        "--wait-ms", type=float, default=50.0, metavar="MS", help="of dynamic batching (default: 50)"
+        "--wait-ms", type=float, default=50.0, metavar="MS", help="wait of dynamic batching (default: 50)"
     )
     group.add_argument("--input-len", default="32", metavar="SPEC", help="tokens, as for serve (default: 32)")
     group.add_argument(
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--rounds", type=count, default=3, metavar="N",
-        help="of a model, the policies in turn; each one's median counts (default: 3)",
+        help="with a model: rounds of the policies in turn; the median counts (default: 3)",
     )  # fmt: skip
     group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="default: 0")
     add_result_options(parser)
@@ -53,10 +53,10 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="checkpoint folder or hub name (default: a cost formula)")
     group = parser.add_argument_group("cost of a step without a model")
     group.add_argument(
-        "--step-ms", type=float, default=20.0, metavar="MS", help="of every step (default: 20)"
+        "--step-ms", type=float, default=20.0, metavar="MS", help="cost per step (default: 20)"
     )
     group.add_argument(
-        "--token-ms", type=float, default=0.5, metavar="MS", help="of every token in it (default: 0.5)"
+        "--token-ms", type=float, default=0.5, metavar="MS", help="cost per token (default: 0.5)"
     )
 
 
@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     jobs = _jobs(args)
     longest = max(len(job.prompt) + job.output_tokens for job in jobs)
     recording = Recording("batching", args.words)
-    # Room for every batch without a preemption, and no prefix that one policy finds and another computed.
+    # Enough blocks for every batch without preemption, and no prefix hits from one policy to the next.
     changes = {"max_num_seqs": args.batch_size, "enable_prefix_caching": False}
-    rounds = 1 if args.model is None else args.rounds  # a formula gives the same every time
+    rounds = 1 if args.model is None else args.rounds  # a formula gives the same result every time
     with Lab(args, longest, changes) as lab:
         found = compare_batching(jobs, lab.config, lab.machine, args.wait_ms / 1e3, rounds)
     result = _result(recording, args, found, rounds)
@@ -78,27 +78,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def what_runs(args: argparse.Namespace) -> str:
-    """The model's name, or the formula in its place."""
+    """Return the name of the model, or the formula."""
     if args.model is not None:
         return Path(args.model).name
-    return f"cost formula: {args.step_ms:g} ms a step, {args.token_ms:g} ms a token"
+    return f"cost formula: {args.step_ms:g} ms per step, {args.token_ms:g} ms per token"
 
 
 class Lab:
-    """Scheduler limits, and machines to run on: a model's worker, or a cost formula. A context manager."""
+    """Scheduler limits, and machines to run on: a worker of the model, or a cost formula. A context manager."""
 
     def __init__(self, args: argparse.Namespace, longest: int, changes: dict[str, Any]) -> None:
         import dataclasses
 
-        from quire.bench.batching import CostMachine, RealMachine, StepCost
+        from quire.bench.batching import CostMachine, RealMachine, SimulatedCost
         from quire.core.scheduler_config import SchedulerConfig
 
         self._built: Built | None = None
         self.config: SchedulerConfig
-        self.machine: Callable[[], Machine]
+        self.machine: Callable[[], StepMachine]
         if args.model is None:
             places, tokens = changes.get("max_num_seqs", 64), changes.get("max_num_batched_tokens", 4096)
-            cost = StepCost(args.step_ms / 1e3, args.token_ms / 1e3)
+            cost = SimulatedCost(args.step_ms / 1e3, args.token_ms / 1e3)
             self.config = SchedulerConfig(
                 num_blocks=places * (longest // 16 + 2), max_model_len=longest + 1,
                 **{"max_num_batched_tokens": max(tokens, longest), **changes},
@@ -163,9 +163,9 @@ def _result(recording: Any, args: argparse.Namespace, found: Comparison, rounds:
         },
         metrics={name: Metric(value, "ratio", "neither") for name, value in ratios.items()},
         definitions={
-            "ratio": "output tokens a second, as a multiple of static batching's",
-            "step_ratio": "steps that static batching needs for each one: the ratio if all steps took equally long",
-            "slot_use": "share of the batch's places, over all steps, that held a sequence",
+            "ratio": "output tokens per second, relative to static batching",
+            "step_ratio": "steps of static batching per step: the ratio if all steps took equally long",
+            "slot_use": "share of the batch's places that held a sequence, over all steps",
             "theory_by_batch": "longest output of each batch in order of arrival × its size, summed, over all tokens",
             "theory_longest_over_mean": "L_max / L-mean over all outputs: the bound for one batch of everything",
         },
@@ -175,7 +175,7 @@ def _result(recording: Any, args: argparse.Namespace, found: Comparison, rounds:
 
 
 def lines(result: Result) -> list[str]:
-    """A result of `batching` as text."""
+    """Format a result of `batching` as text."""
     from quire.bench.serve_result import figure
 
     value = {name: metric.value for name, metric in result.metrics.items()}

@@ -1,4 +1,4 @@
-"""What every benchmark command takes and does at its end."""
+"""Options that all benchmark commands share, and how they report a result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.bench.results import Result
 
-BUSY_CPUS = 0.1  # other processes that take more than this make a timing doubtful
+BUSY_CPUS = 0.1  # timings are doubtful if other processes use more than this
 
 
 def add_result_options(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_report_option(parser: argparse.ArgumentParser, text: str = "write a repo
 
 
 def write_page(args: argparse.Namespace, *results: Result) -> None:
-    """Write results as a page with plots, where one was asked for."""
+    """Write results as a page with plots, if requested."""
     if args.html is not None:
         from quire.bench.report import write_report
 
@@ -33,7 +33,7 @@ def write_page(args: argparse.Namespace, *results: Result) -> None:
 
 
 def finish(args: argparse.Namespace, result: Result, text: Sequence[str]) -> None:
-    """Save and print a result; `text` is what a person reads, before the machine's limits."""
+    """Save and print a result; `text` is the readable form, printed before the machine's limits."""
     from quire.bench import limits, results
 
     if args.save is not None:
@@ -48,22 +48,22 @@ def finish(args: argparse.Namespace, result: Result, text: Sequence[str]) -> Non
     print(f"  {env.cpu}, {env.usable_cores} of {env.cores} cores{', virtual' if env.virtual else ''}")
     if noise is not None and noise.others + noise.stolen > BUSY_CPUS:
         print(
-            f"note: other processes took {noise.others:.2f} CPUs and the hypervisor {noise.stolen:.2f} meanwhile",
+            f"note: other processes used {noise.others:.2f} CPUs during the run, and the hypervisor {noise.stolen:.2f}",
             file=sys.stderr,
         )
 
 
 def shown(model: str) -> str:
-    """A model argument as a result names it: without folders of this machine."""
+    """Return the name of a model for a result, without folders of this machine."""
     return Path(model).name if "/" in model and Path(model).exists() else model
 
 
 def count(text: str) -> int:
-    """Argument type of a number of at least one."""
+    """Argument type: an integer of at least one."""
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value

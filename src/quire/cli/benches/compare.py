@@ -1,6 +1,6 @@
-"""Compare two result files: ratios of every figure, second over first, with 95 % intervals.
+"""Compare two result files: the ratio of every figure, second over first, with 95 % intervals.
 
-Refuses to compare different work. Figures whose interval holds 1 are not told apart.
+Refuses to compare different work. If an interval contains 1, no difference is shown.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", type=Path, help="result file: the baseline")
     parser.add_argument("second", type=Path, help="result file compared with it")
-    parser.add_argument("--all", action="store_true", help="figures without a better direction too")
-    parser.add_argument("--force", action="store_true", help="compare different work all the same")
+    parser.add_argument("--all", action="store_true", help="include figures without a better direction")
+    parser.add_argument("--force", action="store_true", help="compare different work anyway")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_report_option(parser, "write both results as one report with plots")
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines(changes: list[Change], first: str, second: str) -> list[str]:
-    """The changes as a table."""
+    """Format the changes as a table."""
     from quire.bench.serve_result import figure
 
     table = [("", "unit", first, second, "ratio", "95 % interval", "")]

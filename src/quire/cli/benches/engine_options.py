@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def add_workload_options(parser: argparse.ArgumentParser, *, iterations: int, warmup: int) -> None:
-    """The model, lengths and repetitions, named as vLLM names them."""
+    """Add the model, lengths and repetitions, with vLLM's names."""
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL,
-        help="checkpoint folder, hub name, or shape:NAME for random weights (default: the one shipped)",
+        help="checkpoint folder, hub name, or shape:NAME for random weights (default: the bundled model)",
     )  # fmt: skip
     parser.add_argument(
-        "--input-len", type=count, default=128, metavar="N", help="tokens of a prompt (default: 128)"
+        "--input-len", type=count, default=128, metavar="N", help="tokens per prompt (default: 128)"
     )
     parser.add_argument(
         "--output-len", type=count, default=128, metavar="N", help="tokens to generate (default: 128)"
@@ -28,23 +28,21 @@ def add_workload_options(parser: argparse.ArgumentParser, *, iterations: int, wa
     parser.add_argument("--num-iters", type=count, default=iterations, metavar="N",
                         help=f"measured iterations (default: {iterations})")  # fmt: skip
     parser.add_argument("--num-iters-warmup", "--warmup", type=natural, default=warmup, metavar="N",
-                        help=f"iterations before (default: {warmup})")  # fmt: skip
-    parser.add_argument(
-        "--profile", action="store_true", help="measure every op of every step, and show where time goes"
-    )
-    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
+                        help=f"unmeasured iterations before (default: {warmup})")  # fmt: skip
+    parser.add_argument("--profile", action="store_true", help="measure every op of every step")
+    parser.add_argument("--disable-detokenize", action="store_true", help="do not convert tokens to text")
     add_result_options(parser)
-    # Prompts share nothing, so that caching them would only move every iteration to memory never touched before.
+    # Prompts have no common prefixes, so caching would only make every iteration use new memory.
     add_engine_options(parser, prefix_caching=False)
 
 
 def natural(text: str) -> int:
-    """Argument type of a number of at least zero."""
+    """Argument type: an integer of at least zero."""
     return 0 if text.strip() == "0" else count(text)
 
 
 def engine_config(args: argparse.Namespace, longest: int) -> EngineConfig:
-    """The engine asked for; its context is the run's longest sequence where none was asked."""
+    """Return the engine config; the default context is the longest sequence of the run."""
     from dataclasses import replace
 
     from quire.cli.options import engine_config as asked

@@ -1,4 +1,4 @@
-"""What every figure means, and worked examples with their source, computed by the library that measures."""
+"""Define every figure, and show worked examples with their source, computed by the benchmark's own code."""
 
 from __future__ import annotations
 

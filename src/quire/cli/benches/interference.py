@@ -1,6 +1,6 @@
-"""What a long prompt does to streams that run beside it, with chunked prefill and without.
+"""Measure the effect of a long prompt on running streams, with and without chunked prefill.
 
-With a model the engine's scheduler and worker run it; without one, steps cost what --step-ms and --token-ms say.
+With a model, the engine's scheduler and worker run it. Without one, steps cost --step-ms and --token-ms.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--streams", type=count, default=4, metavar="N", help="running streams (default: 4)")
     group.add_argument(
-        "--prompt-len", type=count, default=2048, metavar="N", help="of the long prompt (default: 2048)"
+        "--prompt-len",
+        type=count,
+        default=2048,
+        metavar="N",
+        help="tokens of the long prompt (default: 2048)",
     )
     group.add_argument(
-        "--chunk", type=count, default=256, metavar="N", help="of it in one step (default: 256)"
+        "--chunk", type=count, default=256, metavar="N", help="prompt tokens per step (default: 256)"
     )
     group.add_argument(
-        "--rounds", type=count, default=3, metavar="N", help="long prompts, one by one (default: 3)"
+        "--rounds", type=count, default=3, metavar="N", help="long prompts, one after another (default: 3)"
     )
     add_result_options(parser)
     add_engine_options(parser)
@@ -40,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
     recording = Recording("interference", args.words)
     chunks = -(-args.prompt_len // args.chunk)
-    # Streams are as long as the whole affair: steps before the prompt, however late it is noticed, its chunks, and
-    # some after it.
+    # Streams cover the whole run: steps before the prompt, even if it is noticed late, its chunks, and some steps
+    # after it.
     streams = [Job(0.0, [20 + i] * 8, 128 + 2 * chunks) for i in range(args.streams)]
     prompt = Job(0.0, [10 + i % 240 for i in range(args.prompt_len)], 2)
     longest = max(len(job.prompt) + job.output_tokens for job in (*streams, prompt))
@@ -56,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
         chunked = dataclasses.replace(lab.config, max_num_batched_tokens=args.chunk + args.streams)
         configs = {"chunked": chunked, "whole": dataclasses.replace(lab.config, enable_chunked_prefill=False)}
         for number in range(args.rounds + 1):
-            for name, config in configs.items():  # in turn, so that a disturbance meets both
+            for name, config in configs.items():  # in turn, so that noise affects both
                 due = _eighth_step(streams, config, lab.machine)
                 late = dataclasses.replace(prompt, due=due)
                 one = interference(streams, late, config, lab.machine())
-                if number:  # the first finds everything cold
+                if number:  # the first run is cold
                     found[name].append(one)
     result = _result(recording, args, found)
     finish(args, result, lines(result))
@@ -68,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _eighth_step(streams: Any, config: Any, machine: Any) -> float:
-    """When the streams alone have made their eighth token: the prompt comes then. The quickest of three tries: a
-    prompt that comes too late finds no stream.
+    """Return the time at which the streams alone have made their eighth token, when the prompt is sent. The fastest of
+    three tries: a prompt that is sent too late overlaps no stream.
     """
     from quire.bench.batching import replay
 
@@ -100,8 +104,8 @@ def _result(recording: Any, args: argparse.Namespace, found: dict[str, list[Any]
         metrics=metrics,
         definitions={
             "before": "token gaps of the running streams that ended before the long prompt was due",
-            "during": "token gaps of the running streams that overlap the long prompt's wait and prefill",
-            "prompt_ttft": "the long prompt's own time to first token",
+            "during": "token gaps of the running streams that overlap the wait and prefill of the long prompt",
+            "prompt_ttft": "time to first token of the long prompt",
         },
         tables={"gaps": rows, "stream_gaps": stream_gaps({name: runs[-1] for name, runs in found.items()})},
     )  # fmt: skip
@@ -109,7 +113,7 @@ def _result(recording: Any, args: argparse.Namespace, found: dict[str, list[Any]
 
 
 def lines(result: Result) -> list[str]:
-    """A result of `interference` as text."""
+    """Format a result of `interference` as text."""
     from quire.bench.serve_result import figure
 
     settings = result.settings
@@ -125,5 +129,5 @@ def lines(result: Result) -> list[str]:
         text.append(f"  {row['prefill']:<10}{row['gaps']:<10}{row['count']:>7}{figures}")
     for name in ("chunked", "whole"):
         own = figure(result.metrics[f"{name}_prompt_ttft"].value)
-        text += [f"  the prompt's own TTFT, {name}: {own} ms"]
+        text += [f"  TTFT of the prompt, {name}: {own} ms"]
     return text

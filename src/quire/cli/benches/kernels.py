@@ -1,9 +1,9 @@
-"""Every op of a model, at many row counts, beside what the machine could do in the same moment.
+"""Measure every op of a model at many row counts, and compare with the limits of the machine at that moment.
 
-Each op runs in the native executor on weights and caches that no processor cache holds together. Its bound is the
-longer of moving its weights, keys and values at the measured bandwidth and computing at the measured peak of its
-number format; "cache" means that activations in a cache are the longest part, and then no share is given.
-Scaling is the time beside the time of one row.
+Each op runs in the native executor on weights and KV caches that exceed the processor caches. Its bound is the longer
+of moving its weights, keys and values at the measured bandwidth and computing at the measured peak of its number
+format; "cache" means that moving activations in a cache is the longest part, and there is no share. Scaling is the time
+relative to one row.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ KINDS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_argument_group("what is measured")
+    which = parser.add_argument_group("measurements")
     which.add_argument("--shapes", type=words, default=words(SHAPES), metavar="NAME,…",
                        help=f"released shapes (default: {SHAPES})")  # fmt: skip
-    which.add_argument("--model", metavar="MODEL", help="the shape of this checkpoint instead of --shapes")
+    which.add_argument(
+        "--model", metavar="MODEL", help="use the shape of this checkpoint instead of --shapes"
+    )
     which.add_argument("--ops", type=words, default=[], metavar="OP,…",
                        help="kinds of ops: linear, attention, norm, sampler, layer … (default: all)")  # fmt: skip
     which.add_argument("--formats", type=words, default=[], metavar="FORMAT,…",
@@ -59,25 +61,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="formats of the KV cache (default: all but f32)")  # fmt: skip
     which.add_argument("--rows", type=counts, default=counts(ROWS), metavar="N,…", help=f"(default: {ROWS})")
     which.add_argument("--contexts", type=counts, default=counts(CONTEXTS), metavar="N,…",
-                       help=f"keys that attention's decode sees (default: {CONTEXTS})")  # fmt: skip
+                       help=f"keys per row of attention in decode (default: {CONTEXTS})")  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument("--threads", type=count, metavar="N", help="threads (default: all usable cores)")
     how.add_argument("--isa", default="", metavar="NAME", help="instruction set (default: the best)")
     how.add_argument("--rounds", type=count, default=5, metavar="N",
                      help="rounds of limits, ops, limits; figures are medians (default: 5)")  # fmt: skip
     how.add_argument("--seconds", type=float, default=0.05, metavar="S",
-                     help="time given to each figure in each round (default: 0.05)")  # fmt: skip
+                     help="time per figure in each round (default: 0.05)")  # fmt: skip
     add_result_options(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the roofline plot")
 
 
 def words(text: str) -> list[str]:
-    """Argument type of names between commas."""
+    """Argument type: names separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def counts(text: str) -> list[int]:
-    """Argument type of whole numbers between commas, sorted."""
+    """Argument type: integers separated by commas, sorted."""
     found = sorted({count(word) for word in words(text)})
     if not found:
         raise argparse.ArgumentTypeError("is empty")
@@ -114,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _progress(rows: list[dict[str, Any]]) -> None:
-    """The last measured op on one line of a terminal."""
+    """Show the last measured op on one line of a terminal."""
     if sys.stderr.isatty() and rows:
         row = rows[-1]
         text = f"{len(rows)} figures; {row['shape']} {row['format']} {row['op']} {row['name']}"
@@ -122,10 +124,10 @@ def _progress(rows: list[dict[str, Any]]) -> None:
 
 
 DEFINITIONS = {
-    "seconds": "median over rounds of the median time of one op, counted by calls of about 10 ms that run copies "
-    "of it; weights and KV of the copies exceed the largest cache four times",
+    "seconds": "median over rounds of the median time of one op, from calls of about 10 ms that run copies of it; "
+    "weights and KV of the copies take four times the largest cache",
     "bytes": "weights, keys and values once, and activations read and written once",
-    "share": "bound_seconds / seconds, each round by the limits measured just before and after it",
+    "share": "bound_seconds / seconds, in each round with the limits measured just before and after it",
     "scaling": "seconds / seconds at 1 row",
 }
 
@@ -163,7 +165,7 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[str, Model]]:
 
 
 def _metrics(rows: list[dict[str, Any]]) -> dict[str, Metric]:
-    """What two runs are compared by: the time of every op."""
+    """The figures for comparing two runs: the time of every op."""
     from quire.bench.kernels import ATTENTION
     from quire.bench.results import metric
 

@@ -1,4 +1,4 @@
-"""Latency of a batch that begins together: time to the first token, decode rate, and their share of the machine.
+"""Measure the latency of one batch: time to first token, decode rate, and their share of the machine's limits.
 
 The engine runs in this process. Memory bandwidth and compute peaks are measured before and after each iteration.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--batch-size", type=count, default=1, metavar="N", help="requests at once (default: 1)"
+        "--batch-size", type=count, default=1, metavar="N", help="requests in the batch (default: 1)"
     )
     add_workload_options(parser, iterations=5, warmup=1)
 

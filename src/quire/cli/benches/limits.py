@@ -1,7 +1,7 @@
-"""What this machine can do: bytes read from memory, and dot products in each number format, per second.
+"""Measure the limits of this machine: bytes read from memory, and dot products in each number format, per second.
 
-All threads together, with the loops of the chosen instruction set. Every other benchmark measures the same beside
-its own figures.
+All threads run the loops of the chosen instruction set. Every other benchmark measures the same limits between its own
+figures.
 """
 
 from __future__ import annotations

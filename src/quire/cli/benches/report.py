@@ -1,4 +1,4 @@
-"""Write result files as one HTML page with plots: no scripts, nothing fetched, light and dark."""
+"""Write result files as one HTML page with plots: no scripts, no external resources, light and dark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="result files of quire bench")
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="result file of quire bench")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="page to write")
 
 

@@ -1,8 +1,7 @@
-"""Measure a server: Quire's own or any that speaks OpenAI's API, and the native ones of llama-server, SGLang, TGI and
-Ollama.
+"""Measure Quire's server, any server with OpenAI's API, or the native APIs of llama-server, SGLang, TGI and Ollama.
 
-Closed loop with --concurrency, open loop with --rate or a trace's own times. The clock of a request starts when it is
-due. Requests before the measurement warm the server up and count for nothing; failures count in every rate.
+Closed loop with --concurrency, open loop with --rate or the times of a trace. The clock of a request starts when it is
+due. Warm-up requests are not counted; failures count in every rate.
 """
 
 from __future__ import annotations
@@ -38,23 +37,24 @@ def add_pace_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--concurrency", type=count, metavar="N", help="closed loop: clients (default: 1)")
     group.add_argument(
-        "--rate", type=float, metavar="R", help="open loop: requests a second; inf sends all at once"
+        "--rate", type=float, metavar="R", help="open loop: requests per second; inf sends all at once"
     )
     group.add_argument(
         "--arrival", choices=("poisson", "constant", "gamma", "trace"),
-        help="open loop: spacing (default: poisson, with a trace its own)",
+        help="open loop: spacing (default: poisson, or that of the trace)",
     )  # fmt: skip
     group.add_argument(
         "--burstiness", type=float, default=1.0, metavar="F", help="shape of gamma gaps; below 1: bursts"
     )
-    group.add_argument("--num-requests", type=count, metavar="N", help="default: 100, with a trace all of it")
-    group.add_argument("--duration", type=seconds, metavar="S", help="stop starting requests after so long")
+    group.add_argument("--num-requests", type=count, metavar="N", help="default: 100, or the whole trace")
+    group.add_argument("--duration", type=seconds, metavar="S", help="start no more requests after S seconds")
     group.add_argument(
-        "--max-in-flight", type=count, metavar="N", help="open loop: the rest waits, its clock running"
+        "--max-in-flight",
+        type=count,
+        metavar="N",
+        help="open loop: further requests wait while their clock runs",
     )
-    group.add_argument(
-        "--warmup", type=int, default=4, metavar="N", help="requests before the measurement (default: 4)"
-    )
+    group.add_argument("--warmup", type=int, default=4, metavar="N", help="warm-up requests (default: 4)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,14 +75,14 @@ async def _measure(args: argparse.Namespace) -> Result:
 
     work = workload(args, _requests(args))
     chosen, slo = pace(args, timed=work.times() is not None), objectives(args)
-    chosen.times(work)  # refuse before anything is sent
+    chosen.times(work)  # raises before anything is sent
     bench = ServerBench(server_options(args))
     recording = Recording("serve", public_words(args.words))
     try:
         await bench.open()
         counts = await bench.calibrate()
         await bench.warm_up(args.warmup, chosen, work)
-        with Progress(work.num_requests, enabled=not args.quiet) as progress:
+        with RequestProgress(work.num_requests, enabled=not args.quiet) as progress:
             outcome = await bench.measure(work, chosen, slo, progress)
     finally:
         await bench.close()
@@ -91,16 +91,16 @@ async def _measure(args: argparse.Namespace) -> Result:
 
 
 def pace(args: argparse.Namespace, *, timed: bool) -> Pace:
-    """How the load is given. `timed`: the workload has arrival times of its own, whose pattern a rate then keeps
-    unless another is asked for. Raises ValueError naming the option."""
+    """Return the pace of the load. `timed`: the workload has arrival times, whose pattern a rate keeps unless --arrival
+    is set. Raises ValueError naming the option."""
     from quire.bench.serve import Pace
 
     if args.rate is not None and args.concurrency is not None:
-        raise ValueError("concurrency: either this or --rate; --max-in-flight bounds an open loop")
+        raise ValueError("concurrency: cannot be combined with --rate; --max-in-flight bounds an open loop")
     if args.rate is not None and not args.rate > 0:
         raise ValueError(f"rate: {args.rate} is not above 0")
     if args.rate is None and args.arrival not in {None, "trace"}:
-        raise ValueError(f"rate: --arrival {args.arrival} needs one")
+        raise ValueError(f"rate: --arrival {args.arrival} needs a rate")
     if args.warmup < 0:
         raise ValueError(f"warmup: {args.warmup} is below 0")
     common: dict[str, Any] = {
@@ -110,7 +110,7 @@ def pace(args: argparse.Namespace, *, timed: bool) -> Pace:
     }
     own_times = args.arrival == "trace" or (args.trace is not None and args.arrival is None and timed)
     if args.trace is not None and not timed and args.rate is None and args.concurrency is None:
-        raise ValueError("rate: this trace has no times of its own; give one, or a --concurrency")
+        raise ValueError("rate: this trace has no times; set --rate or --concurrency")
     if args.concurrency is not None or (args.rate is None and not own_times):
         return Pace(clients=args.concurrency or 1, **common)
     if own_times:
@@ -126,8 +126,8 @@ def _requests(args: argparse.Namespace) -> int | None:
     return None if args.trace is not None or args.prompts is not None else 20_000
 
 
-class Progress:
-    """A bar over requests on a terminal."""
+class RequestProgress:
+    """A progress bar over requests on a terminal."""
 
     def __init__(self, total: int, *, enabled: bool) -> None:
         self._bar: Any = None
@@ -145,7 +145,7 @@ class Progress:
             self._bar.set_postfix_str(f"{self._failed} failed", refresh=False)
         self._bar.update()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RequestProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Options of the benchmarks that talk to a server, and what they stand for."""
+"""Options of the benchmarks of a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire.bench.serve import ServerOptions
     from quire.bench.workloads import Workload
 
-# preset -> lengths and sharing that go with its objectives (goodput.PRESETS)
+# preset -> its lengths and sharing (its objectives are in goodput.PRESETS)
 SHAPES: dict[str, dict[str, Any]] = {
     "chat": {"input_len": "lognormal:256:0.8", "output_len": "lognormal:160:0.6", "prefix_len": 64},
     "code": {"input_len": "512-1536", "output_len": "16-64", "prefix_len": 0},
@@ -36,32 +36,39 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument(
         "--backend", default="auto", metavar="NAME",
-        help="quire, vllm, sglang, llama-server, tgi, ollama or openai (default: asks the server)",
+        help="quire, vllm, sglang, llama-server, tgi, ollama or openai (default: detected)",
     )  # fmt: skip
     group.add_argument(
         "--api", default="chat", choices=("chat", "completions", "native", "native-chat"),
-        help="OpenAI's routes, or the backend's own (default: chat)",
+        help="OpenAI's routes, or the native one of the backend (default: chat)",
     )  # fmt: skip
     group.add_argument(
-        "--model", default="", metavar="NAME", help="model to name (default: the first it lists)"
+        "--model",
+        default="",
+        metavar="NAME",
+        help="name of the model in requests (default: the first that the server lists)",
     )
     group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token (default: $OPENAI_API_KEY)")
     group.add_argument(
-        "--header", action="append", default=[], metavar="NAME:VALUE", help="one more header; may be repeated"
+        "--header",
+        action="append",
+        default=[],
+        metavar="NAME:VALUE",
+        help="additional header; may be repeated",
     )
     group.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
     group.add_argument(
-        "--timeout", type=seconds, default=600.0, metavar="S", help="of a request (default: 600)"
+        "--timeout", type=seconds, default=600.0, metavar="S", help="time limit of a request (default: 600)"
     )
     group.add_argument(
         "--server-metrics", action=argparse.BooleanOptionalAction, default=True,
-        help="read the server's /metrics once a second (default: on)",
+        help="read the server's /metrics once per second (default: on)",
     )  # fmt: skip
     group = parser.add_argument_group("requests")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
     group.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True,
-        help="answers have exactly the length asked for, where the server can (default: on)",
+        help="answers have exactly the requested length, if the server supports it (default: on)",
     )  # fmt: skip
     group.add_argument(
         "--stream",
@@ -71,15 +78,15 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--count-chunk-tokens", action="store_true",
-        help="have the server tell the tokens of every chunk (costs it a little; for exact ITL of bundled tokens)",
+        help="request the number of tokens per chunk, for an exact ITL of bundled tokens (costs the server a little)",
     )  # fmt: skip
     group.add_argument(
-        "--extra-body", type=json_object, default={}, metavar="JSON", help="more fields of the body"
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="additional fields of the body"
     )
 
 
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
-    """What is asked, what counts as good, and where the result goes: at the end of a command's options."""
+    """Add options for workload, objectives and output, after the other options of a command."""
     add_workload_options(parser)
     add_goodput_options(parser)
     add_result_options(parser)
@@ -90,43 +97,43 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument(
-        "--preset", choices=sorted(SHAPES), help="lengths, sharing and objectives of a kind of product"
+        "--preset", choices=sorted(SHAPES), help="lengths, sharing and objectives typical of a product"
     )
     group.add_argument(
         "--input-len", metavar="SPEC", help="512, 256-1024, normal:512:128 or lognormal:512:0.8"
     )
     group.add_argument("--output-len", metavar="SPEC", help="likewise")
-    group.add_argument("--prefix-len", type=int, metavar="N", help="tokens that requests of a family share")
     group.add_argument(
-        "--prefix-families", type=count, default=1, metavar="N", help="how many families (default: 1)"
+        "--prefix-len", type=int, metavar="N", help="common prefix of the requests of a family, in tokens"
     )
-    group.add_argument("--turns", type=count, metavar="N", help="turns of a conversation (default: 1)")
     group.add_argument(
-        "--think-time", type=float, default=0.0, metavar="S", help="mean pause before a further turn"
+        "--prefix-families", type=count, default=1, metavar="N", help="number of families (default: 1)"
     )
-    group.add_argument("--prompts", type=Path, metavar="FILE", help="prompts: one a line, or JSON lines")
+    group.add_argument("--turns", type=count, metavar="N", help="turns per conversation (default: 1)")
+    group.add_argument("--think-time", type=float, default=0.0, metavar="S", help="mean pause between turns")
+    group.add_argument("--prompts", type=Path, metavar="FILE", help="prompts: one per line, or JSON lines")
     group.add_argument(
         "--trace", type=Path, metavar="PATH", help="Azure, Mooncake or ServeGen trace, or lengths"
     )
     group.add_argument(
-        "--trace-start", type=float, default=0.0, metavar="S", help="begin at this second of the trace"
+        "--trace-start", type=float, default=0.0, metavar="S", help="start at this second of the trace"
     )
     group.add_argument(
-        "--length-scale", type=float, default=1.0, metavar="F", help="multiply a trace's lengths"
+        "--length-scale", type=float, default=1.0, metavar="F", help="multiply the lengths of a trace"
     )
-    group.add_argument("--max-input-len", type=count, metavar="N", help="cut a trace's prompts")
-    group.add_argument("--max-output-len", type=count, metavar="N", help="cut a trace's outputs")
+    group.add_argument("--max-input-len", type=count, metavar="N", help="cut the prompts of a trace")
+    group.add_argument("--max-output-len", type=count, metavar="N", help="cut the outputs of a trace")
     group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of lengths, texts and arrivals (default: 0)"
+        "--seed", type=int, default=0, metavar="N", help="seed of lengths, texts and arrivals (default: 0)"
     )
     group.add_argument(
         "--salt",
         default="",
         metavar="TEXT",
-        help="other texts of the same lengths, unknown to the server's cache",
+        help="make different texts of the same lengths, which the server has not cached",
     )
     group.add_argument(
-        "--prompt-ids", type=id_range, metavar="LOW-HIGH", help="prompts as token ids of this range"
+        "--prompt-ids", type=id_range, metavar="LOW-HIGH", help="send prompts as token ids in this range"
     )
     group.add_argument(
         "--tokenizer", type=Path, metavar="FOLDER", help="count tokens with this checkpoint's tokenizer"
@@ -143,28 +150,28 @@ def add_goodput_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.9,
         metavar="F",
-        help="part of requests that must meet them (default: 0.9)",
+        help="share of requests that must meet them (default: 0.9)",
     )
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:
-    """Raises ValueError naming the option."""
+    """Return the options of the server. Raises ValueError naming the option."""
     from quire.bench.client import target
-    from quire.bench.endpoints import BACKENDS, Ask
+    from quire.bench.endpoints import BACKENDS, RequestOptions
     from quire.bench.serve import ServerOptions
 
     headers = {}
     for text in args.header:
         name, colon, value = text.partition(":")
         if not colon:
-            raise ValueError(f"header: {text!r} is not like NAME:VALUE")
+            raise ValueError(f"header: {text!r} does not have the form NAME:VALUE")
         headers[name.strip()] = value.strip()
     key = args.api_key or os.environ.get("OPENAI_API_KEY")
     if key:
         headers["authorization"] = f"Bearer {key}"
     if args.backend not in {"auto", *BACKENDS}:
         raise ValueError(f"backend: {args.backend!r} is not one of auto, {', '.join(BACKENDS)}")
-    ask = Ask(
+    ask = RequestOptions(
         model=args.model,
         temperature=args.temperature,
         ignore_eos=args.ignore_eos,
@@ -185,7 +192,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
 
 
 def public_words(words: Sequence[str]) -> list[str]:
-    """A command line without its secrets: result files are passed on."""
+    """Return a command line without its secrets, because result files are shared."""
     shown: list[str] = []
     for word in words:
         option, equals, _ = word.partition("=")
@@ -200,13 +207,13 @@ _SECRET = ("--api-key", "--header")
 
 
 def workload(args: argparse.Namespace, requests: int | None, salt: str = "") -> Workload:
-    """The work that was asked for; `requests` None takes all of a trace or file, else at most so many."""
+    """Return the workload. `requests` limits a trace or file; None takes all of it."""
     from quire.bench.traces import read_trace
     from quire.bench.workloads import Lengths, Scaling, Shape, from_file, from_trace, synthetic
 
     salt = args.salt + salt
     if args.prompts is not None and args.trace is not None:
-        raise ValueError("trace: either this or --prompts")
+        raise ValueError("trace: cannot be combined with --prompts")
     if args.prompts is not None:
         output = Lengths(args.output_len, "output-len") if args.output_len else None
         return from_file(args.prompts, output_len=output, limit=requests, seed=args.seed)
@@ -235,7 +242,7 @@ def workload(args: argparse.Namespace, requests: int | None, salt: str = "") -> 
 
 
 def objectives(args: argparse.Namespace, default: str = "") -> SLO | None:
-    """The objectives given, those of the preset, those of `default`, or None."""
+    """Return the objectives of --goodput, of the preset or of `default`, or None."""
     import dataclasses
 
     from quire.bench.goodput import PRESETS, parse_slo
@@ -256,19 +263,19 @@ def _counter(folder: Path | None) -> Callable[[str], int] | None:
 
 
 def id_range(text: str) -> range:
-    """Argument type of a range of token ids."""
+    """Argument type: a range of token ids."""
     low, dash, high = text.partition("-")
     try:
         found = range(int(low), int(high) + 1)
     except ValueError:
         found = range(0)
     if not dash or not found or found[0] < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like 100-999")
+        raise argparse.ArgumentTypeError(f"{text!r} does not have the form 100-999")
     return found
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Argument type of a JSON object."""
+    """Argument type: a JSON object."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -279,11 +286,11 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def seconds(text: str) -> float:
-    """Argument type of a time above 0."""
+    """Argument type: a time above 0."""
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return value

@@ -1,7 +1,7 @@
-"""Start-up in fresh processes: importing, the first token of `quire generate`, the first token of `quire serve`.
+"""Measure start-up in new processes: import, first token of `quire generate`, first token of `quire serve`.
 
-The files are in the page cache, but for cold starts. shape:NAME first writes a checkpoint of that shape with random
-weights, so that loading is what it is for a released model.
+The files are in the page cache, except for cold starts. shape:NAME first writes a checkpoint of that shape with random
+weights, which then loads like a released model.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ KINDS = ("import", "generate", "cold", "serve")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL,
-        help="checkpoint folder, hub name, or shape:NAME for a checkpoint of random weights (default: the shipped one)",
+        help="checkpoint folder, hub name, or shape:NAME for a checkpoint of random weights (default: bundled model)",
     )  # fmt: skip
     parser.add_argument(
         "--input-len", type=count, default=16, metavar="N", help="tokens of the prompt (default: 16)"
     )
     parser.add_argument("--num-iters", type=count, default=5, metavar="N",
-                        help="starts of each kind, after one that is not counted (default: 5)")  # fmt: skip
+                        help="starts of each kind, after an uncounted one (default: 5)")  # fmt: skip
     parser.add_argument("--only", choices=KINDS, action="append", help="what to start; may be repeated")
     parser.add_argument(
         "--at-most", nargs=2, action="append", default=[], metavar=("KIND", "SECONDS"),
-        help="exit with status 1 when the median of a kind of start is above this; may be repeated",
+        help="exit with status 1 if the median of a kind of start exceeds this; may be repeated",
     )  # fmt: skip
     add_result_options(parser)
     add_engine_options(parser)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         tables=tables,
     )
     finish(args, result, _text(metrics, tables["phases"]))
-    late = [f"{kind}: {value:.3f} s are above {most:g} s" for kind, most in bounds
+    late = [f"{kind}: {value:.3f} s exceed the limit of {most:g} s" for kind, most in bounds
             if (value := metrics[kind].value) is not None and value > most]  # fmt: skip
     for line in late:
         print(line, file=sys.stderr)
@@ -80,7 +80,7 @@ def _bound(kind: str, seconds: str, kinds: Sequence[str]) -> tuple[str, float]:
 
 @contextmanager
 def _folder(model: str) -> Iterator[str]:
-    """The model to start; for a shape a checkpoint that is removed afterwards."""
+    """Yield the model to start; for a shape, a checkpoint that is removed afterwards."""
     import tempfile
     from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Find how much load a server takes: its throughput–latency curve, and the knee (highest goodput) by bisection.
+"""Find the capacity of a server: its throughput–latency curve, and the knee (highest goodput) by bisection.
 
-Every load is an open loop of its own, with texts that the server has not seen. Without --goodput the objectives of
---preset count, without that those of chat.
+Every load is a separate open loop, with texts that the server has not seen. The objectives are those of --goodput, else
+of --preset, else of chat.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.benches.common import count, finish, write_page
-from quire.cli.benches.serve import Progress
+from quire.cli.benches.serve import RequestProgress
 from quire.cli.benches.serving import (
     add_measuring_options,
     add_server_options,
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser)
     group = parser.add_argument_group("search")
     group.add_argument(
-        "--start-rate", type=float, metavar="R", help="first load (default: what one client gets)"
+        "--start-rate", type=float, metavar="R", help="first load (default: the rate of one client)"
     )
     group.add_argument(
         "--rates", type=rates, metavar="R,R,…", help="measure these loads instead of searching"
@@ -47,22 +47,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", type=float, default=0.1, metavar="F", help="width of the bracket (default: 0.1)"
     )
     group.add_argument(
-        "--max-points", type=count, default=12, metavar="N", help="loads at most (default: 12)"
+        "--max-points", type=count, default=12, metavar="N", help="maximum number of loads (default: 12)"
     )
     group.add_argument(
-        "--duration", type=seconds, default=30.0, metavar="S", help="of each load (default: 30)"
+        "--duration", type=seconds, default=30.0, metavar="S", help="duration of each load (default: 30)"
     )
     group.add_argument(
-        "--min-requests", type=count, default=20, metavar="N", help="of each load (default: 20)"
+        "--min-requests", type=count, default=20, metavar="N", help="minimum per load (default: 20)"
     )
     group.add_argument(
         "--arrival", choices=("poisson", "constant", "gamma", "trace"), default="poisson",
-        help="spacing; trace: the pattern of the trace's own times at each rate (default: poisson)",
+        help="spacing; trace: the pattern of the trace at each rate (default: poisson)",
     )  # fmt: skip
     group.add_argument("--burstiness", type=float, default=1.0, metavar="F", help="shape of gamma gaps")
-    group.add_argument(
-        "--warmup", type=int, default=4, metavar="N", help="requests before the first load (default: 4)"
-    )
+    group.add_argument("--warmup", type=int, default=4, metavar="N", help="warm-up requests (default: 4)")
     add_measuring_options(parser)
 
 
@@ -109,7 +107,7 @@ class _Probe:
         self.definitions: dict[str, str] = {}
 
     async def alone(self) -> float:
-        """Requests a second that a single client gets."""
+        """Measure the requests per second of a single client."""
         from quire.bench.serve import Pace
 
         work = workload(self.args, 4, " alone")
@@ -121,10 +119,10 @@ class _Probe:
         from quire.bench.sweep import Point
 
         requests = max(self.args.min_requests, round(rate * self.args.duration))
-        # New texts for every load: else the second one would find the first one's in the prefix cache.
+        # New texts for every load; otherwise the second load would hit the cached prefixes of the first.
         work = workload(self.args, requests, f" load {self.measured}")
         self.text, self.measured = work.text, self.measured + 1
-        with Progress(work.num_requests, enabled=not self.args.quiet) as progress:
+        with RequestProgress(work.num_requests, enabled=not self.args.quiet) as progress:
             outcome = await self.bench.measure(work, self._pace(rate), self.slo, progress)
         summary = outcome.summary
         assert summary.goodput is not None
@@ -136,7 +134,7 @@ class _Probe:
         if not self.args.quiet:
             met = f"{100 * share:5.1f} % met the objectives"
             print(f"{rate:8.3f} requests/s: {met}, goodput {share * rate:.3f}/s", file=sys.stderr)
-        # Goodput as a rate of the offered load: the drain after the last arrival belongs to none of the rates.
+        # Goodput is a share of the offered rate, so the drain after the last arrival is in none of the rates.
         return Point(rate, share * rate, share, share >= self.slo.share, figures)
 
     def _pace(self, rate: float) -> Pace:
@@ -149,7 +147,7 @@ class _Probe:
 
 
 def _words_of(note: str) -> str:
-    """A note without its figures and the load it was made at: what one load says of itself, the others need not."""
+    """Return a note without figures and load, so that equal notes of several loads are shown once."""
     return re.sub(r"[\d.,]+", "#", note.rpartition("requests/s: ")[2])
 
 
@@ -171,7 +169,7 @@ def _result(recording: Any, bench: ServerBench, slo: SLO, knee: Knee, probe: _Pr
         },
         definitions={
             "goodput": "offered rate × share of requests that met every objective; a failure meets none",
-            "knee": "the load measured with the highest goodput",
+            "knee": "the measured load with the highest goodput",
             "served": f"at least {slo.share:.0%} of requests met every objective",
             **{name: text for name, text in probe.definitions.items() if name != "goodput"},
         },
@@ -182,7 +180,7 @@ def _result(recording: Any, bench: ServerBench, slo: SLO, knee: Knee, probe: _Pr
 
 
 def lines(result: Result) -> list[str]:
-    """A result of `sweep` as text."""
+    """Format a result of `sweep` as text."""
     from quire.bench.serve_result import figure
 
     settings, value = result.settings, {name: metric.value for name, metric in result.metrics.items()}
@@ -224,7 +222,7 @@ def lines(result: Result) -> list[str]:
 
 
 def rates(text: str) -> list[float]:
-    """Argument type of a list of rates."""
+    """Argument type: a list of rates."""
     try:
         found = [float(word) for word in text.split(",")]
     except ValueError:

@@ -1,8 +1,8 @@
-"""Throughput of many requests through the engine, over the whole run, and its share of what the machine could do.
+"""Measure the throughput of many requests over the whole run, and its share of the machine's limits.
 
-The engine runs in this process. All requests are given at once, or --concurrency keeps that many in it. The bound
-is computed from the steps that were really run: each takes at least the longer of moving its weights, keys and
-values at the measured bandwidth and computing at the measured peaks.
+The engine runs in this process. All requests are submitted at once, or --concurrency limits how many are in the engine.
+The bound is computed from the actual steps: each takes at least the longer of moving its weights, keys and values at
+the measured bandwidth and computing at the measured peaks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", "--max-concurrency", type=count, metavar="N",
                         help="requests in the engine at once (default: all)")  # fmt: skip
     parser.add_argument("--random-range-ratio", type=float, default=0.0, metavar="R",
-                        help="lengths vary evenly by this part of their mean, in [0, 1) (default: 0)")  # fmt: skip
+                        help="uniform variation of lengths relative to their mean, in [0, 1) (default: 0)")  # fmt: skip
     add_workload_options(parser, iterations=3, warmup=1)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config import env
-from quire.config.resolve import MachineFacts, resolve
-from quire.config.resolve import ModelFacts as ConfigFacts
+from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
@@ -137,7 +136,7 @@ def choose(
     `weights`: the model's, where they are open already.
     """
     spec, asked = model.facts.spec, _agreed(model, asked)
-    config = resolve(asked, ConfigFacts(spec.dtype, spec.max_positions, model.facts.longest), machine)
+    config = resolve(asked, ModelTraits(spec.dtype, spec.max_positions, model.facts.longest), machine)
     first = config.quantized or config.head
     formats = NumberFormats(
         weights=_dtype(config.weights),

@@ -1,7 +1,7 @@
 """Registry of model families: `model_type` or architecture -> the function that reads its config.
 
-A family is a pure function from a ConfigReader to a ModelSpec. To add one: write the function, add a line
-here and a parity test.
+A family is a pure function from a ConfigReader to a ModelSpec. To add one, write the function, a line here and a parity
+test.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from quire.types import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One registry line: the names a checkpoint uses for it, and its reader.
+    """A family: its names in checkpoints, and its reader.
 
-    `reads`: keys of rarer features that this reader implements; see refuse_foreign_keys.
+    `reads`: keys of rare features that this reader implements; see refuse_foreign_keys.
     """
 
     model_type: str
@@ -79,9 +79,9 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def find_family(config: ConfigReader) -> tuple[Family, str]:
-    """The family of a config and the architecture to show for it.
+    """Find the family of a config and the name of its architecture.
 
-    Raises UnsupportedModelError naming model_type or architectures, and what is supported.
+    Raises UnsupportedModelError naming model_type or architectures, and the supported ones.
     """
     model_type = config.string("model_type", None)
     architectures = config.strings("architectures") or ()

@@ -27,14 +27,14 @@ _COHERE2 = replace(_COHERE, rope=RopeStyle(interleaved=True))
 
 
 def cohere(config: ConfigReader) -> ModelSpec:
-    """Attention and feed-forward side by side after one LayerNorm; q and k norms with `use_qk_norm`."""
+    """Parallel attention and feed-forward after one LayerNorm; q and k norms with `use_qk_norm`."""
     per_head = QKNorm(Norm("layer"), shared=False) if config.boolean("use_qk_norm", False) else None
     spec = decoder(config, _COHERE, [0] * layer_count(config), biases=_biases(config), qk_norm=per_head)
     return _parallel(config, spec)
 
 
 def cohere2(config: ConfigReader) -> ModelSpec:
-    """Three sliding layers, then a full one that does not rotate."""
+    """Three sliding layers, then a full one without rotation."""
     windows = windows_by_pattern(config, window_size(config, _COHERE2), 4)
     positions = read_max_positions(config, _COHERE2)
     rope = read_rope(config, read_head_dim(config, _COHERE2), positions, _COHERE2.rope)

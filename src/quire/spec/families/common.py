@@ -1,4 +1,4 @@
-"""What the families share: sizes and their limits, layers, windows, and keys that must not be ignored."""
+"""Code that families share: sizes and limits, layers, windows, and keys that must not be ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.spec.model import (
 )
 from quire.spec.rope_config import MAX_POSITIONS, RopeStyle, context_lengths, read_rope
 
-# Several times the largest released models; what is beyond is a mistake or an attack on memory.
+# Several times the largest released models; larger values are mistakes or attacks on memory.
 MAX_VOCAB = 2**22
 MAX_DIM = 2**17
 MAX_WIDTH = 2**20
@@ -36,7 +36,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 _DTYPES: dict[str, DTypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _LAYER_TYPES = {"full_attention": False, "attention": False, "sliding_attention": True}
-# Rotary tables that early checkpoints stored; they are recomputed from the config.
+# Rotary tables in early checkpoints; Quire recomputes them from the config.
 _IGNORED_TENSORS = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.inv_freq")
 # Keys that change the computation of any model that has them: key -> values that mean "off".
 _FOREIGN_KEYS: dict[str, tuple[object, ...]] = {
@@ -63,7 +63,7 @@ _FOREIGN_KEYS: dict[str, tuple[object, ...]] = {
 
 
 def refuse_foreign_keys(config: ConfigReader, reads: Collection[str] = ()) -> None:
-    """Raise UnsupportedModelError for keys of features that a family does not implement; `reads` are those it does."""
+    """Raise UnsupportedModelError for keys of features that a family does not implement; it implements `reads`."""
     for key, off in _FOREIGN_KEYS.items():
         value = config.values.get(key)
         if key not in reads and not any(value == quiet and _same_kind(value, quiet) for quiet in off):
@@ -71,7 +71,7 @@ def refuse_foreign_keys(config: ConfigReader, reads: Collection[str] = ()) -> No
 
 
 def _same_kind(a: object, b: object) -> bool:
-    """Python takes True for 1; a config must not."""
+    """Whether types match: Python treats True as 1, a config must not."""
     return isinstance(a, bool) == isinstance(b, bool)
 
 
@@ -80,7 +80,7 @@ _RMS, _ROPE = Norm(), RopeStyle()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What transformers assumes in one family when a key is absent.
+    """The defaults of transformers for missing keys in one family.
 
     `kv_heads` None means as many as heads; `head_dim` None means hidden_size / num_attention_heads.
     """
@@ -118,8 +118,8 @@ def decoder(
 ) -> ModelSpec:
     """A pre-norm decoder whose layers differ only in their window and rope; each has one entry per layer.
 
-    `qk_norm` takes the model's epsilon. `scale` defaults to head_dim^-0.5, `ropes` to the config's one rope in
-    every layer. What else a family changes, it changes in the result with dataclasses.replace.
+    `qk_norm` takes the epsilon of the model. `scale` defaults to head_dim^-0.5, `ropes` to the rope of the config in
+    every layer. Families make other changes to the result with dataclasses.replace.
     """
     dim = config.integer("hidden_size", high=MAX_DIM)
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
@@ -161,7 +161,7 @@ def decoder(
 def with_layers(
     spec: ModelSpec, *, pre_norm: bool = True, post_norm: bool = False, parallel: bool = False
 ) -> ModelSpec:
-    """The spec with every layer's norms and branches arranged in another way; see Layer."""
+    """Return the spec with another arrangement of norms and branches in every layer; see Layer."""
     layers = (replace(x, pre_norm=pre_norm, post_norm=post_norm, parallel=parallel) for x in spec.layers)
     return replace(spec, layers=tuple(layers))
 
@@ -175,14 +175,14 @@ def layer_count(config: ConfigReader) -> int:
 
 
 def window_size(config: ConfigReader, defaults: Defaults) -> int:
-    """`sliding_window`: 0 when the key is null, the family's default when it is absent."""
+    """`sliding_window`: 0 if the key is null, the family's default if it is missing."""
     if "sliding_window" in config.values and not config.has("sliding_window"):
         return 0
     return config.integer("sliding_window", defaults.window, high=MAX_POSITIONS)
 
 
 def windows_of_types(config: ConfigReader, window: int) -> list[int] | None:
-    """Per-layer windows from `layer_types`, or None when the config has no such list."""
+    """Per-layer windows from `layer_types`, or None without such a list."""
     types = config.strings("layer_types")
     if types is None:
         return None
@@ -207,7 +207,7 @@ def windows_by_pattern(config: ConfigReader, window: int, pattern: int) -> list[
 
 
 def read_head_dim(config: ConfigReader, defaults: Defaults) -> int:
-    """`head_dim`, else hidden_size / num_attention_heads unless the family has a size of its own."""
+    """`head_dim`, else hidden_size / num_attention_heads unless the family has a fixed size."""
     dim = config.integer("hidden_size", high=MAX_DIM)
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     head_dim = config.integer("head_dim", defaults.head_dim, high=MAX_HEAD_DIM)
@@ -221,7 +221,7 @@ def read_head_dim(config: ConfigReader, defaults: Defaults) -> int:
 
 
 def _kv_heads(config: ConfigReader, defaults: Defaults, heads: int) -> int:
-    # An explicit null means "as many as heads" in every family; only an absent key takes the class default.
+    # An explicit null means "as many as heads" in every family; only a missing key takes the class default.
     default = heads if "num_key_value_heads" in config.values else (defaults.kv_heads or heads)
     kv_heads = config.integer("num_key_value_heads", default, high=MAX_HEADS)
     if heads % kv_heads:
@@ -240,7 +240,7 @@ def _dtype(config: ConfigReader) -> DTypeName:
     key = "dtype" if config.has("dtype") else "torch_dtype"
     name = config.string(key, None)
     if name is None:
-        config.notices.append(f"{config.where}: neither dtype nor torch_dtype says how weights are stored")
+        config.notices.append(f"{config.where}: neither dtype nor torch_dtype is set: bfloat16 is assumed")
         return "bfloat16"
     if name not in _DTYPES:
         raise config.unsupported(key, f"weights may be {', '.join(_DTYPES)}")

@@ -23,7 +23,7 @@ from quire.spec.rope_config import RopeStyle, context_lengths, read_rope, softma
 
 _MAX_KV_RANK = 8192
 _Q_RANK = 1536
-_NORM = Norm(eps=1e-6)  # of latents; no key says otherwise
+_NORM = Norm(eps=1e-6)  # of latents; there is no key for it
 _V2 = Defaults(max_positions=2048, rope=RopeStyle(interleaved=True))
 _V3 = replace(_V2, max_positions=4096)
 _NAMES = WeightNames(
@@ -34,13 +34,13 @@ _NAMES = WeightNames(
 
 
 def deepseek_v2(config: ConfigReader) -> ModelSpec:
-    """Queries have a latent of their own unless q_lora_rank is null (V2-Lite); groups of experts by their best."""
+    """Queries have a latent unless q_lora_rank is null (V2-Lite); groups of experts are scored by their best."""
     spec = _decoder(config, _V2, mlp_bias=config.boolean("mlp_bias", False))
     return _with_experts(config, spec, _v2_router, dense=0)
 
 
 def deepseek_v3(config: ConfigReader) -> ModelSpec:
-    """V2's attention; sigmoid scores with a correction, groups by their best two. MTP layers are left aside."""
+    """V2's attention; sigmoid scores with a correction, groups scored by their best two. MTP layers are ignored."""
     style = replace(_V3.rope, interleaved=config.boolean("rope_interleave", True))
     spec = _decoder(config, replace(_V3, rope=style), mlp_bias=False)
     extra = config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
@@ -59,13 +59,13 @@ def _decoder(config: ConfigReader, defaults: Defaults, *, mlp_bias: bool) -> Mod
 
 
 def _attention(config: ConfigReader, defaults: Defaults, max_positions: int) -> LatentAttention:
-    # absent is the default of the class, null is no latent of queries
+    # missing: the default of the class; null: queries have no latent
     given = config.integer("q_lora_rank", None, high=MAX_DIM)
     q_rank = (given or 0) if "q_lora_rank" in config.values else _Q_RANK
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     if config.integer("num_key_value_heads", heads, high=MAX_HEADS) != heads:
         raise config.unsupported(
-            "num_key_value_heads", f"every head has keys and values, so it must be {heads}"
+            "num_key_value_heads", f"every head has its own keys and values, so it must be {heads}"
         )
     nope, rope_dim, v_dim = (
         _even(config, key, default, MAX_HEAD_DIM)
@@ -82,7 +82,7 @@ def _attention(config: ConfigReader, defaults: Defaults, max_positions: int) -> 
 def _even(config: ConfigReader, key: str, default: int, high: int) -> int:
     size = config.integer(key, default, high=high)
     if size % 2:
-        raise config.unsupported(key, "sizes of heads and latents must be even")
+        raise config.unsupported(key, "the sizes of heads and latents must be even")
     return size
 
 
@@ -107,7 +107,7 @@ def _with_experts(
 def _v2_router(config: ConfigReader) -> Router:
     _only(config, "scoring_func", "softmax")
     if config.boolean("norm_topk_prob", False):
-        raise config.unsupported("norm_topk_prob", "weights of this model type are not divided by their sum")
+        raise config.unsupported("norm_topk_prob", "this model type does not divide weights by their sum")
     router = _router(config, 1.0)
     method = config.string("topk_method", "greedy")
     if method == "greedy":
@@ -135,7 +135,7 @@ def _router(config: ConfigReader, scale: float) -> Router:
 
 
 def _grouped(config: ConfigReader, router: Router) -> Router:
-    """The router with `n_group` groups, of which `topk_group` can be chosen from."""
+    """The router with `n_group` groups, of which `topk_group` can be chosen."""
     groups = config.integer("n_group", high=router.experts)
     if router.experts % groups:
         raise config.error("n_group", f"{groups} does not divide n_routed_experts = {router.experts}")

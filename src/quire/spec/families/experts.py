@@ -1,4 +1,4 @@
-"""What the families with experts share: the router's keys, and which layers are dense."""
+"""Code that families with experts share: the keys of the router, and the dense layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.spec.model import ModelSpec, MoE, Router
 
 MAX_EXPERTS = 1024
 MAX_TOP_K = 64
-# Keys of other routers: key -> values that mean what a plain softmax router does.
+# Keys of other routers: key -> values that mean a plain softmax router.
 _OTHER_ROUTERS: dict[str, tuple[object, ...]] = {
     "scoring_func": (None, "softmax"),
     "topk_method": (None, "greedy"),
@@ -22,7 +22,7 @@ _OTHER_ROUTERS: dict[str, tuple[object, ...]] = {
 
 
 def read_experts(config: ConfigReader, default: int, *, low: int = 1) -> int:
-    """`num_experts` or `num_local_experts`: transformers 5 writes the second name for both."""
+    """`num_experts` or `num_local_experts`, which transformers 5 writes for both."""
     names = [key for key in ("num_experts", "num_local_experts") if config.has(key)]
     found = [config.integer(key, low=low, high=MAX_EXPERTS) for key in names]
     if len(set(found)) > 1:
@@ -31,7 +31,7 @@ def read_experts(config: ConfigReader, default: int, *, low: int = 1) -> int:
 
 
 def read_top_k(config: ConfigReader, experts: int, default: int) -> int:
-    """`num_experts_per_tok`, no more than there are experts."""
+    """`num_experts_per_tok`, at most the number of experts."""
     key = "num_experts_per_tok"
     top_k = config.integer(key, default, high=MAX_TOP_K)
     if top_k > experts:
@@ -40,7 +40,7 @@ def read_top_k(config: ConfigReader, experts: int, default: int) -> int:
 
 
 def softmax_router(config: ConfigReader, experts: int, top_k: int, *, renormalise: bool) -> Router:
-    """Softmax over all experts, the best `top_k`. Keys of other routers are refused."""
+    """Softmax over all experts, then the best `top_k`. Keys of other routers are refused."""
     for key, plain in _OTHER_ROUTERS.items():
         if config.values.get(key) not in plain:
             raise config.unsupported(key, "the router of this model type is a softmax over all experts")

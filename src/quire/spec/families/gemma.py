@@ -33,7 +33,7 @@ _GEMMA3_SIZES = {
     "num_attention_heads": 8,
 }  # fmt: skip
 GEMMA_READS = ("query_pre_attn_scalar", "final_logit_softcapping")
-# Released checkpoints name the language model one way, transformers 5 writes it the other.
+# Released checkpoints and those written by transformers 5 name the language model differently.
 _TEXT_PREFIXES = (
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
@@ -45,7 +45,7 @@ _SANDWICH = WeightNames(mlp_norm="model.layers.{i}.pre_feedforward_layernorm")
 
 
 def gemma(config: ConfigReader) -> ModelSpec:
-    """Released configs say `gelu` and mean its tanh approximation, which `hidden_activation` was to tell."""
+    """Released configs set `gelu` but mean its tanh approximation, as in `hidden_activation`."""
     values = dict(config.values)
     if values.get("hidden_act") in (None, "gelu"):
         values["hidden_act"] = "gelu_pytorch_tanh"
@@ -55,7 +55,7 @@ def gemma(config: ConfigReader) -> ModelSpec:
 
 
 def gemma2(config: ConfigReader) -> ModelSpec:
-    """Sliding and full layers take turns; scores and logits are soft-capped."""
+    """Sliding and full layers alternate; scores and logits are soft-capped."""
     windows = windows_by_pattern(config, window_size(config, _GEMMA2), 2)
     spec = decoder(config, _GEMMA2, windows, biases=_biases(config), scale=_scale(config))
     cap = _cap(config, "attn_logit_softcapping", 50.0)
@@ -66,7 +66,7 @@ def gemma2(config: ConfigReader) -> ModelSpec:
 
 
 def gemma3(config: ConfigReader) -> ModelSpec:
-    """Five sliding layers to a full one, each kind with a rope of its own."""
+    """Five sliding layers per full one, each kind with its own rope."""
     windows = windows_by_pattern(config, window_size(config, _GEMMA3), 6)
     spec = decoder(
         config, _GEMMA3, windows, biases=_biases(config), scale=_scale(config),
@@ -76,7 +76,7 @@ def gemma3(config: ConfigReader) -> ModelSpec:
 
 
 def gemma3_multimodal(config: ConfigReader) -> ModelSpec:
-    """The language model of a checkpoint with an image tower; its `text_config` leaves out what is the default."""
+    """The language model of a checkpoint with an image tower; its `text_config` omits defaults."""
     text = config.child("text_config")
     if text is None:
         raise config.error("text_config", "is missing")
@@ -86,7 +86,7 @@ def gemma3_multimodal(config: ConfigReader) -> ModelSpec:
     merged = ConfigReader({**_GEMMA3_SIZES, **shared, **text.values}, text.where, config.notices)
     refuse_foreign_keys(merged, GEMMA_READS)
     config.notices.append(
-        f"{config.where}: the image tower is not implemented: text only, its tensors are left aside"
+        f"{config.where}: the image tower is not implemented: its tensors are ignored, and the model accepts text only"
     )
     spec = gemma3(merged)
     return replace(spec, prefixes=_TEXT_PREFIXES, ignored=(*spec.ignored, *_IMAGE_TENSORS))

@@ -31,7 +31,7 @@ _YARN = {
 
 
 def gpt_oss(config: ConfigReader) -> ModelSpec:
-    """Attention with sinks, every other layer with a window; clamped SwiGLU; YaRN unless the config says otherwise."""
+    """Attention with sinks, every other layer with a window; clamped SwiGLU; YaRN by default."""
     if config.string("hidden_act", "silu") != "silu":
         raise config.unsupported("hidden_act", "the gate of this model type is a SiLU")
     if not config.has("rope_scaling") and not config.has("rope_parameters"):

@@ -10,7 +10,7 @@ _DEFAULTS = Defaults(max_positions=2048)
 
 
 def llama(config: ConfigReader) -> ModelSpec:
-    """`attention_bias` covers q, k, v and o. `pretraining_tp` reorders a sum only and is not read."""
+    """`attention_bias` covers q, k, v and o. `pretraining_tp` only reorders a sum and is not read."""
     _refuse_windows(config)
     bias = config.boolean("attention_bias", False)
     biases = Biases(qkv=bias, out=bias, mlp=config.boolean("mlp_bias", False))
@@ -18,7 +18,7 @@ def llama(config: ConfigReader) -> ModelSpec:
 
 
 def _refuse_windows(config: ConfigReader) -> None:
-    """Llama attends to everything. Implementations disagree on a window here, so none is guessed."""
+    """Refuse windows: Llama has full attention, and implementations disagree on windows."""
     if config.has("sliding_window") and config.boolean("use_sliding_window", True):
         raise config.unsupported("sliding_window", "model_type 'llama' has no sliding window")
     for name in config.strings("layer_types") or ():

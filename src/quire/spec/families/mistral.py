@@ -10,7 +10,7 @@ _DEFAULTS = Defaults(max_positions=4096 * 32, kv_heads=8)
 
 
 def mistral(config: ConfigReader) -> ModelSpec:
-    """`sliding_window` (absent: 4096, null: none) is for every layer unless `layer_types` says which."""
+    """`sliding_window` (missing: 4096, null: none) applies to every layer unless there are `layer_types`."""
     window = window_size(config, _DEFAULTS)
     windows = windows_of_types(config, window)
     return decoder(config, _DEFAULTS, windows or [window] * layer_count(config))

@@ -29,7 +29,7 @@ _STACKS = ExpertStacks(router="model.layers.{i}.mlp.gate")
 
 
 def mixtral(config: ConfigReader) -> ModelSpec:
-    """Mistral with `num_local_experts` in every layer; `sliding_window` is for every layer, null or absent: none."""
+    """Mistral with `num_local_experts` in every layer; `sliding_window` applies to every layer (default: none)."""
     window = window_size(config, _MIXTRAL) if config.has("sliding_window") else 0
     spec = decoder(config, _MIXTRAL, [window] * layer_count(config))
     router = softmax_router(config, read_experts(config, 8), 2, renormalise=True)

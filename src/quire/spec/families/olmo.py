@@ -25,12 +25,12 @@ _OLMO3 = replace(_OLMO2, rope=RopeStyle(theta=500_000.0))
 
 
 def olmo2(config: ConfigReader) -> ModelSpec:
-    """Branches are normalised on their way out instead of in; q and k over all heads together."""
+    """Norms come after branches instead of before; q and k are normalised over all heads together."""
     return _post_norm(config, _OLMO2, [0] * layer_count(config), None)
 
 
 def olmo3(config: ConfigReader) -> ModelSpec:
-    """OLMo 2 with three sliding layers to a full one; only full layers have a scaled rope."""
+    """OLMo 2 with three sliding layers per full one; only full layers have a scaled rope."""
     windows = windows_by_pattern(config, window_size(config, _OLMO3), 4)
     head_dim, positions, style = (
         read_head_dim(config, _OLMO3),

@@ -18,6 +18,6 @@ _NAMES = WeightNames(
 
 
 def phi3(config: ConfigReader) -> ModelSpec:
-    """q, k and v are rows of one tensor, gate and up of another. `sliding_window` is for every layer."""
+    """q, k and v are rows of one tensor, gate and up of another. `sliding_window` applies to every layer."""
     window = window_size(config, _PHI3) if config.has("sliding_window") else 0
     return replace(decoder(config, _PHI3, [window] * layer_count(config)), names=_NAMES)

@@ -28,7 +28,7 @@ def qwen2(config: ConfigReader) -> ModelSpec:
 def qwen3(config: ConfigReader) -> ModelSpec:
     """q and k are RMS-normalised per head; `attention_bias` covers q, k, v and o."""
     if "head_dim" in config.values and not config.has("head_dim"):
-        # transformers refuses null here; others read it as hidden_size / heads, which its default is not.
+        # transformers refuses null; others read it as hidden_size / heads, which differs from the default.
         raise config.error("head_dim", "null is not an integer")
     bias = config.boolean("attention_bias", False)
     return decoder(
@@ -37,7 +37,7 @@ def qwen3(config: ConfigReader) -> ModelSpec:
 
 
 def _windows(config: ConfigReader, defaults: Defaults) -> list[int]:
-    """By `layer_types`, else from `max_window_layers` on; nowhere unless `use_sliding_window`."""
+    """Windows by `layer_types`, else from `max_window_layers` on; none unless `use_sliding_window`."""
     window = window_size(config, defaults) if config.boolean("use_sliding_window", False) else 0
     windows = windows_of_types(config, window)
     if windows is not None:

@@ -24,7 +24,7 @@ _QWEN3 = replace(_QWEN2, kv_heads=4)
 
 
 def qwen2_moe(config: ConfigReader) -> ModelSpec:
-    """Every token also goes to a shared expert, whose output is gated; `qkv_bias` (absent: true) covers q, k and v."""
+    """Every token also goes to a shared expert, whose output is gated; `qkv_bias` (missing: true) covers q, k and v."""
     biases = Biases(qkv=config.boolean("qkv_bias", True))
     spec = decoder(config, _QWEN2, _windows(config), biases=biases)
     width = config.integer("shared_expert_intermediate_size", 5632, high=MAX_WIDTH)
@@ -33,7 +33,7 @@ def qwen2_moe(config: ConfigReader) -> ModelSpec:
 
 
 def qwen3_moe(config: ConfigReader) -> ModelSpec:
-    """Qwen3's attention; `sliding_window` is for every layer when `use_sliding_window` is true."""
+    """Qwen3's attention; `sliding_window` applies to every layer if `use_sliding_window` is true."""
     window = window_size(config, _QWEN3) if config.boolean("use_sliding_window", False) else 0
     bias = config.boolean("attention_bias", False)
     windows = [window] * layer_count(config)
@@ -44,7 +44,7 @@ def qwen3_moe(config: ConfigReader) -> ModelSpec:
 def _with_experts(
     config: ConfigReader, spec: ModelSpec, defaults: tuple[int, int, int], shared: MLP | None = None
 ) -> ModelSpec:
-    """`defaults`: num_experts, num_experts_per_tok and moe_intermediate_size when they are absent."""
+    """`defaults`: num_experts, num_experts_per_tok and moe_intermediate_size if they are missing."""
     experts = read_experts(config, defaults[0], low=0)
     if experts == 0:
         return spec
@@ -56,7 +56,7 @@ def _with_experts(
 
 
 def _windows(config: ConfigReader) -> list[int]:
-    """By `layer_types`, else every other layer below `max_window_layers`; nowhere unless `use_sliding_window`."""
+    """Windows by `layer_types`, else in every other layer below `max_window_layers`, if `use_sliding_window` is set."""
     window = window_size(config, _QWEN2) if config.boolean("use_sliding_window", False) else 0
     windows = windows_of_types(config, window)
     if windows is not None:

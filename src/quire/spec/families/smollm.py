@@ -23,7 +23,7 @@ _SMOLLM3 = Defaults(max_positions=32768, kv_heads=4, rope=RopeStyle(theta=2_000_
 
 
 def smollm3(config: ConfigReader) -> ModelSpec:
-    """Every fourth layer does not rotate; `no_rope_layers` (1: rotates) says otherwise."""
+    """Every fourth layer does not rotate, unless `no_rope_layers` (1: rotates) is set."""
     count = layer_count(config)
     rotates = _rotating(config, count)
     window = window_size(config, _SMOLLM3) if config.boolean("use_sliding_window", False) else 0

@@ -20,7 +20,7 @@ _NAMES = WeightNames(
 
 
 def stablelm(config: ConfigReader) -> ModelSpec:
-    """LayerNorms with bias; a norm of its own for every head with `qk_layernorm`."""
+    """LayerNorms with bias; with `qk_layernorm`, one norm per head."""
     biases = Biases(qkv=config.boolean("use_qkv_bias", False))
     per_head = QKNorm(Norm("layer"), shared=False) if config.boolean("qk_layernorm", False) else None
     spec = decoder(config, _STABLELM, [0] * layer_count(config), biases=biases, qk_norm=per_head)
