@@ -321,34 +321,58 @@ class NewSeq:
 class ScheduledSeq:
     """One row of a step: run `token_ids` at positions start, start+1, … of sequence `seq_id`.
 
-    `new_blocks` per cache group are appended to the sequence's block table before the step. `sample` is true
-    when the row reaches the end of the known tokens, so the last position's logits give the next token.
-    `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted.
-    The last `drafts` of the tokens are guesses at what follows the known ones. A row that samples wants the logits
-    of its last known token and of every draft; see StepOutput. With two steps in flight the one token of a row may be
-    NEXT_TOKEN.
+    `new_blocks` per cache group are appended to the sequence's block table before the step. `logits` says how many
+    of the last positions' logits are wanted: 0, or 1 when the row reaches the end of the known tokens, so that they
+    give the next one, and 1 more for each draft, a guess at what follows the known tokens; see StepOutput.
+    `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted. With two steps
+    in flight the one token of a row may be NEXT_TOKEN.
     """
 
     seq_id: int
     start: int
     token_ids: list[int]
     new_blocks: tuple[list[int], ...]
-    sample: bool
+    logits: int
     prompt_logprobs: bool = False
-    drafts: int = 0
+
+    @property
+    def sample(self) -> bool:
+        """True when a token is sampled."""
+        return self.logits > 0
+
+    @property
+    def drafts(self) -> int:
+        """How many of the last tokens are drafts."""
+        return max(0, self.logits - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The content of a KV block copied from or to where blocks are kept besides the executor (see core.tier.Tier).
+
+    `digest` and `group` say what it is: the KV of a cache group for a block of tokens after a certain prefix. A block
+    that is filled belongs to the move until StepOutput.filled names it. One that is copied out may be another's after.
+    """
+
+    block: int
+    digest: bytes
+    group: int
+    fill: bool
 
 
 @dataclass(slots=True)
 class SchedulerOutput:
     """What to run in one step. Row i of every step array is scheduled[i]; nobody sorts.
 
-    `gone` are sequences whose worker slot is to be released before this step: finished, aborted, preempted.
+    `gone` are sequences whose worker slot is to be released before this step: finished, aborted, preempted. `moves` are
+    begun in order before the rows run. Those out of a block have then ended, others may take longer than the step.
     """
 
     step: int
     scheduled: list[ScheduledSeq]
     new: list[NewSeq]
     gone: list[int]
+    moves: list[Move] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -458,6 +482,8 @@ class StepOutput:
 
     A row with drafts accepts those that are what would have been sampled, up to the first that is not, and the token
     sampled after them. `drafts[i]` are guesses at what follows the tokens accepted for scheduled[i], for a later step.
+
+    `filled` names blocks whose moves have ended, of this step or earlier ones: True where the content came.
     """
 
     token_ids: list[list[int]]
@@ -466,6 +492,7 @@ class StepOutput:
     failed: dict[int, FinishReason] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     drafts: dict[int, list[int]] = field(default_factory=dict)
+    filled: dict[int, bool] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from dataclasses import replace
 from operator import add, attrgetter
 
 from quire.core.block_pool import AuditError
+from quire.core.fetching import Fetches
 from quire.core.policy import displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
 from quire.core.requests import Requests
@@ -39,6 +40,7 @@ from quire.core.step import (
     take_drafts,
     take_prompt_logprobs,
 )
+from quire.core.tier import Tier
 from quire.types import (
     NEXT_TOKEN,
     FinishReason,
@@ -61,7 +63,11 @@ class Scheduler:
     whenever there is work, a step runs at least one token. `rng` draws the seed of requests that name none.
     """
 
-    def __init__(self, config: SchedulerConfig, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, rng: random.Random | None = None, tier: Tier | None = None
+    ) -> None:
+        if tier is not None and not config.enable_prefix_caching:
+            raise ValueError("tier: what it keeps is found only with prefix caching")
         self.config = config
         self.step_counts = StepCounts()
         self.num_preemptions = 0
@@ -69,7 +75,9 @@ class Scheduler:
             0  # of sequences that had ended or given way before their step was given to `update`
         )
         self._rng = rng or random.Random()
-        self._blocks = SequenceBlocks(config)
+        self._blocks = SequenceBlocks(config, tier)
+        caches = self._blocks.caches
+        self._fetches = None if tier is None else Fetches(caches, config.groups, config.block_size, tier)
         self._requests = Requests(config)
         self._running: list[Sequence] = []  # by rank, so the last one gives way first
         self._waiting = self._requests.waiting
@@ -81,6 +89,8 @@ class Scheduler:
         self._may_join = NEVER  # sequences that the batch being admitted still has places for
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
+        self._none_ahead: dict[Sequence, ScheduledSeq] = {}
+        self._plain = config.steps_in_flight == 1 and not config.max_draft_tokens
 
     @property
     def num_running(self) -> int:
@@ -88,8 +98,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences not running: queued, preempted, or waiting for a sibling's prompt."""
-        return self._requests.num_waiting
+        """Sequences not running: queued, preempted, or waiting for a sibling's prompt or for blocks."""
+        return self._requests.num_waiting + self._num_fetching
 
     def oldest_arrival(self) -> float | None:
         """Arrival of the request that has waited longest in the queue; None when none waits. O(waiting)."""
@@ -97,7 +107,7 @@ class Scheduler:
 
     @property
     def blocks_used(self) -> int:
-        """Blocks held by running sequences."""
+        """Blocks held by running sequences, and blocks being filled."""
         return self._blocks.pool.num_held
 
     @property
@@ -115,8 +125,8 @@ class Scheduler:
         return self._blocks.caches.stats
 
     def has_work(self) -> bool:
-        """True while a sequence runs or waits."""
-        return bool(self._running or self._waiting)
+        """True while a sequence runs or waits, or a block is being filled."""
+        return bool(self._running or self._waiting or self._fetches)
 
     def add(self, request: Request) -> None:
         """Queue a request, one sequence per sample.
@@ -160,16 +170,15 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The next step; it is empty only when there is no work, or none before a step in flight has been given to
-        `update`.
+        `update` or moves have ended.
 
         Raises ValueError when as many steps as may be in flight have not been given to `update`.
         """
         flights = self._flights
         if len(flights) >= self.config.steps_in_flight:
             raise ValueError(f"step {flights[0].step} has not been given to update")
-        step = StepPlan(self.config.max_num_batched_tokens)
-        if flights:
-            step.ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True))
+        ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
+        step = StepPlan(self.config.max_num_batched_tokens, ahead)
         # The one rule: a sequence has computed < len(tokens); hand out the token budget until it is gone.
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, what a prefix
         # hit left over, and starting again after preemption are all a sequence catching up with its tokens.
@@ -183,7 +192,9 @@ class Scheduler:
         if step.rows:
             flights.append(Flight(self._step, step.rows, step.seqs))
         gone, self._gone = self._gone, []
-        return SchedulerOutput(self._step, step.rows, step.new, gone)
+        caches = self._blocks.caches
+        moves, caches.moves = caches.moves, []
+        return SchedulerOutput(self._step, step.rows, step.new, gone, moves)
 
     def update(self, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
         """Commit what step `out` made; returns what changed for callers, in row order.
@@ -192,6 +203,9 @@ class Scheduler:
         the oldest step in flight or `result` does not fit it; nothing is changed then.
         """
         seqs = self._land(out, result)
+        if self._fetches is not None:
+            for seq in self._fetches.end(result.filled):
+                self._waiting.push(seq)
         failed, rows, running = result.failed, out.scheduled, Status.RUNNING
         events = []
         ended = False
@@ -248,9 +262,9 @@ class Scheduler:
             raise ValueError(f"step {out.step} is not the one being run")
         seqs = flights[0].seqs
         check_result(out, seqs, result)
-        if self.config.steps_in_flight > 1:
-            check_stepwise(seqs, result)
-        if self.config.max_draft_tokens:
+        if not self._plain:
+            if self.config.steps_in_flight > 1:
+                check_stepwise(seqs, result)
             take_drafts(out, seqs, result)
         flights.popleft()
         return seqs
@@ -261,18 +275,22 @@ class Scheduler:
 
     def audit(self) -> None:
         """Prove queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
-        self._requests.audit(self._running)
+        self._requests.audit(self._running, self._num_fetching)
         if len(self._running) > self.config.max_num_seqs:
             raise AuditError(
                 f"{len(self._running)} sequences run, max_num_seqs is {self.config.max_num_seqs}"
             )
         if self._running != sorted(self._running, key=_by_rank):
             raise AuditError("the running sequences are out of order")
-        self._blocks.audit(self._running)
+        self._blocks.audit(self._running, () if self._fetches is None else self._fetches.holders())
+
+    @property
+    def _num_fetching(self) -> int:
+        return 0 if self._fetches is None else self._fetches.num_sequences
 
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
-        budget, context, ahead = step.budget, 0, step.ahead
+        budget, context, decode, ahead = step.budget, 0, 0, step.ahead
         for seq in self._running:  # a preemption shortens this list at its end, never behind the cursor
             start = seq.computed
             end = known = len(seq.tokens)
@@ -297,16 +315,21 @@ class Scheduler:
                     new_blocks = self._blocks.grow(seq, end)
             budget -= end - start
             context += end
+            if start >= seq.prompt_len and end == start + 1:
+                decode += 1
             if end < known:
                 step.owed += self._blocks.catch_up(seq, end)
             wants = (
                 seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
             )
-            tokens = seq.tokens[start:end] or [NEXT_TOKEN]
+            tokens = seq.tokens[start:end]
             rows.append(ScheduledSeq(seq.seq_id, start, tokens, new_blocks, end == known, wants))
             seqs.append(seq)
+        for row in rows if ahead else ():
+            row.token_ids = row.token_ids or [NEXT_TOKEN]
         step.budget = budget
         step.context = context
+        step.decode = decode
 
     def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
         """The position, at most `end`, up to which a running sequence can go from `start` with the blocks there are.
@@ -322,7 +345,8 @@ class Scheduler:
             reach = blocks.reach(seq, room)
             if reach > start:
                 return min(end, reach)
-            if seq in step.ahead:  # its row that runs may give back blocks behind a window
+            # Its row that runs may give back blocks behind a window. A fetch lets go of its blocks by itself.
+            if seq in step.ahead or (self._fetches and seq is self._running[-1]):
                 return start
             bounded = blocks.reach(seq, blocks.caches.available) > start
             victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
@@ -352,10 +376,11 @@ class Scheduler:
             if self._first_end(seq, hit, step.budget) == hit.length:
                 return
             needs = self._blocks.catch_up(seq, hit.length, hit) + self._blocks.unheld(hit)
-            if needs <= room and len(self._running) < self.config.max_num_seqs:
+            if needs <= room and self._num_placed < self.config.max_num_seqs:
                 self._blocked = None
                 self._waiting.pop()
-                self._start(seq, hit, step)
+                if self._fetches is None or not self._fetches.begin(seq, hit, room):
+                    self._start(seq, hit, step)
             elif self._can_displace(seq, needs - room):
                 # And look again: what was found may have changed hands.
                 self._preempt(self._running[-1], step)
@@ -363,9 +388,15 @@ class Scheduler:
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
 
+    @property
+    def _num_placed(self) -> int:
+        """Sequences that run, or will when their blocks have come."""
+        return len(self._running) + (0 if self._fetches is None else len(self._fetches))
+
     def _may_have_slot(self, seq: Sequence) -> bool:
-        running = self._running
-        return len(running) < self.config.max_num_seqs or displaces(self.config.policy, seq, running[-1])
+        if self._num_placed < self.config.max_num_seqs:
+            return True
+        return bool(self._running) and displaces(self.config.policy, seq, self._running[-1])
 
     def _first_end(self, seq: Sequence, hit: Hit, budget: int) -> int:
         """Where a waiting sequence's first row may end; `hit.length` when it must wait for more budget."""
@@ -384,7 +415,7 @@ class Scheduler:
         always has room, since the door refused what cannot run alone.
         """
         running = len(self._running)
-        if not running:
+        if not running and not self._fetches:
             return NEVER
         return self._blocks.room(seq) - step.owed - running * self._blocks.num_groups
 
@@ -393,7 +424,7 @@ class Scheduler:
 
         Blocks that several of them share count more than once here: rarely, one gives way in vain.
         """
-        running = len(self._running)
+        running = self._num_placed
         for victim in reversed(self._running):
             if not displaces(self.config.policy, seq, victim):
                 return False
@@ -401,7 +432,7 @@ class Scheduler:
             short -= len(victim.table.live()) + self._blocks.num_groups
             if short <= 0 and running < self.config.max_num_seqs:
                 return True
-        return True
+        return not self._fetches
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
@@ -428,6 +459,7 @@ class Scheduler:
         step.seqs.append(seq)
         step.budget -= end - start
         step.context += end
+        step.decode += start >= seq.prompt_len and end == start + 1
 
     def _add_drafts(self, step: StepPlan) -> None:
         """Have rows run drafts with the budget and blocks that are left: nobody waits or gives way for a guess."""
@@ -446,7 +478,7 @@ class Scheduler:
             if end > seq.table.capacity:
                 row.new_blocks = tuple(map(add, row.new_blocks, blocks.grow(seq, end)))
             row.token_ids += drafts[:count]
-            row.drafts = count
+            row.logits += count
             added += count
         counts = self.step_counts
         self.step_counts = replace(
@@ -472,11 +504,13 @@ class Scheduler:
             end = row.start + len(row.token_ids)
             step.budget += len(row.token_ids)
             step.context -= end
+            step.decode -= row.start >= seq.prompt_len and end == row.start + 1
             step.owed -= self._blocks.catch_up(seq, end) if not row.sample else 0
         self._blocks.give_back(seq)
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
         seq.drafts = []
+        seq.fetched = False
         if self._whole_batches:
             self._may_join += 1  # it keeps its place in the batch
         seq.preemptions += 1
