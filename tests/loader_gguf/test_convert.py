@@ -28,7 +28,7 @@ from quire.engine.opening import open_model
 from quire.engine.quality_text import TEXT
 from quire.llm import LLM
 from quire.loader import Checkpoint, GGUFFiles, GGUFSource, shipped_models
-from quire.quant.convert import from_float32, to_q8_0
+from quire.quant.floats import from_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES, dequantize
 from quire.spec.rope import inverse_frequencies
 from quire.types import SamplingParams, UnsupportedModelError
