@@ -14,8 +14,8 @@ import pytest
 from helpers.specs import BF16, decoder_spec
 from quire.bench import kernels, results, shapes
 from quire.bench.bounds import op_bound, peak_of, step_bound
+from quire.bench.html_report import page
 from quire.bench.kernel_programs import Bench, Unit, copies_for, units, with_copies
-from quire.bench.report import page
 from quire.cli.main import main
 from quire.engine.build.opening import Model, open_model
 from quire.executor.base import Limits

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.server import LiveServer, served_folder, serving
 from quire.bench import results
-from quire.bench.serve import records_of
+from quire.bench.server_bench import records_of
 from quire.cli.main import main
 
 

@@ -17,8 +17,8 @@ from helpers.fake_llm import Behaviour, FakeLLM, serve
 from quire.bench import results
 from quire.bench.client import target
 from quire.bench.compare import CompareError, compare, differences
-from quire.bench.report import page
-from quire.bench.serve import ServeError, records_of, request_rows
+from quire.bench.html_report import page
+from quire.bench.server_bench import ServeError, records_of, request_rows
 from quire.bench.server_metrics import parse_exposition
 from quire.bench.svg import AxisScale, histogram, number
 from quire.bench.timeline import RequestRecord

@@ -119,7 +119,7 @@ MISTAKES: list[tuple[Callable[[Path], None], str]] = [
     (another_model, "shape [96, 64], but the config implies [100, 64]"),
     (pickle, "only pytorch_model.bin: pickle files can run code"),
     (pointer, "model.safetensors: is a Git LFS pointer and not the file itself"),
-    (unknown_method, "quant_method = 'quip' is not supported: implemented are gptq, awq"),
+    (unknown_method, "quant_method = 'quip' is not supported; supported methods are gptq, awq"),
     (plain_but_said_quantized, "no tensor has the format of GPTQ"),
     (unknown_model, "model_type = 'llama4' is not supported: supported model types are llama"),
     (adapter, "no config.json; it contains an adapter"),

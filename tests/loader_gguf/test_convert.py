@@ -28,7 +28,7 @@ from quire.engine.build.opening import open_model
 from quire.llm import LLM
 from quire.loader import Checkpoint, GGUFFiles, GGUFSource, shipped_models
 from quire.offline.texts import TEXT
-from quire.quant.casts import from_float32, to_q8_0
+from quire.quant.floats import from_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES, dequantize
 from quire.spec.rope import inverse_frequencies
 from quire.types import SamplingParams, UnsupportedModelError

@@ -160,7 +160,9 @@ def test_ids_need_no_way_to_cut_words(name: str | None) -> None:
     assert b"".join(map(found.token_bytes, ids)) == b"Hello, world!"
     why = "'no-such' is unknown, so the model takes no text prompts" if name else "is missing"
     for encode in (found.encode, lambda text: found.encode_guarded(text, [])):
-        with pytest.raises(RequestError, match=rf"text: x.gguf: tokenizer.ggml.pre.*{why}.*; give token ids"):
+        with pytest.raises(
+            RequestError, match=rf"text: x.gguf: tokenizer.ggml.pre.*{why}.*; send token ids instead"
+        ):
             encode("Hello")
     outline = gguf_outline(changed, "x.gguf")
     assert outline is not None

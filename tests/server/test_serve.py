@@ -173,7 +173,7 @@ def test_unusable_options(
         ("a.json", '{"port": 1, "port": 2}', "duplicate key"),
         ("a.toml", "max-model-len = 3\nmax_model_len = 4", "given twice"),
         ("a.toml", 'memory = "much"', "is not a size"),
-        ("a.toml", "memory = 1\ngpu_memory_utilization = 0.5", "set one"),
+        ("a.toml", "memory = 1\ngpu_memory_utilization = 0.5", "set only one"),
         ("a.toml", "port = 99999", "port: 99999"),
         ("a.toml", 'ssl_keyfile = "k"', "set both or neither"),
         ("a.toml", 'api_key_file = "/nonexistent"', "api_key_file"),
@@ -229,7 +229,7 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
     shared = settings({"model": "m", "gpu_memory_utilization": 0.5}, {"memory": 5})[1].memory
     assert shared is not None
     assert shared > 5
-    with pytest.raises(ValueError, match="set one"):
+    with pytest.raises(ValueError, match="set only one"):
         settings({"model": "m", "gpu_memory_utilization": 0.5, "memory": 1}, {})
     assert settings({}, {})[0] == "quire-mini"
 

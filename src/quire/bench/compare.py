@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire.bench.goodput import parse_slo
 from quire.bench.results import Result
-from quire.bench.serve import records_of
+from quire.bench.server_bench import records_of
 from quire.bench.statistics import CONFIDENCE, PERCENTILES, cluster_draws
 from quire.bench.timeline import request_metrics
 from quire.types import QuireError

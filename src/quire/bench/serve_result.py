@@ -10,7 +10,7 @@ from quire.bench.arrivals import variation
 from quire.bench.metrics import DEFINITIONS, Summary
 from quire.bench.recording import Recording
 from quire.bench.results import Metric, Result, plain_word
-from quire.bench.serve import Outcome, Pace, ServerBench, request_rows
+from quire.bench.server_bench import Outcome, Pace, ServerBench, request_rows
 from quire.bench.workloads import Workload
 
 _DEFINED = ("percentiles", "seconds", "request_rate", "input_token_rate", "output_token_rate", "total_token_rate",

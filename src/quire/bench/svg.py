@@ -1,4 +1,4 @@
-"""Plots as SVG text. Colours are CSS classes (report.py gives them in light and dark), sizes are in user units."""
+"""Plots as SVG text. Colours are CSS classes (html_report.py gives them in light and dark), sizes are in user units."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.cli.generate import engine_fields
+from quire.cli.notices import notice
 from quire.cli.options import (
     add_engine_options,
     add_model_argument,
@@ -16,7 +17,6 @@ from quire.cli.options import (
     sampling_params,
 )
 from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
-from quire.cli.report import notice
 from quire.types import ContextLengthError, RequestError, SamplingParams
 from quire.util.printable import printable_lines
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.notices import notice
 from quire.cli.options import (
     add_engine_options,
     add_model_argument,
@@ -17,7 +18,6 @@ from quire.cli.options import (
     named_model,
     sampling_params,
 )
-from quire.cli.report import notice
 from quire.types import PositionLogprobs, RequestError, RequestOutput, TokenLogprob
 
 if TYPE_CHECKING:

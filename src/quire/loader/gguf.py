@@ -194,7 +194,7 @@ def parse_header(data: memoryview, where: str) -> GGUFHeader:
     for number in range(entries):
         key = cursor.string(f"metadata key {number}", MAX_NAME_BYTES)
         if not key or key in metadata:
-            raise cursor.error(f"metadata key {show(key)} is {'duplicate' if key else 'empty'}")
+            raise cursor.error(f"metadata key {show(key)} is {'listed twice' if key else 'empty'}")
         metadata[key] = _value(cursor, key)
     alignment = _alignment(cursor, metadata)
     infos = [_tensor_info(cursor, number, alignment) for number in range(tensors)]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from quire.loader.gguf import GGUFArray, GGUFFile, GGUFTensor, Value
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.program.formats import WeightFormat
-from quire.quant.casts import to_float32
+from quire.quant.floats import to_float32
 from quire.quant.ggml import PACKED, READ_TYPES, dequantize, group_codes
 from quire.quant.groups import GroupCodes
 from quire.spec.config_reader import show

@@ -27,7 +27,7 @@ def add_report_option(parser: argparse.ArgumentParser, text: str = "write a repo
 def write_page(args: argparse.Namespace, *results: Result) -> None:
     """Write results as a page with plots, if requested."""
     if args.html is not None:
-        from quire.bench.report import write_report
+        from quire.bench.html_report import write_report
 
         write_report(results, args.html)
 

@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.bench.report import write_report
+    from quire.bench.html_report import write_report
     from quire.bench.results import load
 
     write_report([load(path) for path in args.results], args.output)

@@ -23,7 +23,7 @@ from quire.cli.benches.serving import (
 
 if TYPE_CHECKING:
     from quire.bench.results import Result
-    from quire.bench.serve import Pace
+    from quire.bench.server_bench import Pace
     from quire.bench.timeline import RequestRecord
 
 
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _measure(args: argparse.Namespace) -> Result:
     from quire.bench.recording import Recording
-    from quire.bench.serve import ServerBench
     from quire.bench.serve_result import serve_result
+    from quire.bench.server_bench import ServerBench
 
     work = workload(args, _requests(args))
     chosen, slo = pace(args, timed=work.times() is not None), objectives(args)
@@ -93,7 +93,7 @@ async def _measure(args: argparse.Namespace) -> Result:
 def pace(args: argparse.Namespace, *, timed: bool) -> Pace:
     """Return the pace of the load. `timed`: the workload has arrival times, whose pattern a rate keeps unless --arrival
     is set. Raises ValueError naming the option."""
-    from quire.bench.serve import Pace
+    from quire.bench.server_bench import Pace
 
     if args.rate is not None and args.concurrency is not None:
         raise ValueError("concurrency: cannot be combined with --rate; --max-in-flight bounds an open loop")

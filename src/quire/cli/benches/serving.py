@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quire.bench.goodput import SLO
-    from quire.bench.serve import ServerOptions
+    from quire.bench.server_bench import ServerOptions
     from quire.bench.workloads import Workload
 
 # preset -> its lengths and sharing (its objectives are in goodput.PRESETS)
@@ -158,7 +158,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
     """Return the options of the server. Raises ValueError naming the option."""
     from quire.bench.client import target
     from quire.bench.endpoints import BACKENDS, RequestOptions
-    from quire.bench.serve import ServerOptions
+    from quire.bench.server_bench import ServerOptions
 
     headers = {}
     for text in args.header:

@@ -27,7 +27,7 @@ from quire.cli.benches.serving import (
 if TYPE_CHECKING:
     from quire.bench.goodput import SLO
     from quire.bench.results import Result
-    from quire.bench.serve import Pace, ServerBench
+    from quire.bench.server_bench import Pace, ServerBench
     from quire.bench.sweep import Knee, Point
 
 CURVE = ("request_rate", "output_token_rate", "total_token_rate", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99",
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _sweep(args: argparse.Namespace) -> Result:
     from quire.bench.recording import Recording
-    from quire.bench.serve import Pace, ServerBench
+    from quire.bench.server_bench import Pace, ServerBench
     from quire.bench.sweep import curve, find_knee
 
     slo = objectives(args, default="chat")
@@ -108,7 +108,7 @@ class _Probe:
 
     async def alone(self) -> float:
         """Measure the requests per second of a single client."""
-        from quire.bench.serve import Pace
+        from quire.bench.server_bench import Pace
 
         work = workload(self.args, 4, " alone")
         outcome = await self.bench.measure(work, Pace(clients=1), self.slo, lambda _record: None)
@@ -138,7 +138,7 @@ class _Probe:
         return Point(rate, share * rate, share, share >= self.slo.share, figures)
 
     def _pace(self, rate: float) -> Pace:
-        from quire.bench.serve import Pace
+        from quire.bench.server_bench import Pace
 
         args = self.args
         if args.arrival == "trace":

@@ -13,8 +13,8 @@ from quire.bench.batching_plots import batching_plots, interference_plot
 from quire.bench.goodput import parse_slo
 from quire.bench.results import Result
 from quire.bench.roofline_plot import roofline
-from quire.bench.serve import records_of
 from quire.bench.serve_result import figure
+from quire.bench.server_bench import records_of
 from quire.bench.svg import Bars, Lane, Plot, Series, histogram, timeline
 from quire.bench.timeline import RequestRecord, request_metrics
 
