@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +56,8 @@ def test_every_option_of_every_command_is_there(script: tuple[str, Path]) -> Non
 
 
 def answers(shell: str, path: Path, typed: str) -> set[str]:
+    if shell == "zsh":
+        return zsh_answers(path, typed)
     words = ["quire", *typed.split(" ")]
     if shell == "bash":
         quoted = " ".join(f"'{word}'" for word in words)
@@ -70,6 +77,37 @@ def answers(shell: str, path: Path, typed: str) -> set[str]:
     return {line.split("\t")[0] for line in done.stdout.splitlines()}
 
 
+def zsh_answers(path: Path, typed: str) -> set[str]:
+    """zsh completes at a terminal only: the words it lists before it prompts again, or before it beeps at none."""
+    setup = f"fpath=({path.parent} $fpath); autoload -Uz compinit; compinit -D -u; bindkey -e; LISTMAX=9999"
+    (path.parent / ".zshrc").write_text(f"{setup}; bindkey '^D' list-choices; PROMPT='ready> '")
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"ZDOTDIR": str(path.parent), "TERM": "dumb", "COLUMNS": "200"}
+    shell = subprocess.Popen(
+        ["zsh", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=path.parent,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+
+    def read_until(mark: str) -> str:
+        said, until = b"", time.monotonic() + 120
+        while not re.search(mark.encode(), said):
+            assert select.select([ours], [], [], max(0.0, until - time.monotonic()))[0], said
+            said += os.read(ours, 65536)
+        return said.decode()
+
+    try:
+        read_until("ready> ")
+        os.write(ours, f"quire {typed}\x04".encode())
+        listed = read_until("ready> |\a")
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+    lines = listed.splitlines()[1:-1]  # without what is typed
+    return {word for line in lines for word in line.partition(" -- ")[0].split()}
+
+
 @pytest.mark.parametrize(
     ("typed", "among", "not_among"), TYPED, ids=lambda v: v or "-" if isinstance(v, str) else ""
 )
@@ -77,8 +115,6 @@ def test_what_a_shell_answers(
     script: tuple[str, Path], typed: str, among: set[str], not_among: set[str]
 ) -> None:
     shell, path = script
-    if shell == "zsh":
-        pytest.skip("zsh completes at a terminal only")
     found = answers(shell, path, typed)
     assert among <= found
     assert not found & not_among
