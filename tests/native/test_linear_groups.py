@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.group_codes import codes_of
 from helpers.stepper import Stepper
 from quire import _native
 from quire.executor.base import F32, Limits, StepArrays
@@ -54,32 +55,6 @@ def program_of(form: WeightFormat, dim: int = 300, width: int = 72) -> Program:
         VOCAB, dim, (Layer(attention, MLP(width)),), norm=Norm(eps=1e-5), max_positions=64, tied=True
     )
     return lower(spec, NumberFormats("f32", "f32", form, form), fused=False)
-
-
-def codes_of(param: Param, seed: int) -> GroupCodes:
-    """Random codes, scales and offsets of either sign in a parameter's format."""
-    assert param.groups is not None
-    form, random = param.groups, np.random.default_rng(seed)
-    shape = (param.rows, form.count(param.cols))
-
-    def numbers(kind: str) -> np.ndarray | None:
-        if kind == "none":
-            return None
-        if kind in {"u8", "f16*u8"}:
-            return random.integers(0, 64 if kind != "u8" or param.dtype == "i8" else 16, shape, np.uint8)
-        values = (random.standard_normal(shape) * 0.05).astype(np.float32)
-        if kind == "bf16":
-            return (values.view(np.uint32) >> 16).astype(np.uint16)
-        return values.astype(np.float16 if kind == "f16" else np.float32)
-
-    codes = random.integers(0, 16 if param.dtype == "i4" else 256, (param.rows, param.cols), np.uint8)
-    scales, offsets = numbers(form.scales), numbers(form.offsets)
-    assert scales is not None
-    factors = None
-    if form.two_level:
-        each = (param.rows, -(-shape[1] // 8), 1 + (offsets is not None))
-        factors = (random.standard_normal(each) * 0.002).astype(np.float16)
-    return GroupCodes(codes, scales, offsets, factors)
 
 
 def piece(given: GroupCodes, rows: slice) -> GroupCodes:
