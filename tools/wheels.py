@@ -72,6 +72,9 @@ def build(python: str, out: Path) -> Path:
         settings = [f"-Cbuild-dir={env}/cmake", "-Ccmake.version=>=3.26"]
         if version >= ABI3_FROM:
             settings.append("-Cwheel.py-api=cp312")
+            environment["CXXFLAGS"] = (
+                "-include cstdio"  # nanobind expects it of Python.h, which leaves it out here
+            )
         command = [str(bin_ / "python"), "-m", "build", "--wheel", "--no-isolation", *settings, "-o", folder]
         _run([*command, str(ROOT)], env=environment)
         (made,) = Path(folder).glob("*.whl")
