@@ -37,7 +37,7 @@ test: check
 test-%: $(VENV)/.dev
 	$(BIN)/python -m pytest -m $* $(TESTS)
 
-PYTHONS ?= python3.11 python3.12
+export PYTHONS ?= python3.11 python3.12
 wheels: | $(BIN)/python
 	$(BIN)/python tools/wheels.py $(PYTHONS)
 

@@ -33,7 +33,9 @@ from quire.worker.sampler import Sampler
 LENGTH = 45
 LIMITS = Limits(max_tokens=64, max_rows=5, max_logit_rows=8, max_len=LENGTH, num_blocks=40)
 STEPS = [{0: 33}, {0: 1, 1: 9}, {0: 1, 1: 16, 2: 30}, *[{0: 1, 1: 1, 2: 1}] * 6]
+I8_GROUPS, I4_GROUPS = WeightFormat("i8", Groups(128, "bf16", rotated=True)), WeightFormat("i4", Groups())
 FLOATS = [NumberFormats("f32", "f32"), NumberFormats("bf16", "bf16"), NumberFormats("f16", "f16")]
+COMMON = [*FLOATS, *(NumberFormats("bf16", "bf16", form, form) for form in (I8, I8_GROUPS, I4_GROUPS))]
 
 
 def every_format() -> Iterator[NumberFormats]:
@@ -52,12 +54,12 @@ def every_format() -> Iterator[NumberFormats]:
 def logits(folder: Path, formats: NumberFormats, isa: str) -> bytes:
     spec = read_model(folder).spec
     program = lower(spec, formats)
-    executor = NativeExecutor(program, threads=2, isa=isa)
-    if program.params[0].groups is None:
+    executor = NativeExecutor(program, threads=1, isa=isa)
+    if folder.name == "formats":  # of most kinds of groups only quantized checkpoints have any
+        fill(program, executor)
+    else:
         with Checkpoint(folder) as source:
             load(program.params, source, executor, rules=LoadRules.of(spec))
-    else:  # of most kinds of groups only quantized checkpoints have any
-        fill(program, executor)
     stepper, random = Stepper(program, LIMITS, seed=1), np.random.default_rng(0)
     executor.bind(LIMITS, stepper.arrays)
     for _ in range(3):
@@ -111,7 +113,7 @@ def main() -> None:
     for isa in _native.supported_isas():
         found[f"{isa}, sampler"] = hashlib.sha256(drawn(isa)).hexdigest()
         for folder in map(Path, sys.argv[1:]):
-            for formats in every_format() if folder.name == "formats" else FLOATS:
+            for formats in every_format() if folder.name == "formats" else COMMON:
                 made = logits(folder, formats, isa)
                 found[f"{isa}, {folder.name}, {formats}"] = hashlib.sha256(made).hexdigest()
     print(json.dumps(found))
