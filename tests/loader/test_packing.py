@@ -16,7 +16,7 @@ from helpers.weight_files import write
 from quire import _native
 from quire.loader import Checkpoint, load
 from quire.loader.source import Array
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 from quire.quant.groups import GroupCodes
 from quire.types import CheckpointError
 

@@ -14,7 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quire.program.memory import PACKED_ROWS
-from quire.program.ops import Attend, GatedAct, Linear, Norm, Op, Param, Program, Quantize, reads, writes
+from quire.program.op import Op, reads, writes
+from quire.program.ops.attention import Attend
+from quire.program.ops.linear import Linear
+from quire.program.ops.rows import GatedAct, Norm, Quantize
+from quire.program.program import Program
+from quire.program.tensors import Param
 
 
 def fuse(program: Program) -> Program:

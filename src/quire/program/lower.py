@@ -9,27 +9,12 @@ from quire.program.formats import DType, Groups, NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower_experts import lower_experts
 from quire.program.lower_latent import latent_input, lower_latent
-from quire.program.ops import (
-    MAXIMA_COLS,
-    Add,
-    Attend,
-    Buffer,
-    Embed,
-    GatedAct,
-    GatherRows,
-    HeadShape,
-    KVLayer,
-    Linear,
-    Norm,
-    Op,
-    Param,
-    Part,
-    Program,
-    Quantize,
-    RopeWrite,
-    Scale,
-    writes,
-)
+from quire.program.op import Op, writes
+from quire.program.ops.attention import Attend, HeadShape, RopeWrite
+from quire.program.ops.linear import MAXIMA_COLS, Linear
+from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Quantize, Scale
+from quire.program.program import Output, Program
+from quire.program.tensors import Buffer, KVLayer, Param, Part
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Rope
 from quire.spec import Norm as NormSpec
 from quire.types import CacheGroup, UnsupportedModelError
@@ -92,7 +77,7 @@ class Lowering:
             layers_per_group=cache.layers_per_group,
             kv_dtype=self.formats.kv,
             vocab=spec.vocab,
-            maxima=MAXIMA,
+            outputs=(Output("logits", "logits"), Output("maxima", MAXIMA)),
         )
 
     def layer(self, index: int, layer: Layer, residual: str, delta: str | None) -> str | None:

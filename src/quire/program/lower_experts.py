@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.program.ops import (
-    Combine,
-    Dispatch,
-    Experts,
-    GatedAct,
-    Linear,
-    Param,
-    Part,
-    Route,
-)
+from quire.program.ops.experts import Combine, Dispatch, Experts, Route
+from quire.program.ops.linear import Linear
+from quire.program.ops.rows import GatedAct
+from quire.program.tensors import Param, Part
 from quire.spec import MoE, Router
 
 if TYPE_CHECKING:

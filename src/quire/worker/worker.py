@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from quire.executor.base import Executor, Limits, StepArrays
+from quire.executor.base import Executor, Limits, Outputs, StepArrays
 from quire.types import FinishReason, LogprobTable, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.sampler import Sampler
 from quire.worker.slots import Slots, fill_rows
@@ -28,13 +28,13 @@ class Worker:
         rows = len(out.scheduled)
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
         prepared = time.perf_counter()
-        logits = self._executor.run(tokens, rows, len(sampling))
+        left = self._executor.run(tokens, rows, len(sampling))
         ran = time.perf_counter()
         result = StepOutput(
             token_ids=[[] for _ in range(rows)], logprobs=[None] * rows, prompt_logprobs=[None] * rows
         )
         if sampling:
-            self._sample(logits, sampling, out.scheduled, result)
+            self._sample(left, sampling, out.scheduled, result)
         sampled = time.perf_counter()
         for row, item in enumerate(out.scheduled):
             if item.prompt_logprobs and row not in result.failed:
@@ -60,13 +60,12 @@ class Worker:
             self._sampler.add(self._slots.admit(new).line, new)
 
     def _sample(
-        self, logits: np.ndarray, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
+        self, left: Outputs, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
     ) -> None:
         rows = [scheduled[i] for i in sampling]
         lines = np.array([self._slots[item.seq_id].line for item in rows], np.int32)
         positions = np.array([item.start + len(item.token_ids) for item in rows], np.int32)
-        maxima = self._executor.maxima(len(rows))
-        sampled = self._sampler.sample(logits, lines, positions, maxima=maxima)
+        sampled = self._sampler.sample(left["logits"], lines, positions, maxima=left.get("maxima"))
         for k, (row, token) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
             if k in sampled.failed:
                 result.failed[row] = sampled.failed[k]
@@ -86,10 +85,11 @@ class Worker:
         for first in range(item.start, stop, self._limits.max_logit_rows):
             last = min(stop, first + self._limits.max_logit_rows)
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
-            logits = self._executor.run_head(last - first)
+            left = self._executor.run_head(last - first)
             targets = np.array(slot.prompt[first + 1 : last + 1], np.int32)
-            maxima = self._executor.maxima(last - first)
-            scored = self._sampler.prompt_logprobs(logits, targets, self._sampler.top_n(slot.line), maxima)
+            scored = self._sampler.prompt_logprobs(
+                left["logits"], targets, self._sampler.top_n(slot.line), left.get("maxima")
+            )
             if scored is None:
                 return None
             found.extend(scored)
