@@ -13,6 +13,8 @@ from quire.executor.base import Executor, Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.loader import RandomWeights, load
+from quire.program.formats import I8, NumberFormats
+from quire.program.fuse import fuse
 from quire.program.lower import lower
 from quire.program.memory import live_buffers
 from quire.program.program import Output, Program
@@ -63,3 +65,18 @@ def test_outputs_live_to_the_end_of_a_step() -> None:
     assert "mixed" not in live_buffers(program)[-1]
     kept = replace(program, outputs=(*program.outputs, Output("mixed", "mixed")))
     assert "mixed" in live_buffers(kept)[-1]
+
+
+def test_fusing_keeps_what_is_an_output() -> None:
+    """An int8 head takes the rounded rows of the norm alone, unless the caller reads the others."""
+    plain = lower(decoder_spec(70, 16, 24, (2, 1, 8), [0]), NumberFormats("f32", "f32", head=I8), fused=False)
+    assert "last_hidden" not in {buffer.name for buffer in fuse(plain).buffers}
+    kept = replace(plain, outputs=(*plain.outputs, Output("hidden", "last_hidden")))
+    assert fuse(kept).buffer("last_hidden").dtype == "f32"
+
+
+def test_an_output_is_a_float32_buffer() -> None:
+    program = more_outputs()
+    for buffer in ("nothing", "last_hidden_bytes"):
+        with pytest.raises(ValueError, match=f"output hidden: {buffer} is no float32 buffer"):
+            replace(program, outputs=(Output("hidden", buffer),))

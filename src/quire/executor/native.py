@@ -224,14 +224,14 @@ class NativeExecutor:
         """One step; see Executor.run."""
         self._core.run(num_tokens, num_rows, num_logit_rows)
         self._tokens = num_tokens
-        return self._left(num_logit_rows)
+        return self._views(num_logit_rows)
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Executor.run_head."""
         self._core.run_head(num_logit_rows)
-        return self._left(num_logit_rows)
+        return self._views(num_logit_rows)
 
-    def _left(self, num_logit_rows: int) -> Outputs:
+    def _views(self, num_logit_rows: int) -> Outputs:
         return {
             name: rows[: num_logit_rows if of_logits else self._tokens]
             for name, rows, of_logits in self._outputs

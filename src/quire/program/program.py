@@ -12,7 +12,7 @@ from quire.types import CacheGroup
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A buffer that is the caller's when a step has run, by the name that callers know it by.
+    """A float32 buffer that is the caller's when a step has run, by the name that callers know it by.
 
     "logits": of the rows that want them. "maxima": of the logits, see Linear.
     """
@@ -39,6 +39,12 @@ class Program:
     kv_dtype: DType
     vocab: int
     outputs: tuple[Output, ...]
+
+    def __post_init__(self) -> None:
+        floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}
+        for output in self.outputs:
+            if output.buffer not in floats:
+                raise ValueError(f"output {output.name}: {output.buffer} is no float32 buffer of the program")
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

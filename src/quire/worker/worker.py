@@ -28,13 +28,13 @@ class Worker:
         rows = len(out.scheduled)
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
         prepared = time.perf_counter()
-        left = self._executor.run(tokens, rows, len(sampling))
+        outputs = self._executor.run(tokens, rows, len(sampling))
         ran = time.perf_counter()
         result = StepOutput(
             token_ids=[[] for _ in range(rows)], logprobs=[None] * rows, prompt_logprobs=[None] * rows
         )
         if sampling:
-            self._sample(left, sampling, out.scheduled, result)
+            self._sample(outputs, sampling, out.scheduled, result)
         sampled = time.perf_counter()
         for row, item in enumerate(out.scheduled):
             if item.prompt_logprobs and row not in result.failed:
@@ -60,12 +60,12 @@ class Worker:
             self._sampler.add(self._slots.admit(new).line, new)
 
     def _sample(
-        self, left: Outputs, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
+        self, outputs: Outputs, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
     ) -> None:
         rows = [scheduled[i] for i in sampling]
         lines = np.array([self._slots[item.seq_id].line for item in rows], np.int32)
         positions = np.array([item.start + len(item.token_ids) for item in rows], np.int32)
-        sampled = self._sampler.sample(left["logits"], lines, positions, maxima=left.get("maxima"))
+        sampled = self._sampler.sample(outputs["logits"], lines, positions, maxima=outputs.get("maxima"))
         for k, (row, token) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
             if k in sampled.failed:
                 result.failed[row] = sampled.failed[k]
@@ -85,10 +85,10 @@ class Worker:
         for first in range(item.start, stop, self._limits.max_logit_rows):
             last = min(stop, first + self._limits.max_logit_rows)
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
-            left = self._executor.run_head(last - first)
+            outputs = self._executor.run_head(last - first)
             targets = np.array(slot.prompt[first + 1 : last + 1], np.int32)
             scored = self._sampler.prompt_logprobs(
-                left["logits"], targets, self._sampler.top_n(slot.line), left.get("maxima")
+                outputs["logits"], targets, self._sampler.top_n(slot.line), outputs.get("maxima")
             )
             if scored is None:
                 return None
