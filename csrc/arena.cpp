@@ -3,6 +3,8 @@
 #include <new>
 #include <sys/mman.h>
 
+#include "sizes.h"
+
 namespace quire {
 
 namespace {

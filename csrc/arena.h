@@ -26,6 +26,4 @@ class Arena {
   bool read_only_ = false;
 };
 
-constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
 }  // namespace quire

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "arena.h"
 #include "kernels.h"
+#include "sizes.h"
 
 namespace quire {
 
@@ -24,7 +24,6 @@ size_t scratch_bytes(const AttendShape& s) {
 int heads_per_call(const AttendShape& s, int queries) {
   return std::clamp(kAttendRows / (queries * heads_per_kv(s)), 1, s.kv_heads);
 }
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // Queries whose rows of a head fill the kernel's blocks of six rows, if a call takes a few times as many.
 int whole_queries(const AttendShape& s) {
   int queries = 1;

@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unordered_map.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
@@ -12,7 +14,6 @@
 
 #include "executor.h"
 #include "isa.h"
-#include "packed.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -45,7 +46,7 @@ nb::bytes save_weights(Executor& e, int fd, size_t first, size_t count) {
   {
     nb::gil_scoped_release nogil;
     try {
-      sums = e.save_weights(fd, first, count);
+      sums = e.weights().save(fd, first, count);
     } catch (const std::system_error& error) {
       failed = error.code().value();
     }
@@ -62,7 +63,16 @@ bool map_weights(Executor& e, int fd, nb::bytes packed) {
   std::vector<uint64_t> sums(packed.size() / sizeof(uint64_t));
   std::memcpy(sums.data(), packed.c_str(), sums.size() * sizeof(uint64_t));
   nb::gil_scoped_release nogil;
-  return e.map_weights(fd, sums);
+  return e.weights().map(fd, sums);
+}
+
+void put_codes(Executor& e, const std::string& param, int row_offset, int rows, const std::vector<uintptr_t>& arrays) {
+  quire::PackCodesTask task{};
+  task.codes = at<uint8_t>(arrays.at(0));
+  task.scales = at<char>(arrays.at(1));
+  task.offsets = at<char>(arrays.at(2));
+  task.factors = at<uint16_t>(arrays.at(3));
+  e.weights().put_codes(param, row_offset, rows, task);
 }
 
 std::vector<std::vector<int>> attention_parts(const std::vector<int>& shape, int threads, int max_len,
@@ -128,14 +138,109 @@ double measure_flops(Executor& e, DType dtype, int64_t iterations) {
   return total / seconds;
 }
 
+using nogil = nb::call_guard<nb::gil_scoped_release>;
+
+void bind_building(nb::class_<Executor>& c) {
+  c.def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
+      .def("add_panels", [](Executor& e, const std::string& name, int matrices, int rows, int cols, DType dtype) {
+        e.weights().add_panels(name, matrices, rows, cols, dtype);
+      }, "name"_a, "matrices"_a, "rows"_a, "cols"_a, "dtype"_a)
+      .def("add_groups", [](Executor& e, const std::string& name, int matrices, int rows, int cols,
+                            const quire::GroupFormat& format) {
+        e.weights().add_groups(name, matrices, rows, cols, format);
+      }, "name"_a, "matrices"_a, "rows"_a, "cols"_a, "groups"_a)
+      .def("add_table", [](Executor& e, const std::string& name, int rows, int cols, DType dtype) {
+        e.weights().add_table(name, rows, cols, dtype);
+      }, "name"_a, "rows"_a, "cols"_a, "dtype"_a)
+      .def("add_vector", [](Executor& e, const std::string& name, int matrices, int rows) {
+        e.weights().add_vector(name, matrices, rows);
+      }, "name"_a, "matrices"_a, "rows"_a)
+      .def("allocate_weights", [](Executor& e) { e.weights().allocate(); })
+      .def("put", [](Executor& e, const std::string& param, int row_offset, uintptr_t src, DType dtype, int rows, int cols) {
+        return e.weights().put(param, row_offset, at<void>(src), dtype, rows, cols);
+      }, nogil(), "param"_a, "row_offset"_a, "src"_a, "dtype"_a, "rows"_a, "cols"_a)
+      .def("put_codes", &put_codes, nogil(), "param"_a, "row_offset"_a, "rows"_a, "arrays"_a)
+      .def("save_weights", &save_weights, "fd"_a, "first"_a, "count"_a)
+      .def("map_weights", &map_weights, "fd"_a, "sums"_a)
+      .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half, bool interleaved) {
+        e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
+      }, "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
+      .def("add_buffer", [](Executor& e, const std::string& name, int cols, DType dtype, size_t offset, size_t scale_offset,
+                            int group, bool rotated, bool logits, int max_rows, int per) {
+        e.add_buffer(name, {cols, dtype, offset, scale_offset, group, rotated, logits, max_rows, per});
+      }, nb::kw_only(), "name"_a, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a, "group"_a, "rotated"_a, "logits"_a,
+         "max_rows"_a, "per"_a)
+      .def("add_kv_layer", [](Executor& e, int group, int kv_heads, int head_dim, size_t offset) {
+        e.add_kv_layer({group, kv_heads, head_dim, offset});
+      }, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
+      .def("add_op", &Executor::add_op, "kind"_a, "fields"_a,
+           "An op by the name of its class in program/ops, with all its fields; those of records as \"shape.heads\".")
+      .def("begin_head", &Executor::begin_head)
+      .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a);
+}
+
+void bind_running(nb::class_<Executor>& c) {
+  c.def("run", &Executor::run, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a)
+      .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
+      .def("run_range", &Executor::run_range, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a, "begin"_a, "end"_a)
+      .def("stop_after", &Executor::stop_after, "op"_a, "Run no op after this one; -1 runs all.")
+      .def("profile", &Executor::profile, "on"_a)
+      .def("take_profile", &Executor::take_profile)
+      .def("fill_cache", &Executor::fill_cache, "value"_a, "Overwrite the whole cache; for tests.")
+      .def("buffer", [](const Executor& e, const std::string& name) {
+        return reinterpret_cast<uintptr_t>(e.buffer(name).data());
+      }, "name"_a)
+      .def_prop_ro("weight_bytes", [](const Executor& e) { return e.weights().arena().bytes(); })
+      .def_prop_ro("kv_bytes", &Executor::kv_bytes)
+      .def_prop_ro("kv_warmed", &Executor::kv_warmed, "Bytes of the cache whose pages are in memory ahead of use.")
+      .def_prop_ro("activation_bytes", &Executor::activation_bytes)
+      .def_prop_ro("table_bytes", &Executor::table_bytes)
+      .def("arenas", &Executor::arenas)
+      .def_prop_ro("isa", &Executor::isa)
+      .def_prop_ro("threads", &Executor::threads)
+      .def("measure_flops", &measure_flops, nogil(), "dtype"_a, "iterations"_a);
+}
+
+// What memory attention and experts need, and how attention is cut.
+void bind_plans(nb::module_& m) {
+  m.def("attention_bytes", [](const std::vector<std::vector<int>>& shapes, int threads, int max_len) {
+    std::vector<quire::AttendShape> found;
+    for (const auto& s : shapes) found.push_back({s.at(0), s.at(1), s.at(2), 0, s.at(3)});
+    return quire::attention_memory(found, threads, max_len).total;
+  }, "shapes"_a, "threads"_a, "max_len"_a,
+     "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).");
+  m.def("attention_parts", &attention_parts, "shape"_a, "threads"_a, "max_len"_a, "query_start"_a, "positions"_a,
+        "How a step's attention is cut: (row, token begin, token end, partition begin, partition end, split, first head of "
+        "keys, head after the last) with split -1 for a part that covers all its partitions; a shape ends with the window.");
+  m.def("experts_bytes", &quire::expert_plan_bytes, "experts"_a, "pairs"_a,
+        "Bytes of scratch that sorting pairs of tokens and experts needs.");
+}
+
 }  // namespace
 
 void bind_executor(nb::module_& m) {
-  m.attr("CHUNK_BYTES") = quire::kChunkBytes;
-  m.attr("PACK_LAYOUT") = quire::kPackLayout;
   m.def("supported_isas", &quire::supported_isas, "Instruction sets this CPU can run, best first.");
+  bind_plans(m);
 
-  nb::enum_<DType>(m, "DType").value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16).value("i8", DType::i8).value("i32", DType::i32);
+  nb::enum_<DType>(m, "DType")
+      .value("f32", DType::f32)
+      .value("bf16", DType::bf16)
+      .value("f16", DType::f16)
+      .value("i8", DType::i8)
+      .value("i32", DType::i32);
+
+  nb::enum_<quire::GroupKind>(m, "GroupKind", "Formats of scales and offsets of groups.")
+      .value("none", quire::GroupKind::none)
+      .value("u8", quire::GroupKind::u8)
+      .value("f16", quire::GroupKind::f16)
+      .value("bf16", quire::GroupKind::bf16)
+      .value("f32", quire::GroupKind::f32)
+      .value("f16_u8", quire::GroupKind::f16_u8);
+
+  nb::class_<quire::GroupFormat>(m, "GroupFormat")
+      .def("__init__", [](quire::GroupFormat* self, int bits, int size, quire::GroupKind scales, quire::GroupKind offsets,
+                          bool rotated) { new (self) quire::GroupFormat{bits, size, scales, offsets, rotated}; },
+           "bits"_a, "size"_a, "scales"_a, "offsets"_a, "rotated"_a);
 
   nb::class_<quire::Limits>(m, "Limits")
       .def(nb::init<>())
@@ -146,96 +251,9 @@ void bind_executor(nb::module_& m) {
       .def_rw("num_blocks", &quire::Limits::num_blocks)
       .def_rw("block_size", &quire::Limits::block_size);
 
-  m.def("attention_bytes", [](const std::vector<std::vector<int>>& shapes, int threads, int max_len) {
-    std::vector<quire::AttendShape> found;
-    for (const auto& s : shapes) found.push_back({s.at(0), s.at(1), s.at(2), 0, s.at(3)});
-    return quire::attention_memory(found, threads, max_len).total;
-  }, "shapes"_a, "threads"_a, "max_len"_a,
-     "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).");
-  m.def("attention_parts", &attention_parts, "shape"_a, "threads"_a, "max_len"_a, "query_start"_a, "positions"_a,
-        "How a step's attention is cut: (row, token begin, token end, partition begin, partition end, split, first head of "
-        "keys, head after the last) with split -1 for a part that covers all its partitions; a shape ends with the window.");
-
-  m.def("experts_bytes", &quire::expert_plan_bytes, "experts"_a, "pairs"_a,
-        "Bytes of scratch that sorting pairs of tokens and experts needs.");
-
-  using nogil = nb::call_guard<nb::gil_scoped_release>;
-  nb::class_<Executor>(m, "Executor")
-      .def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
-      .def("add_weight", &Executor::add_weight, "rows"_a, "cols"_a, "dtype"_a)
-      .def("add_groups", [](Executor& e, int rows, int cols, int bits, int size, int scales, int offsets, bool rotated) {
-        return e.add_groups(rows, cols, {bits, size, quire::GroupKind(scales), quire::GroupKind(offsets), rotated});
-      }, "rows"_a, "cols"_a, "bits"_a, "size"_a, "scales"_a, "offsets"_a, "rotated"_a)
-      .def("put_codes", [](Executor& e, int param, int row_offset, int rows, const std::vector<uintptr_t>& arrays) {
-        quire::PackCodesTask task{};
-        task.codes = at<uint8_t>(arrays.at(0));
-        task.scales = at<char>(arrays.at(1));
-        task.offsets = at<char>(arrays.at(2));
-        task.factors = at<uint16_t>(arrays.at(3));
-        e.put_codes(param, row_offset, rows, task);
-      }, nogil(), "param"_a, "row_offset"_a, "rows"_a, "arrays"_a)
-      .def("add_table", &Executor::add_table, "rows"_a, "cols"_a, "dtype"_a)
-      .def("add_vector", &Executor::add_vector, "rows"_a)
-      .def("allocate_weights", &Executor::allocate_weights)
-      .def("put", [](Executor& e, int param, int row_offset, uintptr_t src, DType dtype, int rows, int cols) {
-        return e.put(param, row_offset, at<void>(src), dtype, rows, cols);
-      }, nogil(), "param"_a, "row_offset"_a, "src"_a, "dtype"_a, "rows"_a, "cols"_a)
-      .def("save_weights", &save_weights, "fd"_a, "first"_a, "count"_a)
-      .def("map_weights", &map_weights, "fd"_a, "sums"_a)
-      .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half, bool interleaved) {
-        return e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
-      }, "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
-      .def("add_buffer", &Executor::add_buffer, "cols"_a, "dtype"_a, "offset"_a, "scale_offset"_a, "group"_a,
-           "rotated"_a, "max_rows"_a, "per"_a)
-      .def("add_kv_layer", &Executor::add_kv_layer, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
-      .def("op_embed", &Executor::op_embed, "table"_a, "out"_a)
-      .def("op_norm", &Executor::op_norm, "x"_a, "delta"_a, "weight"_a, "bias"_a, "layer"_a, "eps"_a, "out"_a)
-      .def("op_add", &Executor::op_add, "x"_a, "delta"_a, "scale"_a)
-      .def("op_scale", &Executor::op_scale, "x"_a, "scale"_a, "cap"_a, "maxima"_a)
-      .def("op_linear", &Executor::op_linear, "x"_a, "weight"_a, "bias"_a, "out"_a, "first"_a, "act"_a,
-           "alpha"_a, "limit"_a, "maxima"_a)
-      .def("op_rope_write", &Executor::op_rope_write, "qkv"_a, "heads"_a, "layer"_a, "rope"_a, "q_norm"_a,
-           "k_norm"_a, "layer_norm"_a, "whole"_a, "eps"_a)
-      .def("op_attend", &Executor::op_attend, "qkv"_a, "out"_a, "heads"_a, "layer"_a, "scale"_a, "window"_a,
-           "softcap"_a, "sinks"_a, "wide"_a)
-      .def("op_head_linear", &Executor::op_head_linear, "x"_a, "weight"_a, "out"_a, "heads"_a)
-      .def("op_latent_write", &Executor::op_latent_write, "q"_a, "kv"_a, "q_nope"_a, "heads"_a, "layer"_a, "rope"_a,
-           "norm"_a, "eps"_a)
-      .def("op_latent_attend", &Executor::op_latent_attend, "q_latent"_a, "q"_a, "out"_a, "heads"_a, "layer"_a,
-           "scale"_a)
-      .def("op_quantize", &Executor::op_quantize, "x"_a, "out"_a)
-      .def("op_gated_act", &Executor::op_gated_act, "gate_up"_a, "out"_a, "act"_a, "alpha"_a, "limit"_a)
-      .def("set_experts", &Executor::set_experts, "param"_a, "experts"_a, "rows"_a)
-      .def("op_route", [](Executor& e, int logits, int correction, int ids, int weights, int places,
-                          const std::vector<int>& sizes, const std::vector<bool>& kinds, float scale) {
-        const quire::Router router{sizes.at(0), sizes.at(1), sizes.at(2), sizes.at(3),
-                                   kinds.at(0), kinds.at(1), kinds.at(2), scale};
-        e.op_route(logits, correction, ids, weights, places, router);
-      }, "logits"_a, "correction"_a, "ids"_a, "weights"_a, "places"_a, "sizes"_a, "kinds"_a, "scale"_a,
-         "sizes: experts, top_k, groups, top_groups; kinds: sigmoid, best two of a group, renormalise.")
-      .def("op_dispatch", &Executor::op_dispatch, "x"_a, "places"_a, "out"_a)
-      .def("op_experts", &Executor::op_experts, "x"_a, "weight"_a, "bias"_a, "out"_a)
-      .def("op_combine", &Executor::op_combine, "x"_a, "places"_a, "weights"_a, "shared"_a, "gate"_a, "out"_a)
-      .def("op_gather", &Executor::op_gather, "x"_a, "delta"_a, "out"_a)
-      .def("begin_head", &Executor::begin_head)
-      .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a)
-      .def("run", &Executor::run, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a)
-      .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
-      .def("run_range", &Executor::run_range, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a, "begin"_a, "end"_a)
-      .def("stop_after", &Executor::stop_after, "op"_a, "Run no op after this one; -1 runs all.")
-      .def("profile", &Executor::profile, "on"_a)
-      .def("take_profile", &Executor::take_profile)
-      .def("fill_cache", &Executor::fill_cache, "value"_a, "Overwrite the whole cache; for tests.")
-      .def("buffer", [](const Executor& e, int i) { return reinterpret_cast<uintptr_t>(e.buffer(i)); }, "index"_a)
-      .def_prop_ro("weight_bytes", &Executor::weight_bytes)
-      .def_prop_ro("kv_bytes", &Executor::kv_bytes)
-      .def_prop_ro("kv_warmed", &Executor::kv_warmed, "Bytes of the cache whose pages are in memory ahead of use.")
-      .def_prop_ro("activation_bytes", &Executor::activation_bytes)
-      .def_prop_ro("table_bytes", &Executor::table_bytes)
-      .def("arenas", &Executor::arenas)
-      .def_prop_ro("isa", &Executor::isa)
-      .def_prop_ro("threads", &Executor::threads)
-      .def("measure_flops", &measure_flops, nogil(), "dtype"_a, "iterations"_a);
+  nb::class_<Executor> executor(m, "Executor");
+  bind_building(executor);
+  bind_running(executor);
 
   nb::class_<BandwidthProbe>(m, "BandwidthProbe")
       .def(nb::init<Executor&, size_t>(), nb::keep_alive<1, 2>(), nogil(), "executor"_a, "size"_a)

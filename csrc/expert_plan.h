@@ -1,8 +1,11 @@
 // Which rows of a step belong to which expert: pairs of (token, expert) sorted by expert, and by token inside one.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+
+#include "arena.h"
 
 namespace quire {
 
@@ -14,19 +17,24 @@ struct ExpertChunk {
 // Bytes that a plan needs for up to `experts` experts and `pairs` pairs.
 size_t expert_plan_bytes(int experts, int pairs);
 
+// One for all layers: a router fills it, and the ops up to the next router read it.
 class ExpertPlan {
  public:
-  // `memory` holds expert_plan_bytes(experts, the most pairs of a step); it outlives the plan.
-  void place(void* memory, int experts);
+  // Say that a router chooses `top_k` of so many experts; before `allocate`.
+  void want(int experts, int top_k) { experts_ = std::max(experts_, experts), top_k_ = std::max(top_k_, top_k); }
+  void allocate(int max_tokens);
 
   // Sort the pairs of ids [tokens, top_k]; places [tokens, top_k] gets each pair's row.
   void sort(const int32_t* ids, int tokens, int top_k, int experts, int32_t* places);
 
   int size() const { return size_; }     // chunks
-  int experts() const { return active_; }  // experts that have rows
+  int active() const { return active_; }  // experts that have rows
   const ExpertChunk& operator[](int i) const { return chunks_[i]; }
+  const Arena& memory() const { return memory_; }
 
  private:
+  int experts_ = 0, top_k_ = 0;
+  Arena memory_;
   int32_t* next_ = nullptr;  // [experts]
   ExpertChunk* chunks_ = nullptr;
   int size_ = 0, active_ = 0;

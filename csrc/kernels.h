@@ -41,7 +41,7 @@ constexpr int kPartition = 1024;
 // Query rows (queries x heads of a group) that one attention call works on at a time.
 constexpr int kAttendRows = 48;
 
-// Formats of scales and offsets, numbered as in executor/native.py.
+// Formats of scales and offsets.
 enum class GroupKind : int32_t { none = 0, u8 = 1, f16 = 2, bf16 = 3, f32 = 4, f16_u8 = 5 };
 
 // A weight in groups of input features; what its numbers stand for is in program/formats.py. A panel is one stream:
@@ -150,21 +150,6 @@ struct NormTask {
   int cols, row_begin, row_end;
 };
 
-// x += scale * delta
-struct AddTask {
-  float* x;            // [rows, cols]
-  const float* delta;
-  float scale;
-  int cols, row_begin, row_end;
-};
-
-// One row: x = scale * x, then cap * tanh(x / cap) unless cap is 0.
-struct ScaleTask {
-  float* x;
-  float scale, cap;
-  int col_begin, col_end;
-};
-
 // Weight of q's or k's norm: null, [head_dim] (step 0) or one for every head (step head_dim).
 struct HeadNorm {
   const float* weight;
@@ -251,7 +236,7 @@ constexpr int queries_per_call(int heads_per_kv) {
 // A query row's state after a partition: unscaled output [d16], maximum score in units of log2(e), sum of exponentials.
 constexpr size_t state_floats(int d16) { return static_cast<size_t>(d16) + 16; }
 
-// Latent attention (LatentAttend in ops.py). The cache is one row a token, K tiles alone: kv_heads 1, head_dim rank +
+// Latent attention (LatentAttend in program/ops). The cache is one row a token, K tiles alone: kv_heads 1, head_dim rank +
 // rope, tiles v_offset() apart. `attend` has the queries in the latent space, head h at h*rank, and no window, cap or sink;
 // states are state_floats(rank rounded up to 16) a query row.
 struct LatentTask {
@@ -290,36 +275,6 @@ struct GatedActTask {
   float alpha, limit;    // clamped swiglu: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit, |up| <= limit
 };
 
-// How a router chooses; see Route in program/ops.py.
-struct Router {
-  int experts = 0, top_k = 0, groups = 1, top_groups = 1;
-  bool sigmoid = false, best_two = false, renormalise = false;
-  float scale = 1;
-};
-constexpr int kMaxExperts = 1024;
-constexpr int kMaxTopK = 64;
-
-struct RouteTask {
-  const float* logits;      // [rows, experts]
-  const float* correction;  // [experts] or null
-  int32_t* ids;             // [rows, top_k]
-  float* weights;           // [rows, top_k]
-  Router router;
-  int row_begin, row_end;
-};
-
-// out = sum over the token's experts, best first, of weight * row, then + (sigmoid of the gate) * shared.
-struct CombineTask {
-  const float* x;           // [pairs, cols]
-  const int32_t* places;    // [top_k] of this token: rows of x
-  const float* weights;     // [top_k]
-  int top_k;
-  const float* shared;      // [cols] or null
-  const float* gate;        // one logit, or null
-  float* out;               // [cols]
-  int cols, col_begin, col_end;
-};
-
 struct EmbedTask {
   const void* table;     // row-major [vocab, cols] or packed panels
   DType dtype;
@@ -331,53 +286,61 @@ struct EmbedTask {
   GroupFormat groups;
 };
 
-struct GatherTask {
-  const float* x;
-  const float* delta;    // or null
-  const int32_t* rows;
-  float* out;
-  int cols, row_begin, row_end;
-};
+// Tasks of kernels that stand in an op's own file.
+struct AddTask;
+struct CombineTask;
+struct GatherTask;
+struct RouteTask;
+struct ScaleTask;
+
+// Every kernel by name: X(name, result, arguments …). The table of a set is made from this list and nothing else, so two
+// kernels of one signature cannot be mixed up.
+#define QUIRE_KERNELS(X)                                                                                             \
+  X(linear_f32, void, const LinearTask&)                                                                             \
+  X(linear_bf16, void, const LinearTask&)                                                                            \
+  X(linear_f16, void, const LinearTask&)                                                                             \
+  X(linear_i8, void, const LinearTask&)                                                                              \
+  X(linear_groups, void, const LinearTask&)                                                                          \
+  X(pack_f32, void, const PackTask&)                                                                                 \
+  X(pack_bf16, void, const PackTask&)                                                                                \
+  X(pack_f16, void, const PackTask&)                                                                                 \
+  X(pack_i8, void, const PackTask&)                                                                                  \
+  X(pack_groups, void, const PackTask&)                                                                              \
+  X(pack_codes, void, const PackCodesTask&)                                                                          \
+  X(quantize, void, const QuantizeTask&)                                                                             \
+  X(quantize_groups, void, const QuantizeTask&)                                                                      \
+  X(norm, void, const NormTask&)                                                                                     \
+  X(add_rows, void, const AddTask&)                                                                                  \
+  X(scale_rows, void, const ScaleTask&)                                                                              \
+  X(rope_write, void, const RopeWriteTask&)                                                                          \
+  X(attend, void, const AttendTask&)                                                                                 \
+  X(attend_merge, void, const AttendTask&) /* states of all partitions -> out */                                     \
+  X(latent_write, void, const LatentWriteTask&)                                                                      \
+  X(latent_attend, void, const LatentTask&)                                                                          \
+  X(latent_merge, void, const LatentTask&)                                                                           \
+  X(gated_act, void, const GatedActTask&)                                                                            \
+  X(route, void, const RouteTask&)                                                                                   \
+  X(combine, void, const CombineTask&)                                                                               \
+  X(embed, void, const EmbedTask&)                                                                                   \
+  X(embed_groups, void, const EmbedTask&)                                                                            \
+  X(gather, void, const GatherTask&)                                                                                 \
+  X(to_f32, void, const void* src, DType dtype, float* dst, size_t n)                                                \
+  X(to_bf16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                            \
+  X(to_f16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                             \
+  /* Index of a NaN or infinity, or of what becomes one in the format that it is kept in; or -1. */                  \
+  X(first_nonfinite, int64_t, const void* src, DType dtype, DType kept, size_t n)                                    \
+  /* Reads memory as fast as it can: the limit of bandwidth. */                                                      \
+  X(read_sum, float, const void* src, size_t bytes)                                                                  \
+  /* Return the operations that they did: the limits of computing. */                                                \
+  X(fma_loop, int64_t, int64_t iterations, float* sink)                                                              \
+  X(bf16_loop, int64_t, int64_t iterations, float* sink)                                                             \
+  X(i8_loop, int64_t, int64_t iterations, float* sink)
 
 struct Kernels {
   const char* isa;
-  void (*linear_f32)(const LinearTask&);
-  void (*linear_bf16)(const LinearTask&);
-  void (*linear_f16)(const LinearTask&);
-  void (*linear_i8)(const LinearTask&);
-  void (*linear_groups)(const LinearTask&);
-  void (*pack_f32)(const PackTask&);
-  void (*pack_bf16)(const PackTask&);
-  void (*pack_f16)(const PackTask&);
-  void (*pack_i8)(const PackTask&);
-  void (*pack_groups)(const PackTask&);
-  void (*pack_codes)(const PackCodesTask&);
-  void (*quantize)(const QuantizeTask&);
-  void (*quantize_groups)(const QuantizeTask&);
-  void (*norm)(const NormTask&);
-  void (*add)(const AddTask&);
-  void (*scale)(const ScaleTask&);
-  void (*rope_write)(const RopeWriteTask&);
-  void (*attend)(const AttendTask&);
-  void (*attend_merge)(const AttendTask&);  // states of all partitions -> out
-  void (*latent_write)(const LatentWriteTask&);
-  void (*latent_attend)(const LatentTask&);
-  void (*latent_merge)(const LatentTask&);
-  void (*gated_act)(const GatedActTask&);
-  void (*route)(const RouteTask&);
-  void (*combine)(const CombineTask&);
-  void (*embed)(const EmbedTask&);
-  void (*embed_groups)(const EmbedTask&);
-  void (*gather)(const GatherTask&);
-  void (*to_f32)(const void* src, DType dtype, float* dst, size_t n);
-  void (*to_bf16)(const void* src, DType dtype, uint16_t* dst, size_t n);
-  void (*to_f16)(const void* src, DType dtype, uint16_t* dst, size_t n);
-  // Index of a NaN or infinity, or of what becomes one in the format that it is kept in; or -1.
-  int64_t (*first_nonfinite)(const void* src, DType dtype, DType kept, size_t n);
-  float (*read_sum)(const void* src, size_t bytes);  // reads memory as fast as it can: bandwidth limit
-  int64_t (*fma_loop)(int64_t iterations, float* sink);   // returns the flops it did: compute limits
-  int64_t (*bf16_loop)(int64_t iterations, float* sink);
-  int64_t (*i8_loop)(int64_t iterations, float* sink);
+#define X(name, result, ...) result (*name)(__VA_ARGS__);
+  QUIRE_KERNELS(X)
+#undef X
   const SamplingKernels* sampling;
 };
 

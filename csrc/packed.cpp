@@ -4,11 +4,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <unistd.h>
 
-#include "executor.h"
+#include "weights.h"
 
 namespace quire {
 
@@ -69,16 +70,16 @@ uint64_t checksum(const char* data, size_t bytes, uint64_t seed) {
   return sum ^ (sum >> 29);
 }
 
-std::vector<uint64_t> Executor::save_weights(int fd, size_t first, size_t count) {
-  const size_t chunks = (weights_.bytes() + kChunkBytes - 1) / kChunkBytes;
+std::vector<uint64_t> Weights::save(int fd, size_t first, size_t count) {
+  const size_t chunks = (arena_.bytes() + kChunkBytes - 1) / kChunkBytes;
   if (first > chunks || count > chunks - first) throw std::invalid_argument("chunks beyond the weights");
   std::vector<uint64_t> sums(count);
   std::atomic<int> failed{0};
-  parallel(static_cast<int>(count), [&](int t) {
-    const size_t offset = (first + t) * kChunkBytes, size = std::min(kChunkBytes, weights_.bytes() - offset);
-    sums[t] = checksum(weights_.data() + offset, size, first + t);
+  parallel(pool_, static_cast<int>(count), [&](int t) {
+    const size_t offset = (first + t) * kChunkBytes, size = std::min(kChunkBytes, arena_.bytes() - offset);
+    sums[t] = checksum(arena_.data() + offset, size, first + t);
     try {
-      if (!failed) write_all(fd, weights_.data() + offset, size, offset);
+      if (!failed) write_all(fd, arena_.data() + offset, size, offset);
     } catch (const std::system_error& error) {
       failed = error.code().value();
     }
@@ -87,19 +88,19 @@ std::vector<uint64_t> Executor::save_weights(int fd, size_t first, size_t count)
   return sums;
 }
 
-bool Executor::map_weights(int fd, const std::vector<uint64_t>& sums) {
-  const size_t chunks = (align_up(weight_total_, 4096) + kChunkBytes - 1) / kChunkBytes;
+bool Weights::map(int fd, const std::vector<uint64_t>& sums) {
+  const size_t chunks = (align_up(total_, 4096) + kChunkBytes - 1) / kChunkBytes;
   if (sums.size() != chunks) throw std::invalid_argument("one checksum a chunk");
-  weights_.map(fd, weight_total_);
+  arena_.map(fd, total_);
   std::atomic<bool> good{true};
   {
-    const Readers readers(weights_.data(), weights_.bytes());
-    parallel(static_cast<int>(chunks), [&](int t) {
-      const size_t offset = t * kChunkBytes, size = std::min(kChunkBytes, weights_.bytes() - offset);
-      if (good && checksum(weights_.data() + offset, size, static_cast<uint64_t>(t)) != sums[t]) good = false;
+    const Readers readers(arena_.data(), arena_.bytes());
+    parallel(pool_, static_cast<int>(chunks), [&](int t) {
+      const size_t offset = t * kChunkBytes, size = std::min(kChunkBytes, arena_.bytes() - offset);
+      if (good && checksum(arena_.data() + offset, size, static_cast<uint64_t>(t)) != sums[t]) good = false;
     });
   }
-  if (!good) allocate_weights();
+  if (!good) allocate();
   return good;
 }
 

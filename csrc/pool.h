@@ -132,4 +132,14 @@ void on_all(ThreadPool& pool, F& f) {
   pool.run([](void* context, int thread) { (*static_cast<F*>(context))(thread); }, &f);
 }
 
+// Run f(task) for every task of [0, tasks), whoever of the pool is free.
+template <class F>
+void parallel(ThreadPool& pool, int tasks, F f) {
+  std::atomic<int> next{0};
+  auto job = [&](int) {
+    for (int t = next.fetch_add(1); t < tasks; t = next.fetch_add(1)) f(t);
+  };
+  on_all(pool, job);
+}
+
 }  // namespace quire

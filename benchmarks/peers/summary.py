@@ -19,7 +19,7 @@ from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import choose, machine_facts
 from quire.engine.build.opening import open_model
 from quire.program.cost import Row, step_cost
-from quire.program.ops import Program
+from quire.program.program import Program
 
 ROOT = Path(__file__).parents[2]
 

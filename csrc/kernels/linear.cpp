@@ -6,6 +6,7 @@
 #include "kernels/linear_tall.h"
 #include "kernels/micro.h"
 #include "kernels/table.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -221,43 +222,6 @@ void linear(const LinearTask& task) {
   }
 }
 
-QUIRE_INLINE float source(const void* src, DType type, size_t i) {
-  switch (type) {
-    case DType::f32: return static_cast<const float*>(src)[i];
-    case DType::bf16: return bf16_to_float(static_cast<const uint16_t*>(src)[i]);
-    default: return half_to_float(static_cast<const uint16_t*>(src)[i]);
-  }
-}
-
-void embed_impl(const EmbedTask& t) {
-  for (int i = t.token_begin; i < t.token_end; ++i) {
-    const int id = t.ids[i];
-    float* out = t.out + static_cast<size_t>(i) * t.cols;
-    if (!t.packed) {
-      const size_t base = static_cast<size_t>(id) * t.cols;
-      for (int k = 0; k < t.cols; ++k) out[k] = source(t.table, t.dtype, base + k);
-    } else if (t.dtype == DType::f32) {
-      const float* panel = static_cast<const float*>(t.table) + static_cast<size_t>(id / kPanel) * t.cols * kPanel;
-      for (int k = 0; k < t.cols; ++k) out[k] = panel[static_cast<size_t>(k) * kPanel + id % kPanel];
-    } else if (t.dtype == DType::i8) {
-      const size_t panel_bytes = static_cast<size_t>((t.cols + 3) / 4) * 4 * kPanel;
-      const int8_t* panel = static_cast<const int8_t*>(t.table) + (id / kPanel) * panel_bytes;
-      for (int k = 0; k < t.cols; ++k)
-        out[k] = static_cast<float>(panel[static_cast<size_t>(k / 4) * 4 * kPanel + (id % kPanel) * 4 + (k & 3)]) *
-                 t.scale[id];
-    } else {
-      const size_t panel_elems = static_cast<size_t>((t.cols + 1) / 2) * 2 * kPanel;
-      const uint16_t* panel = static_cast<const uint16_t*>(t.table) + (id / kPanel) * panel_elems;
-      const int column = id % kPanel;
-      for (int k = 0; k < t.cols; ++k) {
-        const uint16_t* step = panel + static_cast<size_t>(k / 2) * 2 * kPanel;
-        out[k] = t.dtype == DType::bf16 ? bf16_to_float(step[column * 2 + (k & 1)])
-                                        : half_to_float(step[column / 16 * 32 + (k & 1) * 16 + column % 16]);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 void linear_f32(const LinearTask& t) { linear<F32>(t); }
@@ -274,7 +238,6 @@ void linear_i8(const LinearTask& t) {
 #endif
   linear<I8>(t);
 }
-void embed(const EmbedTask& t) { embed_impl(t); }
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

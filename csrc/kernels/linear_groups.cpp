@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "kernels/table.h"
 #include "simd/group_tile.h"
+#include "simd/half.h"
 
 namespace quire {
 namespace QUIRE_ISA {

@@ -1,6 +1,7 @@
 #include "kernels/linear_tall.h"
 
 #include "kernels/micro.h"
+#include "simd/functions.h"
 #include "simd/tall_tile.h"
 
 #if QUIRE_AVX512

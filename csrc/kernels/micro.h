@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "simd/vec.h"
+#include "simd/half.h"
 
 namespace quire {
 namespace QUIRE_ISA {

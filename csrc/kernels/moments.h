@@ -1,7 +1,7 @@
 // What norms divide by.
 #pragma once
 
-#include "simd/vec.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {

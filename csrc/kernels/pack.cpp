@@ -7,7 +7,7 @@
 #include "kernels.h"
 #include "kernels/table.h"
 #include "simd/transpose.h"
-#include "simd/vec.h"
+#include "simd/half.h"
 
 namespace quire {
 namespace QUIRE_ISA {

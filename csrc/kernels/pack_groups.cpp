@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "kernels/table.h"
 #include "simd/groups.h"
+#include "simd/half.h"
 
 namespace quire {
 namespace QUIRE_ISA {

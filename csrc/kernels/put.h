@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "simd/vec.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {

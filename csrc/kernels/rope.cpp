@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "kernels/moments.h"
 #include "kernels/table.h"
+#include "simd/half.h"
 #include "simd/transpose.h"
 
 namespace quire {
@@ -111,7 +112,7 @@ QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& nor
   }
 }
 
-// x [head_dim] as round(x / scale) in [-127, 127], zeros up to d16; returns the scale as bf16. See RopeWrite in ops.py.
+// x [head_dim] as round(x / scale) in [-127, 127], zeros up to d16; returns the scale as bf16. See RopeWrite in program/ops.
 QUIRE_INLINE uint16_t quantize_head(const float* x, int head_dim, int d16, float* out) {
   V16 top = zero(), bad = zero();
   for (int d = 0; d < head_dim; d += 16) {

@@ -1,7 +1,7 @@
 #include "kernels/sampling.h"
 
 #include "kernels/table.h"
-#include "simd/vec.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {

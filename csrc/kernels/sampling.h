@@ -14,7 +14,7 @@ constexpr int kSampleBlock = 512;
 // e^s is exactly 0 below this s.
 constexpr float kLowestExponent = -87.0f;
 constexpr int kPivots = 4;
-// Columns that share a maximum where logits are made (Linear in program/ops.py).
+// Columns that share a maximum where logits are made (Linear in program/ops).
 constexpr int kMaximaCols = 64;
 constexpr int kMaximaOfBlock = kSampleBlock / kMaximaCols;
 

@@ -9,7 +9,7 @@
 
 #include "kernels.h"
 #include "kernels/put.h"
-#include "simd/vec.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {

@@ -1,7 +1,7 @@
 // What weights in groups need beside V16: nibbles, dot products with unsigned weights, and stored scale formats.
 #pragma once
 
-#include "simd/vec.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {

@@ -1,7 +1,8 @@
 // Which instruction set this translation unit is compiled for, and the namespace its code lives in.
 //
-// Kernel files are compiled once per set with -DQUIRE_ISA=baseline|avx2|avx512. Everything they define sits in
-// quire::QUIRE_ISA, so that no AVX-512 copy of an inline function can be picked by the linker for another set.
+// Kernel files, and files of ops that hold a kernel, are compiled once per set with -DQUIRE_ISA=baseline|avx2|avx512.
+// Everything they define then sits in quire::QUIRE_ISA, so that no AVX-512 copy of an inline function can be picked by the
+// linker for another set.
 // For the same reason kernel files use no templates of the standard library.
 #pragma once
 

@@ -42,27 +42,6 @@ QUIRE_INLINE uint16_t float_to_bf16(float f) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
   return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
-QUIRE_INLINE float half_to_float(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-  const uint32_t exp = (h >> 10) & 31u, man = h & 0x3ffu;
-  if (exp == 31) return bits_to_float(sign | 0x7f800000u | (man << 13));
-  if (exp) return bits_to_float(sign | ((exp + 112) << 23) | (man << 13));
-  const float tiny = static_cast<float>(man) * 5.9604644775390625e-08f;  // man * 2^-24, exact
-  return (h & 0x8000u) ? -tiny : tiny;
-}
-// Round to nearest even; beyond float16's largest number the largest number.
-QUIRE_INLINE uint16_t float_to_half(float f) {
-  const uint32_t bits = float_to_bits(f), sign = (bits >> 16) & 0x8000u;
-  uint32_t u = bits & 0x7fffffffu;
-  if (u > 0x477fe000u) return static_cast<uint16_t>(sign | 0x7bffu);  // 65504
-  if (u < 0x38800000u) {  // below 2^-14: whole multiples of 2^-24, rounded by an addition to 0.5
-    const float shifted = bits_to_float(u) + 0.5f;
-    return static_cast<uint16_t>(sign | (float_to_bits(shifted) - 0x3f000000u));
-  }
-  u += 0xfffu + ((u >> 13) & 1u);
-  u = (u - 0x38000000u) >> 13;
-  return static_cast<uint16_t>(sign | (u > 0x7bffu ? 0x7bffu : u));
-}
 
 // ---- V16 ----------------------------------------------------------------------------------------------------
 
@@ -125,14 +104,6 @@ QUIRE_INLINE void store_bf16(uint16_t* p, V16 a) {
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
   r = _mm512_mask_or_epi32(r, nan, u, _mm512_set1_epi32(0x400000));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
-}
-
-// Sixteen float16: every number exactly; rounded to nearest even, infinite from 65520 on.
-QUIRE_INLINE V16 load_half(const uint16_t* p) {
-  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
-QUIRE_INLINE void store_half(uint16_t* p, V16 a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 // P16: sixteen pairs of bf16. dot(acc, a, b): acc += a.hi*b.hi, then += a.lo*b.lo, lane-wise.
@@ -300,16 +271,6 @@ QUIRE_INLINE void store_bf16(uint16_t* p, V16 x) {
   const __m256i packed = _mm256_packus_epi32(round_bf16_8(x.a), round_bf16_8(x.b));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
-QUIRE_INLINE V16 load_half(const uint16_t* p) {
-  const __m128i* q = reinterpret_cast<const __m128i*>(p);
-  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
-}
-QUIRE_INLINE void store_half(uint16_t* p, V16 x) {
-  __m128i* q = reinterpret_cast<__m128i*>(p);
-  _mm_storeu_si128(q, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
-  _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
-}
-
 struct P16 {
   __m256i a, b;
 };
@@ -478,32 +439,6 @@ QUIRE_INLINE void store_bf16(uint16_t* p, V16 x) {
   store(t, x);
   for (int i = 0; i < 16; ++i) p[i] = float_to_bf16(t[i]);
 }
-// Float16 in the upper halves: exponent and mantissa are moved into place, then scaled by 2^112, which is right for
-// subnormals too. The exponents of infinities and NaNs stay all ones.
-QUIRE_INLINE F4 half4(U4 u) {
-  const F4 scaled = (F4)((U4)((I4)u >> 3) & 0x8fffffffu) * 5.192296858534828e33f;
-  return (F4)((U4)scaled | ((U4)((u & 0x7c000000u) == 0x7c000000u) & 0x7f800000u));
-}
-QUIRE_INLINE V16 load_half(const uint16_t* p) {
-  typedef uint16_t H8 __attribute__((vector_size(16)));
-  const H8 none = {};
-  H8 low, high;
-  std::memcpy(&low, p, 16);
-  std::memcpy(&high, p + 8, 16);
-  const auto first = [&](H8 h) { return (U4)__builtin_shufflevector(none, h, 0, 8, 1, 9, 2, 10, 3, 11); };
-  const auto second = [&](H8 h) { return (U4)__builtin_shufflevector(none, h, 4, 12, 5, 13, 6, 14, 7, 15); };
-  return {half4(first(low)), half4(second(low)), half4(first(high)), half4(second(high))};
-}
-QUIRE_INLINE void store_half(uint16_t* p, V16 x) {
-  float t[16];
-  store(t, x);
-  for (int i = 0; i < 16; ++i) {
-    const uint32_t u = float_to_bits(t[i]), size = u & 0x7fffffffu, sign = (u >> 16) & 0x8000u;
-    p[i] = size < 0x477ff000u    ? float_to_half(t[i])  // 65520
-           : size > 0x7f800000u ? static_cast<uint16_t>(sign | 0x7e00u | (u >> 13 & 0x3ffu))
-                                 : static_cast<uint16_t>(sign | 0x7c00u);
-  }
-}
 struct P16 {
   U4 a, b, c, d;
 };
@@ -602,115 +537,6 @@ QUIRE_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 QUIRE_INLINE void prefetch_write(void* p) { __builtin_prefetch(p, 1); }
 
 #endif
-
-// ---- on top of the above, the same for every set --------------------------------------------------------------
-
-// The first n lanes, above 0. (As a masked store it made the loops of linear.cpp a tenth slower at eight rows.)
-QUIRE_INLINE void store_n(float* p, V16 a, int n) {
-  float t[16];
-  store(t, a);
-  std::memcpy(p, t, static_cast<size_t>(n < 16 ? n : 16) * sizeof(float));
-}
-QUIRE_INLINE void store_bf16_n(uint16_t* p, V16 a, int n) {
-  uint16_t t[16];
-  store_bf16(t, a);
-  std::memcpy(p, t, static_cast<size_t>(n < 16 ? n : 16) * sizeof(uint16_t));
-}
-
-// Fixed tree: halves are added until one lane is left.
-#if QUIRE_AVX512 || QUIRE_AVX2
-QUIRE_INLINE float reduce_add(V16 a) {
-  const __m256 e = _mm256_add_ps(lower_half(a), upper_half(a));
-  const __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
-  const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
-  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
-}
-QUIRE_INLINE float reduce_max(V16 a) {
-  const __m256 e = _mm256_max_ps(lower_half(a), upper_half(a));
-  const __m128 q = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
-  const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
-  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
-}
-#else
-QUIRE_INLINE float reduce_add(V16 a) {
-  float t[16];
-  store(t, a);
-  for (int half = 8; half; half >>= 1)
-    for (int i = 0; i < half; ++i) t[i] += t[i + half];
-  return t[0];
-}
-QUIRE_INLINE float reduce_max(V16 a) {
-  float t[16];
-  store(t, a);
-  for (int half = 8; half; half >>= 1)
-    for (int i = 0; i < half; ++i) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
-  return t[0];
-}
-#endif
-
-// e^x, relative error below 2e-7; exactly 0 below -87 (so e^-inf is 0), exactly 1 at 0, e^88 above 88.
-QUIRE_INLINE V16 exp(V16 x) {
-  const V16 low = set1(-87.0f);
-  const V16 c = vmax(vmin(x, set1(88.0f)), low);
-  const V16 n = round_even(mul(c, set1(1.44269504088896341f)));
-  V16 r = fma(n, set1(-0.693359375f), c);
-  r = fma(n, set1(2.12194440e-4f), r);
-  // Cephes expf's minimax polynomial
-  V16 p = set1(1.9875691500e-4f);
-  p = fma(p, r, set1(1.3981999507e-3f));
-  p = fma(p, r, set1(8.3334519073e-3f));
-  p = fma(p, r, set1(4.1665795894e-2f));
-  p = fma(p, r, set1(1.6666665459e-1f));
-  p = fma(p, r, set1(5.0000001201e-1f));
-  p = add(fma(mul(r, r), p, r), set1(1.0f));
-  return keep_ge(mul(p, pow2n(n)), x, low);
-}
-
-#if !QUIRE_AVX512
-QUIRE_INLINE V16 ratio(V16 a, V16 b) { return div(a, b); }
-QUIRE_INLINE void store_bf16_normal(uint16_t* p, V16 a, V16 b) {
-  store_bf16_normal(p, a);
-  store_bf16_normal(p + 16, b);
-}
-constexpr float kLeastExponent = -126.0f;
-QUIRE_INLINE V16 clamp_exponent(V16 x) { return vmin(set1(127.0f), vmax(set1(kLeastExponent), x)); }  // NaN stays
-QUIRE_INLINE V16 fraction(V16 x) {
-  const V16 c = clamp_exponent(x);
-  return sub(c, floor16(c));
-}
-QUIRE_INLINE V16 scale_by_power(V16 p, V16 x) {
-  return drop_lt(mul(p, pow2n(floor16(clamp_exponent(x)))), x, set1(kLeastExponent));
-}
-QUIRE_INLINE void store_two_bytes(uint8_t* high, uint8_t* low, const V16* x) {
-  for (int c = 0; c < 4; ++c) {
-    int32_t t[16];
-    istore(t, to_ints(vmin(x[c], set1(65535.0f))));
-    for (int i = 0; i < 16; ++i) {
-      const int at = 16 * (i / 4) + 4 * c + i % 4;
-      high[at] = static_cast<uint8_t>(t[i] >> 8);
-      low[at] = static_cast<uint8_t>(t[i]);
-    }
-  }
-}
-#endif
-
-// 2^x, relative error below 1.5e-7; exactly 1 at 0, 0 at -inf, NaN at NaN. For x up to 127.
-QUIRE_INLINE V16 exp2(V16 x) {
-  // minimax on [0, 1) with p(0) = 1
-  const V16 r = fraction(x);
-  V16 p = set1(1.8671302133e-3f);
-  p = fma(p, r, set1(9.0170300187e-3f));
-  p = fma(p, r, set1(5.5799913321e-2f));
-  p = fma(p, r, set1(2.4016445010e-1f));
-  p = fma(p, r, set1(6.9315131181e-1f));
-  p = fma(p, r, set1(1.0f));
-  return scale_by_power(p, x);
-}
-
-// tanh(x) = 1 - 2 / (e^2x + 1), absolute error below 2e-7
-QUIRE_INLINE V16 tanh16(V16 x) {
-  return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f))));
-}
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

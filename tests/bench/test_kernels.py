@@ -22,7 +22,10 @@ from quire.executor.base import Limits
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.formats import DType
 from quire.program.lower import lower
-from quire.program.ops import Attend, Linear, Program, RopeWrite, writes
+from quire.program.op import writes
+from quire.program.ops.attention import Attend, RopeWrite
+from quire.program.ops.linear import Linear
+from quire.program.program import Program
 
 TINY = {
     **shapes.SHAPES["qwen3-0.6b"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,

@@ -24,7 +24,7 @@ from quire.bench.recording import Recording
 from quire.bench.results import MachineLimits, metric, spread
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.spec.facts import read_model
 
 DEFAULT = Path(quire.__file__).parent / "models" / "quire-mini"

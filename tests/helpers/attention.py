@@ -12,7 +12,8 @@ from quire.executor.base import Executor, Limits
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.program.lower import NumberFormats, lower
-from quire.program.ops import Attend, LatentAttend, Program
+from quire.program.ops.attention import Attend, LatentAttend
+from quire.program.program import Program
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, Rope
 
 VOCAB = 128

@@ -14,7 +14,7 @@ from quire.executor.torch import TorchExecutor
 from quire.loader import Checkpoint, LoadRules, load
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.spec.facts import read_model
 
 

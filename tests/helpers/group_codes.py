@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.program.ops import Param
+from quire.program.tensors import Param
 from quire.quant import GroupCodes
 
 

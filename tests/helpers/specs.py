@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
 from quire.spec.model import ClampedSwiGLU
 

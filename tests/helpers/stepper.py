@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.executor.base import F32, Executor, Limits, StepArrays
-from quire.program.ops import Program, RopeWrite, writes
+from quire.program.op import writes
+from quire.program.ops.attention import RopeWrite
+from quire.program.program import Program
 
 UNREADABLE = -1  # in block tables, wherever a step has no business to look
 
@@ -85,7 +87,7 @@ class Stepper:
                 if first
                 else executor.run(size.num_tokens, size.num_rows, len(rows))
             )
-            found.append(made.copy())
+            found.append(made["logits"].copy())
         return np.concatenate(found)
 
     def step(self, executor: Executor, counts: Mapping[int, int]) -> dict[int, F32]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 
 NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "float64": "F64", "int64": "I64"}
 

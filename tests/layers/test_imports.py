@@ -195,3 +195,8 @@ def test_sizes(path: Path) -> None:
                 node.args.args[:1] != [] and node.args.args[0].arg in {"self", "cls"}
             )
             assert positional <= MAX_ARGUMENTS, f"{node.name} takes {positional} arguments"
+
+
+def test_sizes_of_native_files() -> None:
+    sources = [p for p in (ROOT.parents[1] / "csrc").rglob("*") if p.suffix in {".cpp", ".h"}]
+    assert {p.name: n for p in sources if (n := p.read_text().count("\n")) > MAX_FILE} == {}

@@ -15,7 +15,7 @@ from helpers.weight_files import linear, vector, write
 from quire.loader import Checkpoint, LoadRules, LoadSummary, RandomWeights, load
 from quire.loader.source import TensorInfo
 from quire.program.lower import lower
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 from quire.spec import ModelSpec
 from quire.types import CheckpointError
 

@@ -35,7 +35,7 @@ from quire.loader import (
 from quire.loader.packed import Packer
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.spec.facts import read_model
 
 INT8 = WeightFormat("i8", Groups(128, "bf16", rotated=True))

@@ -16,7 +16,7 @@ from helpers.weight_files import write
 from quire import _native
 from quire.loader import Checkpoint, load
 from quire.loader.source import Array
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 from quire.quant.groups import GroupCodes
 from quire.types import CheckpointError
 
@@ -76,12 +76,12 @@ def defined(values: F32, dtype: str) -> bytes:
 
 def pack(values: F32, dtype: str, source: str, isa: str, parts: list[int], scratch: Path) -> bytes:
     core = _native.Executor(isa, 2)
-    index = core.add_weight(*values.shape, DTYPES[dtype])
+    core.add_panels("w", 1, *values.shape, DTYPES[dtype])
     core.allocate_weights()
     start = 0
     for rows in parts:
         data = np.ascontiguousarray(stored(values[start : start + rows], source))
-        assert core.put(index, start, data.ctypes.data, SOURCES[source], rows, values.shape[1]) == -1
+        assert core.put("w", start, data.ctypes.data, SOURCES[source], rows, values.shape[1]) == -1
         start += rows
     with open(scratch, "w+b") as file:
         core.save_weights(file.fileno(), 0, -(-core.weight_bytes // _native.CHUNK_BYTES))
@@ -117,16 +117,16 @@ def test_every_half_precision_number_is_exact(tmp_path: Path) -> None:
 
 
 class Native:
-    """A sink of one parameter on the native core; `layout` is a method of it that adds the parameter."""
+    """A sink of one parameter on the native core, which `add` declares."""
 
-    def __init__(self, add: Callable[[_native.Executor], int], isa: str) -> None:
+    def __init__(self, add: Callable[[_native.Executor], None], isa: str) -> None:
         self.core = _native.Executor(isa, 2)
-        self.index = add(self.core)
+        add(self.core)
         self.core.allocate_weights()
 
     def put_checked(self, param: Param, row_offset: int, data: Array, dtype: str) -> int | None:
         cols = data.shape[1] if data.ndim == 2 else 0
-        bad = self.core.put(self.index, row_offset, data.ctypes.data, SOURCES[dtype], len(data), cols)
+        bad = self.core.put(param.name, row_offset, data.ctypes.data, SOURCES[dtype], len(data), cols)
         return None if bad < 0 else bad
 
     def put(self, param: Param, row_offset: int, data: Array, dtype: str) -> None:
@@ -148,7 +148,7 @@ def test_the_first_nonfinite_number_is_named(tmp_path: Path, isa: str, source: s
 
     def check() -> None:
         with Checkpoint(tmp_path) as checkpoint:
-            sink = Native(lambda core: core.add_weight(700, 50, _native.DType.bf16), isa)
+            sink = Native(lambda core: core.add_panels("w", 1, 700, 50, _native.DType.bf16), isa)
             load([param], checkpoint, sink, block_bytes=50_000)
 
     write(file, {"w": stored(values, source)})

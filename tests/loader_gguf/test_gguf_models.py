@@ -16,7 +16,7 @@ from quire.loader import Checkpoint, GGUFFiles, GGUFSource, LoadRules, load
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 from quire.quant import GroupCodes, check_codes, groups
 from quire.quant.ggml import PACKED, READ_TYPES, BlockType, dequantize
 from quire.spec.facts import read_model

@@ -18,7 +18,8 @@ from quire.executor.torch import TorchExecutor
 from quire.executor.torch import experts as definitions
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import Program, Route
+from quire.program.ops.experts import Route
+from quire.program.program import Program
 from quire.quant import quantize
 from quire.spec import ModelSpec, Router
 

@@ -17,7 +17,9 @@ from quire.executor.torch import TorchExecutor
 from quire.executor.torch.weights import quantize_rows
 from quire.program.formats import GROUP_BITS, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import Linear, Param, Program
+from quire.program.ops.linear import Linear
+from quire.program.program import Program
+from quire.program.tensors import Param
 from quire.quant import GroupCodes, dequantize, quantize
 from quire.quant.groups import input_share, rotate
 from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope

@@ -10,7 +10,8 @@ from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.program.formats import I8, DType, NumberFormats
 from quire.program.lower import lower
-from quire.program.ops import Linear, Program
+from quire.program.ops.linear import Linear
+from quire.program.program import Program
 from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
 
 VOCAB = 40
@@ -94,7 +95,7 @@ def test_float16_has_the_bits_of_float32(dim: int, isa: str) -> None:
         executor, arrays = executor_of(program_of(weights, dim), limits, isa, np.float16)
         n = set_step(arrays, np.random.default_rng(rows).integers(0, VOCAB, rows))
         arrays.logit_rows[:8] = np.arange(8) % rows
-        return executor.run(n, n, 8).copy()
+        return executor.run(n, n, 8)["logits"].copy()
 
     for rows in (1, 3, 8, 20, 61, 121):
         exact = logits("f32", rows)
@@ -116,7 +117,7 @@ def test_logits_of_many_rows_are_those_of_few(weights: DType, isa: str) -> None:
 
     def logits(ids: np.ndarray) -> F32:
         n = set_step(arrays, ids)
-        return executor.run(n, n, n).copy()
+        return executor.run(n, n, n)["logits"].copy()
 
     few = np.concatenate([logits(ids[i : i + 2]) for i in range(0, len(ids), 2)])
     assert np.isfinite(few).all()

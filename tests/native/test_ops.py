@@ -18,7 +18,8 @@ from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import Linear, Program
+from quire.program.ops.linear import Linear
+from quire.program.program import Program
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, QKNorm, Rope
 
 ISAS = _native.supported_isas()
@@ -181,8 +182,8 @@ def test_long_context(isa: str) -> None:
         reference.run(size.num_tokens, size.num_rows, 0)
     for counts in ({a: 60, b: 30}, {a: 1, b: 1}):
         size = stepper.fill(counts)
-        logits = native.run(size.num_tokens, size.num_rows, size.num_logit_rows)
-        expected = reference.run(size.num_tokens, size.num_rows, size.num_logit_rows)
+        logits = native.run(size.num_tokens, size.num_rows, size.num_logit_rows)["logits"]
+        expected = reference.run(size.num_tokens, size.num_rows, size.num_logit_rows)["logits"]
         assert np.abs(logits - expected).max() < 1e-4
 
 

@@ -14,7 +14,7 @@ from quire.executor.torch import TorchExecutor
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.memory import kv_block_bytes, plan_arena, rope_table_bytes
-from quire.program.ops import Program
+from quire.program.program import Program
 
 LIMITS = Limits(max_tokens=32, max_rows=3, max_logit_rows=4, max_len=40, num_blocks=6)
 SPEC = decoder_spec(100, 48, 40, (4, 2, 16), [0, 8], tied=True, qk_norm=True)
@@ -47,23 +47,23 @@ class TestEveryExecutor:
     def test_logit_rows_may_be_any_rows_in_any_order(self, backend: Backend) -> None:
         executor, arrays = ready(backend.make)
         arrays.logit_rows[:4] = 9, 0, 4, 9
-        logits = executor.run(10, 1, 4).copy()
+        logits = executor.run(10, 1, 4)["logits"].copy()
         assert logits.shape == (4, 100)
         np.testing.assert_array_equal(logits[0], logits[3])
         arrays.logit_rows[:2] = 4, 0
-        np.testing.assert_allclose(executor.run_head(2), logits[[2, 1]], atol=1e-5)
+        np.testing.assert_allclose(executor.run_head(2)["logits"], logits[[2, 1]], atol=1e-5)
 
     def test_a_step_without_logits_can_be_asked_for_them_later(self, backend: Backend) -> None:
         executor, arrays = ready(backend.make)
         arrays.logit_rows[0] = 9
-        expected = executor.run(10, 1, 1).copy()
-        assert executor.run(10, 1, 0).shape == (0, 100)
-        np.testing.assert_allclose(executor.run_head(1), expected, atol=1e-5)
+        expected = executor.run(10, 1, 1)["logits"].copy()
+        assert executor.run(10, 1, 0)["logits"].shape == (0, 100)
+        np.testing.assert_allclose(executor.run_head(1)["logits"], expected, atol=1e-5)
 
     def test_a_repeated_step_gives_the_same_bits(self, backend: Backend) -> None:
         executor, _ = ready(backend.make, BF16)
-        first = executor.run(10, 1, 1).copy()
-        np.testing.assert_array_equal(executor.run(10, 1, 1), first)
+        first = executor.run(10, 1, 1)["logits"].copy()
+        np.testing.assert_array_equal(executor.run(10, 1, 1)["logits"], first)
 
     def test_stopping_leaves_the_buffers_of_that_op(self, backend: Backend) -> None:
         executor, _ = ready(backend.make, BF16)
@@ -77,7 +77,7 @@ class TestEveryExecutor:
         assert embedding.dtype == hidden.dtype == np.float32
         assert not (hidden.view(np.uint32) & 0xFFFF).any()  # bfloat16 values
         executor.stop_after(None)
-        assert np.isfinite(executor.run(10, 1, 1)).all()
+        assert np.isfinite(executor.run(10, 1, 1)["logits"]).all()
 
     @pytest.mark.parametrize("sizes", [(33, 1, 1), (10, 4, 1), (10, 1, 5), (10, 1, -1)])
     def test_a_step_beyond_the_limits_is_refused(self, backend: Backend, sizes: tuple[int, int, int]) -> None:

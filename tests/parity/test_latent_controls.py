@@ -20,7 +20,8 @@ from helpers.stepper import Stepper
 from quire.executor.base import Limits
 from quire.loader import Checkpoint, LoadRules, load
 from quire.program.lower import lower
-from quire.program.ops import Norm, Program
+from quire.program.ops.rows import Norm
+from quire.program.program import Program
 from quire.spec.facts import read_model
 
 LIMITS = Limits(max_tokens=LENGTH, max_rows=1, max_logit_rows=LENGTH, max_len=LENGTH, num_blocks=20)

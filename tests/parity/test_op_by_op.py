@@ -20,7 +20,7 @@ from quire.executor.torch import TorchExecutor
 from quire.loader import Checkpoint, LoadRules, load
 from quire.program.formats import I8, NumberFormats
 from quire.program.lower import lower
-from quire.program.ops import writes
+from quire.program.op import writes
 from quire.spec.facts import read_model
 
 INT8 = NumberFormats("f32", "f32", linears=I8, head=I8)

@@ -22,22 +22,11 @@ from quire.program.cost import (
 )  # fmt: skip
 from quire.program.formats import DTYPE_BYTES, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import (
-    Add,
-    Attend,
-    Embed,
-    Experts,
-    GatedAct,
-    GatherRows,
-    HeadLinear,
-    LatentAttend,
-    LatentWrite,
-    Linear,
-    Norm,
-    Program,
-    RopeWrite,
-    Scale,
-)
+from quire.program.ops.attention import Attend, LatentAttend, LatentWrite, RopeWrite
+from quire.program.ops.experts import Experts
+from quire.program.ops.linear import HeadLinear, Linear
+from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Scale
+from quire.program.program import Program
 from quire.spec import Norm as NormSpec
 from quire.spec import Router
 from quire.spec.config_reader import ConfigReader

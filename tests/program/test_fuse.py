@@ -18,7 +18,11 @@ from quire.loader import RandomWeights, load
 from quire.program import memory
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import Attend, GatedAct, Linear, Norm, Program, Quantize, writes
+from quire.program.op import writes
+from quire.program.ops.attention import Attend
+from quire.program.ops.linear import Linear
+from quire.program.ops.rows import GatedAct, Norm, Quantize
+from quire.program.program import Program
 from quire.spec import MLP, ModelSpec
 from quire.spec.model import ClampedSwiGLU
 

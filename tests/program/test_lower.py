@@ -9,30 +9,12 @@ from hypothesis import given, settings
 from helpers.specs import BF16, F32, decoder_spec, moe_spec, programs, with_latents
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import (
-    Add,
-    Attend,
-    Combine,
-    Dispatch,
-    Embed,
-    Experts,
-    GatedAct,
-    GatherRows,
-    HeadLinear,
-    LatentAttend,
-    LatentWrite,
-    Linear,
-    Norm,
-    Op,
-    Program,
-    Quantize,
-    RopeWrite,
-    Route,
-    Scale,
-    param_names,
-    reads,
-    writes,
-)
+from quire.program.op import Op, param_names, reads, writes
+from quire.program.ops.attention import Attend, LatentAttend, LatentWrite, RopeWrite
+from quire.program.ops.experts import Combine, Dispatch, Experts, Route
+from quire.program.ops.linear import HeadLinear, Linear
+from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Quantize, Scale
+from quire.program.program import Program
 from quire.spec import MLP, ModelSpec, Rope, Router
 
 
@@ -58,7 +40,8 @@ def check_shapes(program: Program, op: Op) -> None:
             assert program.buffer(op.x).dtype == "f32"
         case Linear():
             weight = program.param(op.weight)
-            assert (cols(op.x), cols(op.out)) == (weight.cols, weight.rows)
+            made = weight.rows // 2 if op.act else weight.rows
+            assert (cols(op.x), cols(op.out)) == (weight.cols, made)
             assert op.bias is None or program.param(op.bias).rows == weight.rows
         case RopeWrite():
             layer = program.kv_layers[op.layer]

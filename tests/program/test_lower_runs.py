@@ -9,7 +9,7 @@ from helpers.specs import F32, decoder_spec
 from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.memory import live_buffers
-from quire.program.ops import Linear
+from quire.program.ops.linear import Linear
 
 A, B = WeightFormat("i4", Groups(32)), WeightFormat("i8", Groups(16, "f32"))
 SPEC = decoder_spec(128, 64, 96, (4, 2, 16), [0, 0], bias=True)

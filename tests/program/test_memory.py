@@ -23,7 +23,10 @@ from quire.program.memory import (
     row_pitch,
     weight_bytes,
 )
-from quire.program.ops import Buffer, Norm, Param, Part, Program, reads, writes
+from quire.program.op import reads, writes
+from quire.program.ops.rows import Norm
+from quire.program.program import Program
+from quire.program.tensors import Buffer, Param, Part
 from quire.types import UnsupportedModelError
 
 GIB = 2**30
@@ -56,7 +59,8 @@ def test_every_read_finds_what_was_written(program: Program, max_tokens: int, ma
             {*reads(op), *writes(op)}, 2
         ):  # what an op touches, apart from itself
             assert lines[left].stop <= lines[right].start or lines[right].stop <= lines[left].start
-    assert set(owner[lines[program.logits]]) == {program.logits}
+    for output in program.outputs:
+        assert set(owner[lines[output.buffer]]) == {output.buffer}
 
 
 @given(programs(), ROWS, ROWS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 from quire.quant import check_codes, groups
 from quire.quant.ggml import PACKED, READ_TYPES, TYPE_IDS, TYPES_BY_ID, dequantize, group_codes
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.program.formats import Groups, WeightFormat
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
 from quire.quant.groups import input_share, rotate, weight_share
 

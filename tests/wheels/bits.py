@@ -25,7 +25,8 @@ from quire.executor.native import NativeExecutor
 from quire.loader import Checkpoint, LoadRules, load
 from quire.program.formats import GROUP_SIZES, I8, Groups, NumberFormats, OffsetKind, ScaleKind, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops import MAXIMA_COLS, Program
+from quire.program.ops.linear import MAXIMA_COLS
+from quire.program.program import Program
 from quire.spec.facts import read_model
 from quire.types import NewSeq, SamplingParams
 from quire.worker.sampler import Sampler

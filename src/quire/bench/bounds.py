@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.program.cost import Cost, StepCost
-from quire.program.ops import Attend, LatentAttend, Op, Program, param_names
+from quire.program.op import Op, param_names
+from quire.program.program import Program
 
 By = Literal["memory", "compute", "cache"]
 
@@ -37,7 +38,7 @@ def peak_of(program: Program, op: Op) -> str:
     two-byte numbers, twice per product, so its peak is that of bf16. All other arithmetic is float32, including
     products of float16.
     """
-    if isinstance(op, Attend | LatentAttend):
+    if op.reads_cache:
         return {"i8": "bf16", "f16": "f32"}.get(program.kv_dtype, program.kv_dtype)
     x = getattr(op, "x", None)
     if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):

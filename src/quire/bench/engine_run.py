@@ -25,7 +25,7 @@ from quire.engine.core import EngineCore, StepExecutor
 from quire.engine.sync_engine import SyncEngine
 from quire.executor.native import NativeExecutor
 from quire.program.cost import Row, step_cost
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.types import RequestOutput, SamplingParams, SchedulerOutput, StepOutput
 from quire.util.progress import ByteProgress
 

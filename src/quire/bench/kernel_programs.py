@@ -27,7 +27,9 @@ from quire.loader import RandomWeights, load
 from quire.loader.source import Array, TensorInfo
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.memory import param_bytes
-from quire.program.ops import Experts, KVLayer, Op, Param, Program, Quantize, param_names, reads, writes
+from quire.program.op import Op, param_names, reads, writes
+from quire.program.program import Program
+from quire.program.tensors import KVLayer, Param
 from quire.types import CacheGroup, MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size
@@ -99,7 +101,7 @@ def name_of(program: Program, op: Op) -> str:
     added = "+add" if getattr(op, "delta", None) else ""
     if out is None:
         return kind_of(op)
-    rounded = "+quantize" if program.buffer(out).dtype == "i8" and not isinstance(op, Quantize) else ""
+    rounded = "+quantize" if program.buffer(out).dtype == "i8" and kind_of(op) != "quantize" else ""
     return f"{kind_of(op)}{added}{rounded} {program.buffer(out).cols}"
 
 
@@ -123,7 +125,7 @@ def copies_for(program: Program, unit: Unit, rows: Sequence[Row], spill: int) ->
     """The number of copies that have at least `spill` bytes of weights and KV."""
     cost = unit_cost(program, unit, rows, sum(row.query_len for row in rows))
     ops = program.ops[unit.start : unit.stop]
-    touched = {name for op in ops if isinstance(op, Experts) for name in param_names(op)}
+    touched = {name for op in ops if op.reads_chosen_experts for name in param_names(op)}
     names = {name for op in ops for name in param_names(op)} - touched
     held = sum(param_bytes(program.param(name)) for name in names)
     if touched:  # the experts of a step, not all experts

@@ -13,7 +13,7 @@ from quire.bench.bounds import op_bound
 from quire.bench.environment import largest_cache
 from quire.bench.limits import LimitsProbe, mean
 from quire.program.cost import Cost
-from quire.program.ops import MAXIMA_COLS
+from quire.program.ops.linear import MAXIMA_COLS
 from quire.types import NewSeq, SamplingParams
 from quire.worker.sampler import F32, Sampler
 

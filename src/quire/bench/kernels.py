@@ -34,7 +34,7 @@ from quire.config.schema import STORED, EngineConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.spec import LatentAttention
 
 StepRows = tuple[Row, ...]  # the sequences of a step

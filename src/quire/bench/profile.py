@@ -19,7 +19,7 @@ from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import kind_of, name_of
 from quire.bench.limits import LimitsSample
 from quire.program.cost import step_cost
-from quire.program.ops import Program
+from quire.program.program import Program
 
 OUTSIDE = ("native", "sample", "engine")  # no ops
 

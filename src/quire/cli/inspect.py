@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from quire.engine.build.opening import Model
     from quire.loader import Source
     from quire.program.cost import Machine, Row
-    from quire.program.ops import Op, Program
+    from quire.program.op import Op
+    from quire.program.program import Program
     from quire.spec import ModelSpec
 
 

@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.program.memory import kv_block_bytes
-from quire.program.ops import Param, Program
+from quire.program.program import Program
+from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.records import dataclass
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+Outputs = Mapping[str, F32]  # what a step left, by the names of Program.outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +100,15 @@ class Executor(Protocol):
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers, and remember the arrays. Called once, after all parts are put."""
 
-    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> F32:
+    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
         """One whole step: body over the tokens, head over arrays.logit_rows.
 
-        Returns logits [num_logit_rows, vocab], valid until the next run or run_head.
+        Returns the program's outputs, valid until the next run or run_head: those of logit rows [num_logit_rows, cols],
+        others [num_tokens, cols].
         """
 
-    def run_head(self, num_logit_rows: int) -> F32:
+    def run_head(self, num_logit_rows: int) -> Outputs:
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
-
-    def maxima(self, num_logit_rows: int) -> F32 | None:
-        """Maxima of the last logits, [num_logit_rows, ceil(vocab / 64)], valid as long as they are; see ops.Linear.
-
-        None when the program leaves none.
-        """
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out: into[i] is the content of blocks[i], as many bytes as memory.kv_block_bytes says.

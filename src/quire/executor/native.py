@@ -14,60 +14,35 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.executor.base import F32, U8, Limits, StepArrays, check_blocks
+from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks
 from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
+    ALIGNMENT,
     ArenaPlan,
     kv_block_bytes,
     kv_token_bytes,
     max_rows,
-    packed_matrix_rows,
     plan_arena,
     rope_table_bytes,
-    rounded_row_bytes,
     row_pitch,
     scale_offset,
     weight_bytes,
 )
-from quire.program.ops import (
-    Add,
-    Attend,
-    Buffer,
-    Combine,
-    Dispatch,
-    Embed,
-    Experts,
-    GatedAct,
-    GatherRows,
-    HeadLinear,
-    LatentAttend,
-    LatentWrite,
-    Linear,
-    Norm,
-    Op,
-    Param,
-    Program,
-    Quantize,
-    RopeWrite,
-    Route,
-    Scale,
-)
+from quire.program.op import AttentionScratch, ExpertScratch, RowScratch
+from quire.program.program import Program
+from quire.program.tensors import Buffer, Param
 from quire.quant import GroupCodes, check_codes, quantize
 from quire.quant.groups import rotate, weight_share
-from quire.spec.model import Activation, ClampedSwiGLU
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 from quire.util.sizes import format_size
 
-_DTYPES = {
-    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "f16": _native.DType.f16, "i8": _native.DType.i8,
-    "i32": _native.DType.i32,
-}  # fmt: skip
+_DTYPES = {dtype.name: dtype for dtype in _native.DType}
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_GROUP_KINDS = ("none", "u8", "f16", "bf16", "f32", "f16*u8")  # by number: GroupKind in csrc/kernels.h
-_ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+_GROUP_KINDS = {kind.name.replace("_", "*"): kind for kind in _native.GroupKind}
+_Field = str | int | float | bool | None
 
 
 def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, int]:
@@ -97,13 +72,13 @@ class NativeExecutor:
     def __init__(self, program: Program, *, threads: int, isa: str = "") -> None:
         self.program = program
         self._core = _native.Executor(isa, threads)
-        self._params = {param.name: self._add_param(param) for param in program.params}
+        for param in program.params:
+            self._add_param(param)
         self._core.allocate_weights()
-        self._buffers: dict[str, int] = {}
         self._limits: Limits | None = None
         self._arrays: StepArrays | None = None
-        self._logits: F32 = np.zeros((0, program.vocab), np.float32)
-        self._maxima: F32 | None = None
+        self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
+        self._tokens = 0  # of the last step
 
     @property
     def core(self) -> _native.Executor:
@@ -118,22 +93,19 @@ class NativeExecutor:
     def threads(self) -> int:
         return int(self._core.threads)
 
-    def _add_param(self, param: Param) -> int:
+    def _add_param(self, param: Param) -> None:
+        core, matrices, rows = self._core, max(param.experts, 1), param.matrix_rows
         if param.kind == "vector":
-            return int(self._core.add_vector(param.rows))
-        rows = packed_matrix_rows(param) * param.experts if param.experts else param.rows
-        if param.groups is not None:
-            bits, form = 4 if param.dtype == "i4" else 8, param.groups
-            scales, offsets = _GROUP_KINDS.index(form.scales), _GROUP_KINDS.index(form.offsets)
-            index = int(
-                self._core.add_groups(rows, param.cols, bits, form.size, scales, offsets, form.rotated)
-            )
+            core.add_vector(param.name, matrices, rows)
+        elif param.groups is not None:
+            form = param.groups
+            scales, offsets = _GROUP_KINDS[form.scales], _GROUP_KINDS[form.offsets]
+            packed = _native.GroupFormat(_code_bits(param), form.size, scales, offsets, form.rotated)
+            core.add_groups(param.name, matrices, rows, param.cols, packed)
+        elif param.kind == "linear":
+            core.add_panels(param.name, matrices, rows, param.cols, _DTYPES[param.dtype])
         else:
-            add = self._core.add_weight if param.kind == "linear" else self._core.add_table
-            index = int(add(rows, param.cols, _DTYPES[param.dtype]))
-        if param.experts:
-            self._core.set_experts(index, param.experts, param.matrix_rows)
-        return index
+            core.add_table(param.name, rows, param.cols, _DTYPES[param.dtype])
 
     def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
         """Pack one checkpoint part; see Executor.put."""
@@ -148,13 +120,10 @@ class NativeExecutor:
         if param.groups is not None and param.groups.offsets != "none":
             found = first_nonfinite(data, dtype)
             if found is None:
-                given = quantize(_as_float32(data, dtype), param.groups, 4 if param.dtype == "i4" else 8)
+                given = quantize(_as_float32(data, dtype), param.groups, _code_bits(param))
                 self.put_codes(param, row_offset, given)
             return found
-        source = data.ctypes.data
-        index = self._params[param.name]
-        at = _packed_row(param, row_offset, rows)
-        bad = self._core.put(index, at, source, _SOURCE_DTYPES[dtype], rows, cols)
+        bad = self._core.put(param.name, row_offset, data.ctypes.data, _SOURCE_DTYPES[dtype], rows, cols)
         return None if bad < 0 else bad
 
     @property
@@ -188,8 +157,7 @@ class NativeExecutor:
             for a in (given.codes, given.scales, given.offsets, given.factors)
         ]
         addresses = [0 if a is None else a.ctypes.data for a in arrays]
-        at = _packed_row(param, row_offset, len(given.codes))
-        self._core.put_codes(self._params[param.name], at, len(given.codes), addresses)
+        self._core.put_codes(param.name, row_offset, len(given.codes), addresses)
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers and remember the arrays; see Executor.bind."""
@@ -200,11 +168,17 @@ class NativeExecutor:
         plan = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
         for buffer in program.buffers:
             offset = plan.offsets[buffer.name]
-            scales = offset + scale_offset(buffer, limits.max_tokens, limits.max_logit_rows)
-            dtype = _DTYPES[buffer.dtype]
-            rows = self._most_rows(buffer)
-            self._buffers[buffer.name] = self._core.add_buffer(
-                buffer.cols, dtype, offset, scales, buffer.group, buffer.rotated, rows, buffer.per
+            self._core.add_buffer(
+                name=buffer.name,
+                cols=buffer.cols,
+                dtype=_DTYPES[buffer.dtype],
+                offset=offset,
+                scale_offset=offset + scale_offset(buffer, limits.max_tokens, limits.max_logit_rows),
+                group=buffer.group,
+                rotated=buffer.rotated,
+                logits=buffer.rows == "logits",
+                max_rows=self._most_rows(buffer),
+                per=buffer.per,
             )
         for rope in program.ropes:
             cos, sin = (np.ascontiguousarray(table) for table in cos_sin(rope, limits.max_len))
@@ -215,14 +189,15 @@ class NativeExecutor:
             offset = layer.index_in_group * kv_token_bytes(layer, program.kv_dtype) * limits.block_size
             self._core.add_kv_layer(layer.group, layer.kv_heads, layer.head_dim, offset)
         for op in program.body:
-            self._add_op(op)
+            self._core.add_op(type(op).__name__, _fields(op))
         self._core.begin_head()
         for op in program.head:
-            self._add_op(op)
+            self._core.add_op(type(op).__name__, _fields(op))
         self._allocate(limits, arrays, plan)
-        self._logits = self._view(program.logits, limits.max_logit_rows)
-        if program.maxima:
-            self._maxima = self._view(program.maxima, limits.max_logit_rows)
+        for output in program.outputs:
+            buffer = program.buffer(output.buffer)
+            rows = self._view(buffer.name, self._most_rows(buffer))
+            self._outputs.append((output.name, rows, buffer.rows == "logits"))
 
     def _allocate(self, limits: Limits, arrays: StepArrays, plan: ArenaPlan) -> None:
         native = _native.Limits()
@@ -246,102 +221,22 @@ class NativeExecutor:
                 "raise the limit of address space (ulimit -v)"
             ) from error
 
-    def _add_op(self, op: Op) -> None:
-        core, buffers = self._core, self._buffers
-        match op:
-            case Embed():
-                core.op_embed(self._params[op.table], buffers[op.out])
-            case Norm():
-                delta, weight, bias = self._optional(op.delta), self._vector(op.weight), self._vector(op.bias)
-                core.op_norm(buffers[op.x], delta, weight, bias, op.kind == "layer", op.eps, buffers[op.out])
-            case Add():
-                core.op_add(buffers[op.x], buffers[op.delta], op.scale)
-            case Scale():
-                core.op_scale(buffers[op.x], op.scale, op.cap, self._optional(op.maxima))
-            case Linear():
-                weight, bias = self._params[op.weight], self._vector(op.bias)
-                act = _activation(op.act) if op.act else (-1, 0.0, 0.0)
-                maxima = self._optional(op.maxima)
-                core.op_linear(buffers[op.x], weight, bias, buffers[op.out], op.first, *act, maxima)
-            case Quantize():
-                core.op_quantize(buffers[op.x], buffers[op.out])
-            case RopeWrite():
-                core.op_rope_write(
-                    buffers[op.qkv], op.shape.heads, op.layer, -1 if op.rope is None else op.rope,
-                    self._vector(op.q_norm), self._vector(op.k_norm), op.kind == "layer", op.whole, op.eps,
-                )  # fmt: skip
-            case Attend():
-                core.op_attend(
-                    buffers[op.qkv], buffers[op.out], op.shape.heads, op.layer, op.scale, op.window,
-                    op.softcap, self._vector(op.sinks), self._optional(op.wide),
-                )  # fmt: skip
-            case HeadLinear() | LatentWrite() | LatentAttend():
-                self._add_latent(op)
-            case GatedAct():
-                core.op_gated_act(buffers[op.gate_up], buffers[op.out], *_activation(op.act))
-            case GatherRows():
-                core.op_gather(buffers[op.x], self._optional(op.delta), buffers[op.out])
-            case Route() | Dispatch() | Experts() | Combine():
-                self._add_expert_op(op)
-
-    def _add_expert_op(self, op: Route | Dispatch | Experts | Combine) -> None:
-        core, buffers = self._core, self._buffers
-        match op:
-            case Route():
-                router = op.router
-                sizes = [router.experts, router.top_k, router.groups, router.top_groups]
-                kinds = [router.scores == "sigmoid", router.group_score == "top2", router.renormalise]
-                core.op_route(
-                    buffers[op.logits], self._vector(op.correction), buffers[op.ids], buffers[op.weights],
-                    buffers[op.places], sizes, kinds, router.scale,
-                )  # fmt: skip
-            case Dispatch():
-                core.op_dispatch(buffers[op.x], buffers[op.places], buffers[op.out])
-            case Experts():
-                core.op_experts(
-                    buffers[op.x], self._params[op.weight], self._vector(op.bias), buffers[op.out]
-                )
-            case Combine():
-                shared, gate = self._optional(op.shared), self._optional(op.gate)
-                core.op_combine(
-                    buffers[op.x], buffers[op.places], buffers[op.weights], shared, gate, buffers[op.out]
-                )
-
-    def _add_latent(self, op: HeadLinear | LatentWrite | LatentAttend) -> None:
-        core, buffers = self._core, self._buffers
-        match op:
-            case HeadLinear():
-                heads = self.program.param(op.weight).experts
-                core.op_head_linear(buffers[op.x], self._params[op.weight], buffers[op.out], heads)
-            case LatentWrite():
-                core.op_latent_write(
-                    buffers[op.q], buffers[op.kv], buffers[op.q_nope], op.shape.heads, op.layer, op.rope,
-                    self._params[op.norm], op.eps,
-                )  # fmt: skip
-            case LatentAttend():
-                core.op_latent_attend(
-                    buffers[op.q_latent], buffers[op.q], buffers[op.out], op.shape.heads, op.layer, op.scale
-                )
-
-    def _optional(self, buffer: str | None) -> int:
-        return -1 if buffer is None else self._buffers[buffer]
-
-    def _vector(self, param: str | None) -> int:
-        return -1 if param is None else self._params[param]
-
-    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> F32:
+    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
         """One step; see Executor.run."""
         self._core.run(num_tokens, num_rows, num_logit_rows)
-        return self._logits[:num_logit_rows]
+        self._tokens = num_tokens
+        return self._views(num_logit_rows)
 
-    def run_head(self, num_logit_rows: int) -> F32:
+    def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Executor.run_head."""
         self._core.run_head(num_logit_rows)
-        return self._logits[:num_logit_rows]
+        return self._views(num_logit_rows)
 
-    def maxima(self, num_logit_rows: int) -> F32 | None:
-        """Maxima of the last logits; see Executor.maxima."""
-        return None if self._maxima is None else self._maxima[:num_logit_rows]
+    def _views(self, num_logit_rows: int) -> Outputs:
+        return {
+            name: rows[: num_logit_rows if of_logits else self._tokens]
+            for name, rows, of_logits in self._outputs
+        }
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out; see Executor.read_blocks."""
@@ -430,7 +325,7 @@ class NativeExecutor:
         return max_rows(buffer, self._limits.max_tokens, self._limits.max_logit_rows)
 
     def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        address = self._core.buffer(self._buffers[name]) + offset
+        address = self._core.buffer(name) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def memory(self) -> Mapping[str, int]:
@@ -448,40 +343,44 @@ class NativeExecutor:
 
     def close(self) -> None:
         """Give everything back; the executor cannot be used again."""
-        self._logits = np.zeros((0, self.program.vocab), np.float32)
-        self._maxima = None
+        self._outputs.clear()
         self._arrays = None
         del self._core
 
 
-def _activation(act: Activation) -> tuple[int, float, float]:
-    """A gate by its number in csrc/kernels.h, and its alpha and limit."""
-    return (3, act.alpha, act.limit) if isinstance(act, ClampedSwiGLU) else (_ACTS[act], 0.0, 0.0)
+def _fields(record: Any, prefix: str = "") -> dict[str, _Field]:
+    """An op's fields by name, as csrc/fields.h reads them: those of a record inside as "shape.heads"."""
+    found: dict[str, _Field] = {}
+    for name in record.__match_args__:  # a dataclass's fields, in no time
+        value = getattr(record, name)
+        if hasattr(value, "__match_args__"):
+            found |= _fields(value, f"{prefix}{name}.")
+            value = type(value).__name__
+        found[prefix + name] = value
+    return found
 
 
 def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
-    """What attention, experts and rounding need beside buffers and cache."""
-    routers = [op.router for op in program.body if isinstance(op, Route)]
+    """What ops need beside buffers and cache; it is planned as csrc/context.h shares it."""
+    wanted = {need for op in program.ops for need in op.scratch(program.buffer)}
+    rows = [need.cols * DTYPE_BYTES["f32"] for need in wanted if isinstance(need, RowScratch)]
+    shapes = [
+        (need.head_dim, need.heads, need.kv_heads, need.rank)
+        for need in wanted
+        if isinstance(need, AttentionScratch)
+    ]
+    routers = [need for need in wanted if isinstance(need, ExpertScratch)]
     experts = 0
     if routers:
         pairs = limits.max_tokens * max(router.top_k for router in routers)
         experts = _native.experts_bytes(max(router.experts for router in routers), pairs)
-    heads = {op.shape for op in program.body if isinstance(op, Attend)}
-    latent = {op.shape for op in program.body if isinstance(op, LatentAttend)}
-    shapes = [(s.head_dim, s.heads, s.kv_heads, 0) for s in heads]
-    shapes += [(s.cached, s.heads, 1, s.rank) for s in latent]
-    rows = threads * rounded_row_bytes(program)
-    return _native.attention_bytes(shapes, threads, limits.max_len) + experts + rows
+    row_bytes = -(-max(rows, default=0) // ALIGNMENT) * ALIGNMENT
+    return _native.attention_bytes(shapes, threads, limits.max_len) + experts + threads * row_bytes
 
 
-def _packed_row(param: Param, row_offset: int, rows: int) -> int:
-    """Where rows of a parameter begin in its packed form: an expert's weight is padded to whole panels."""
-    if not param.experts or param.kind != "linear":
-        return row_offset
-    expert, row = divmod(row_offset, param.matrix_rows)
-    if row + rows > param.matrix_rows:
-        raise ValueError(f"{param.name}: rows of several experts in one part")
-    return expert * packed_matrix_rows(param) + row
+def _code_bits(param: Param) -> int:
+    """Bits of a code of a weight in groups."""
+    return 4 if param.dtype == "i4" else 8
 
 
 def _as_float32(data: npt.NDArray[Any], dtype: str) -> F32:

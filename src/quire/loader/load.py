@@ -26,7 +26,7 @@ from quire.loader.source import (
     TensorInfo,
 )
 from quire.loader.stacked import Stack, Unstacked, stacks_of
-from quire.program.ops import Param, Part
+from quire.program.tensors import Param, Part
 from quire.records import dataclass
 from quire.spec import ModelSpec, MoE
 from quire.types import CheckpointError

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from quire.program.ops import Param
+from quire.program.tensors import Param
 from quire.util.beside import beside
 from quire.util.kept import DamagedError, KeptFiles
 

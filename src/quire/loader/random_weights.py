@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.loader.source import Array, TensorInfo
-from quire.program.ops import Param
+from quire.program.tensors import Param
 
 STANDARD_DEVIATION = 0.02
 _WORDS_PER_COUNT = 16  # a Philox counter step gives four 64-bit words, sixteen values of 16 bits

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.program.formats import WeightFormat
-from quire.program.ops import Param
+from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.records import dataclass
 

@@ -22,7 +22,7 @@ from quire.loader.source import Array
 from quire.offline.texts import TEXT
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
-from quire.program.ops import Part
+from quire.program.tensors import Part
 from quire.quant.floats import from_float32, to_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES
 from quire.quant.linear import F32

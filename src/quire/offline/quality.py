@@ -292,7 +292,7 @@ class _Scorer:
         n = len(chunk)
         arrays.token_ids[:n], arrays.positions[:n] = chunk, range(start, start + n)
         arrays.slots[0], arrays.query_start[:2], arrays.logit_rows[:n] = 0, (0, n), range(n)
-        return self._executor.run(n, 1, n)
+        return self._executor.run(n, 1, n)["logits"]
 
     def quality(self, texts: tuple[Divergence, ...]) -> FormatQuality:
         quantized, head = (self.config.quantized, self.config.head)

@@ -10,31 +10,39 @@ computes float32 rows and rounds them as Quantize does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from quire.program.memory import PACKED_ROWS
-from quire.program.ops import Attend, GatedAct, Linear, Norm, Op, Param, Program, Quantize, reads, writes
+from quire.program.op import Op, reads, writes
+from quire.program.ops.attention import Attend
+from quire.program.ops.linear import Linear
+from quire.program.ops.rows import GatedAct, Norm, Quantize
+from quire.program.program import Program
+from quire.program.tensors import Param
 
 
 def fuse(program: Program) -> Program:
     """The same program with every GatedAct and Quantize in the op that fills its input, where it can be."""
     params = {param.name: param for param in program.params}
-    body = _fused(program.body, program.head, params)
-    head = _fused(program.head, (), params)
+    kept = {output.buffer for output in program.outputs}
+    body = _fused(program.body, program.head, params, kept)
+    head = _fused(program.head, (), params, kept)
     touched = {name for op in (*body, *head) for name in (*reads(op), *writes(op))}
     buffers = tuple(buffer for buffer in program.buffers if buffer.name in touched)
     return replace(program, body=body, head=head, buffers=buffers)
 
 
-def _fused(ops: Sequence[Op], after: Sequence[Op], params: Mapping[str, Param]) -> tuple[Op, ...]:
-    """`ops`, which `after` follows."""
+def _fused(
+    ops: Sequence[Op], after: Sequence[Op], params: Mapping[str, Param], kept: Set[str]
+) -> tuple[Op, ...]:
+    """`ops`, which `after` follows; the caller reads the buffers `kept`."""
     found: list[Op] = []
     for index, op in enumerate(ops):
         joined = None
         if isinstance(op, Quantize | GatedAct) and found:
             between = op.x if isinstance(op, Quantize) else op.gate_up
-            if not _read(between, (*ops[index + 1 :], *after)):
+            if between not in kept and not _read(between, (*ops[index + 1 :], *after)):
                 joined = (
                     _rounding(found[-1], op) if isinstance(op, Quantize) else _gated(found[-1], op, params)
                 )

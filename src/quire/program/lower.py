@@ -10,20 +10,11 @@ from quire.program.lower_experts import lower_experts
 from quire.program.lower_latent import latent_input, lower_latent
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
-from quire.program.ops import (
-    MAXIMA_COLS,
-    Add,
-    Embed,
-    GatherRows,
-    KVLayer,
-    Linear,
-    Norm,
-    Op,
-    Param,
-    Part,
-    Program,
-    Scale,
-)
+from quire.program.op import Op
+from quire.program.ops.linear import MAXIMA_COLS, Linear
+from quire.program.ops.rows import Add, Embed, GatherRows, Norm, Scale
+from quire.program.program import Output, Program
+from quire.program.tensors import KVLayer, Param, Part
 from quire.spec import LatentAttention, Layer, ModelSpec, MoE
 from quire.types import CacheGroup, UnsupportedModelError
 
@@ -75,7 +66,7 @@ def _program(to: Lowering) -> Program:
         layers_per_group=cache.layers_per_group,
         kv_dtype=to.formats.kv,
         vocab=spec.vocab,
-        maxima=MAXIMA,
+        outputs=(Output("logits", "logits"), Output("maxima", MAXIMA)),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.program.lowering import Lowering
-from quire.program.ops import Attend, HeadShape, Part, RopeWrite
+from quire.program.ops.attention import Attend, HeadShape, RopeWrite
+from quire.program.tensors import Part
 from quire.spec import Attention
 
 

@@ -6,16 +6,10 @@ from dataclasses import replace
 
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
-from quire.program.ops import (
-    Combine,
-    Dispatch,
-    Experts,
-    GatedAct,
-    Linear,
-    Param,
-    Part,
-    Route,
-)
+from quire.program.ops.experts import Combine, Dispatch, Experts, Route
+from quire.program.ops.linear import Linear
+from quire.program.ops.rows import GatedAct
+from quire.program.tensors import Param, Part
 from quire.spec import MoE, Router
 
 

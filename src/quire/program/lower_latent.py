@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from quire.program.formats import WeightFormat
 from quire.program.lowering import Lowering
-from quire.program.ops import (
-    HeadLinear,
-    LatentAttend,
-    LatentShape,
-    LatentWrite,
-    Norm,
-    Param,
-    Part,
-)
+from quire.program.ops.attention import LatentAttend, LatentShape, LatentWrite
+from quire.program.ops.linear import HeadLinear
+from quire.program.ops.rows import Norm
+from quire.program.tensors import Param, Part
 from quire.spec import LatentAttention
 
 

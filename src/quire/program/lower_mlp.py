@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.program.lowering import Lowering
-from quire.program.ops import GatedAct
+from quire.program.ops.rows import GatedAct
 from quire.spec import MLP
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.program.formats import DType, Groups, NumberFormats
-from quire.program.ops import Buffer, Linear, Norm, Op, Param, Part, Quantize, writes
+from quire.program.op import Op, writes
+from quire.program.ops.linear import Linear
+from quire.program.ops.rows import Norm, Quantize
+from quire.program.tensors import Buffer, Param, Part
 from quire.spec import ModelSpec, Rope
 from quire.spec import Norm as NormSpec
 

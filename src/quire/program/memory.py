@@ -7,7 +7,9 @@ are never needed at the same time share bytes.
 from __future__ import annotations
 
 from quire.program.formats import DTYPE_BYTES, DType
-from quire.program.ops import Buffer, GatedAct, KVLayer, Norm, Op, Param, Program, reads, writes
+from quire.program.op import Op, reads, writes
+from quire.program.program import Program
+from quire.program.tensors import Buffer, KVLayer, Param
 from quire.records import dataclass
 from quire.types import UnsupportedModelError
 
@@ -74,21 +76,14 @@ def row_pitch(buffer: Buffer) -> int:
     return _round_up(buffer.cols, buffer.group or QUAD_COLS)
 
 
-def rounded_row_bytes(program: Program) -> int:
-    """Bytes of the widest float32 row that an op rounds to int8 as it writes it; each thread has one."""
-    i8 = {buffer.name: buffer.cols for buffer in program.buffers if buffer.dtype == "i8"}
-    widths = [i8[op.out] for op in program.ops if isinstance(op, Norm | GatedAct) and op.out in i8]
-    return _round_up(max(widths, default=0) * DTYPE_BYTES["f32"], ALIGNMENT)
-
-
 def live_buffers(program: Program) -> list[frozenset[str]]:
     """For each op of Program.ops, the buffers that hold something needed while it runs.
 
     That is what it reads and writes, and what an earlier op wrote and a later one reads. The head may run
-    again for other rows of the same step, so what it takes from the body stays live to its end; the logits
-    and their maxima are the caller's.
+    again for other rows of the same step, so what it takes from the body stays live to its end; outputs
+    are the caller's.
     """
-    results = frozenset(name for name in (program.logits, program.maxima) if name)
+    results = frozenset(output.buffer for output in program.outputs)
     after = results
     for op in reversed(program.head):
         after = _needed_before(op, after)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.program.formats import SUPER_GROUPS, Groups
-from quire.program.ops import Param
+from quire.program.tensors import Param
 from quire.records import dataclass
 
 F32 = npt.NDArray[np.float32]

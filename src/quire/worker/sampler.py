@@ -113,7 +113,7 @@ class Sampler:
         logits: [rows, vocab], C-contiguous, left unchanged. slots: [rows], no slot twice. positions: [rows],
         index in its sequence of the token to sample. bitmask: [rows, ceil(vocab / 32)], bit i % 32 of word
         i // 32 set where token i is allowed. maxima: [rows, ceil(vocab / 64)] of the logits (see
-        Executor.maxima), which saves reading them all. Raises ValueError, having changed nothing, when these disagree.
+        program.Output), which saves reading them all. Raises ValueError, having changed nothing, when these disagree.
         """
         return self._sample(logits, slots, positions, bitmask, maxima, None)
 

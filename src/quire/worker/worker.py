@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.executor.base import U8, Executor, Limits, StepArrays
+from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
 from quire.program.memory import kv_block_bytes
 from quire.types import FinishReason, LogprobTable, Move, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.sampler import SampledRows, Sampler
@@ -49,7 +49,7 @@ class Worker:
             return StepOutput([], [], [], filled=filled)
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
         prepared = time.perf_counter()
-        logits = self._executor.run(tokens, rows, len(sampling))
+        outputs = self._executor.run(tokens, rows, len(sampling))
         ran = time.perf_counter()
         result = StepOutput(
             token_ids=[[] for _ in range(rows)],
@@ -58,7 +58,7 @@ class Worker:
             filled=filled,
         )
         if sampling:
-            self._sample(logits, sampling, out.scheduled, result)
+            self._sample(outputs, sampling, out.scheduled, result)
         sampled = time.perf_counter()
         for row, item in enumerate(out.scheduled):
             if result.token_ids[row]:
@@ -103,12 +103,12 @@ class Worker:
         return filled
 
     def _sample(
-        self, logits: np.ndarray, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
+        self, outputs: Outputs, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
     ) -> None:
         rows = len(sampling)
         lines = np.array([self._slots[scheduled[i].seq_id].line for i in sampling], np.int32)
         positions = self.arrays.positions[self.arrays.logit_rows[:rows]] + 1
-        maxima = self._executor.maxima(rows)
+        logits, maxima = outputs["logits"], outputs.get("maxima")
         if not any(item.drafts for item in scheduled):
             sampled = self._sampler.sample(logits, lines, positions, maxima=maxima)
             accept(sampling, [-1] * rows, sampled, result)
@@ -137,10 +137,11 @@ class Worker:
         for first in range(item.start, stop, self._limits.max_logit_rows):
             last = min(stop, first + self._limits.max_logit_rows)
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
-            logits = self._executor.run_head(last - first)
+            outputs = self._executor.run_head(last - first)
             targets = np.array(slot.prompt[first + 1 : last + 1], np.int32)
-            maxima = self._executor.maxima(last - first)
-            scored = self._sampler.prompt_logprobs(logits, targets, self._sampler.top_n(slot.line), maxima)
+            scored = self._sampler.prompt_logprobs(
+                outputs["logits"], targets, self._sampler.top_n(slot.line), outputs.get("maxima")
+            )
             if scored is None:
                 return None
             found.extend(scored)

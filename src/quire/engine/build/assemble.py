@@ -33,7 +33,7 @@ from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.memory import param_bytes
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.records import dataclass
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles

@@ -19,7 +19,7 @@ from quire.engine.api import REQUESTS
 from quire.executor.base import Limits, step_array_bytes
 from quire.executor.native import planned_bytes
 from quire.program.memory import kv_block_bytes
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.records import dataclass
 from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, MemoryBudgetError
 from quire.util.sizes import format_size

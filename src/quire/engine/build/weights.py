@@ -22,7 +22,7 @@ from quire.loader import (
     packed_key,
 )
 from quire.program.memory import weight_bytes
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.records import dataclass
 from quire.util.sizes import format_size
 

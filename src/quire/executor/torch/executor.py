@@ -6,37 +6,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from quire.executor.base import F32, U8, Limits, StepArrays, check_blocks
+from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks
 from quire.executor.torch import experts, ops
+from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
-from quire.executor.torch.weights import Weights, quantize_rows
-from quire.program.ops import (
-    Add,
-    Attend,
-    Combine,
-    Dispatch,
-    Embed,
-    Experts,
-    GatedAct,
-    GatherRows,
-    HeadLinear,
-    LatentAttend,
-    LatentWrite,
-    Linear,
-    Norm,
-    Op,
-    Param,
-    Program,
-    Quantize,
-    RopeWrite,
-    Route,
-    Scale,
-)
+from quire.executor.torch.weights import Weights
+from quire.program.program import Program
+from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
+
+_DEFINED_IN = (ops, experts)  # importing them makes their definitions known
 
 
 class TorchExecutor:
@@ -72,17 +54,14 @@ class TorchExecutor:
             raise MemoryBudgetError(f"no memory for the KV cache and activations: {error}") from error
         self._reader = StepReader(self.program, limits, arrays, self._device)
 
-    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> F32:
+    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
         self._step = self._bound()[1].read(num_tokens, num_rows)
         return self._run_ops(0, self._step, num_logit_rows)
 
-    def run_head(self, num_logit_rows: int) -> F32:
+    def run_head(self, num_logit_rows: int) -> Outputs:
         if self._step is None:
             raise RuntimeError("run_head needs a step that was run before")
         return self._run_ops(len(self.program.body), self._step, num_logit_rows)
-
-    def maxima(self, num_logit_rows: int) -> F32 | None:
-        return self.read(self.program.maxima, num_logit_rows) if self.program.maxima else None
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         state, reader = self._bound()
@@ -126,142 +105,20 @@ class TorchExecutor:
             raise RuntimeError("bind must be called before a step is run or read")
         return self._state, self._reader
 
-    def _run_ops(self, first: int, step: Step, num_logit_rows: int) -> F32:
+    def _run_ops(self, first: int, step: Step, num_logit_rows: int) -> Outputs:
         """Ops from number `first` on; the head only when logits are wanted."""
         state, reader = self._bound()
         logit_rows = reader.logit_rows(num_logit_rows, len(step.positions))
         end = len(self.program.ops if num_logit_rows else self.program.body)
         if self._stop is not None:
             end = min(end, self._stop + 1)
-        runner = _Runner(self.program, self._weights, state, step, logit_rows)
+        operands = Operands(self.program, self._weights, state, step, logit_rows)
         with torch.inference_mode():
             for op in self.program.ops[first:end]:
-                runner.run(op)
-            logits: F32 = runner.buffer(self.program.logits).cpu().numpy()
-        return logits
-
-
-class _Runner:
-    """Finds the tensors that the ops of one step name."""
-
-    def __init__(
-        self, program: Program, weights: Weights, state: State, step: Step, logit_rows: Tensor
-    ) -> None:
-        self.program, self.weights, self.state = program, weights, state
-        self.step, self.logit_rows = step, logit_rows
-        self.rows = {"tokens": len(step.positions), "logits": len(logit_rows)}
-
-    def buffer(self, name: str) -> Tensor:
-        """The rows of a buffer that this step uses."""
-        found = self.program.buffer(name)
-        return self.state.buffers[name][: self.rows[found.rows] * found.per]
-
-    def wide(self, name: str) -> Tensor:
-        """Where an op's float32 rows go that `round` takes to a buffer: itself, unless it is i8."""
-        found = self.buffer(name)
-        return torch.empty_like(found) if self.program.buffer(name).dtype == "i8" else found
-
-    def round(self, name: str, rows: Tensor) -> None:
-        """Rows of an i8 buffer, which holds the numbers that its bytes stand for."""
-        found = self.program.buffer(name)
-        if found.dtype == "i8":
-            self.buffer(name).copy_(quantize_rows(rows, found.group, rotated=found.rotated))
-
-    def optional(self, name: str | None) -> Tensor | None:
-        return None if name is None else self.buffer(name)
-
-    def run(self, op: Op) -> None:
-        weights, buffer, step = self.weights, self.buffer, self.step
-        match op:
-            case Embed():
-                ops.embed(step.token_ids, weights[op.table], buffer(op.out))
-            case Norm():
-                vectors = weights.get(op.weight), weights.get(op.bias)
-                out = self.wide(op.out)
-                ops.norm(op, buffer(op.x), self.optional(op.delta), vectors, out)
-                self.round(op.out, out)
-            case Add():
-                ops.add(buffer(op.x), buffer(op.delta), op.scale)
-            case Scale():
-                ops.scale_cap(buffer(op.x), op.scale, op.cap)
-                self.maxima(op)
-            case Linear():
-                self.linear(op)
-            case Quantize():
-                self.round(op.out, buffer(op.x).float())
-            case RopeWrite():
-                norms = weights.get(op.q_norm), weights.get(op.k_norm)
-                rotation = None if op.rope is None else self.state.rotations[op.rope].at(step.positions)
-                cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
-                ops.rope_write(
-                    op, buffer(op.qkv), norms,
-                    rotation=rotation, cache=cache, where=step.locations[group],
-                )  # fmt: skip
-            case Attend():
-                cache, group = self.state.caches[op.layer], self.program.kv_layers[op.layer].group
-                out = buffer(op.wide) if op.wide else buffer(op.out)
-                ops.attend(
-                    op, buffer(op.qkv), weights.get(op.sinks),
-                    positions=step.positions, cache=cache, rows=step.rows[group], out=out,
-                )  # fmt: skip
-                self.round(op.out, out)
-            case HeadLinear() | LatentWrite() | LatentAttend():
-                self.latent(op)
-            case GatedAct():
-                out = self.wide(op.out)
-                ops.gated_act(buffer(op.gate_up), op.act, out)
-                self.round(op.out, out)
-            case GatherRows():
-                ops.gather_rows(buffer(op.x), self.optional(op.delta), self.logit_rows, buffer(op.out))
-            case Route() | Dispatch() | Experts() | Combine():
-                self.run_experts(op)
-
-    def linear(self, op: Linear) -> None:
-        weight, x, out = self.weights[op.weight], self.buffer(op.x), self.buffer(op.out)
-        rows = weight.shape[0]
-        to = torch.empty(len(x), rows, device=x.device) if op.act else out[:, op.first : op.first + rows]
-        ops.linear(x, weight, self.weights.get(op.bias), to)
-        if op.act:
-            ops.gated_act(to, op.act, out)
-        self.maxima(op)
-
-    def maxima(self, op: Linear | Scale) -> None:
-        if op.maxima:
-            ops.maxima(self.buffer(op.x if isinstance(op, Scale) else op.out), self.buffer(op.maxima))
-
-    def run_experts(self, op: Route | Dispatch | Experts | Combine) -> None:
-        weights, buffer = self.weights, self.buffer
-        match op:
-            case Route():
-                out = buffer(op.ids), buffer(op.weights), buffer(op.places)
-                experts.route(op.router, buffer(op.logits), weights.get(op.correction), out)
-            case Dispatch():
-                experts.dispatch(buffer(op.x), buffer(op.places), buffer(op.out))
-            case Experts():
-                which = buffer(op.ids), buffer(op.places)
-                bias = None if op.bias is None else weights.of_experts(op.bias)
-                experts.experts(buffer(op.x), which, weights.of_experts(op.weight), bias, buffer(op.out))
-            case Combine():
-                shared = self.optional(op.shared), self.optional(op.gate)
-                experts.combine(buffer(op.x), buffer(op.places), buffer(op.weights), shared, buffer(op.out))
-
-    def latent(self, op: HeadLinear | LatentWrite | LatentAttend) -> None:
-        weights, buffer, step = self.weights, self.buffer, self.step
-        match op:
-            case HeadLinear():
-                ops.head_linear(buffer(op.x), weights.of_experts(op.weight), buffer(op.out))
-            case LatentWrite():
-                ops.latent_write(
-                    op, buffer(op.q), buffer(op.kv), weights[op.norm],
-                    rotation=self.state.rotations[op.rope].at(step.positions), cache=self.state.latents[op.layer],
-                    where=step.locations[self.program.kv_layers[op.layer].group], q_nope=buffer(op.q_nope),
-                )  # fmt: skip
-            case LatentAttend():
-                ops.latent_attend(
-                    op, buffer(op.q_latent), buffer(op.q), positions=step.positions,
-                    cache=self.state.latents[op.layer], rows=step.rows[self.program.kv_layers[op.layer].group],
-                    out=buffer(op.out),
-                )  # fmt: skip
+                run_op(operands, op)
+            return {
+                output.name: operands.buffer(output.buffer).cpu().numpy() for output in self.program.outputs
+            }
 
 
 def _device(name: str) -> torch.device:

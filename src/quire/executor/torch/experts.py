@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.executor.torch.operands import Operands, defines
 from quire.executor.torch.ops import linear
+from quire.program.ops.experts import Combine, Dispatch, Experts, Route
 from quire.spec import Router
 
 
@@ -35,6 +37,12 @@ def route(
     out[2].copy_(places.view_as(ids))
 
 
+@defines(Route)
+def _route(on: Operands, op: Route) -> None:
+    out = on.buffer(op.ids), on.buffer(op.weights), on.buffer(op.places)
+    route(op.router, on.buffer(op.logits), on.weights.get(op.correction), out)
+
+
 def in_top_groups(router: Router, choice: Tensor) -> Tensor:
     """Which of choice [T, E] belong to a group that may be chosen from; groups are equal runs of experts."""
     grouped = choice.unflatten(-1, (router.groups, -1))
@@ -47,6 +55,11 @@ def in_top_groups(router: Router, choice: Tensor) -> Tensor:
 def dispatch(x: Tensor, places: Tensor, out: Tensor) -> None:
     """out [P, C] at places [T, K] = x [T, C]."""
     out[places.long()] = x[:, None].expand(-1, places.shape[1], -1)
+
+
+@defines(Dispatch)
+def _dispatch(on: Operands, op: Dispatch) -> None:
+    dispatch(on.buffer(op.x), on.buffer(op.places), on.buffer(op.out))
 
 
 def experts(
@@ -67,6 +80,13 @@ def experts(
         first += count
 
 
+@defines(Experts)
+def _experts(on: Operands, op: Experts) -> None:
+    which = on.buffer(op.ids), on.buffer(op.places)
+    bias = None if op.bias is None else on.weights.of_experts(op.bias)
+    experts(on.buffer(op.x), which, on.weights.of_experts(op.weight), bias, on.buffer(op.out))
+
+
 def combine(
     x: Tensor, places: Tensor, weights: Tensor, shared: tuple[Tensor | None, Tensor | None], out: Tensor
 ) -> None:
@@ -81,3 +101,9 @@ def combine(
     if always is not None:
         total += always if gate is None else gate.sigmoid() * always
     out.copy_(total)
+
+
+@defines(Combine)
+def _combine(on: Operands, op: Combine) -> None:
+    shared = on.optional(op.shared), on.optional(op.gate)
+    combine(on.buffer(op.x), on.buffer(op.places), on.buffer(op.weights), shared, on.buffer(op.out))

@@ -2,7 +2,8 @@
 
 Arithmetic is float32 throughout. A function writes its result into `out`, which rounds it to nearest even
 when `out` is bfloat16. The order of sums is left to torch, so results agree with another executor's up to
-rounding; the promise of equal bits in any batch is the native executor's.
+rounding; the promise of equal bits in any batch is the native executor's. Beside each function stands how its
+arguments are found for an op of a step.
 
 Shapes: T tokens of the step, N rows that want logits, S cached positions, H query heads, G key/value heads, D
 dimensions of a head.
@@ -11,102 +12,31 @@ dimensions of a head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.program.ops import (
-    MAXIMA_COLS,
-    Attend,
-    HeadShape,
-    LatentAttend,
-    LatentShape,
-    LatentWrite,
-    Norm,
-    RopeWrite,
-)
+from quire.executor.torch.cache import LatentCache, LayerCache, Location, Rotation, Row
+from quire.executor.torch.operands import Operands, defines
+from quire.program.ops.attention import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, RopeWrite
+from quire.program.ops.linear import MAXIMA_COLS, HeadLinear, Linear
+from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Quantize, Scale
 from quire.spec.model import Activation, ClampedSwiGLU, NormKind
 
 QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
 WEIGHT_TILE = 1 << 22  # weight elements widened to float32 at once, some megabytes
 
-# Where each token's key and value live: block ids [T] and places inside the blocks [T].
-Location = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """Paged keys and values of one layer, each [blocks, block size, G, D]; int8 ones with scales.
-
-    scales: bfloat16 [2, blocks, block size, G], of keys and of values, or None.
-    """
-
-    keys: Tensor
-    values: Tensor
-    scales: Tensor | None = None
-
-    def at(self, blocks: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [S, G, D] of a sequence whose block table is `blocks`, at positions [S]."""
-        size = self.keys.shape[1]
-        where = blocks[positions // size], positions % size
-        keys, values = self.keys[where], self.values[where]
-        if self.scales is None:
-            return keys, values
-        k_scale, v_scale = (scales[where].float()[..., None] for scales in self.scales)
-        return keys * k_scale, values * v_scale
-
-    def write(self, where: Location, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [T, G, D] rounded to the cache's dtype."""
-        if self.scales is not None:
-            keys, self.scales[0][where] = quantize_heads(keys)
-            values, self.scales[1][where] = quantize_heads(values)
-        self.keys[where] = keys.to(self.keys.dtype)
-        self.values[where] = values.to(self.values.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class LatentCache:
-    """Paged latents of one layer with the key that all heads share: [blocks, block size, rank + rope]."""
-
-    latents: Tensor
-
-    def at(self, blocks: Tensor, positions: Tensor) -> Tensor:
-        """Rows [S, rank + rope] of a sequence whose block table is `blocks`, at positions [S]."""
-        size = self.latents.shape[1]
-        return self.latents[blocks[positions // size], positions % size].float()
-
-    def write(self, where: Location, rows: Tensor) -> None:
-        """Store rows [T, rank + rope] rounded to the cache's dtype."""
-        self.latents[where] = rows.to(self.latents.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """cos and sin of rotation angles, each [positions or tokens, rotated dimensions / 2]."""
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool = False
-
-    def at(self, positions: Tensor) -> Rotation:
-        return Rotation(self.cos[positions], self.sin[positions], self.interleaved)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence of a step: it owns tokens start … stop-1; `blocks` is its line of the block table."""
-
-    start: int
-    stop: int
-    blocks: Tensor
-
 
 def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> None:
     """out [T, C] = table [vocabulary, C] at token_ids [T]."""
     out.copy_(table[token_ids])
+
+
+@defines(Embed)
+def _embed(on: Operands, op: Embed) -> None:
+    embed(on.step.token_ids, on.weights[op.table], on.buffer(op.out))
 
 
 def norm(
@@ -120,9 +50,21 @@ def norm(
     out.copy_(normed if bias is None else normed + bias)
 
 
+@defines(Norm)
+def _norm(on: Operands, op: Norm) -> None:
+    vectors = on.weights.get(op.weight), on.weights.get(op.bias)
+    with on.rounding(op.out) as out:
+        norm(op, on.buffer(op.x), on.optional(op.delta), vectors, out)
+
+
 def add(x: Tensor, delta: Tensor, scale: float) -> None:
     """x [T, C] += scale * delta, in place."""
     x.add_(delta * scale)
+
+
+@defines(Add)
+def _add(on: Operands, op: Add) -> None:
+    add(on.buffer(op.x), on.buffer(op.delta), op.scale)
 
 
 def scale_cap(x: Tensor, scale: float, cap: float) -> None:
@@ -139,6 +81,13 @@ def maxima(x: Tensor, out: Tensor) -> None:
     out.copy_(spans.amax(-1).masked_fill(~(spans < torch.inf).all(-1), torch.nan))
 
 
+@defines(Scale)
+def _scale(on: Operands, op: Scale) -> None:
+    scale_cap(on.buffer(op.x), op.scale, op.cap)
+    if op.maxima:
+        maxima(on.buffer(op.x), on.buffer(op.maxima))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """out [T, rows] = x [T, cols] @ weight [rows, cols]ᵀ (+ bias [rows])."""
     x, tile = x.float(), max(1, WEIGHT_TILE // weight.shape[1])
@@ -146,6 +95,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         rows = slice(first, first + tile)
         product = x @ weight[rows].float().T
         out[:, rows] = product if bias is None else product + bias[rows]
+
+
+@defines(Linear)
+def _linear(on: Operands, op: Linear) -> None:
+    weight, x, out = on.weights[op.weight], on.buffer(op.x), on.buffer(op.out)
+    rows = weight.shape[0]
+    to = torch.empty(len(x), rows, device=x.device) if op.act else out[:, op.first : op.first + rows]
+    linear(x, weight, on.weights.get(op.bias), to)
+    if op.act:
+        gated_act(to, op.act, out)
+    if op.maxima:
+        maxima(out, on.buffer(op.maxima))
+
+
+@defines(Quantize)
+def _quantize(on: Operands, op: Quantize) -> None:
+    with on.rounding(op.out) as out:
+        out.copy_(on.buffer(op.x))
 
 
 def rope_write(
@@ -161,6 +128,15 @@ def rope_write(
     q.copy_(rotate(q if q_weight is None else head_norm(op, q, q_weight), rotation))
     k = rotate(k if k_weight is None else head_norm(op, k, k_weight), rotation)
     cache.write(where, k, v)
+
+
+@defines(RopeWrite)
+def _rope_write(on: Operands, op: RopeWrite) -> None:
+    norms = on.weights.get(op.q_norm), on.weights.get(op.k_norm)
+    rope_write(
+        op, on.buffer(op.qkv), norms,
+        rotation=on.rotation(op.rope), cache=on.state.caches[op.layer], where=on.locations(op.layer),
+    )  # fmt: skip
 
 
 def head_norm(op: RopeWrite, x: Tensor, weight: Tensor) -> Tensor:
@@ -192,6 +168,17 @@ def attend(
             out[tokens] = attention(op, q[tokens], keys, values, visible=visible, sinks=sinks).flatten(1)
 
 
+@defines(Attend)
+def _attend(on: Operands, op: Attend) -> None:
+    with on.rounding(op.out) as out:
+        attend(
+            op, on.buffer(op.qkv), on.weights.get(op.sinks),
+            positions=on.step.positions, cache=on.state.caches[op.layer], rows=on.rows_of(op.layer), out=out,
+        )  # fmt: skip
+        if op.wide:
+            on.buffer(op.wide).copy_(out)
+
+
 def attention(
     op: Attend, q: Tensor, keys: Tensor, values: Tensor, *, visible: Tensor, sinks: Tensor | None
 ) -> Tensor:
@@ -217,6 +204,11 @@ def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     out.copy_(torch.einsum("thi,hoi->tho", heads, weight.float()).flatten(1))
 
 
+@defines(HeadLinear)
+def _head_linear(on: Operands, op: HeadLinear) -> None:
+    head_linear(on.buffer(op.x), on.weights.of_experts(op.weight), on.buffer(op.out))
+
+
 def latent_write(
     op: LatentWrite, q: Tensor, kv: Tensor, norm: Tensor, *, rotation: Rotation, cache: LatentCache,
     where: Location, q_nope: Tensor,
@@ -229,6 +221,17 @@ def latent_write(
     latent = normalise(kv[:, :rank], "rms", op.eps) * norm
     key = rotate(kv[:, None, rank:], rotation)[:, 0]
     cache.write(where, torch.cat((latent, key), dim=-1))
+
+
+@defines(LatentWrite)
+def _latent_write(on: Operands, op: LatentWrite) -> None:
+    rotation = on.rotation(op.rope)
+    assert rotation is not None
+    latent_write(
+        op, on.buffer(op.q), on.buffer(op.kv), on.weights[op.norm],
+        rotation=rotation, cache=on.state.latents[op.layer], where=on.locations(op.layer),
+        q_nope=on.buffer(op.q_nope),
+    )  # fmt: skip
 
 
 def latent_attend(
@@ -249,6 +252,14 @@ def latent_attend(
             out[tokens] = torch.einsum("hts,sd->thd", weights, cached[:, :rank]).flatten(1)
 
 
+@defines(LatentAttend)
+def _latent_attend(on: Operands, op: LatentAttend) -> None:
+    latent_attend(
+        op, on.buffer(op.q_latent), on.buffer(op.q), positions=on.step.positions,
+        cache=on.state.latents[op.layer], rows=on.rows_of(op.layer), out=on.buffer(op.out),
+    )  # fmt: skip
+
+
 def split_queries(q: Tensor, shape: LatentShape) -> tuple[Tensor, Tensor]:
     """Views [T, H, nope] and [T, H, rope] of q [T, H·(nope + rope)]."""
     plain, rotated = q.unflatten(1, (shape.heads, -1)).split((shape.nope, shape.rope), dim=-1)
@@ -265,9 +276,20 @@ def gated_act(gate_up: Tensor, act: Activation, out: Tensor) -> None:
         out.copy_(activate(gate, act) * up)
 
 
+@defines(GatedAct)
+def _gated_act(on: Operands, op: GatedAct) -> None:
+    with on.rounding(op.out) as out:
+        gated_act(on.buffer(op.gate_up), op.act, out)
+
+
 def gather_rows(x: Tensor, delta: Tensor | None, rows: Tensor, out: Tensor) -> None:
     """out [N, C] = x [T, C] at rows [N] (+ delta at rows)."""
     out.copy_(x[rows] if delta is None else x[rows] + delta[rows])
+
+
+@defines(GatherRows)
+def _gather_rows(on: Operands, op: GatherRows) -> None:
+    gather_rows(on.buffer(op.x), on.optional(op.delta), on.logit_rows, on.buffer(op.out))
 
 
 def normalise(x: Tensor, kind: NormKind, eps: float) -> Tensor:
@@ -300,16 +322,6 @@ def split_heads(qkv: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
     heads = (shape.heads, shape.kv_heads, shape.kv_heads)
     q, k, v = (x.unflatten(-1, (n, shape.head_dim)) for x, n in zip((q, k, v), heads, strict=True))
     return q, k, v
-
-
-def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., D] as whole numbers in [-127, 127], float32, and their bfloat16 scales [...]; see RopeWrite."""
-    exact = x.float().abs().amax(-1) / 127.0
-    bits = (exact.view(torch.int32) + 0xFFFF) >> 16 << 16  # the next bfloat16, away from zero
-    scale = bits.view(torch.float32).where(exact >= 1e-30, 0.0).where(exact.isfinite(), torch.nan)
-    inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
-    whole = (x.float() * inverse[..., None]).round().clamp(-127, 127).nan_to_num(127.0)
-    return whole, scale.to(torch.bfloat16)
 
 
 def activate(x: Tensor, act: Literal["silu", "gelu", "gelu_tanh"]) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from quire.executor.base import Limits
-from quire.executor.torch.ops import LatentCache, LayerCache, Rotation
+from quire.executor.torch.cache import LatentCache, LayerCache, Rotation
 from quire.executor.torch.weights import TORCH_DTYPES
 from quire.program.memory import kv_block_bytes, kv_head_elems, max_rows, plan_arena
-from quire.program.ops import Program
+from quire.program.program import Program
 from quire.spec import Rope
 from quire.spec.rope import cos_sin
 

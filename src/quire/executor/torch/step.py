@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.executor.base import I32, Limits, StepArrays
-from quire.executor.torch.ops import Location, Row
-from quire.program.ops import Program
+from quire.executor.torch.cache import Location, Row
+from quire.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)

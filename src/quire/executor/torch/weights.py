@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.program.formats import GROUP_BITS
-from quire.program.ops import Param, Program
+from quire.program.program import Program
+from quire.program.tensors import Param
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
 from quire.quant.groups import TINY, input_share, weight_share
 

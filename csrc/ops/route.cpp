@@ -1,10 +1,33 @@
-// Which experts a token goes to, and the sum of what they gave.
+#include "kernels.h"
+
+namespace quire {
+
+// How a router chooses; see Route in program/ops.
+struct Router {
+  int experts = 0, top_k = 0, groups = 1, top_groups = 1;
+  bool sigmoid = false, best_two = false, renormalise = false;
+  float scale = 1;
+};
+constexpr int kMaxExperts = 1024;
+constexpr int kMaxTopK = 64;
+
+struct RouteTask {
+  const float* logits;      // [rows, experts]
+  const float* correction;  // [experts] or null
+  int32_t* ids;             // [rows, top_k]
+  float* weights;           // [rows, top_k]
+  Router router;
+  int row_begin, row_end;
+};
+
+}  // namespace quire
+
+#ifdef QUIRE_ISA  // the kernel, once for every instruction set
 
 #include <limits>
 
-#include "kernels.h"
 #include "kernels/table.h"
-#include "simd/vec.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -100,19 +123,64 @@ void route(const RouteTask& t) {
   for (int r = t.row_begin; r < t.row_end; ++r) route_row(t, t.logits + r * experts, t.ids + r * k, t.weights + r * k);
 }
 
-void combine(const CombineTask& t) {
-  const size_t cols = t.cols;
-  const V16 one = set1(1.0f);
-  const V16 share = t.gate ? div(one, add(one, exp(sub(zero(), set1(*t.gate))))) : one;
-  for (int c = t.col_begin; c < t.col_end; c += 16) {
-    const int n = t.col_end - c;
-    V16 sum = zero();
-    for (int j = 0; j < t.top_k; ++j)
-      sum = add(sum, mul(set1(t.weights[j]), load_n(t.x + t.places[j] * cols + c, n)));
-    if (t.shared) sum = add(sum, t.gate ? mul(share, load_n(t.shared + c, n)) : load_n(t.shared + c, n));
-    n >= 16 ? store(t.out + c, sum) : store_n(t.out + c, sum, n);
-  }
-}
-
 }  // namespace QUIRE_ISA
 }  // namespace quire
+
+#else  // the op
+
+#include "op.h"
+
+#include <atomic>
+
+namespace quire {
+namespace {
+
+constexpr int kRows = 4;  // tokens of a task
+
+struct Route final : Op {
+  Route(Fields& f, Context& c)
+      : Op(c), logits(f.buffer("logits")), correction(f.optional_vector("correction")), ids(f.buffer("ids")),
+        weights(f.buffer("weights")), places(f.buffer("places")) {
+    f.record("router", "Router");
+    router.experts = f.integer("router.experts"), router.top_k = f.integer("router.top_k");
+    router.groups = f.integer("router.groups"), router.top_groups = f.integer("router.top_groups");
+    router.sigmoid = f.choice("router.scores", {"softmax", "sigmoid"});
+    router.best_two = f.choice("router.group_score", {"max", "top2"});
+    router.renormalise = f.flag("router.renormalise"), router.scale = f.number("router.scale");
+    f.skip("router.correction"), f.skip("router.bias");  // `correction` says, and the linear before
+    const bool grouped = router.groups > 1;
+    f.require(router.experts >= 1 && router.experts <= kMaxExperts && router.top_k >= 1 && router.top_k <= kMaxTopK &&
+                  router.top_k <= router.experts && router.groups >= 1 && router.groups <= kMaxTopK &&
+                  router.experts % router.groups == 0 && router.top_groups >= 1 && router.top_groups <= router.groups &&
+                  !(grouped && router.top_k > router.experts / router.groups * router.top_groups) &&
+                  !(grouped && router.best_two && router.experts / router.groups < 2),
+              "a router beyond the limits of its kernel");
+    f.require(logits.cols == router.experts && ids.cols == router.top_k && weights.cols == router.top_k &&
+                  places.cols == router.top_k && (!correction || correction->rows == router.experts),
+              "buffers must have the router's widths");
+    c.experts.want(router.experts, router.top_k);
+  }
+
+  int tasks() const override { return ceil_div(context_.tokens, kRows); }
+  void run(int task, int) override {
+    const int begin = task * kRows, end = std::min(context_.tokens, begin + kRows);
+    kernels().route({logits.f32(), correction ? correction->vector() : nullptr, ids.i32(), weights.f32(), router, begin, end});
+    // whoever routes the last tokens sorts all of them, before anyone leaves the op
+    if (routed.fetch_add(1, std::memory_order_acq_rel) + 1 < tasks()) return;
+    routed.store(0, std::memory_order_relaxed);  // for the next step, which starts behind a barrier
+    context_.experts.sort(ids.i32(), context_.tokens, router.top_k, router.experts, places.i32());
+  }
+
+  const Buffer& logits;
+  const Param* correction;
+  const Buffer &ids, &weights, &places;
+  Router router;
+  std::atomic<int> routed{0};  // tasks that are done
+};
+
+QUIRE_OP(Route)
+
+}  // namespace
+}  // namespace quire
+
+#endif

@@ -1,0 +1,30 @@
+// The gate of a feed-forward: a word, or a record with numbers of its own.
+#pragma once
+
+#include <optional>
+
+#include "fields.h"
+
+namespace quire {
+
+struct Activation {
+  int kind = 0;  // as GatedActTask numbers them
+  float alpha = 0, limit = 0;
+
+  // From the field `act`.
+  explicit Activation(Fields& f) : kind(f.choice("act", {"silu", "gelu", "gelu_tanh", "ClampedSwiGLU"})) {
+    if (kind == 3) alpha = f.number("act.alpha"), limit = f.number("act.limit");
+  }
+  // The same, or nothing for None.
+  static std::optional<Activation> optional(Fields& f) {
+    if (!f.none("act")) return Activation(f);
+    f.skip("act");
+    return {};
+  }
+  // [rows, 2 * width] to rows of `out_pitch` elements.
+  GatedActTask task(const float* gate_up, void* out, DType dtype, int rows, int width, size_t out_pitch) const {
+    return {gate_up, out, dtype, kind, width, 0, rows, 0, width, out_pitch, alpha, limit};
+  }
+};
+
+}  // namespace quire

@@ -1,0 +1,35 @@
+// What attention of every kind does with the parts of a plan: partitions apart, merged by whoever comes last.
+#pragma once
+
+#include "op.h"
+
+namespace quire {
+
+class AttentionOp : public Op {
+ public:
+  int tasks() const override { return static_cast<int>(context_.attention.plan(plan_).parts().size()); }
+  void run(int task, int thread) override;
+
+ protected:
+  AttentionOp(Fields& f, Context& c, const Buffer& queries, const Buffer& out);
+  // The shape, with the layer's heads of keys and values; called once by a kind's constructor.
+  void want(int heads, int window, int rank) {
+    heads_ = heads;
+    plan_ = context_.attention.want({layer_.head_dim, heads, layer_.kv_heads, window, rank});
+  }
+
+  virtual void attend(AttendTask& t) = 0;  // `next` may be set
+  virtual void merge(AttendTask& t) = 0;
+  // All that the queries and heads of a part see is done.
+  virtual void done(const AttendPart& /*part*/) {}
+  // The task of a part, without states.
+  virtual AttendTask task(const AttendPart& part, int thread) const;
+
+  const Buffer &queries_, &out_;
+  const KVLayer& layer_;
+  const float scale_;
+  int heads_ = 0, plan_ = -1;
+  bool fetches_ahead_ = false;  // the kernel fetches what the next task reads
+};
+
+}  // namespace quire

@@ -1,0 +1,42 @@
+#include "context.h"
+
+#include <algorithm>
+
+namespace quire {
+
+namespace {
+
+constexpr int kSmallRows = 4;  // rows of a task of an op by rows
+
+}  // namespace
+
+int Context::rows_of_task(int rows) const { return std::clamp(ceil_div(rows, 2 * threads), 1, kSmallRows); }
+
+KVLayout Context::layout(const KVLayer& layer) const {
+  KVLayout l;
+  l.dtype = kv_dtype;
+  l.kv_heads = layer.kv_heads;
+  l.head_dim = layer.head_dim;
+  l.d16 = static_cast<int>(align_up(layer.head_dim, 16));
+  l.block_size = limits.block_size;
+  l.tiles_per_block = limits.block_size / kTile;
+  l.tile_stride = l.scale_offset() + (kv_dtype == DType::i8 ? kScaleBytes : 0);
+  l.block_stride = block_bytes / dtype_bytes(kv_dtype);
+  return l;
+}
+
+size_t Context::plan_step() {
+  pieces.clear();
+  for (int b = 0; b < rows; ++b)
+    for (int t = step.query_start[b], end = step.query_start[b + 1]; t < end; t = pieces.back().end)
+      pieces.push_back({b, t, std::min(end, t + kTile - step.positions[t] % kTile)});
+  attention.plan_step(rows, step.query_start, step.positions);
+  int highest = -1;  // block that the step writes
+  for (const TilePiece& piece : pieces)
+    for (const int32_t* table : step.block_tables)
+      highest = std::max(highest, table[static_cast<size_t>(step.slots[piece.row]) * limits.blocks_per_row() +
+                                        step.positions[piece.begin] / limits.block_size]);
+  return block_bytes * static_cast<size_t>(highest + 1);
+}
+
+}  // namespace quire

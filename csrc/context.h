@@ -1,0 +1,117 @@
+// What the ops of a program share: memory that is planned once, and the step that runs.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "arena.h"
+#include "attention.h"
+#include "expert_plan.h"
+#include "kernels.h"
+#include "rounding.h"
+#include "sizes.h"
+#include "weights.h"
+
+namespace quire {
+
+// Sizes of bind(); a step never exceeds them.
+struct Limits {
+  int max_tokens = 0, max_rows = 0, max_logit_rows = 0, max_len = 0, num_blocks = 0, block_size = 0;
+  int blocks_per_row() const { return (max_len + block_size - 1) / block_size; }
+};
+
+// Addresses of the caller's int32 arrays; they outlive the executor.
+struct StepPointers {
+  const int32_t* token_ids = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* query_start = nullptr;
+  const int32_t* slots = nullptr;
+  const int32_t* logit_rows = nullptr;
+  std::vector<const int32_t*> block_tables;  // per cache group [max_rows, blocks_per_row]
+};
+
+// An activation. Int8 rows are padded to four columns, and have their scales at `scale_offset`; with `group` two int32
+// numbers of each group lie behind those (QuantizeTask), and rows are padded to whole groups.
+struct Buffer {
+  int cols;
+  DType dtype;
+  size_t offset, scale_offset;
+  int group;
+  bool rotated, logits;  // logits: its rows are those whose logits are wanted, else tokens
+  int max_rows, per;     // per: rows for each of them
+  const Arena* arena = nullptr;
+
+  char* data() const { return arena->data() + offset; }
+  float* f32() const { return reinterpret_cast<float*>(data()); }
+  int32_t* i32() const { return reinterpret_cast<int32_t*>(data()); }
+  float* f32_row(int row) const { return f32() + static_cast<size_t>(row) * cols; }
+  size_t pitch() const { return dtype == DType::i8 ? align_up(cols, group ? group : 4) : cols; }
+  int groups() const { return group ? (cols + group - 1) / group : 1; }
+  float* row_scales() const { return reinterpret_cast<float*>(arena->data() + scale_offset); }
+  int32_t* group_numbers() const { return reinterpret_cast<int32_t*>(row_scales()) + max_rows; }
+  // Whether rows of the other are of the same format.
+  bool same_format(const Buffer& b) const {
+    return cols == b.cols && dtype == b.dtype && group == b.group && rotated == b.rotated;
+  }
+};
+
+struct Rope {
+  std::vector<float> cos, sin;
+  int half = 0;
+  bool interleaved = false;
+};
+
+// A layer's cache: which group's block table, and where it starts inside a block (bytes).
+struct KVLayer {
+  int group, kv_heads, head_dim;
+  size_t offset;
+};
+
+// The step's tokens of one row and one tile of the cache.
+struct TilePiece {
+  int row, begin, end;
+};
+
+struct Context {
+  Context(const Kernels& kernels, ThreadPool& pool) : kernels(kernels), threads(pool.threads()), weights(kernels, pool) {}
+
+  const Kernels& kernels;
+  const int threads;
+  Weights weights;
+  std::deque<Buffer> buffers;  // addresses stay
+  std::unordered_map<std::string, const Buffer*> buffer_names;
+  std::deque<Rope> ropes;
+  std::deque<KVLayer> kv_layers;
+
+  // From bind() on.
+  Limits limits;
+  StepPointers step;
+  Arena activations, kv;
+  size_t block_bytes = 0;
+  DType kv_dtype = DType::f32;
+
+  // Ops say what they want of these when they are made; bind() allocates it.
+  Attention attention;
+  ExpertPlan experts;
+  RoundedRows rounded;
+
+  // Of the step that runs.
+  int tokens = 0, rows = 0, logit_rows = 0;
+  std::vector<TilePiece> pieces;
+
+  int rows_of(const Buffer& b) const { return (b.logits ? logit_rows : tokens) * b.per; }
+  // Rows of a task of an op by rows: a few, but all threads get some.
+  int rows_of_task(int rows) const;
+  const int32_t* block_table(const KVLayer& layer, int row) const {
+    return step.block_tables[layer.group] + step.slots[row] * static_cast<size_t>(limits.blocks_per_row());
+  }
+  char* cache(const KVLayer& layer) const { return kv.data() + layer.offset; }
+  KVLayout layout(const KVLayer& layer) const;
+  // Cut the step's tokens into pieces, and its attention into parts; the end of the cache's bytes that it uses.
+  size_t plan_step();
+};
+
+}  // namespace quire

@@ -1,0 +1,52 @@
+#include "attention_op.h"
+
+namespace quire {
+namespace {
+
+struct Attend final : AttentionOp {
+  // An int8 row is put together in float32 in `wide`: its heads may be several threads'.
+  Attend(Fields& f, Context& c)
+      : AttentionOp(f, c, f.buffer("qkv"), f.none("wide") ? f.buffer("out") : f.buffer("wide")), out(f.buffer("out")),
+        sinks(f.optional_vector("sinks")), softcap(f.number("softcap")), window(f.integer("window")) {
+    f.record("shape", "HeadShape");
+    want(f.integer("shape.heads"), window, 0);
+    f.require(f.integer("shape.kv_heads") == layer_.kv_heads && f.integer("shape.head_dim") == layer_.head_dim &&
+                  queries_.cols == (heads_ + 2 * layer_.kv_heads) * layer_.head_dim &&
+                  out.cols == heads_ * layer_.head_dim && heads_ % layer_.kv_heads == 0,
+              "qkv and out must have the heads of the layer's cache");
+    rounds = f.optional_buffer("wide");
+    f.require((out.dtype == DType::i8) == rounds && (!rounds || (out_.dtype == DType::f32 && out_.cols == out.cols)),
+              "an int8 output needs float32 rows of its width beside it");
+    f.require(!sinks || sinks->rows == heads_, "sinks must be one for each head");
+    if (rounds) c.attention.want_rounding();
+    fetches_ahead_ = true;
+  }
+
+  AttendTask task(const AttendPart& part, int thread) const override {
+    AttendTask t = AttentionOp::task(part, thread);
+    t.softcap = softcap;
+    t.sinks = sinks ? sinks->vector() : nullptr;
+    t.window = window;
+    return t;
+  }
+  void attend(AttendTask& t) override { kernels().attend(t); }
+  void merge(AttendTask& t) override { kernels().attend_merge(t); }
+  // Rounds the rows whose last heads these are.
+  void done(const AttendPart& part) override {
+    if (!rounds) return;
+    for (int i = part.token_begin; i < part.token_end; ++i)
+      if (context_.attention.heads_done(i, part.heads(), layer_.kv_heads))
+        quantize_row(kernels(), out, i, out_.f32_row(i));
+  }
+
+  const Buffer& out;
+  const Param* sinks;
+  float softcap;
+  int window;
+  bool rounds;
+};
+
+QUIRE_OP(Attend)
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,129 @@
+#include "kernels.h"
+
+#ifdef QUIRE_ISA  // the kernel, once for every instruction set
+
+#include "kernels/put.h"
+#include "kernels/table.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+namespace {
+
+// erf by Abramowitz & Stegun 7.1.26, absolute error below 1.5e-7.
+QUIRE_INLINE V16 erf16(V16 x) {
+  const V16 minus = sub(zero(), x), a = vmax(x, minus);
+  const V16 t = div(set1(1.0f), fma(a, set1(0.3275911f), set1(1.0f)));
+  V16 p = set1(1.061405429f);
+  p = fma(p, t, set1(-1.453152027f));
+  p = fma(p, t, set1(1.421413741f));
+  p = fma(p, t, set1(-0.284496736f));
+  p = fma(p, t, set1(0.254829592f));
+  const V16 y = sub(set1(1.0f), mul(mul(p, t), exp(sub(zero(), mul(a, a)))));
+  // the sign of x: x / |x| away from zero, and erf(0) is 0 to within the error anyway
+  const V16 sign = div(x, vmax(a, set1(1e-30f)));
+  return mul(y, sign);
+}
+
+// g / (1 + e^-z)
+QUIRE_INLINE V16 swish(V16 g, V16 z) {
+  return ratio(g, add(set1(1.0f), exp2(vmin(mul(z, set1(-1.44269504088896341f)), set1(119.0f)))));
+}
+
+template <int kAct>
+QUIRE_INLINE V16 activate(V16 g) {
+  if (kAct == 0) return swish(g, g);
+  if (kAct == 1) {
+    const V16 half = mul(set1(0.5f), g);
+    return fma(half, erf16(mul(g, set1(0.70710678118654752f))), half);
+  }
+  // (1 + tanh z) / 2 is 1 / (1 + e^-2z)
+  return swish(g, mul(set1(2 * 0.7978845608028654f), fma(mul(mul(g, g), g), set1(0.044715f), g)));
+}
+
+constexpr int kAhead = 512;  // floats that are fetched ahead: where a page ends, so do the hardware's guesses
+
+// Both halves clamped, then (up + 1) * gate * sigmoid(alpha * gate).
+QUIRE_INLINE V16 clamped_swiglu(const GatedActTask& t, V16 gate, V16 up) {
+  const V16 limit = set1(t.limit), one = set1(1.0f);
+  gate = vmin(gate, limit);
+  up = vmax(vmin(up, limit), sub(zero(), limit));
+  return mul(add(up, one), swish(gate, mul(set1(t.alpha), gate)));
+}
+
+template <int kAct>
+QUIRE_INLINE void gated_rows(const GatedActTask& t) {
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    const float* gate = t.gate_up + static_cast<size_t>(r) * 2 * t.width;
+    const float* up = gate + t.width;
+    for (int c = t.col_begin; c < t.col_end; c += 16) {
+      const int n = t.col_end - c;
+      prefetch(gate + c + kAhead);
+      prefetch(up + c + kAhead);
+      const V16 g = load_n(gate + c, n), u = load_n(up + c, n);
+      put(t.out, t.out_dtype, static_cast<size_t>(r) * t.out_pitch + c,
+          kAct == 3 ? clamped_swiglu(t, g, u) : mul(activate<kAct>(g), u), n);
+    }
+  }
+}
+
+}  // namespace
+
+void gated_act(const GatedActTask& t) {
+  switch (t.act) {
+    case 0: return gated_rows<0>(t);
+    case 1: return gated_rows<1>(t);
+    case 2: return gated_rows<2>(t);
+    default: return gated_rows<3>(t);
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
+
+#else  // the op
+
+#include "activation.h"
+#include "op.h"
+
+namespace quire {
+namespace {
+
+constexpr int kColumns = 1024;  // of a task, when rows are not rounded
+
+struct GatedAct final : RowOp {
+  GatedAct(Fields& f, Context& c) : RowOp(c, f.buffer("out")), gate_up(f.buffer("gate_up")), act(f) {
+    f.require(gate_up.dtype == DType::f32 && gate_up.cols == 2 * out_.cols && gate_up.per == out_.per,
+              "gate_up must be float32 rows of twice out's width");
+    if (rounds()) c.rounded.want(out_.cols);
+  }
+
+  int tasks() const override {
+    return rounds() ? RowOp::tasks() : context_.rows_of(out_) * ceil_div(out_.cols, kColumns);
+  }
+  void run(int task, int thread) override {
+    if (rounds()) return RowOp::run(task, thread);
+    const int chunks = ceil_div(out_.cols, kColumns), row = task / chunks;
+    GatedActTask t = act.task(gate_up.f32(), out_.data(), out_.dtype, 0, out_.cols, static_cast<size_t>(out_.cols));
+    t.row_begin = row, t.row_end = row + 1;
+    t.col_begin = task % chunks * kColumns, t.col_end = std::min(out_.cols, t.col_begin + kColumns);
+    kernels().gated_act(t);
+  }
+  void run_rows(int begin, int end, int thread) override {
+    float* row = context_.rounded.row(thread);
+    for (int r = begin; r < end; ++r) {
+      kernels().gated_act(act.task(gate_up.f32_row(r), row, DType::f32, 1, out_.cols, static_cast<size_t>(out_.cols)));
+      quantize_row(kernels(), out_, r, row);
+    }
+  }
+
+  const Buffer& gate_up;
+  Activation act;
+};
+
+QUIRE_OP(GatedAct)
+
+}  // namespace
+}  // namespace quire
+
+#endif

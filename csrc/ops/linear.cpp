@@ -1,0 +1,123 @@
+#include "activation.h"
+#include "maxima.h"
+#include "multiply.h"
+#include "op.h"
+
+namespace quire {
+namespace {
+
+constexpr int kStreamRows = 8;  // rows up to which a linear reads memory rather than computes
+static_assert(kPanel % kMaximaCols == 0);
+
+struct Linear final : Op {
+  Linear(Fields& f, Context& c)
+      : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
+        first(f.integer("first")), maxima(f, out, kernels()),
+        multiply(linear_kernel(kernels(), weight)), act(Activation::optional(f)) {
+    panels = ceil_div(weight.rows, kPanel) / (act ? 2 : 1);
+    panel_bytes = weight.panel_bytes();
+    f.require(can_multiply(x, weight), "x must have the weight's type, width and groups");
+    f.require(!bias || bias->rows == weight.rows, "bias must be a number for each row of the weight");
+    const int cols = act ? weight.rows / 2 : weight.rows;
+    f.require(first >= 0 && first <= out.cols - cols && (act || out.dtype == DType::f32),
+              "out must have the columns that are filled");
+    f.require(!act || (weight.rows % (2 * kPanel) == 0 && !first && out.cols == cols),
+              "gate and up must be whole panels, and out as wide as one");
+    f.require(!maxima || (!act && !first && out.cols == weight.rows), "maxima are of a linear that fills its rows");
+  }
+
+  // Panels per task so that a task streams enough weight, and row chunks per panel range. With `act` panels are pairs, of
+  // gate and of up.
+  struct Split {
+    int panels_per_task, panel_tasks, row_tasks;
+    int tasks() const { return panel_tasks * row_tasks; }
+  };
+  Split split(int rows) const {
+    Split s;
+    s.panels_per_task = panels_of_task(panel_bytes * (act ? 2 : 1));
+    s.row_tasks = ceil_div(rows, kLinearRows);
+    // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out; many rows
+    // read the same inputs for every panel: some panels while the L2 cache holds them
+    if (weight.groups.bits)
+      s.panels_per_task =
+          std::max(s.panels_per_task, rows <= kStreamRows ? panels / (4 * context_.threads)
+                                                          : std::min(8, panels * s.row_tasks / (16 * context_.threads)));
+    s.panel_tasks = ceil_div(panels, s.panels_per_task);
+    return s;
+  }
+
+  int tasks() const override { return split(context_.rows_of(out)).tasks(); }
+
+  bool streams() const override { return true; }
+  const char* first_weights(int thread) const override {
+    const int rows = context_.rows_of(out);
+    if (rows == 0) return nullptr;
+    const Split s = split(rows);
+    const int task = Tasks::first(s.tasks(), thread, context_.threads);
+    return weight.data() + task / s.row_tasks * s.panels_per_task * panel_bytes;
+  }
+
+  void run(int task, int thread) override {
+    const int rows = context_.rows_of(out);
+    const Split s = split(rows);
+    // Row chunks of one panel range are neighbours in the task order: the panel is still in the cache.
+    const int panel_task = task / s.row_tasks, row_task = task % s.row_tasks;
+    const int begin = even_cut(rows, row_task, s.row_tasks), end = even_cut(rows, row_task + 1, s.row_tasks);
+    LinearTask t = linear_task(x, begin, end, weight);
+    t.bias = bias ? bias->vector() : nullptr;
+    t.panel_begin = panel_task * s.panels_per_task;
+    t.panel_end = std::min(panels, t.panel_begin + s.panels_per_task);
+    t.next = t.panel_end < panels ? weight.data() + t.panel_end * panel_bytes : nullptr;
+    if (row_task + 1 < s.row_tasks)
+      t.next = nullptr;  // the same panels again
+    else if (task + 1 == Tasks::first(s.tasks(), thread + 1, context_.threads))
+      t.next = next_stream ? next_stream->first_weights(thread) : nullptr;
+    if (act) return run_gated(t, begin);
+    t.ldy = static_cast<size_t>(out.cols);
+    t.y = out.f32_row(begin) + first;
+    multiply(t);
+    maxima.leave(begin, t.rows, t.panel_begin * kPanel, std::min(weight.rows, t.panel_end * kPanel));
+  }
+
+  // Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and
+  // what the activation makes of them, to rows from `row` on. `t` is the task for panels of gate.
+  void run_gated(const LinearTask& t, int row) {
+    alignas(64) float sums[kLinearRows * 2 * kPanel];
+    const int most = kLinearRows / t.rows, last = t.panel_end;
+    const char *w = static_cast<const char*>(t.w), *after = static_cast<const char*>(t.next);
+    const auto product = [&](int panel, int count, float* y, const void* next) {
+      LinearTask part = t;
+      const size_t column = static_cast<size_t>(panel) * kPanel;
+      part.w = w + panel * panel_bytes;
+      if (t.bias) part.bias = t.bias + column;
+      if (t.w_scale) part.w_scale = t.w_scale + column, part.w_offset = t.w_offset + column;
+      part.y = y, part.ldy = static_cast<size_t>(2 * count) * kPanel;
+      part.n = count * kPanel, part.panel_begin = 0, part.panel_end = count, part.next = next;
+      multiply(part);
+    };
+    for (int begin = t.panel_begin; begin < last; begin += most) {
+      const int count = std::min(most, last - begin), width = count * kPanel;
+      product(begin, count, sums, w + (panels + begin) * panel_bytes);
+      product(panels + begin, count, sums + width, begin + count < last ? w + (begin + count) * panel_bytes : after);
+      const size_t at = static_cast<size_t>(row) * out.cols + static_cast<size_t>(begin) * kPanel;
+      kernels().gated_act(act->task(sums, out.data() + at * dtype_bytes(out.dtype), out.dtype, t.rows, width,
+                                    static_cast<size_t>(out.cols)));
+    }
+  }
+
+  const Buffer& x;
+  const Param& weight;
+  const Param* bias;
+  const Buffer& out;
+  int first;
+  Maxima maxima;
+  LinearKernel multiply;
+  std::optional<Activation> act;  // with one the weight is [gate | up]
+  int panels;                     // of gate, with `act`
+  size_t panel_bytes;
+};
+
+QUIRE_OP(Linear)
+
+}  // namespace
+}  // namespace quire

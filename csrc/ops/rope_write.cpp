@@ -1,0 +1,75 @@
+#include "op.h"
+
+namespace quire {
+namespace {
+
+struct RopeWrite final : Op {
+  RopeWrite(Fields& f, Context& c)
+      : Op(c), qkv(f.buffer("qkv")), layer(f.kv_layer("layer")), rope(f.optional_rope("rope")),
+        q_norm(f.optional_vector("q_norm")), k_norm(f.optional_vector("k_norm")), eps(f.number("eps")),
+        layer_norm(f.choice("kind", {"rms", "layer"})), whole(f.flag("whole")) {
+    f.record("shape", "HeadShape");
+    heads = f.integer("shape.heads");
+    f.require(f.integer("shape.kv_heads") == layer.kv_heads && f.integer("shape.head_dim") == layer.head_dim &&
+                  qkv.cols == (heads + 2 * layer.kv_heads) * layer.head_dim,
+              "qkv must have the heads of the layer's cache");
+    f.require(layer.head_dim <= 512, "head_dim above 512 is not supported");
+  }
+
+  // Ranges of heads that a piece's rotation is cut into: enough tasks for all threads.
+  int ranges() const {
+    const int pieces = static_cast<int>(context_.pieces.size());
+    if (whole || pieces >= context_.threads) return 1;
+    return std::min(layer.kv_heads, ceil_div(context_.threads, std::max(1, pieces)));
+  }
+
+  int tasks() const override { return static_cast<int>(context_.pieces.size()) * ranges(); }
+  void run(int task, int) override {
+    // Pieces of one range of heads are neighbours in the task order: threads stay away from each other's pages.
+    const int pieces = static_cast<int>(context_.pieces.size()), range = task / pieces, count = ranges();
+    const TilePiece& piece = context_.pieces[task % pieces];
+    RopeWriteTask t;
+    t.qkv = qkv.f32();
+    t.pitch = static_cast<size_t>(qkv.cols);
+    t.heads = heads;
+    t.kv_heads = layer.kv_heads;
+    t.head_dim = layer.head_dim;
+    t.rotary_dim = rope ? rope->half * 2 : 0;
+    t.q_norm = norm_of(q_norm, heads);
+    t.k_norm = norm_of(k_norm, layer.kv_heads);
+    t.layer_norm = layer_norm;
+    t.whole_norm = whole;
+    t.interleaved = rope && rope->interleaved;
+    t.eps = eps;
+    t.cos = rope ? rope->cos.data() : nullptr;
+    t.sin = rope ? rope->sin.data() : nullptr;
+    t.positions = context_.step.positions;
+    t.block_table = context_.block_table(layer, piece.row);
+    t.cache = context_.cache(layer);
+    t.kv = context_.layout(layer);
+    t.token_begin = piece.begin;
+    t.token_end = piece.end;
+    t.head_begin = layer.kv_heads * range / count;
+    t.head_end = layer.kv_heads * (range + 1) / count;
+    kernels().rope_write(t);
+  }
+
+  HeadNorm norm_of(const Param* weight, int of_heads) const {
+    if (!weight) return {nullptr, 0};
+    const bool each = of_heads > 1 && weight->rows == of_heads * layer.head_dim;
+    return {weight->vector(), each ? static_cast<size_t>(layer.head_dim) : 0};
+  }
+
+  const Buffer& qkv;
+  const KVLayer& layer;
+  const Rope* rope;
+  const Param *q_norm, *k_norm;
+  float eps;
+  bool layer_norm, whole;
+  int heads;
+};
+
+QUIRE_OP(RopeWrite)
+
+}  // namespace
+}  // namespace quire

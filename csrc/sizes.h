@@ -1,0 +1,11 @@
+// Arithmetic of sizes.
+#pragma once
+
+#include <cstddef>
+
+namespace quire {
+
+constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace quire

@@ -1,0 +1,147 @@
+#include "weights.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+
+namespace quire {
+
+void Weights::add(const std::string& name, const Param& param, size_t bytes) {
+  params_.push_back(param);
+  Param& p = params_.back();
+  p.arena = &arena_, p.offset = total_;
+  if (!by_name_.emplace(name, &p).second) throw std::invalid_argument(name + ": a second parameter of this name");
+  total_ += bytes;
+}
+
+void Weights::add_panels(const std::string& name, int matrices, int rows, int cols, DType dtype) {
+  const int all = matrices == 1 ? rows : matrices * static_cast<int>(align_up(rows, kPanel));
+  const size_t elems = align_up(all, kPanel) * align_up(cols, 4 / dtype_bytes(dtype));
+  size_t bytes = align_up(elems * dtype_bytes(dtype), 64);
+  if (dtype == DType::i8) bytes += align_up(all, kPanel) * (sizeof(float) + sizeof(int32_t));
+  add(name, {Param::Layout::panels, all, cols, dtype, {}, matrices, rows, nullptr, 0}, bytes);
+}
+
+void Weights::add_groups(const std::string& name, int matrices, int rows, int cols, const GroupFormat& format) {
+  if ((format.bits != 4 && format.bits != 8) || format.size < 16 || format.size > 128 || format.size % 16)
+    throw std::invalid_argument(name + ": groups of 16, 32, 64 or 128 codes of 4 or 8 bits");
+  if (format.rotated && (cols % format.size || (format.size & (format.size - 1))))
+    throw std::invalid_argument(name + ": rotated groups are whole, and their size is a power of two");
+  const int all = matrices == 1 ? rows : matrices * static_cast<int>(align_up(rows, kPanel));
+  add(name, {Param::Layout::panels, all, cols, DType::i8, format, matrices, rows, nullptr, 0},
+      align_up(all, kPanel) / kPanel * format.panel_bytes(cols));
+}
+
+void Weights::add_table(const std::string& name, int rows, int cols, DType dtype) {
+  if (dtype == DType::i8) throw std::invalid_argument(name + ": only linears are int8");
+  add(name, {Param::Layout::rows, rows, cols, dtype, {}, 1, rows, nullptr, 0},
+      align_up(static_cast<size_t>(rows) * cols * dtype_bytes(dtype), 64));
+}
+
+void Weights::add_vector(const std::string& name, int matrices, int rows) {
+  const int all = matrices * rows;
+  add(name, {Param::Layout::vector, all, 0, DType::f32, {}, matrices, rows, nullptr, 0},
+      align_up(all * sizeof(float), 64));
+}
+
+const Param& Weights::at(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) throw std::invalid_argument("no parameter is named '" + name + "'");
+  return *found->second;
+}
+
+// The parameter of that name, when it can take these rows.
+const Param& Weights::taking(const std::string& name, int row_offset, int rows, int cols) const {
+  const Param& p = at(name);
+  if (!arena_.data() || arena_.read_only()) throw std::logic_error("put without weights of our own");
+  if (row_offset < 0 || rows < 0 || rows > p.matrices * p.matrix_rows - row_offset || cols != p.cols)
+    throw std::invalid_argument(name + ": a part does not fit its parameter");
+  if (p.layout == Param::Layout::panels && p.matrices > 1 && row_offset % p.matrix_rows + rows > p.matrix_rows)
+    throw std::invalid_argument(name + ": rows of several experts in one part");
+  return p;
+}
+
+// Where rows begin in panels: every matrix is padded to whole ones.
+int Weights::packed_row(const Param& p, int row) {
+  return row / p.matrix_rows * p.matrix_panels() * kPanel + row % p.matrix_rows;
+}
+
+int64_t Weights::put(const std::string& name, int row_offset, const void* src, DType src_dtype, int rows, int cols) {
+  const Param& p = taking(name, row_offset, rows, cols);
+  const size_t width = static_cast<size_t>(std::max(cols, 1)), src_size = dtype_bytes(src_dtype);
+  // each task looks at its rows just before it packs them: they come from memory once
+  std::atomic<int64_t> bad{INT64_MAX};
+  const auto check = [&](int begin, int end) {
+    const int64_t first = begin * static_cast<int64_t>(width);
+    const int64_t found = kernels_.first_nonfinite(static_cast<const char*>(src) + first * src_size, src_dtype, p.dtype,
+                                                   (end - begin) * width);
+    for (int64_t least = bad; found >= 0 && first + found < least;)
+      if (bad.compare_exchange_weak(least, first + found)) break;
+  };
+  if (p.layout != Param::Layout::panels) {
+    const int chunk = static_cast<int>(std::max<size_t>(1, (1 << 18) / width));
+    parallel(pool_, ceil_div(rows, chunk), [&](int t) {
+      const int begin = t * chunk, end = std::min(rows, begin + chunk);
+      check(begin, end);
+      copy_rows(p, row_offset, src, src_dtype, begin, end);
+    });
+    return bad == INT64_MAX ? -1 : bad.load();
+  }
+  const int first = packed_row(p, row_offset);
+  pack_panels(first, rows, [&](int begin, int end) {
+    PackTask task{src, src_dtype, p.data(), rows, cols, first, begin, end, nullptr, nullptr, p.groups};
+    check(begin, end);
+    if (p.groups.bits) {
+      kernels_.pack_groups(task);
+    } else if (p.dtype == DType::i8) {
+      task.scale = p.scales(), task.offset = p.offsets();
+      kernels_.pack_i8(task);
+    } else {
+      (p.dtype == DType::f32 ? kernels_.pack_f32 : p.dtype == DType::f16 ? kernels_.pack_f16 : kernels_.pack_bf16)(task);
+    }
+  });
+  return bad == INT64_MAX ? -1 : bad.load();
+}
+
+// Rows and vectors keep their order; bf16 and f16 tables are rounded on the way.
+void Weights::copy_rows(const Param& p, int row_offset, const void* src, DType src_dtype, int begin, int end) {
+  const size_t width = static_cast<size_t>(std::max(p.cols, 1)), n = (end - begin) * width;
+  const char* from = static_cast<const char*>(src) + begin * width * dtype_bytes(src_dtype);
+  char* to = p.data() + (row_offset + begin) * width * dtype_bytes(p.dtype);
+  if (p.dtype == src_dtype) {
+    std::memcpy(to, from, n * dtype_bytes(src_dtype));
+  } else if (p.dtype == DType::f32) {
+    kernels_.to_f32(from, src_dtype, reinterpret_cast<float*>(to), n);
+  } else {
+    (p.dtype == DType::f16 ? kernels_.to_f16 : kernels_.to_bf16)(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
+  }
+}
+
+// f(first row, row after the last) of a part, for tasks of whole panels: two threads never write one cache line.
+template <class F>
+void Weights::pack_panels(int row_offset, int rows, F f) {
+  const int first = row_offset / kPanel, last = ceil_div(row_offset + rows, kPanel);
+  parallel(pool_, last - first, [&](int t) {
+    f(std::max(0, (first + t) * kPanel - row_offset), std::min(rows, (first + t + 1) * kPanel - row_offset));
+  });
+}
+
+void Weights::put_codes(const std::string& name, int row_offset, int rows, const PackCodesTask& arrays) {
+  const Param& p = taking(name, row_offset, rows, at(name).cols);
+  if (!p.groups.bits) throw std::invalid_argument(name + ": codes are for weights in groups");
+  const int first = packed_row(p, row_offset);
+  pack_panels(first, rows, [&](int begin, int end) {
+    PackCodesTask task = arrays;
+    task.dst = p.data();
+    task.groups = p.groups;
+    task.rows = rows;
+    task.k = p.cols;
+    task.row_offset = first;
+    task.row_begin = begin;
+    task.row_end = end;
+    kernels_.pack_codes(task);
+  });
+}
+
+}  // namespace quire

@@ -1,0 +1,86 @@
+// The parameters of a program by name: linear weights packed into panels, tables and vectors, in one arena.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "arena.h"
+#include "kernels.h"
+#include "pool.h"
+#include "sizes.h"
+
+namespace quire {
+
+struct Param {
+  enum class Layout { panels, rows, vector } layout;
+  int rows, cols;  // of panels: every matrix padded to whole ones
+  DType dtype;
+  GroupFormat groups;
+  int matrices, matrix_rows;  // matrices of equal rows, one after the other; rows of one without padding
+  const Arena* arena;
+  size_t offset;
+
+  char* data() const { return arena->data() + offset; }
+  const float* vector() const { return reinterpret_cast<const float*>(data()); }
+  // Whole numbers with a scale for each row; behind them the scales, and behind those the offsets; see kernels.h.
+  bool int8() const { return dtype == DType::i8 && !groups.bits; }
+  float* scales() const {
+    return reinterpret_cast<float*>(data() + align_up(rows, kPanel) * align_up(cols, 4));
+  }
+  int32_t* offsets() const { return reinterpret_cast<int32_t*>(scales() + align_up(rows, kPanel)); }
+  size_t panel_bytes() const {
+    const size_t size = dtype_bytes(dtype);
+    return groups.bits ? groups.panel_bytes(cols) : align_up(cols, 4 / size) * kPanel * size;
+  }
+  int matrix_panels() const { return ceil_div(matrix_rows, kPanel); }
+};
+
+class Weights {
+ public:
+  Weights(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+
+  // ---- declaring, in the order in which they lie in the arena ---------------------------------------------------
+  // `matrices` matrices of `rows` rows, each padded to whole panels.
+  void add_panels(const std::string& name, int matrices, int rows, int cols, DType dtype);
+  void add_groups(const std::string& name, int matrices, int rows, int cols, const GroupFormat& format);
+  void add_table(const std::string& name, int rows, int cols, DType dtype);
+  void add_vector(const std::string& name, int matrices, int rows);
+  void allocate() { arena_.allocate(total_); }
+
+  // ---- filling --------------------------------------------------------------------------------------------------
+  // Index of the first NaN or infinity among the source's elements, or -1.
+  int64_t put(const std::string& name, int row_offset, const void* src, DType src_dtype, int rows, int cols);
+  // Rows of a weight in groups that come quantized; the arrays are those of PackCodesTask.
+  void put_codes(const std::string& name, int row_offset, int rows, const PackCodesTask& arrays);
+
+  // Write chunks [first, first + count) of the packed weights to their place in a file; their checksums.
+  // Throws std::system_error when the file cannot be written.
+  std::vector<uint64_t> save(int fd, size_t first, size_t count);
+  // Take the weights from a file that `save` wrote, instead of `put`: mapped, and every checksum compared.
+  // False, with the weights empty as before, when one differs. The file holds at least `bytes()`.
+  bool map(int fd, const std::vector<uint64_t>& sums);
+
+  // Throws std::invalid_argument for a name that was not declared.
+  const Param& at(const std::string& name) const;
+  const Arena& arena() const { return arena_; }
+
+ private:
+  void add(const std::string& name, const Param& param, size_t bytes);
+  template <class F>
+  void pack_panels(int row_offset, int rows, F f);
+  void copy_rows(const Param& p, int row_offset, const void* src, DType src_dtype, int begin, int end);
+  const Param& taking(const std::string& name, int row_offset, int rows, int cols) const;
+  static int packed_row(const Param& p, int row);
+
+  const Kernels& kernels_;
+  ThreadPool& pool_;
+  Arena arena_;
+  size_t total_ = 0;
+  std::deque<Param> params_;  // addresses stay
+  std::unordered_map<std::string, const Param*> by_name_;
+};
+
+}  // namespace quire

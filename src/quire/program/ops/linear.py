@@ -1,0 +1,62 @@
+"""Products with a weight."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from quire.program.formats import DTYPE_BYTES
+from quire.program.op import Op, Read, Role, Weight, Write
+from quire.program.work import EXP_FLOPS, Cost, Work
+from quire.records import dataclass
+from quire.spec.model import Activation
+
+MAXIMA_COLS = 64  # neighbouring columns that share a maximum
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Op):
+    """out = x @ weightᵀ (+ bias), accumulated in float32 in ascending order of the input feature.
+
+    A weight in groups: each group's products of whole numbers are summed exactly, and scaled by the weight's scale when
+    they are added to the float32 sum, group after group; the input's scale is multiplied at the end.
+
+    It fills the columns of out from `first` on; those before are kept when they are another weight's.
+
+    With `act` the weight is [gate | up], and out what GatedAct makes of the product.
+
+    `maxima` is for who looks for the greatest numbers of a row (the sampler): column i is the maximum of out's columns
+    64 i … 64 i + 63, or NaN when one of them is NaN or +inf.
+    """
+
+    x: Read
+    weight: Weight
+    bias: Weight | None
+    out: Annotated[str, Role(reads="first", writes=True)]
+    first: int = 0
+    act: Activation | None = None
+    maxima: Write | None = None
+
+    def cost(self, work: Work, n: int) -> Cost:
+        weight = work.params[self.weight]
+        flops = 2 * n * weight.rows * weight.cols + (n * weight.rows if self.bias else 0)
+        read = weight.rows * work.weight_row_bytes(weight) + work.vector_bytes(self.bias)
+        cols = weight.rows
+        if self.act:
+            cols //= 2
+            flops += n * (EXP_FLOPS + 1) * cols
+        written = cols * DTYPE_BYTES[work.buffers[self.out].dtype] + work.rows_bytes(self.maxima)
+        return Cost(flops, read, n * (work.row_bytes(self.x) + written))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear(Op):
+    """out[t, h] = weight[h] @ x[t, h] for the columns of each head h, as `Linear` sums; a matrix for each head."""
+
+    x: Read
+    weight: Weight
+    out: Write
+
+    def cost(self, work: Work, n: int) -> Cost:
+        weight = work.params[self.weight]
+        read = weight.rows * work.weight_row_bytes(weight)
+        return Cost(2 * n * weight.rows * weight.cols, read, n * work.rows_bytes(self.x, self.out))

@@ -1,0 +1,57 @@
+"""A model lowered to ops over named buffers and parameters."""
+
+from __future__ import annotations
+
+from quire.program.formats import DType
+from quire.program.op import Op
+from quire.program.tensors import Buffer, KVLayer, Param
+from quire.records import dataclass
+from quire.spec import Rope
+from quire.types import CacheGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A float32 buffer that is the caller's when a step has run, by the name that callers know it by.
+
+    "logits": of the rows that want them. "maxima": of the logits, see Linear.
+    """
+
+    name: str
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A model lowered to ops. `body` runs over all tokens of a step, `head` over rows that want logits.
+
+    `outputs` hold what a step is run for until the next one.
+    """
+
+    params: tuple[Param, ...]
+    buffers: tuple[Buffer, ...]
+    body: tuple[Op, ...]
+    head: tuple[Op, ...]
+    ropes: tuple[Rope, ...]
+    kv_layers: tuple[KVLayer, ...]
+    cache_groups: tuple[CacheGroup, ...]
+    layers_per_group: int
+    kv_dtype: DType
+    vocab: int
+    outputs: tuple[Output, ...]
+
+    def __post_init__(self) -> None:
+        floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}
+        for output in self.outputs:
+            if output.buffer not in floats:
+                raise ValueError(f"output {output.name}: {output.buffer} is no float32 buffer of the program")
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.body + self.head

@@ -1,0 +1,116 @@
+"""What ops are over: buffers of activations, parameters and the checkpoint's tensors in them, layers of the cache."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from quire.program.formats import DType, Groups, WeightFormat
+from quire.records import dataclass
+
+RowKind = Literal["tokens", "logits"]
+ParamKind = Literal["linear", "table", "vector"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An activation of [rows, cols]; its rows are tokens or logit rows of the step, or `per` rows for each of them.
+
+    An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, with `group` also a power of two
+    for each `group` neighbouring columns of a row: see Quantize, which says how an op rounds what it writes to one.
+    `rotated` as in formats.Groups.
+    """
+
+    name: str
+    cols: int
+    dtype: DType
+    rows: RowKind = "tokens"
+    group: int = 0
+    per: int = 1
+    rotated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One checkpoint tensor [rows, cols] (or [rows] for vectors) that fills rows of a parameter.
+
+    `stored` is the tensor's own shape where it is another: rows `first` … first + rows - 1 of a larger tensor,
+    or a vector that is stored as a matrix. `plus` is added to every stored element of a vector. `transposed`: rows
+    `first` … first + cols - 1 of the tensor are the columns here.
+
+    `row_axis` and `col_axis` are logical axes ("heads", "kv_heads", "mlp", "vocab"): what tensor parallelism
+    splits, LoRA targets and quantization read. An empty axis is never split.
+    """
+
+    tensor: str
+    rows: int
+    cols: int = 0
+    row_axis: str = ""
+    col_axis: str = ""
+    first: int = 0
+    stored: tuple[int, ...] = ()
+    plus: float = 0.0
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the checkpoint's tensor."""
+        return self.stored or ((self.rows, self.cols) if self.cols else (self.rows,))
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter as the executor holds it: checkpoint parts stacked along rows.
+
+    kind linear: weight [rows = out features, cols = in features], packed for the machine; see WeightFormat. A float
+    source is rounded to nearest: i8 with the scale max|w| / 127 of a row, groups as quant.groups defines.
+    kind table: embedding rows [rows = vocabulary, cols], gathered by row.
+    kind vector: float32 [rows] (norm weights, biases).
+
+    `experts` above 0: that many matrices (or vectors) of equal rows, one after the other; no part spans two. They
+    belong to experts, or to heads: see HeadLinear.
+    """
+
+    name: str
+    kind: ParamKind
+    parts: tuple[Part, ...]
+    dtype: DType
+    groups: Groups | None = None
+    experts: int = 0
+
+    @property
+    def format(self) -> WeightFormat:
+        return WeightFormat(self.dtype, self.groups)
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def matrix_rows(self) -> int:
+        """Rows of one expert's matrix, or of the only one."""
+        return self.rows // max(self.experts, 1)
+
+    @property
+    def cols(self) -> int:
+        return self.parts[0].cols
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """Cache of one layer: which group's block table it follows and its place inside a block of that group.
+
+    `latent`: one row of head_dim numbers a token is key and value at once; else a key and a value for each head.
+    """
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    group: int
+    index_in_group: int
+    latent: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of head_dim numbers that the cache holds of one token."""
+        return 1 if self.latent else 2 * self.kv_heads
