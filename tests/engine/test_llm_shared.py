@@ -177,7 +177,10 @@ def test_a_forked_child_is_refused_and_ends(checkpoint: Folder) -> None:
             "prompts: must be a string, a list of token ids or a list of those, not None",
         ),
         (lambda llm: llm.generate(b"x"), "prompts: must be .*, not bytes"),
-        (lambda llm: llm.generate([5.5]), "prompts: item 0 must be a string or a list of token ids, not float"),
+        (
+            lambda llm: llm.generate([5.5]),
+            "prompts: item 0 must be a string or a list of token ids, not float",
+        ),
         (lambda llm: llm.generate([[1, 2], 3]), "prompts: item 1 must be .*, not int"),
         (lambda llm: llm.generate([1, "x"]), "prompts: 'x' is not a token id"),
         (lambda llm: llm.stream(5), "prompt: must be"),
