@@ -176,7 +176,7 @@ def _stored_format(summary: GGUFSummary) -> str:
 
 
 def _generation(reader: ConfigReader) -> Config:
-    """The recommended sampling of the file, as in generation_config.json."""
+    """The sampling that the file recommends, as generation_config.json would say it."""
     names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
              "penalty_repeat": "repetition_penalty"}  # fmt: skip
     found = {name: reader.values.get(f"general.sampling.{key}") for key, name in names.items()}
