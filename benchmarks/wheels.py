@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the parent needs no Quire
     from quire.bench.kernel_programs import Bench
 
 ROWS = (1, 8, 128)
-SPILL = 1 << 20  # bytes of an op's copies: they stay in the cache
+SPILL = 1  # byte of copies, so one copy of a large weight: what a cache can hold, it holds
 LEAST = 50e-6  # seconds
 LATENT_OPS = ("latent_write", "latent_attend", "head_linear")
 EXPERT_OPS = ("route", "dispatch", "experts", "combine")

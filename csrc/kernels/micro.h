@@ -55,6 +55,15 @@ struct I8 {
   }
 };
 
+// Clang loads the vectors of a step together, ahead of their sums, and then has too few registers for both: here the
+// next load waits for the sums before it. Nothing is executed.
+template <class Sum, class Elem>
+QUIRE_INLINE void in_turn(Sum& sum, const Elem*& w) {
+#if defined(__clang__) && QUIRE_AVX2
+  __asm__("" : "+x"(sum.a), "+x"(sum.b), "+r"(w));
+#endif
+}
+
 // acc[r*C + c] += x[r*ldx + k] * w[k, c*16 ...] for `steps` steps; w advances wstride, vectors lie cstride apart.
 template <class T, int R, int C>
 QUIRE_INLINE void micro(typename T::sum* acc, const typename T::in* x, size_t ldx, const typename T::elem* w,
@@ -63,7 +72,10 @@ QUIRE_INLINE void micro(typename T::sum* acc, const typename T::in* x, size_t ld
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) acc[r * C + c] = T::mac(acc[r * C + c], x + r * ldx, w + c * cstride);
+      for (int c = 0; c < C; ++c) {
+        acc[r * C + c] = T::mac(acc[r * C + c], x + r * ldx, w + c * cstride);
+        if (R == 1) in_turn(acc[r * C + c], w);
+      }
     }
     x += T::step;
     w += wstride;
