@@ -9,10 +9,10 @@ Transcendentals count as EXP_FLOPS; they never decide a bound.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from quire.program.formats import DTYPE_BYTES
 from quire.program.tensors import Buffer, Param
+from quire.records import dataclass
 from quire.spec import Rope
 
 NORM_FLOPS = {"rms": 4, "layer": 6}  # square, add to the sum, scale, weight; and the mean: sum, subtract

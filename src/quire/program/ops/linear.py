@@ -10,6 +10,7 @@ from quire.program.work import EXP_FLOPS, Cost, Work
 from quire.records import dataclass
 from quire.spec.model import Activation
 
+WriteFromFirst = Annotated[str, Role(reads="first", writes=True)]
 MAXIMA_COLS = 64  # neighbouring columns that share a maximum
 
 
@@ -31,7 +32,7 @@ class Linear(Op):
     x: Read
     weight: Weight
     bias: Weight | None
-    out: Annotated[str, Role(reads="first", writes=True)]
+    out: WriteFromFirst
     first: int = 0
     act: Activation | None = None
     maxima: Write | None = None

@@ -11,6 +11,8 @@ from quire.program.work import EXP_FLOPS, ID_BYTES, NORM_FLOPS, Cost, Work
 from quire.records import dataclass
 from quire.spec.model import Activation, NormKind
 
+ChangeWithDelta = Annotated[str, Role(reads=True, writes="delta")]
+
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
@@ -32,7 +34,7 @@ class Norm(Op):
     a weight out is x itself. x is float32 and is changed only by a delta; out may be x.
     """
 
-    x: Annotated[str, Role(reads=True, writes="delta")]
+    x: ChangeWithDelta
     delta: Read | None
     weight: Weight | None
     eps: float
