@@ -255,6 +255,8 @@ class ScheduledSeq:
     `new_blocks` per cache group are appended to the sequence's block table before the step. `sample` is true
     when the row reaches the end of the known tokens, so the last position's logits give the next token.
     `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted.
+    The last `drafts` of the tokens are guesses at what follows the known ones. A row that samples wants the logits
+    of its last known token and of every draft; see StepOutput.
     """
 
     seq_id: int
@@ -263,6 +265,7 @@ class ScheduledSeq:
     new_blocks: tuple[list[int], ...]
     sample: bool
     prompt_logprobs: bool = False
+    drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -382,6 +385,9 @@ class StepOutput:
     entry per accepted token when asked for; `prompt_logprobs[i]` one entry per position of the row whose next
     prompt token is known. `failed` are rows without a token and why: ERROR where logits held NaN or Inf, NO_TOKEN.
     `seconds` is wall time by phase.
+
+    A row with drafts accepts those that are what would have been sampled, up to the first that is not, and the token
+    sampled after them. `drafts[i]` are guesses at what follows the tokens accepted for scheduled[i], for a later step.
     """
 
     token_ids: list[list[int]]
@@ -389,6 +395,7 @@ class StepOutput:
     prompt_logprobs: list[LogprobTable | None]
     failed: dict[int, FinishReason] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

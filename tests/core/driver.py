@@ -82,10 +82,13 @@ class Driver:
         assert bool(out.scheduled) == had_work
         counts = scheduler.step_counts
         assert counts.prefill_tokens + counts.decode_tokens == out.num_tokens
-        assert counts.decode_tokens == sum(
-            len(row.token_ids) == 1 and row.start >= seq.prompt_len
-            for row, seq in zip(out.scheduled, scheduler._in_flight or (), strict=True)
+        rows = list(zip(out.scheduled, scheduler._in_flight or (), strict=True))
+        drafts = sum(row.drafts for row in out.scheduled)
+        assert drafts <= self.config.max_draft_tokens
+        assert counts.decode_tokens == drafts + sum(
+            len(row.token_ids) - row.drafts == 1 and row.start >= seq.prompt_len for row, seq in rows
         )
+        assert all(row.start + len(row.token_ids) < seq.limit for row, seq in rows)
         assert counts.context_tokens == sum(row.start + len(row.token_ids) for row in out.scheduled)
         self.take(scheduler.update(out, self.worker.run(out)))
         scheduler.audit()

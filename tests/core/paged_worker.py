@@ -8,6 +8,7 @@ the prefix is.
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,12 +33,17 @@ def domain(request: Request) -> str:
     return repr((request.tenant, request.namespace))
 
 
-def prefix_hashes(tokens: Sequence[int], namespace: str) -> list[int]:
-    hashes, last = [], zlib.crc32(namespace.encode())
+def prefix_hashes(tokens: Sequence[int], last: int) -> list[int]:
+    """Of every prefix of `tokens` after what `last` is the hash of."""
+    hashes = []
     for token in tokens:
         last = hash((last, token))
         hashes.append(last)
     return hashes
+
+
+def first_hash(namespace: str) -> int:
+    return zlib.crc32(namespace.encode())
 
 
 def next_token(last_hash: int, seed: int, sample_index: int) -> int:
@@ -49,7 +55,7 @@ def generate_alone(request: Request, index: int, limit: int) -> tuple[list[int],
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_token_ids))
     tokens = list(request.prompt_token_ids)
-    last = prefix_hashes(tokens, domain(request))[-1]
+    last = prefix_hashes(tokens, first_hash(domain(request)))[-1]
     while True:
         token = next_token(last, (params.seed or 0) % 2**64, index)
         made = len(tokens) - len(request.prompt_token_ids)
@@ -69,15 +75,21 @@ class Slot:
     tables: list[list[int]]
     computed: int
     hashes: list[int] = field(default_factory=list)
+    guessed: list[int] = field(default_factory=list)  # hashes of the drafts that its row runs
 
-    def extend_hashes(self) -> None:
-        if len(self.hashes) < len(self.tokens):
-            self.hashes = prefix_hashes(self.tokens, self.namespace)
+    def __post_init__(self) -> None:
+        self.extend([])
+
+    def extend(self, tokens: list[int]) -> None:
+        self.tokens += tokens
+        last = self.hashes[-1] if self.hashes else first_hash(self.namespace)
+        self.hashes += prefix_hashes(self.tokens[len(self.hashes) :], last)
 
 
 class PagedWorker:
-    """Runs steps. `namespace_of(seed)` tells a sequence's namespace, `burst` tokens are made a sampling row,
-    `fails(new)` says whose logits go bad."""
+    """Runs steps. `namespace_of(seed)` tells a sequence's namespace, `burst` tokens are made a sampling row past its
+    drafts, `fails(new)` says whose logits go bad. With `config.max_draft_tokens` it proposes drafts, some of them
+    wrong."""
 
     def __init__(
         self,
@@ -93,6 +105,8 @@ class PagedWorker:
         self.slots: dict[int, Slot] = {}
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.computed_tokens = 0
+        self.accepted_drafts = 0
+        self.random = random.Random(config.max_draft_tokens)
 
     def run(self, out: SchedulerOutput) -> StepOutput:
         for seq_id in out.gone:
@@ -117,27 +131,31 @@ class PagedWorker:
     def write(self, row: ScheduledSeq) -> None:
         slot, size = self.slots[row.seq_id], self.config.block_size
         end = row.start + len(row.token_ids)
-        assert row.token_ids
+        known = end - row.drafts
+        drafts = row.token_ids[known - row.start :]
+        assert len(drafts) == row.drafts < len(row.token_ids)
         assert row.start == slot.computed
-        assert row.token_ids == slot.tokens[row.start : end]
-        assert row.sample == (end == len(slot.tokens))
+        assert row.token_ids == slot.tokens[row.start : known] + drafts
+        assert row.sample == (known == len(slot.tokens)) >= bool(drafts)
         assert len(row.new_blocks) == len(slot.tables) == len(self.config.groups)
-        slot.extend_hashes()
+        slot.guessed = prefix_hashes(drafts, slot.hashes[known - 1])
+        hashes = slot.hashes[:known] + slot.guessed
         for group, (table, ids) in enumerate(zip(slot.tables, row.new_blocks, strict=True)):
             assert all(0 <= block < self.config.num_blocks for block in ids)
             table.extend(ids)
             for p in range(row.start, end):
-                self.cells[table[p // size], p % size] = (group, slot.hashes[p])
-        slot.computed = end
+                self.cells[table[p // size], p % size] = (group, hashes[p])
+        slot.computed = known
         self.computed_tokens += len(row.token_ids)
 
     def read(self, row: ScheduledSeq) -> None:
         slot, size = self.slots[row.seq_id], self.config.block_size
+        hashes = slot.hashes[: slot.computed] + slot.guessed
         for g, group in enumerate(self.config.groups):
             first = max(0, row.start - group.window + 1) if group.window else 0
-            for p in range(first, slot.computed):
+            for p in range(first, len(hashes)):
                 cell = self.cells.get((slot.tables[g][p // size], p % size))
-                assert cell == (g, slot.hashes[p]), f"sequence {row.seq_id}, group {g}: wrong KV at {p}"
+                assert cell == (g, hashes[p]), f"sequence {row.seq_id}, group {g}: wrong KV at {p}"
 
     def sample(self, index: int, row: ScheduledSeq, result: StepOutput) -> None:
         slot = self.slots[row.seq_id]
@@ -149,15 +167,39 @@ class PagedWorker:
         if row.sample and self.fails(slot.new):
             result.failed[index] = FinishReason.ERROR
         elif row.sample:
-            slot.extend_hashes()
-            last = slot.hashes[-1]
-            for _ in range(self.burst):
-                made.append(next_token(last, slot.new.seed, slot.new.sample_index))
-                last = hash((last, made[-1]))
-            slot.tokens.extend(made)
+            made = self.accept(slot, row.token_ids[len(row.token_ids) - row.drafts :])
+            if self.config.max_draft_tokens:
+                result.drafts[index] = self.propose(slot)
         result.token_ids.append(made)
         result.logprobs.append(_certain(made) if made else None)
         result.prompt_logprobs.append(wanted)
+
+    def accept(self, slot: Slot, drafts: list[int]) -> list[int]:
+        """The drafts that are right and the token after them; `burst` tokens after them when all are right."""
+        right = 0
+        made = self.continuation(slot, len(drafts) + self.burst)
+        while right < len(drafts) and made[right] == drafts[right]:
+            right += 1
+        if right < len(drafts):
+            del made[right + 1 :]
+        slot.extend(made)
+        slot.computed += right
+        self.accepted_drafts += right
+        return made
+
+    def propose(self, slot: Slot) -> list[int]:
+        """Up to five tokens, each of them the right one in three of four cases."""
+        tokens = self.continuation(slot, self.random.randint(0, 5))
+        return [token if self.random.random() < 0.75 else self.random.randrange(VOCAB) for token in tokens]
+
+    @staticmethod
+    def continuation(slot: Slot, count: int) -> list[int]:
+        made: list[int] = []
+        last = slot.hashes[-1]
+        for _ in range(count):
+            made.append(next_token(last, slot.new.seed, slot.new.sample_index))
+            last = hash((last, made[-1]))
+        return made
 
 
 def _certain(tokens: Sequence[int]) -> LogprobTable:

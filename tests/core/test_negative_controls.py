@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,9 @@ from quire.core.prefix_cache import Hit, PrefixCache, PrefixCaches
 from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.sequence import Sequence
-from quire.types import CacheGroup
+from quire.core.sequence import Sequence, Status
+from quire.core.step import StepPlan
+from quire.types import CacheGroup, SchedulerOutput, SeqEvent, StepOutput
 
 from .driver import Driver
 
@@ -48,10 +50,14 @@ def live(config: SchedulerConfig = CONFIG) -> Driver:
     return driver
 
 
+DRAFTS = replace(CONFIG, max_draft_tokens=8, max_num_batched_tokens=10)
+
+
 def test_unbroken_it_passes() -> None:
     driver = live()
     assert driver.scheduler.num_preemptions
     assert driver.scheduler.prefix_stats.hit_tokens
+    assert live(DRAFTS).worker.accepted_drafts > 20
 
 
 def leak(patch: pytest.MonkeyPatch) -> None:
@@ -162,6 +168,69 @@ def never_sweep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_sweep", lambda self: None)
 
 
+def lose_the_blocks_of_drafts(patch: pytest.MonkeyPatch) -> None:
+    right = Scheduler._add_drafts
+
+    def add_drafts(self: Scheduler, step: StepPlan) -> None:
+        before = [row.new_blocks for row in step.rows]
+        right(self, step)
+        for row, blocks in zip(step.rows, before, strict=True):
+            row.new_blocks = blocks
+
+    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+
+
+def draft_past_the_budget(patch: pytest.MonkeyPatch) -> None:
+    right = Scheduler._add_drafts
+
+    def add_drafts(self: Scheduler, step: StepPlan) -> None:
+        step.budget += 8
+        right(self, step)
+        step.budget -= 8
+
+    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+
+
+def draft_past_the_end(patch: pytest.MonkeyPatch) -> None:
+    right = Scheduler._add_drafts
+
+    def add_drafts(self: Scheduler, step: StepPlan) -> None:
+        for seq in step.seqs:
+            seq.limit += 1
+        right(self, step)
+        for seq in step.seqs:
+            seq.limit -= 1
+
+    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+
+
+def count_rejected_drafts_as_computed(patch: pytest.MonkeyPatch) -> None:
+    right = Scheduler.update
+
+    def update(self: Scheduler, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
+        seqs = list(self._in_flight or ())
+        events = right(self, out, result)
+        for seq, row in zip(seqs, out.scheduled, strict=True):
+            if row.drafts and seq.status is Status.RUNNING:
+                seq.computed = row.start + len(row.token_ids)
+        return events
+
+    patch.setattr(Scheduler, "update", update)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lose_the_blocks_of_drafts,
+        draft_past_the_budget,
+        draft_past_the_end,
+        count_rejected_drafts_as_computed,
+    ],
+)
+def test_broken_drafts_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    check(break_it, DRAFTS)
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
@@ -185,7 +254,11 @@ def never_sweep(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_broken_it_is_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    check(break_it, CONFIG)
+
+
+def check(break_it: Callable[[pytest.MonkeyPatch], None], config: SchedulerConfig) -> None:
     with pytest.MonkeyPatch.context() as patch:
         break_it(patch)
         with pytest.raises((AssertionError, AuditError, ValueError, KeyError, IndexError)):
-            live()
+            live(config)

@@ -26,6 +26,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 40)),
         max_model_len=draw(st.integers(4, 60)),
+        max_draft_tokens=draw(st.sampled_from([0, 0, 1, 4, 12])),
         groups=tuple(CacheGroup((g,), window) for g, window in enumerate(windows)),
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
@@ -109,6 +110,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         max_num_seqs=rng.randint(1, 8),
         max_num_batched_tokens=budget,
         max_model_len=length,
+        max_draft_tokens=rng.choice([0, 0, 3, 20]),
         groups=groups,
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
@@ -158,4 +160,5 @@ def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
             driver.scheduler.clear_prefix_cache()
     driver.drain()
     event(f"preemptions: {'none' if not driver.scheduler.num_preemptions else 'some'}")
+    event(f"drafts accepted: {driver.worker.accepted_drafts > 0}")
     event(f"evictions or hits: {driver.scheduler.prefix_stats.hit_tokens > 0}")

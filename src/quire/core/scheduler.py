@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import insort
-from operator import attrgetter
+from operator import add, attrgetter
 
 from quire.core.block_pool import AuditError
 from quire.core.policy import displaces
@@ -24,6 +24,7 @@ from quire.core.step import (
     check_result,
     final_event,
     new_seq,
+    take_drafts,
     take_prompt_logprobs,
 )
 from quire.types import (
@@ -155,6 +156,8 @@ class Scheduler:
         self._advance_running(step)
         if not step.preempted:
             self._admit_waiting(step)
+        if self.config.max_draft_tokens:
+            self._add_drafts(step)
         self._step += 1
         self._in_flight = step.seqs
         self.step_counts = step.counts(self.config.max_num_batched_tokens)
@@ -171,6 +174,8 @@ class Scheduler:
         if seqs is None or out.step != self._step:
             raise ValueError(f"step {out.step} is not the one being run")
         check_result(out, seqs, result)
+        if self.config.max_draft_tokens:
+            take_drafts(out, seqs, result)
         self._in_flight = None
         failed, rows, running = result.failed, out.scheduled, Status.RUNNING
         events = []
@@ -382,6 +387,27 @@ class Scheduler:
         step.budget -= end - start
         step.context += end
 
+    def _add_drafts(self, step: StepPlan) -> None:
+        """Have rows run drafts with the budget and blocks that are left: nobody waits or gives way for a guess."""
+        blocks, left = self._blocks, min(step.budget, self.config.max_draft_tokens)
+        for row, seq in zip(step.rows, step.seqs, strict=True):
+            if not seq.drafts or not row.sample:
+                continue
+            drafts, seq.drafts = seq.drafts, []
+            known = row.start + len(row.token_ids)
+            # The last token of a sequence is never computed. Blocks for drafts are those its next tokens will need.
+            end = min(known + min(len(drafts), left), seq.limit - 1, blocks.reach(seq, blocks.room(seq)))
+            if (count := end - known) <= 0:
+                continue
+            if end > seq.table.capacity:
+                row.new_blocks = tuple(map(add, row.new_blocks, blocks.grow(seq, end)))
+            row.token_ids += drafts[:count]
+            row.drafts = count
+            left -= count
+            step.drafts += count
+        step.budget -= step.drafts
+        step.context += step.drafts
+
     def _last_of(self, tenant: str) -> Sequence:
         """The last in rank of a tenant's running sequences."""
         return next(seq for seq in reversed(self._running) if seq.state.tenant == tenant)
@@ -403,6 +429,7 @@ class Scheduler:
         self._blocks.give_back(seq)
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
+        seq.drafts = []
         if self._whole_batches:
             self._may_join += 1  # it keeps its place in the batch
         seq.preemptions += 1

@@ -83,6 +83,7 @@ class Sequence:
     __slots__ = (
         "cache",
         "computed",
+        "drafts",
         "limit",
         "min_length",
         "node",
@@ -123,6 +124,7 @@ class Sequence:
         wanted = params.prompt_logprobs is not None and sample_index == 0
         self.prompt_logprobs_left = self.prompt_len - 1 if wanted else 0
         self.computed = 0
+        self.drafts: list[int] = []  # guesses at the tokens after the known ones
         self.table = BlockTable(0)
         self.cache: PrefixCache | None = None  # its tenant's, while it runs
         self.node: BlockNode | None = None  # locked place in the prefix cache, at depth `published`

@@ -19,7 +19,8 @@ from quire.types import (
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What a step holds, for its StepRecord. Decode tokens are those of rows of a single token past the prompt."""
+    """What a step holds, for its StepRecord. Decode tokens are drafts, and those of rows of a single token past the
+    prompt, drafts left aside."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -38,12 +39,13 @@ class StepPlan:
     owed: int = 0  # blocks that its sequences still lack for the tokens they know
     context: int = 0
     preempted: int = 0
+    drafts: int = 0
 
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
         decode = sum(
-            [len(row.token_ids) == 1 and row.start >= seq.prompt_len
+            [len(row.token_ids) == 1 + row.drafts and row.start >= seq.prompt_len
              for row, seq in zip(self.rows, self.seqs, strict=True)]
-        )  # fmt: skip
+        ) + self.drafts  # fmt: skip
         tokens = max_num_batched_tokens - self.budget
         return StepCounts(tokens - decode, decode, self.context, self.preempted)
 
@@ -91,6 +93,20 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
         made, wanted = result.prompt_logprobs[i], _prompt_end(seqs[i], rows[i]) - rows[i].start
         if i not in result.failed and (made is None or len(made) != wanted):
             raise ValueError(f"row {i} should have the prompt logprobs of {wanted} positions")
+
+
+def take_drafts(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -> None:
+    """Keep the drafts that a step proposed.
+
+    Raises ValueError when tokens were accepted after a draft that was not: the cache holds others there.
+    """
+    for i, row in enumerate(out.scheduled):
+        drafts = row.token_ids[len(row.token_ids) - row.drafts :]
+        before = result.token_ids[i][:-1][: row.drafts]
+        if before != drafts[: len(before)]:
+            raise ValueError(f"row {i} accepted {result.token_ids[i]}, its drafts were {drafts}")
+    for i, proposed in result.drafts.items():
+        seqs[i].drafts = proposed
 
 
 def take_prompt_logprobs(seq: Sequence, row: ScheduledSeq, made: LogprobTable | None) -> LogprobTable:
