@@ -43,14 +43,16 @@ int thread_count(int threads) {
 // A sampler with threads of its own, or with those of an executor.
 class BoundSampler {
  public:
-  BoundSampler(int vocab, int max_slots, const std::string& isa, int threads)
+  BoundSampler(int vocab, int max_slots, int max_rows, const std::string& isa, int threads)
       : own_(thread_count(threads) > 1 ? new quire::ThreadPool(threads) : nullptr),
-        sampler_(vocab, max_slots, quire::kernels_for(isa), own_.get()) {}
-  BoundSampler(int vocab, int max_slots, Executor& e) : sampler_(vocab, max_slots, e.kernels(), &e.pool()) {}
+        sampler_(vocab, max_slots, max_rows, quire::kernels_for(isa), own_.get()) {}
+  BoundSampler(int vocab, int max_slots, int max_rows, Executor& e)
+      : sampler_(vocab, max_slots, max_rows, e.kernels(), &e.pool()) {}
 
   quire::Sampler& sampler() { return sampler_; }
 
-  int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> bitmask, std::optional<Logits> maxima) {
+  int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> bitmask, std::optional<Logits> maxima,
+             std::optional<Ids> drafts) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     require(slots.shape(0) == logits.shape(0), "slots: as many slots as rows of logits are needed");
     require(positions.shape(0) == logits.shape(0), "positions: as many positions as rows of logits are needed");
@@ -61,8 +63,17 @@ class BoundSampler {
       task.bitmask = reinterpret_cast<const uint32_t*>(bitmask->data());
     }
     task.maxima = maxima_for(logits, maxima);
+    if (drafts) {
+      require(drafts->shape(0) == logits.shape(0), "drafts: expected one per row of logits");
+      task.drafts = drafts->data();
+    }
     nb::gil_scoped_release release;
     return sampler_.sample(task);
+  }
+
+  void commit(Ids slots, Ids tokens) {
+    require(slots.shape(0) == tokens.shape(0), "slots: expected one per token");
+    sampler_.commit(slots.data(), tokens.data(), slots.shape(0));
   }
 
   // (logprob and rank of the token, ids and logprobs of the most likely ones)
@@ -76,7 +87,7 @@ class BoundSampler {
   }
 
   nb::object logprobs(int row) const {
-    require(row >= 0 && row < sampler_.max_slots(), "row: out of range");
+    require(row >= 0 && row < sampler_.max_rows(), "row: out of range");
     return to_tuple(sampler_.logprobs()[row]);
   }
 
@@ -143,25 +154,30 @@ void bind_slot_params(nb::module_& m) {
 void bind_sampler(nb::module_& m) {
   bind_slot_params(m);
   nb::class_<BoundSampler>(m, "Sampler")
-      .def(nb::init<int, int, const std::string&, int>(), "vocab"_a, "max_slots"_a, "isa"_a, "threads"_a)
-      .def(nb::init<int, int, Executor&>(), nb::keep_alive<1, 4>(), "vocab"_a, "max_slots"_a, "executor"_a)
+      .def(nb::init<int, int, int, const std::string&, int>(), "vocab"_a, "max_slots"_a, "max_rows"_a, "isa"_a,
+           "threads"_a)
+      .def(nb::init<int, int, int, Executor&>(), nb::keep_alive<1, 5>(), "vocab"_a, "max_slots"_a, "max_rows"_a,
+           "executor"_a)
       .def("add", [](BoundSampler& s, int slot, const SlotParams& params, Ids tokens) {
         s.sampler().add(slot, params, tokens.data(), tokens.shape(0));
       }, "slot"_a, "params"_a, "tokens"_a.noconvert())
       .def("drop", [](BoundSampler& s, int slot) { s.sampler().drop(slot); }, "slot"_a)
       .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "slots"_a.noconvert(),
-           "positions"_a.noconvert(), "bitmask"_a.noconvert().none(), "maxima"_a.noconvert().none())
+           "positions"_a.noconvert(), "bitmask"_a.noconvert().none(), "maxima"_a.noconvert().none(),
+           "drafts"_a.noconvert().none())
+      .def("commit", &BoundSampler::commit, "slots"_a.noconvert(), "tokens"_a.noconvert())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
       .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a,
            "maxima"_a.noconvert().none())
       .def("tokens", [](nb::handle self) {
         return view_of(self, nb::cast<BoundSampler&>(self).sampler().tokens());
-      }, "The last step's tokens, -1 where a row failed: a view of [max_slots], rewritten by the next sample().")
+      }, "The last step's tokens, -1 where a row failed: a view of [max_rows], rewritten by the next sample().")
       .def("status", [](nb::handle self) {
         return view_of(self, nb::cast<BoundSampler&>(self).sampler().status());
       }, "The last step's outcome: 0 sampled, 1 NaN or inf in the logits, 2 no token left. A view like tokens().")
       .def("memory", [](BoundSampler& s) { return s.sampler().memory(); })
-      .def_static("bound", &quire::Sampler::bound, "vocab"_a, "max_slots"_a, "threads"_a, "max_len"_a, "named"_a);
+      .def_static("bound", &quire::Sampler::bound, "vocab"_a, "max_slots"_a, "max_rows"_a, "threads"_a, "max_len"_a,
+                  "named"_a);
   m.def("philox4x32", &quire::philox4x32, "counter"_a, "key0"_a, "key1"_a, "Philox4x32-10 of a counter and a key.");
   m.def("uniform", [](uint64_t seed, uint32_t sample, uint64_t position) {
     return quire::uniform(seed, sample, position, quire::Draw::token);

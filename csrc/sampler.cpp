@@ -47,18 +47,19 @@ size_t capacity_bytes(const std::vector<T>& v) {
 
 }  // namespace
 
-Sampler::Sampler(int vocab, int max_slots, const Kernels& kernels, ThreadPool* pool)
+Sampler::Sampler(int vocab, int max_slots, int max_rows, const Kernels& kernels, ThreadPool* pool)
     : kernels_(kernels), vocab_(vocab), pool_(pool) {
   if (vocab < 1 || vocab > 1 << 24) refuse("vocab: " + std::to_string(vocab) + " is not in [1, 2^24]");
   if (max_slots < 1 || max_slots > 1 << 20)
     refuse("max_slots: " + std::to_string(max_slots) + " is not in [1, 2^20]");
+  if (max_rows < 1 || max_rows > 1 << 20) refuse("max_rows: " + std::to_string(max_rows) + " is not in [1, 2^20]");
   for (int t = 0; t < (pool ? pool->threads() : 1); ++t)
     row_samplers_.push_back(std::make_unique<RowSampler>(*kernels.sampling, vocab));
   slots_.resize(max_slots);
   seen_.resize(max_slots);
-  tokens_.resize(max_slots);
-  status_.resize(max_slots);
-  logprobs_.resize(max_slots);
+  tokens_.resize(max_rows);
+  status_.resize(max_rows);
+  logprobs_.resize(max_rows);
 }
 
 // ---- slots --------------------------------------------------------------------------------------------------------
@@ -103,11 +104,20 @@ void Sampler::drop(int slot) {
 // ---- sampling -----------------------------------------------------------------------------------------------------
 
 void Sampler::check(const SampleTask& task) {
-  if (task.rows > max_slots()) refuse("rows: " + std::to_string(task.rows) + " rows are more than there are slots");
+  if (task.rows > max_rows())
+    refuse("rows: " + std::to_string(task.rows) + " rows, the limit is " + std::to_string(max_rows()));
+  if (task.drafts && task.rows && task.drafts[task.rows - 1] >= 0) refuse("drafts: the last row cannot have one");
   ++checks_;
   for (int i = 0; i < task.rows; ++i) {
     const int slot = task.slots[i];
     if (slot < 0 || slot >= max_slots() || !slots_[slot]) refuse_row(i, slot, "is not in use");
+    if (task.drafts && task.drafts[i] >= vocab_)
+      refuse_row(i, slot, "has a draft " + std::to_string(task.drafts[i]) + " outside the vocabulary");
+    if (i && task.drafts && task.drafts[i - 1] >= 0) {
+      if (slot != task.slots[i - 1] || task.positions[i] != task.positions[i - 1] + 1)
+        refuse_row(i, slot, "does not follow on the draft before");
+      continue;
+    }
     if (seen_[slot] == checks_) refuse_row(i, slot, "has another row in this step");
     seen_[slot] = checks_;
     if (task.positions[i] < slots_[slot]->params.prompt_len)
@@ -139,11 +149,19 @@ int Sampler::sample(const SampleTask& task) {
   return static_cast<int>(std::count_if(status_.begin(), status_.begin() + task.rows, [](int32_t s) { return s != 0; }));
 }
 
+void Sampler::commit(const int32_t* slots, const int32_t* tokens, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    if (slots[i] < 0 || slots[i] >= max_slots() || !slots_[slots[i]])
+      refuse_row(static_cast<int>(i), slots[i], "is not in use");
+  check_ids("tokens", tokens, count, vocab_);
+  for (size_t i = 0; i < count; ++i)
+    if (slots_[slots[i]]->params.penalized()) slots_[slots[i]]->counts.add(tokens[i]);
+}
+
 void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
   Slot& slot = *slots_[task.slots[row]];
   const SlotParams& p = slot.params;
   const float* raw = task.logits + static_cast<size_t>(row) * vocab_;
-  const uint32_t* bitmask = task.bitmask ? task.bitmask + static_cast<size_t>(row) * mask_words(vocab_) : nullptr;
   auto finish = [&](RowStatus status, int32_t token) {
     status_[row] = static_cast<int32_t>(status);
     tokens_[row] = token;
@@ -156,7 +174,7 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
 
   RowMax max = raw_max;
   View view = raw_view;
-  const float* x = edit(slot, raw, bitmask, task.positions[row] - p.prompt_len, rows);
+  const float* x = edit(task, row, rows);
   if (x != raw) view = rows.rescan(x, &max);
   if (max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
 
@@ -168,15 +186,17 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
     token = rows.draw(view, max.max, Truncation{p.temperature, p.top_k, p.top_p, p.min_p}, u);
   }
   if (p.logprobs >= 0) fill_logprobs(raw_view, raw_max.max, token, p.logprobs, rows, &logprobs_[row]);
-  if (p.penalized()) slot.counts.add(token);
+  if (p.penalized() && !task.drafts) slot.counts.add(token);
   finish(RowStatus::ok, token);
 }
 
 // The row with masks, bias and penalties applied: a copy, or the row itself when nothing changes it.
-const float* Sampler::edit(const Slot& slot, const float* x, const uint32_t* bitmask, int outputs,
-                           RowSampler& rows) const {
+const float* Sampler::edit(const SampleTask& task, int row, RowSampler& rows) const {
+  const Slot& slot = *slots_[task.slots[row]];
   const SlotParams& p = slot.params;
-  const bool hold_stops = outputs < p.min_tokens && !p.stop_ids.empty();
+  const float* x = task.logits + static_cast<size_t>(row) * vocab_;
+  const uint32_t* bitmask = task.bitmask ? task.bitmask + static_cast<size_t>(row) * mask_words(vocab_) : nullptr;
+  const bool hold_stops = task.positions[row] - p.prompt_len < p.min_tokens && !p.stop_ids.empty();
   if (!bitmask && slot.mask.empty() && p.banned.empty() && !hold_stops && p.bias_ids.empty() && !p.penalized())
     return x;
   float* y = rows.edited();
@@ -195,22 +215,30 @@ const float* Sampler::edit(const Slot& slot, const float* x, const uint32_t* bit
     float& logit = y[p.bias_ids[i]];
     logit = change(logit, logit + p.bias_values[i]);
   }
-  if (p.penalized()) penalize(slot, y);
+  if (p.penalized()) {
+    int drafts = 0;  // of this slot in the rows before
+    while (task.drafts && drafts < row && task.drafts[row - drafts - 1] >= 0) ++drafts;
+    penalize(slot, drafts ? task.drafts + row - drafts : nullptr, drafts, y);
+  }
   return y;
 }
 
 // Repetition penalty: Keskar et al., CTRL, 2019 (arXiv:1909.05858), over prompt and output. Frequency and presence:
-// OpenAI's API reference, over the output.
-void Sampler::penalize(const Slot& slot, float* x) const {
+// OpenAI's API reference, over the output. `drafts` are outputs too.
+void Sampler::penalize(const Slot& slot, const int32_t* drafts, int count, float* x) const {
   const float repetition = static_cast<float>(slot.params.repetition_penalty);
   const float frequency = static_cast<float>(slot.params.frequency_penalty);
   const float presence = static_cast<float>(slot.params.presence_penalty);
-  slot.counts.each([&](int32_t token, uint32_t outputs) {
+  auto penalize_token = [&](int32_t token, uint32_t outputs) {
+    outputs += static_cast<uint32_t>(std::count(drafts, drafts + count, token));
     float y = x[token];
     y = change(y, y > 0 ? y / repetition : y * repetition);
     if (outputs) y = y - frequency * static_cast<float>(outputs) - presence;
     x[token] = change(x[token], y);
-  });
+  };
+  slot.counts.each(penalize_token);
+  for (int i = 0; i < count; ++i)
+    if (!slot.counts.has(drafts[i]) && std::count(drafts, drafts + i, drafts[i]) == 0) penalize_token(drafts[i], 0);
 }
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
@@ -257,12 +285,12 @@ size_t Sampler::memory() const {
   return bytes;
 }
 
-size_t Sampler::bound(int vocab, int max_slots, int threads, int max_len, int named) {
+size_t Sampler::bound(int vocab, int max_slots, int max_rows, int threads, int max_len, int named) {
   const size_t slot = sizeof(Slot) + mask_words(vocab) * 4 + static_cast<size_t>(named) * 8 +
                       TokenCounts::bound(static_cast<size_t>(std::min(max_len, vocab)));
-  const size_t per_slot = slot + sizeof(slots_[0]) + sizeof(seen_[0]) + sizeof(tokens_[0]) + sizeof(status_[0]) +
-                          sizeof(logprobs_[0]);
-  return sizeof(Sampler) + static_cast<size_t>(max_slots) * per_slot +
+  const size_t per_slot = slot + sizeof(slots_[0]) + sizeof(seen_[0]);
+  const size_t per_row = sizeof(tokens_[0]) + sizeof(status_[0]) + sizeof(logprobs_[0]);
+  return sizeof(Sampler) + static_cast<size_t>(max_slots) * per_slot + static_cast<size_t>(max_rows) * per_row +
          static_cast<size_t>(std::max(threads, 1)) * (RowSampler::bound(vocab) + sizeof(row_samplers_[0]));
 }
 

@@ -49,13 +49,20 @@ struct SlotParams {
 };
 
 // One step's rows. Row i belongs to slots[i], and its token will stand at positions[i] of the sequence.
+//
+// With drafts the rows are looked at and not counted. A slot may then have several rows, one after the other: what each
+// samples is drawn as if the drafts of the rows before were outputs already.
+//   slots      4   4   4   2   7   7
+//   positions  9  10  11  30   5   6
+//   drafts     a   b  -1  -1   c  -1      the token that stands at the position for the slot's later rows
 struct SampleTask {
   const float* logits;       // [rows, vocab], not changed
-  const int32_t* slots;      // [rows], no slot twice
+  const int32_t* slots;      // [rows], without drafts no slot twice
   const int32_t* positions;  // [rows]
   const uint32_t* bitmask;   // [rows, ceil(vocab/32)] of allowed tokens, or null
   int rows;
   const float* maxima = nullptr;  // [rows, maxima_of(vocab)] of the logits, or null: they are all read
+  const int32_t* drafts = nullptr;  // [rows], or null
 };
 
 struct ScoreTask {
@@ -77,9 +84,9 @@ struct Logprobs {
 // Not thread-safe: one call at a time.
 class Sampler {
  public:
-  // `pool` null samples on the calling thread; otherwise rows are spread over the pool, which must outlive this.
-  // Throws std::invalid_argument.
-  Sampler(int vocab, int max_slots, const Kernels& kernels, ThreadPool* pool);
+  // For up to `max_rows` rows a step. `pool` null samples on the calling thread; otherwise rows are spread over the
+  // pool, which must outlive this. Throws std::invalid_argument.
+  Sampler(int vocab, int max_slots, int max_rows, const Kernels& kernels, ThreadPool* pool);
 
   // Takes a slot for a sequence. `tokens` are its prompt and its outputs so far, looked at only by penalties.
   // Throws std::invalid_argument when the slot is taken or a token id is outside the vocabulary.
@@ -88,9 +95,11 @@ class Sampler {
   void drop(int slot);
 
   // Samples every row into tokens() (-1 for a failed row), status() and, for slots that asked, logprobs(). Sampled
-  // tokens count as output in later penalties. Returns the number of failed rows.
-  // Throws std::invalid_argument, and changes nothing, for a bad slot or position.
+  // tokens count as output in later penalties, unless the task has drafts: see commit(). Returns the number of failed
+  // rows. Throws std::invalid_argument, and changes nothing, for a bad slot, position or draft.
   int sample(const SampleTask& task);
+  // Counts tokens[i] as output of slots[i]. Throws std::invalid_argument, and changes nothing, for a bad slot or token.
+  void commit(const int32_t* slots, const int32_t* tokens, size_t count);
 
   // Log-probabilities of targets[i] under row i of the task's logits, with the `count` most likely tokens. Returns
   // false when a row holds NaN or +inf, or no finite value. Throws std::invalid_argument for a bad target or count.
@@ -98,6 +107,7 @@ class Sampler {
 
   int vocab() const { return vocab_; }
   int max_slots() const { return static_cast<int>(slots_.size()); }
+  int max_rows() const { return static_cast<int>(tokens_.size()); }
   bool wants_logprobs(int slot) const { return slots_[slot] && slots_[slot]->params.logprobs >= 0; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const std::vector<int32_t>& status() const { return status_; }
@@ -106,7 +116,7 @@ class Sampler {
   // Bytes held now, and the most that can ever be held by sequences of up to max_len tokens whose requests name up to
   // `named` tokens (in logit_bias, banned ids and stop ids together).
   size_t memory() const;
-  static size_t bound(int vocab, int max_slots, int threads, int max_len, int named);
+  static size_t bound(int vocab, int max_slots, int max_rows, int threads, int max_len, int named);
 
  private:
   struct Slot {
@@ -118,8 +128,8 @@ class Sampler {
   void check(const SampleTask& task);
   const float* maxima_of_row(const float* maxima, int row) const;
   void sample_row(const SampleTask& task, int row, RowSampler& rows);
-  const float* edit(const Slot& slot, const float* x, const uint32_t* bitmask, int outputs, RowSampler& rows) const;
-  void penalize(const Slot& slot, float* x) const;
+  const float* edit(const SampleTask& task, int row, RowSampler& rows) const;
+  void penalize(const Slot& slot, const int32_t* drafts, int count, float* x) const;
   void fill_logprobs(const View& row, float max, int32_t token, int count, RowSampler& rows, Logprobs* out) const;
   template <class F>
   void for_rows(int rows, F f);

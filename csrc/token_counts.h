@@ -14,6 +14,7 @@ class TokenCounts {
  public:
   void see(int32_t token) { entry(token); }          // a prompt token
   void add(int32_t token) { ++entry(token).outputs; }  // an output token
+  bool has(int32_t token) const { return !table_.empty() && table_[find(table_, token)].token == token; }
   size_t size() const { return used_; }
   size_t bytes() const { return table_.capacity() * sizeof(Entry); }
   // Most bytes ever held for `tokens` tokens, the moment of growing included.

@@ -275,6 +275,8 @@ def test_memory_stays_below_its_bound() -> None:
         )
         sampler.add(slot, new_seq(params, rng.integers(0, size, max_len).tolist(), 100))
     assert empty < sampler.memory() <= bound
+    more = Sampler.memory_bound(size, slots, 2, max_len, named, 80)
+    assert Sampler(size, slots, threads=2, max_rows=80).memory() - empty == more - bound
     for slot in range(slots):
         sampler.drop(slot)
     assert sampler.memory() == empty

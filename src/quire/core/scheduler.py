@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import insort
+from dataclasses import replace
 from operator import add, attrgetter
 
 from quire.core.block_pool import AuditError
@@ -156,11 +157,11 @@ class Scheduler:
         self._advance_running(step)
         if not step.preempted:
             self._admit_waiting(step)
+        self.step_counts = step.counts(self.config.max_num_batched_tokens)
         if self.config.max_draft_tokens:
             self._add_drafts(step)
         self._step += 1
         self._in_flight = step.seqs
-        self.step_counts = step.counts(self.config.max_num_batched_tokens)
         gone, self._gone = self._gone, []
         return SchedulerOutput(self._step, step.rows, step.new, gone)
 
@@ -389,24 +390,29 @@ class Scheduler:
 
     def _add_drafts(self, step: StepPlan) -> None:
         """Have rows run drafts with the budget and blocks that are left: nobody waits or gives way for a guess."""
-        blocks, left = self._blocks, min(step.budget, self.config.max_draft_tokens)
+        blocks, added, left = self._blocks, 0, min(step.budget, self.config.max_draft_tokens)
         for row, seq in zip(step.rows, step.seqs, strict=True):
             if not seq.drafts or not row.sample:
                 continue
             drafts, seq.drafts = seq.drafts, []
             known = row.start + len(row.token_ids)
             # The last token of a sequence is never computed. Blocks for drafts are those its next tokens will need.
-            end = min(known + min(len(drafts), left), seq.limit - 1, blocks.reach(seq, blocks.room(seq)))
+            end = min(
+                known + min(len(drafts), left - added), seq.limit - 1, blocks.reach(seq, blocks.room(seq))
+            )
             if (count := end - known) <= 0:
                 continue
             if end > seq.table.capacity:
                 row.new_blocks = tuple(map(add, row.new_blocks, blocks.grow(seq, end)))
             row.token_ids += drafts[:count]
             row.drafts = count
-            left -= count
-            step.drafts += count
-        step.budget -= step.drafts
-        step.context += step.drafts
+            added += count
+        counts = self.step_counts
+        self.step_counts = replace(
+            counts,
+            decode_tokens=counts.decode_tokens + added,
+            context_tokens=counts.context_tokens + added,
+        )
 
     def _last_of(self, tenant: str) -> Sequence:
         """The last in rank of a tenant's running sequences."""

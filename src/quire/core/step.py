@@ -19,8 +19,8 @@ from quire.types import (
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What a step holds, for its StepRecord. Decode tokens are drafts, and those of rows of a single token past the
-    prompt, drafts left aside."""
+    """What a step holds, for its StepRecord. Decode tokens are those of rows of a single token past the prompt, and
+    drafts."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -39,13 +39,13 @@ class StepPlan:
     owed: int = 0  # blocks that its sequences still lack for the tokens they know
     context: int = 0
     preempted: int = 0
-    drafts: int = 0
 
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
+        """Of the step before drafts are added."""
         decode = sum(
-            [len(row.token_ids) == 1 + row.drafts and row.start >= seq.prompt_len
+            [len(row.token_ids) == 1 and row.start >= seq.prompt_len
              for row, seq in zip(self.rows, self.seqs, strict=True)]
-        ) + self.drafts  # fmt: skip
+        )  # fmt: skip
         tokens = max_num_batched_tokens - self.budget
         return StepCounts(tokens - decode, decode, self.context, self.preempted)
 

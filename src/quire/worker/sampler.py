@@ -53,7 +53,8 @@ class SampledRows:
 
 
 class Sampler:
-    """Sampling for `max_slots` sequences over a vocabulary of `vocab` tokens. One call at a time.
+    """Sampling for `max_slots` sequences over a vocabulary of `vocab` tokens, `max_rows` rows in a call (None: one of
+    each). One call at a time.
 
     `isa` picks an instruction set, "" the best. Rows are spread over `threads`, or, when a native `executor`
     is given, over its threads. Raises ValueError for sizes out of range.
@@ -67,11 +68,13 @@ class Sampler:
         threads: int = 1,
         *,
         executor: _native.Executor | None = None,
+        max_rows: int | None = None,
     ) -> None:
+        max_rows = max_slots if max_rows is None else max_rows
         if executor is None:
-            self._native = _native.Sampler(vocab, max_slots, isa, threads)
+            self._native = _native.Sampler(vocab, max_slots, max_rows, isa, threads)
         else:
-            self._native = _native.Sampler(vocab, max_slots, executor)
+            self._native = _native.Sampler(vocab, max_slots, max_rows, executor)
         self._tokens = self._native.tokens()
         self._status = self._native.status()
         self._top_n = [0] * max_slots  # prompt_logprobs of each slot
@@ -112,7 +115,40 @@ class Sampler:
         i // 32 set where token i is allowed. maxima: [rows, ceil(vocab / 64)] of the logits (see
         Executor.maxima), which saves reading them all. Raises ValueError, having changed nothing, when these disagree.
         """
-        failures = self._native.sample(logits, slots, positions, bitmask, maxima)
+        return self._sample(logits, slots, positions, bitmask, maxima, None)
+
+    def verify(
+        self,
+        logits: F32,
+        slots: I32,
+        positions: I32,
+        drafts: I32,
+        bitmask: I32 | None = None,
+        maxima: F32 | None = None,
+    ) -> SampledRows:
+        """Sample one token for every row and count none; `commit` counts those that are accepted.
+
+        As `sample`, but a slot may have several rows, one after the other, for positions that rise by one.
+        drafts: [rows], the token assumed at a row's position by the slot's later rows; -1 in the last of them. A row
+        gives the token that `sample` would give after the drafts before it. Raises ValueError, as `sample`.
+        """
+        return self._sample(logits, slots, positions, bitmask, maxima, drafts)
+
+    def commit(self, slots: I32, tokens: I32) -> None:
+        """Count tokens[i] as output of slots[i]. Raises ValueError, having changed nothing, for a free slot or a
+        token outside the vocabulary."""
+        self._native.commit(slots, tokens)
+
+    def _sample(
+        self,
+        logits: F32,
+        slots: I32,
+        positions: I32,
+        bitmask: I32 | None,
+        maxima: F32 | None,
+        drafts: I32 | None,
+    ) -> SampledRows:
+        failures = self._native.sample(logits, slots, positions, bitmask, maxima, drafts)
         rows = len(logits)
         token_ids = self._tokens[:rows].copy()
         failed: dict[int, FinishReason] = {}
@@ -152,12 +188,15 @@ class Sampler:
         return self._native.memory()
 
     @staticmethod
-    def memory_bound(vocab: int, max_slots: int, threads: int, max_len: int, named: int) -> int:
+    def memory_bound(
+        vocab: int, max_slots: int, threads: int, max_len: int, named: int, max_rows: int | None = None
+    ) -> int:
         """The most bytes ever held for sequences of up to max_len tokens.
 
         named: the most tokens that one request lists in logit_bias, banned_token_ids and stop ids together.
         """
-        return _native.Sampler.bound(vocab, max_slots, threads, max_len, named)
+        max_rows = max_slots if max_rows is None else max_rows
+        return _native.Sampler.bound(vocab, max_slots, max_rows, threads, max_len, named)
 
 
 def _slot_params(new: NewSeq) -> _native.SlotParams:

@@ -59,8 +59,8 @@ class Slots:
 def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -> tuple[int, list[int]]:
     """Write a step's rows into the arrays, in order.
 
-    Returns the number of tokens, and the rows (indices into scheduled) that sample; arrays.logit_rows names the
-    last token of each of those.
+    Returns the number of tokens, and for each position whose logits are wanted its row (an index into scheduled);
+    arrays.logit_rows names those positions' tokens: the last of each row that samples, and one more for each draft.
     """
     start = 0
     sampling: list[int] = []
@@ -78,7 +78,8 @@ def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -
             arrays.positions[start : start + count] = range(item.start, item.start + count)
         start += count
         if item.sample:
-            arrays.logit_rows[len(sampling)] = start - 1
-            sampling.append(row)
+            for token in range(start - 1 - item.drafts, start):
+                arrays.logit_rows[len(sampling)] = token
+                sampling.append(row)
     arrays.query_start[len(scheduled)] = start
     return start, sampling

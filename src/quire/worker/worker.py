@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.executor.base import Executor, Limits, StepArrays
 from quire.types import FinishReason, LogprobTable, ScheduledSeq, SchedulerOutput, StepOutput
-from quire.worker.sampler import Sampler
+from quire.worker.sampler import SampledRows, Sampler
 from quire.worker.slots import Slots, fill_rows
 
 
@@ -62,17 +62,25 @@ class Worker:
     def _sample(
         self, logits: np.ndarray, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
     ) -> None:
-        rows = [scheduled[i] for i in sampling]
-        lines = np.array([self._slots[item.seq_id].line for item in rows], np.int32)
-        positions = np.array([item.start + len(item.token_ids) for item in rows], np.int32)
-        maxima = self._executor.maxima(len(rows))
-        sampled = self._sampler.sample(logits, lines, positions, maxima=maxima)
-        for k, (row, token) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
-            if k in sampled.failed:
-                result.failed[row] = sampled.failed[k]
-                continue
-            result.token_ids[row] = [token]
-            result.logprobs[row] = sampled.logprobs[k]
+        rows = len(sampling)
+        lines = np.array([self._slots[scheduled[i].seq_id].line for i in sampling], np.int32)
+        positions = self.arrays.positions[self.arrays.logit_rows[:rows]] + 1
+        maxima = self._executor.maxima(rows)
+        if not any(item.drafts for item in scheduled):
+            sampled = self._sampler.sample(logits, lines, positions, maxima=maxima)
+            accept(sampling, [-1] * rows, sampled, result)
+            return
+        drafts = self._drafts(sampling)
+        sampled = self._sampler.verify(logits, lines, positions, np.array(drafts, np.int32), maxima=maxima)
+        kept = accept(sampling, drafts, sampled, result)
+        self._sampler.commit(lines[kept], sampled.token_ids[kept])
+
+    def _drafts(self, sampling: list[int]) -> list[int]:
+        """The draft that follows each position whose logits are wanted, -1 after the last of a row."""
+        after = self.arrays.logit_rows[: len(sampling)] + 1
+        tokens = self.arrays.token_ids.take(after, mode="clip").tolist()
+        nexts = [*sampling[1:], -1]
+        return [t if row == then else -1 for t, row, then in zip(tokens, sampling, nexts, strict=True)]
 
     def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> LogprobTable | None:
         """Logprobs of the prompt tokens that follow this row's positions, the head run in bounded slices.
@@ -94,3 +102,30 @@ class Worker:
                 return None
             found.extend(scored)
         return found
+
+
+def accept(sampling: list[int], drafts: list[int], sampled: SampledRows, result: StepOutput) -> list[int]:
+    """Give each row what it sampled, up to the first token that is not its draft: those after it are not its own.
+
+    Row sampling[k] sampled the k-th token, drafts[k] is its guess at that token, -1 for none. A row that fails behind
+    accepted drafts keeps those and fails in the next step. Returns the k that were accepted.
+    """
+    kept = []
+    ended = -1
+    for k, (row, draft, token) in enumerate(zip(sampling, drafts, sampled.token_ids.tolist(), strict=True)):
+        if row == ended:
+            continue
+        if token != draft:
+            ended = row
+        if k in sampled.failed:
+            if not result.token_ids[row]:
+                result.failed[row] = sampled.failed[k]
+            continue
+        kept.append(k)
+        result.token_ids[row].append(token)
+        before, table = result.logprobs[row], sampled.logprobs[k]
+        if before is None or table is None:
+            result.logprobs[row] = table
+        else:
+            before.extend(table)
+    return kept

@@ -1,0 +1,135 @@
+"""A tiny model with random weights under a real scheduler, worker and sampler: requests in, exact bits out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from helpers.backends import NATIVE, Backend
+from helpers.specs import F32, decoder_spec
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.executor.base import Executor, Limits
+from quire.executor.native import NativeExecutor
+from quire.program.lower import lower
+from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput
+from quire.worker.sampler import Sampler
+from quire.worker.worker import Worker
+
+VOCAB, LENGTH, BLOCK = 100, 80, 16
+PROGRAM = lower(decoder_spec(VOCAB, 48, 40, (4, 2, 16), [0, 24], tied=True, qk_norm=True), F32)
+
+
+@dataclass
+class Made:
+    """What a sample gave: tokens, every logprob to the last bit, why it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str | None = None
+
+
+def requests(count: int, **params: object) -> list[Request]:
+    """Prompts of unlike lengths, some with a prefix in common; penalties look at every token so far."""
+    random_ = np.random.default_rng(7)
+    common = random_.integers(0, VOCAB, 40).tolist()
+    made = []
+    for number in range(count):
+        own = random_.integers(0, VOCAB, 5 + 3 * number).tolist()
+        asked: dict[str, object] = {
+            "temperature": 0.8,
+            "seed": number,
+            "logprobs": 2,
+            "max_tokens": 8 + number % 7,
+        }
+        if number % 3 == 1:
+            asked |= {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "min_tokens": 3}
+        if number % 4 == 2:
+            asked |= {"n": 2}
+        wanted = SamplingParams(**(asked | params))  # type: ignore[arg-type]
+        prompt = common[: 16 * (number % 3)] + own
+        made.append(
+            Request(
+                request_id=str(number), prompt_token_ids=prompt, params=wanted,
+                arrival=float(number), eos_token_ids=(number % 5,),
+            )
+        )  # fmt: skip
+    return made
+
+
+def executor_of(backend: Backend) -> Executor:
+    executor = backend.make(PROGRAM)
+    weights = np.random.default_rng(0)
+    for param in PROGRAM.params:
+        shape = (param.rows,) if param.kind == "vector" else (param.rows, param.cols)
+        executor.put(param, 0, (weights.standard_normal(shape) * 0.3).astype(np.float32), "F32")
+    return executor
+
+
+Key = tuple[str, int]  # request id and sample index
+Propose = Callable[[Key, int], list[int]]
+
+
+class Rig:
+    """A scheduler and a worker. `propose(sample, outputs)` gives drafts for a sample of so many outputs."""
+
+    def __init__(self, backend: Backend = NATIVE, propose: Propose | None = None, **options: object) -> None:
+        asked: dict[str, object] = {
+            "num_blocks": 40, "block_size": BLOCK, "max_num_seqs": 4, "max_num_batched_tokens": 48,
+            "max_model_len": LENGTH, "groups": PROGRAM.cache_groups,
+        }  # fmt: skip
+        self.config = config = SchedulerConfig(**(asked | options))  # type: ignore[arg-type]
+        self.scheduler = Scheduler(config, random.Random(0))
+        rows = config.max_num_seqs + config.max_draft_tokens
+        limits = Limits(
+            config.max_num_batched_tokens, config.max_num_seqs, rows, LENGTH, config.num_blocks, BLOCK
+        )
+        executor = executor_of(backend)
+        core = executor.core if isinstance(executor, NativeExecutor) else None
+        sampler = Sampler(VOCAB, config.max_num_seqs, executor=core, max_rows=rows)
+        self.worker = Worker(executor, sampler, limits)
+        self.propose = propose
+        self.drafts = self.accepted = 0
+        self.seqs: dict[int, tuple[Key, int]] = {}  # and the prompt's length
+
+    def execute(self, out: SchedulerOutput) -> StepOutput:
+        result = self.worker.execute(out)
+        for new in out.new:
+            self.seqs[new.seq_id] = (new.request_id, new.sample_index), new.prompt_len
+        for i, row in enumerate(out.scheduled):
+            if row.drafts:
+                self.drafts += row.drafts
+                self.accepted += len(result.token_ids[i]) - 1
+            if self.propose and result.token_ids[i]:
+                key, prompt = self.seqs[row.seq_id]
+                known = row.start + len(row.token_ids) - row.drafts + len(result.token_ids[i])
+                result.drafts[i] = self.propose(key, known - prompt)
+        return result
+
+    def run(self, asked: Sequence[Request]) -> dict[Key, Made]:
+        """Every request to its end, a new one joining in every other step."""
+        queue, steps = list(asked), 0
+        made = {(r.request_id, index): Made() for r in asked for index in range(r.params.n)}
+        while queue or self.scheduler.has_work():
+            if queue and steps % 2 == 0:
+                self.scheduler.add(queue.pop(0))
+            steps += 1
+            out = self.scheduler.schedule()
+            for event in self.scheduler.update(out, self.execute(out)):
+                sample = made[event.request_id, event.sample_index]
+                sample.tokens += event.new_token_ids
+                sample.logprobs += [c.logprob for position in event.logprobs or () for c in position]
+                sample.reason = event.finish_reason
+            self.scheduler.audit()
+        return made
+
+
+def check_same(found: dict[Key, Made], expected: dict[Key, Made], backend: Backend = NATIVE) -> None:
+    """Equal to the last bit; torch, which promises no bits, may be as far off as its tolerance."""
+    for key, made in expected.items():
+        assert (found[key].tokens, found[key].reason) == (made.tokens, made.reason)
+        tolerance = 0 if backend is NATIVE else backend.tolerance
+        np.testing.assert_allclose(found[key].logprobs, made.logprobs, rtol=0, atol=tolerance)
