@@ -24,6 +24,8 @@ MAX_ALLOWED_TOKENS = 2**20
 
 # Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
 NO_BLOCK = -1
+# In ScheduledSeq.token_ids: the token that the step before samples for the sequence, which the host does not know yet.
+NEXT_TOKEN = -1
 
 
 class QuireError(Exception):
@@ -203,6 +205,8 @@ class Request:
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
+    `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
+    in flight it is in one of them only.
     """
 
     request_id: str
@@ -213,6 +217,7 @@ class Request:
     namespace: str = ""
     tenant: str = ""
     eos_token_ids: Sequence[int] = ()
+    stepwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +261,8 @@ class ScheduledSeq:
     when the row reaches the end of the known tokens, so the last position's logits give the next token.
     `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted.
     The last `drafts` of the tokens are guesses at what follows the known ones. A row that samples wants the logits
-    of its last known token and of every draft; see StepOutput.
+    of its last known token and of every draft; see StepOutput. With two steps in flight the one token of a row may be
+    NEXT_TOKEN.
     """
 
     seq_id: int

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from quire.core.prefix_cache import BlockNode
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import FinishReason, Request, SamplingParams, SeqEvent
+from quire.core.sequence import Sequence, Status
+from quire.types import (
+    NO_BLOCK,
+    FinishReason,
+    Request,
+    SamplingParams,
+    SchedulerOutput,
+    SeqEvent,
+    StepOutput,
+)
 
-from .paged_worker import PagedWorker, domain, generate_alone
+from .paged_worker import PagedWorker, first_hash, generate_alone, prefix_hashes
 
 
 @dataclass
@@ -30,11 +42,11 @@ class Driver:
         self.scheduler = Scheduler(config)
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
-        self.worker = PagedWorker(
-            config, lambda seed: domain(self.requests[seed]), burst, lambda new: new.seed in failing
-        )
+        self.worker = PagedWorker(config, self.requests.__getitem__, burst, lambda new: new.seed in failing)
         self.failing = failing
         self.steps = 0
+        self.flights: deque[tuple[SchedulerOutput, StepOutput]] = deque()
+        self.in_vain: Counter[Sequence] = Counter()
 
     def add(
         self,
@@ -44,6 +56,7 @@ class Driver:
         namespace: str = "",
         tenant: str = "",
         eos: tuple[int, ...] = (),
+        stepwise: bool = True,
         **params: object,
     ) -> Request:
         index = len(self.requests)
@@ -56,6 +69,7 @@ class Driver:
             namespace=namespace,
             tenant=tenant,
             eos_token_ids=eos,
+            stepwise=stepwise,
         )
         self.scheduler.add(request)
         self.requests.append(request)
@@ -74,15 +88,46 @@ class Driver:
         self.scheduler.audit()
 
     def step(self) -> int:
-        """Run one step; how many rows it had."""
+        """Start a step, and give back as many as leaves one less in flight than may be."""
+        rows = self.start()
+        while len(self.flights) >= self.config.steps_in_flight:
+            self.settle()
+        return rows
+
+    def start(self) -> int:
+        """Schedule and run a step; how many rows it had. The oldest in flight is given back first to make room."""
         scheduler = self.scheduler
+        if len(self.flights) == self.config.steps_in_flight:
+            self.settle()
         had_work = scheduler.has_work()
         out = scheduler.schedule()
         scheduler.audit()
-        assert bool(out.scheduled) == had_work
+        if out.scheduled:
+            self.check_counts(out)
+        else:
+            assert scheduler._flights or not had_work
+        self.flights.append((out, self.worker.run(out)))
+        self.steps += 1
+        return len(out.scheduled)
+
+    def settle(self) -> None:
+        """Give back the oldest step in flight."""
+        scheduler = self.scheduler
+        out, result = self.flights.popleft()
+        seqs = scheduler._flights[0].seqs if out.scheduled else []
+        ended = [seq for seq in seqs if seq.status is not Status.RUNNING]
+        before = scheduler.rows_in_vain
+        self.take(scheduler.update(out, result))
+        assert scheduler.rows_in_vain == before + len(ended)
+        self.in_vain.update(seq for seq in ended if seq.status is Status.ENDED)
+        assert max(self.in_vain.values(), default=0) <= self.config.steps_in_flight
+        scheduler.audit()
+
+    def check_counts(self, out: SchedulerOutput) -> None:
+        scheduler = self.scheduler
         counts = scheduler.step_counts
         assert counts.prefill_tokens + counts.decode_tokens == out.num_tokens
-        rows = list(zip(out.scheduled, scheduler._in_flight or (), strict=True))
+        rows = list(zip(out.scheduled, scheduler._flights[-1].seqs, strict=True))
         drafts = sum(row.drafts for row in out.scheduled)
         assert drafts <= self.config.max_draft_tokens
         assert counts.decode_tokens == drafts + sum(
@@ -90,16 +135,17 @@ class Driver:
         )
         assert all(row.start + len(row.token_ids) < seq.limit for row, seq in rows)
         assert counts.context_tokens == sum(row.start + len(row.token_ids) for row in out.scheduled)
-        self.take(scheduler.update(out, self.worker.run(out)))
-        scheduler.audit()
-        self.steps += 1
-        return len(out.scheduled)
 
-    def drain(self, most_steps: int = 20_000) -> None:
+    def drain(self) -> None:
+        self.run_out()
+        self.check_end()
+
+    def run_out(self, most_steps: int = 20_000) -> None:
         while self.scheduler.has_work():
             self.step()
             assert self.steps < most_steps
-        self.check_end()
+        while self.flights:
+            self.settle()
 
     def take(self, events: list[SeqEvent]) -> None:
         for event in events:
@@ -121,6 +167,7 @@ class Driver:
         for request in self.requests:
             for index in range(request.params.n):
                 self.check_sample(request, index)
+        self.check_cache()
         out = scheduler.schedule()
         assert not out.scheduled
         self.worker.run(out)
@@ -128,6 +175,29 @@ class Driver:
         scheduler.clear_prefix_cache()
         assert scheduler.blocks_cached == 0
         scheduler.audit()
+
+    def cached(self) -> dict[tuple[str, bytes], BlockNode]:
+        """Every node of the prefix caches, by its domain and its whole prefix."""
+        found: dict[tuple[str, bytes], BlockNode] = {}
+        for tenant, cache in self.scheduler._blocks.caches._caches.items():
+            for name, root in cache._tree._top.children.items():
+                prefixes = {root: b""}
+                for node in cache._tree.nodes():
+                    if node.parent in prefixes:
+                        prefix = prefixes[node] = prefixes[node.parent] + node.key
+                        found[repr((tenant, name.decode().removeprefix("shared:"))), prefix] = node
+        return found
+
+    def check_cache(self) -> None:
+        """What can be found is what the executor holds."""
+        size = self.config.block_size
+        for (where, prefix), node in self.cached().items():
+            tokens = array("i", prefix)
+            hashes = prefix_hashes(tokens, first_hash(where))
+            for group, block in enumerate(node.value):
+                for place in range(size if block != NO_BLOCK else 0):
+                    held = self.worker.cells[block, place]
+                    assert held == (group, hashes[len(tokens) - size + place]), f"block {block} is another's"
 
     def check_sample(self, request: Request, index: int) -> None:
         sample = self.samples[request.request_id, index]

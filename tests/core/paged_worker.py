@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from quire.core.scheduler_config import SchedulerConfig
 from quire.types import (
+    NEXT_TOKEN,
     FinishReason,
     LogprobTable,
     NewSeq,
@@ -75,6 +76,7 @@ class Slot:
     tables: list[list[int]]
     computed: int
     hashes: list[int] = field(default_factory=list)
+    broken: bool = False  # it has failed
     guessed: list[int] = field(default_factory=list)  # hashes of the drafts that its row runs
 
     def __post_init__(self) -> None:
@@ -87,19 +89,19 @@ class Slot:
 
 
 class PagedWorker:
-    """Runs steps. `namespace_of(seed)` tells a sequence's namespace, `burst` tokens are made a sampling row past its
+    """Runs steps. `request_of(seed)` is a sequence's request, `burst` tokens are made a sampling row past its
     drafts, `fails(new)` says whose logits go bad. With `config.max_draft_tokens` it proposes drafts, some of them
     wrong."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        namespace_of: Callable[[int], str],
+        request_of: Callable[[int], Request],
         burst: int = 1,
         fails: Callable[[NewSeq], bool] = lambda new: False,
     ) -> None:
         self.config = config
-        self.namespace_of = namespace_of
+        self.request_of = request_of
         self.burst = burst
         self.fails = fails
         self.slots: dict[int, Slot] = {}
@@ -114,7 +116,7 @@ class PagedWorker:
         for new in out.new:
             assert new.seq_id not in self.slots
             tables = [list(blocks) for blocks in new.blocks]
-            namespace = self.namespace_of(new.seed)
+            namespace = domain(self.request_of(new.seed))
             start = len(tables[0]) * self.config.block_size
             self.slots[new.seq_id] = Slot(new, namespace, list(new.token_ids), tables, start)
         assert len({row.seq_id for row in out.scheduled}) == len(out.scheduled) <= self.config.max_num_seqs
@@ -135,7 +137,12 @@ class PagedWorker:
         drafts = row.token_ids[known - row.start :]
         assert len(drafts) == row.drafts < len(row.token_ids)
         assert row.start == slot.computed
-        assert row.token_ids == slot.tokens[row.start : known] + drafts
+        if row.token_ids == [NEXT_TOKEN]:
+            assert self.config.steps_in_flight > 1
+            if slot.broken:  # the row is in vain
+                slot.extend([0])
+        else:
+            assert row.token_ids == slot.tokens[row.start : known] + drafts
         assert row.sample == (known == len(slot.tokens)) >= bool(drafts)
         assert len(row.new_blocks) == len(slot.tables) == len(self.config.groups)
         slot.guessed = prefix_hashes(drafts, slot.hashes[known - 1])
@@ -166,9 +173,10 @@ class PagedWorker:
         made: list[int] = []
         if row.sample and self.fails(slot.new):
             result.failed[index] = FinishReason.ERROR
+            slot.broken = True
         elif row.sample:
             made = self.accept(slot, row.token_ids[len(row.token_ids) - row.drafts :])
-            if self.config.max_draft_tokens:
+            if self.config.max_draft_tokens and self.alone(slot):
                 result.drafts[index] = self.propose(slot)
         result.token_ids.append(made)
         result.logprobs.append(_certain(made) if made else None)
@@ -177,7 +185,8 @@ class PagedWorker:
     def accept(self, slot: Slot, drafts: list[int]) -> list[int]:
         """The drafts that are right and the token after them; `burst` tokens after them when all are right."""
         right = 0
-        made = self.continuation(slot, len(drafts) + self.burst)
+        burst = self.burst if self.alone(slot) else 1
+        made = self.continuation(slot, len(drafts) + burst)
         while right < len(drafts) and made[right] == drafts[right]:
             right += 1
         if right < len(drafts):
@@ -186,6 +195,10 @@ class PagedWorker:
         slot.computed += right
         self.accepted_drafts += right
         return made
+
+    def alone(self, slot: Slot) -> bool:
+        """True when its sequence is in one step at a time."""
+        return self.config.steps_in_flight == 1 or self.request_of(slot.new.seed).stepwise
 
     def propose(self, slot: Slot) -> list[int]:
         """Up to five tokens, each of them the right one in three of four cases."""

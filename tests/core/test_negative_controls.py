@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.core import prefix_cache, sequence_blocks
+from quire.core import prefix_cache, scheduler, sequence_blocks
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.prefix_cache import Hit, PrefixCache, PrefixCaches
 from quire.core.radix import RadixTree
@@ -16,9 +16,10 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.step import StepPlan
-from quire.types import CacheGroup, SchedulerOutput, SeqEvent, StepOutput
+from quire.types import CacheGroup, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
 
 from .driver import Driver
+from .test_scheduler_trials import crowded_life
 
 CONFIG = SchedulerConfig(
     num_blocks=22,
@@ -37,10 +38,12 @@ def live(config: SchedulerConfig = CONFIG) -> Driver:
     for index in range(14):
         prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(3, 8)] + [rng.randint(0, 3) for _ in range(4)]
         params = {"max_tokens": rng.randint(1, 20), "n": rng.choice([1, 2])}
-        driver.add(prompt, namespace=rng.choice(["", "a"]), tenant="t" if index % 4 == 3 else "", **params)
+        where = {"namespace": rng.choice(["", "a"]), "tenant": "t" if index % 4 == 3 else ""}
+        driver.add(prompt, **where, priority=index % 3, stepwise=index % 3 == 1, **params)
         for _ in range(rng.randint(0, 2)):
             driver.step()
         if index % 5 == 4:
+            driver.start()
             driver.abort(index - 1)
     driver.drain()
     driver.add([1, 2, 3, 4], max_tokens=3)
@@ -50,6 +53,7 @@ def live(config: SchedulerConfig = CONFIG) -> Driver:
     return driver
 
 
+TWO_STEPS = replace(CONFIG, steps_in_flight=2, policy="priority", max_draft_tokens=3)
 DRAFTS = replace(CONFIG, max_draft_tokens=8, max_num_batched_tokens=10)
 
 
@@ -58,6 +62,10 @@ def test_unbroken_it_passes() -> None:
     assert driver.scheduler.num_preemptions
     assert driver.scheduler.prefix_stats.hit_tokens
     assert live(DRAFTS).worker.accepted_drafts > 20
+    driver = live(TWO_STEPS)
+    assert driver.scheduler.num_preemptions
+    assert driver.scheduler.rows_in_vain > 2
+    assert driver.worker.accepted_drafts > 2
 
 
 def leak(patch: pytest.MonkeyPatch) -> None:
@@ -207,7 +215,7 @@ def count_rejected_drafts_as_computed(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler.update
 
     def update(self: Scheduler, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
-        seqs = list(self._in_flight or ())
+        seqs = self._flights[0].seqs if out.scheduled else []
         events = right(self, out, result)
         for seq, row in zip(seqs, out.scheduled, strict=True):
             if row.drafts and seq.status is Status.RUNNING:
@@ -228,6 +236,60 @@ def count_rejected_drafts_as_computed(patch: pytest.MonkeyPatch) -> None:
 )
 def test_broken_drafts_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
     check(break_it, DRAFTS)
+
+
+def forget_the_step_that_runs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scheduler, "_after", lambda row, seq: (seq.computed, len(seq.tokens)))
+
+
+def never_sit_out(patch: pytest.MonkeyPatch) -> None:
+    right = scheduler._after
+    patch.setattr(
+        scheduler, "_after", lambda row, seq: right(row, seq) if not row.sample else (end(row), end(row) + 1)
+    )
+
+
+def end(row: ScheduledSeq) -> int:
+    return row.start + len(row.token_ids)
+
+
+def start_again_too_soon(patch: pytest.MonkeyPatch) -> None:
+    right = Scheduler._admit_waiting
+
+    def admit(self: Scheduler, step: StepPlan) -> None:
+        step.ahead = {}
+        right(self, step)
+
+    patch.setattr(Scheduler, "_admit_waiting", admit)
+
+
+def lose_count_of_rows_in_vain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Scheduler, "rows_in_vain", property(lambda self: 0, lambda self, value: None), raising=False
+    )
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        forget_the_step_that_runs,
+        never_sit_out,
+        lose_count_of_rows_in_vain,
+    ],
+)
+def test_broken_steps_in_flight_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    check(break_it, TWO_STEPS)
+
+
+def test_a_sequence_that_starts_again_while_its_row_runs_is_caught() -> None:
+    """Seeds in which a more urgent request makes one give way for blocks, and that one finds room again at once."""
+    flights = {"steps_in_flight": 2, "policy": "priority", "batching": "continuous"}
+    for seed in (2, 8):
+        crowded_life(seed, **flights)
+        with pytest.MonkeyPatch.context() as patch:
+            start_again_too_soon(patch)
+            with pytest.raises(AssertionError):
+                crowded_life(seed, **flights)
 
 
 @pytest.mark.parametrize(

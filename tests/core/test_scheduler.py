@@ -9,6 +9,7 @@ import pytest
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.types import (
+    NEXT_TOKEN,
     NO_BLOCK,
     CacheGroup,
     FinishReason,
@@ -230,6 +231,83 @@ def test_tokens_after_a_draft_that_was_not_accepted_are_refused() -> None:
         scheduler.update(out, answer(out, [[8, 3, 4]]))
     [event] = scheduler.update(out, answer(out, [[8, 9, 4]]))
     assert event.new_token_ids == [8, 9, 4]
+
+
+def test_the_second_step_is_scheduled_while_the_first_runs() -> None:
+    scheduler = make(steps_in_flight=2, max_num_batched_tokens=8)
+    scheduler.add(ask("a", [1, 2, 3], max_tokens=3))
+    scheduler.add(ask("b", list(range(10)), max_tokens=2, arrival=1))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    with pytest.raises(ValueError, match="step 1 has not been given to update"):
+        scheduler.schedule()
+    assert spans(first) == [(0, 0, 3), (1, 0, 5)]
+    assert spans(second) == [(0, 3, 4), (1, 5, 10)]
+    assert [row.token_ids for row in second.scheduled] == [[NEXT_TOKEN], [5, 6, 7, 8, 9]]
+    assert [row.sample for row in second.scheduled] == [True, True]
+    with pytest.raises(ValueError, match="step 2 is not the one being run"):
+        scheduler.update(second, answer(second, [[7], [7]]))
+    [event] = scheduler.update(first, answer(first, [[7], []]))
+    assert event.new_token_ids == [7]
+    third = scheduler.schedule()
+    assert spans(third) == [(0, 4, 5), (1, 10, 11)]
+    assert [row.token_ids for row in third.scheduled] == [[NEXT_TOKEN], [NEXT_TOKEN]]
+    scheduler.update(second, answer(second, [[8], [9]]))
+    assert not scheduler.schedule().scheduled  # what step 3 samples is the last of both
+    events = scheduler.update(third, answer(third, [[6], [6]]))
+    assert [event.finish_reason for event in events] == [FinishReason.LENGTH] * 2
+    assert not scheduler.has_work()
+    assert scheduler.rows_in_vain == 0
+    scheduler.audit()
+
+
+def test_a_stop_costs_one_row_in_flight_and_an_abort_two() -> None:
+    scheduler = make(steps_in_flight=2)
+    scheduler.add(ask("a", [1, 2, 3], max_tokens=9))
+    scheduler.add(ask("b", [4, 5, 6], max_tokens=9, arrival=1))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    [stopped, _] = scheduler.update(first, answer(first, [[0], [7]]))
+    assert stopped.finish_reason is FinishReason.STOP
+    third = scheduler.schedule()
+    assert third.gone == [0]
+    assert scheduler.update(second, answer(second, [[7], [7]]))[0].request_id == "b"
+    assert scheduler.rows_in_vain == 1
+    fourth = scheduler.schedule()
+    scheduler.abort("b")
+    assert scheduler.blocks_used == 0
+    assert not scheduler.update(third, answer(third, [[7]]))
+    assert not scheduler.update(fourth, answer(fourth, [[7]]))
+    assert scheduler.rows_in_vain == 3
+    scheduler.audit()
+
+
+def test_a_row_whose_next_input_needs_the_host_sits_a_step_out() -> None:
+    scheduler = make(steps_in_flight=2, max_draft_tokens=4)
+    scheduler.add(replace(ask("a", [1, 2, 3], max_tokens=9), stepwise=True))
+    scheduler.add(ask("b", [4, 5, 6], max_tokens=9, arrival=1))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert spans(second) == [(1, 3, 4)]
+    with pytest.raises(ValueError, match="row 1 has drafts or several tokens"):
+        scheduler.update(first, replace(answer(first, [[7], [7]]), drafts={1: [8]}))
+    with pytest.raises(ValueError, match="row 1 has drafts or several tokens"):
+        scheduler.update(first, answer(first, [[7], [7, 8]]))
+    scheduler.update(first, replace(answer(first, [[7], [7]]), drafts={0: [8]}))
+    third = scheduler.schedule()
+    assert [row.token_ids for row in third.scheduled] == [[7, 8], [NEXT_TOKEN]]
+    scheduler.update(second, answer(second, [[7]]))
+    assert spans(scheduler.schedule()) == [(1, 5, 6)]
+
+
+def test_prompt_logprobs_are_asked_for_once_by_steps_in_flight() -> None:
+    scheduler = make(steps_in_flight=2, max_num_batched_tokens=6)
+    scheduler.add(ask("a", list(range(10)), max_tokens=4, prompt_logprobs=0))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    tables = [LogprobTable.of([[TokenLogprob(1, 0.0, 1)]] * n) for n in (6, 3)]
+    scheduler.update(first, StepOutput([[]], [None], [tables[0]]))
+    third = scheduler.schedule()
+    rows = [out.scheduled[0] for out in (first, second, third)]
+    assert [row.prompt_logprobs for row in rows] == [True, True, False]
+    [event] = scheduler.update(second, StepOutput([[7]], [None], [tables[1]]))
+    assert event.prompt_logprobs == tables[1]
 
 
 def test_a_second_request_starts_where_the_prefix_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import event, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.core.capacity import peak_blocks
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import CacheGroup, RequestError
+from quire.types import NO_BLOCK, CacheGroup, RequestError
 
 from .driver import Driver
 
@@ -27,6 +28,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_num_batched_tokens=draw(st.integers(1, 40)),
         max_model_len=draw(st.integers(4, 60)),
         max_draft_tokens=draw(st.sampled_from([0, 0, 1, 4, 12])),
+        steps_in_flight=draw(st.integers(1, 2)),
         groups=tuple(CacheGroup((g,), window) for g, window in enumerate(windows)),
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
@@ -54,12 +56,14 @@ asks = st.fixed_dictionaries(
         "stop_token_ids": st.sampled_from([(), (7,)]),
         "ignore_eos": st.booleans(),
         "prompt_logprobs": st.sampled_from([None, None, 0]),
+        "stepwise": st.booleans(),
     }
 )
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("add"), asks),
         st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("start"), st.none()),
         st.tuples(st.just("abort"), st.integers(0, 9)),
         st.tuples(st.just("finish"), st.tuples(st.integers(0, 9), st.integers(0, 3))),
     ),
@@ -78,6 +82,8 @@ def play(driver: Driver, script: list[tuple[str, Any]]) -> None:
         elif what == "step":
             for _ in range(detail):
                 driver.step()
+        elif what == "start":
+            driver.start()
         elif what == "abort":
             driver.abort(detail)
         else:
@@ -93,6 +99,30 @@ def test_any_life_keeps_every_promise(
     driver = Driver(config, burst=burst, failing=frozenset(failing if len(failing) < 3 else ()))
     play(driver, script)
     event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_two_steps_in_flight_leave_what_one_leaves(seed: int) -> None:
+    """Tokens, reasons and every block that can be found afterwards, where no room has to be made."""
+    rng = random.Random(seed)
+    config = replace(crowded_config(rng), num_blocks=4_000, enable_prefix_caching=True)
+    asked = [crowded_ask(rng, config) for _ in range(rng.randint(1, 12))]
+    steps = [rng.randint(0, 3) for _ in asked]
+    left = []
+    for flights in (1, 2):
+        driver = Driver(replace(config, steps_in_flight=flights))
+        for ask, count in zip(asked, steps, strict=True):
+            driver.add(**ask)
+            for _ in range(count):
+                driver.step()
+        driver.run_out()
+        cached = {key: [block == NO_BLOCK for block in node.value] for key, node in driver.cached().items()}
+        made = {key: (sample.tokens, sample.reason) for key, sample in driver.samples.items()}
+        left.append((made, cached))
+        driver.drain()
+    assert left[0] == left[1]
+    event(f"rows in vain: {driver.scheduler.rows_in_vain > 0}")
 
 
 def crowded_config(rng: random.Random) -> SchedulerConfig:
@@ -111,6 +141,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         max_num_batched_tokens=budget,
         max_model_len=length,
         max_draft_tokens=rng.choice([0, 0, 3, 20]),
+        steps_in_flight=rng.randint(1, 2),
         groups=groups,
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
@@ -135,14 +166,13 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "n": rng.choice([1, 1, 1, 2, 5]),
         "max_tokens": rng.choice([None, 1, rng.randint(1, config.max_model_len - len(base[:longest]))]),
         "prompt_logprobs": rng.choice([None, None, None, 2]),
+        "stepwise": rng.random() < 0.4,
     }
 
 
-@settings(max_examples=100)
-@given(seed=st.integers(0, 2**32))
-def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
+def crowded_life(seed: int, **changes: Any) -> Driver:
     rng = random.Random(seed)
-    config = crowded_config(rng)
+    config = replace(crowded_config(rng), **changes)
     failing = frozenset(rng.sample(range(20), 2)) if rng.random() < 0.3 else frozenset()
     driver = Driver(config, burst=rng.choice([1, 1, 2]), failing=failing)
     added = 0
@@ -152,6 +182,8 @@ def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
             added += 1
         for _ in range(rng.randint(1, 5)):
             driver.step()
+        if rng.random() < 0.3:
+            driver.start()
         if rng.random() < 0.1:
             driver.abort(rng.randint(0, added))
         if rng.random() < 0.1:
@@ -159,6 +191,14 @@ def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
         if rng.random() < 0.02:
             driver.scheduler.clear_prefix_cache()
     driver.drain()
+    return driver
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32))
+def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
+    driver = crowded_life(seed)
     event(f"preemptions: {'none' if not driver.scheduler.num_preemptions else 'some'}")
+    event(f"rows in vain: {driver.scheduler.rows_in_vain > 0}")
     event(f"drafts accepted: {driver.worker.accepted_drafts > 0}")
     event(f"evictions or hits: {driver.scheduler.prefix_stats.hit_tokens > 0}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +17,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.executor.base import Executor, Limits
 from quire.executor.native import NativeExecutor
 from quire.program.lower import lower
-from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput
+from quire.types import Request, SamplingParams, SchedulerOutput, SeqEvent, StepOutput
 from quire.worker.sampler import Sampler
 from quire.worker.worker import Worker
 
@@ -30,6 +32,11 @@ class Made:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reason: str | None = None
+
+    def take(self, event: SeqEvent) -> None:
+        self.tokens += event.new_token_ids
+        self.logprobs += [c.logprob for position in event.logprobs or () for c in position]
+        self.reason = event.finish_reason
 
 
 def requests(count: int, **params: object) -> list[Request]:
@@ -106,24 +113,28 @@ class Rig:
             if self.propose and result.token_ids[i]:
                 key, prompt = self.seqs[row.seq_id]
                 known = row.start + len(row.token_ids) - row.drafts + len(result.token_ids[i])
-                result.drafts[i] = self.propose(key, known - prompt)
+                if drafts := self.propose(key, known - prompt):
+                    result.drafts[i] = drafts
         return result
 
     def run(self, asked: Sequence[Request]) -> dict[Key, Made]:
-        """Every request to its end, a new one joining in every other step."""
-        queue, steps = list(asked), 0
+        """Every request to its end, one joining in every other step. A second step is scheduled while one runs."""
+        scheduler, queue, steps = self.scheduler, list(asked), 0
         made = {(r.request_id, index): Made() for r in asked for index in range(r.params.n)}
-        while queue or self.scheduler.has_work():
-            if queue and steps % 2 == 0:
-                self.scheduler.add(queue.pop(0))
-            steps += 1
-            out = self.scheduler.schedule()
-            for event in self.scheduler.update(out, self.execute(out)):
-                sample = made[event.request_id, event.sample_index]
-                sample.tokens += event.new_token_ids
-                sample.logprobs += [c.logprob for position in event.logprobs or () for c in position]
-                sample.reason = event.finish_reason
-            self.scheduler.audit()
+        flights: deque[tuple[SchedulerOutput, Future[StepOutput]]] = deque()
+        with ThreadPoolExecutor(1) as thread:
+            while queue or scheduler.has_work() or flights:
+                if queue and steps % 2 == 0:
+                    scheduler.add(queue.pop(0))
+                steps += 1
+                if scheduler.has_work():
+                    out = scheduler.schedule()
+                    flights.append((out, thread.submit(self.execute, out)))
+                if len(flights) == self.config.steps_in_flight or not scheduler.has_work():
+                    out, future = flights.popleft()
+                    for event in scheduler.update(out, future.result()):
+                        made[event.request_id, event.sample_index].take(event)
+                scheduler.audit()
         return made
 
 

@@ -2,12 +2,21 @@
 
 A step is `out = schedule()`, the executor's work, `events = update(out, result)`. `add`, `abort` and `finish`
 may come at any point between these calls. Not safe for use from several threads.
+
+With two steps in flight the second is scheduled while the first runs:
+
+    sequence    knows     step 1, runs        step 2, scheduled          or, where the host must see x first
+       a        t t t     row t     -> x      row NEXT_TOKEN, which is x  no row: it sits the step out
+       b        t t t t   row t t             row t t   -> y
+
+What step 1 makes of a sequence may end it: then its row of step 2 was in vain.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import insort
+from collections import deque
 from dataclasses import replace
 from operator import add, attrgetter
 
@@ -20,15 +29,18 @@ from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
 from quire.core.step import (
     Blocked,
+    Flight,
     StepCounts,
     StepPlan,
     check_result,
+    check_stepwise,
     final_event,
     new_seq,
     take_drafts,
     take_prompt_logprobs,
 )
 from quire.types import (
+    NEXT_TOKEN,
     FinishReason,
     Request,
     ScheduledSeq,
@@ -53,6 +65,9 @@ class Scheduler:
         self.config = config
         self.step_counts = StepCounts()
         self.num_preemptions = 0
+        self.rows_in_vain = (
+            0  # of sequences that had ended or given way before their step was given to `update`
+        )
         self._rng = rng or random.Random()
         self._blocks = SequenceBlocks(config)
         self._requests = Requests(config)
@@ -60,7 +75,7 @@ class Scheduler:
         self._waiting = self._requests.waiting
         self._gone: list[int] = []
         self._step = 0
-        self._in_flight: list[Sequence] | None = None  # row i of the step being run is _in_flight[i]
+        self._flights: deque[Flight] = deque()  # steps with rows, oldest first
         self._blocked: Blocked | None = None
         self._whole_batches = config.batching != "continuous"
         self._may_join = NEVER  # sequences that the batch being admitted still has places for
@@ -144,13 +159,17 @@ class Scheduler:
         return final_event(seq, reason)
 
     def schedule(self) -> SchedulerOutput:
-        """The next step; it is empty only when there is no work.
+        """The next step; it is empty only when there is no work, or none before a step in flight has been given to
+        `update`.
 
-        Raises ValueError when the step before it has not been given to `update`.
+        Raises ValueError when as many steps as may be in flight have not been given to `update`.
         """
-        if self._in_flight:
-            raise ValueError(f"step {self._step} has not been given to update")
+        flights = self._flights
+        if len(flights) >= self.config.steps_in_flight:
+            raise ValueError(f"step {flights[0].step} has not been given to update")
         step = StepPlan(self.config.max_num_batched_tokens)
+        if flights:
+            step.ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True))
         # The one rule: a sequence has computed < len(tokens); hand out the token budget until it is gone.
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, what a prefix
         # hit left over, and starting again after preemption are all a sequence catching up with its tokens.
@@ -161,7 +180,8 @@ class Scheduler:
         if self.config.max_draft_tokens:
             self._add_drafts(step)
         self._step += 1
-        self._in_flight = step.seqs
+        if step.rows:
+            flights.append(Flight(self._step, step.rows, step.seqs))
         gone, self._gone = self._gone, []
         return SchedulerOutput(self._step, step.rows, step.new, gone)
 
@@ -169,20 +189,15 @@ class Scheduler:
         """Commit what step `out` made; returns what changed for callers, in row order.
 
         Rows of sequences that ended while the step ran are ignored. Raises ValueError when `out` is not
-        the latest step or `result` does not fit it; nothing is changed then.
+        the oldest step in flight or `result` does not fit it; nothing is changed then.
         """
-        seqs = self._in_flight
-        if seqs is None or out.step != self._step:
-            raise ValueError(f"step {out.step} is not the one being run")
-        check_result(out, seqs, result)
-        if self.config.max_draft_tokens:
-            take_drafts(out, seqs, result)
-        self._in_flight = None
+        seqs = self._land(out, result)
         failed, rows, running = result.failed, out.scheduled, Status.RUNNING
         events = []
         ended = False
         for i, seq in enumerate(seqs):
             if seq.status is not running:
+                self.rows_in_vain += 1
                 continue
             if failed and i in failed:
                 events.append(self._fail(seq, failed[i]))
@@ -224,6 +239,22 @@ class Scheduler:
             self._sweep()
         return events
 
+    def _land(self, out: SchedulerOutput, result: StepOutput) -> list[Sequence]:
+        """Take a step out of flight; the sequences of its rows. Raises as `update` says."""
+        if not out.scheduled:
+            return []  # it never was in flight
+        flights = self._flights
+        if not flights or flights[0].step != out.step:
+            raise ValueError(f"step {out.step} is not the one being run")
+        seqs = flights[0].seqs
+        check_result(out, seqs, result)
+        if self.config.steps_in_flight > 1:
+            check_stepwise(seqs, result)
+        if self.config.max_draft_tokens:
+            take_drafts(out, seqs, result)
+        flights.popleft()
+        return seqs
+
     def clear_prefix_cache(self) -> None:
         """Forget every cached block that no running sequence holds."""
         self._blocks.caches.clear()
@@ -241,17 +272,22 @@ class Scheduler:
 
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
-        budget, context = step.budget, 0
+        budget, context, ahead = step.budget, 0, step.ahead
         for seq in self._running:  # a preemption shortens this list at its end, never behind the cursor
             start = seq.computed
             end = known = len(seq.tokens)
+            if ahead and seq in ahead:
+                start, end = _after(ahead[seq], seq)
+                if start == end:
+                    continue
+                known = end
             if end - start > budget:
                 if not budget:
                     break
                 end = start + budget
             new_blocks = no_blocks
             if end > seq.table.capacity:
-                end = self._make_room(seq, end, step)
+                end = self._make_room(seq, start, end, step)
                 if end == start:
                     if seq.status is not Status.RUNNING:  # it gave way itself, being the last
                         break
@@ -263,27 +299,31 @@ class Scheduler:
             context += end
             if end < known:
                 step.owed += self._blocks.catch_up(seq, end)
-            wants = seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from
-            tokens = seq.tokens[start:end]
+            wants = (
+                seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
+            )
+            tokens = seq.tokens[start:end] or [NEXT_TOKEN]
             rows.append(ScheduledSeq(seq.seq_id, start, tokens, new_blocks, end == known, wants))
             seqs.append(seq)
         step.budget = budget
         step.context = context
 
-    def _make_room(self, seq: Sequence, end: int, step: StepPlan) -> int:
-        """The position, at most `end`, up to which a running sequence can go with the blocks there are.
+    def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
+        """The position, at most `end`, up to which a running sequence can go from `start` with the blocks there are.
 
         Rather a shorter chunk than a preemption; when there is room for no token at all, others give way
-        from the last in rank on. Where `seq` itself is the last it gives way, and its start is returned.
+        from the last in rank on. Where `seq` itself is the last it gives way, and `start` is returned.
 
         When there are blocks but they are other tenants' share, the last of its own tenant gives way. Where
-        `seq` itself is that, it waits where it is, and its start is returned, unless it is the first of all.
+        `seq` itself is that, it waits where it is, and `start` is returned, unless it is the first of all.
         """
-        start, blocks = seq.computed, self._blocks
+        blocks = self._blocks
         while blocks.missing(seq, end) > (room := blocks.room(seq)):
             reach = blocks.reach(seq, room)
             if reach > start:
                 return min(end, reach)
+            if seq in step.ahead:  # its row that runs may give back blocks behind a window
+                return start
             bounded = blocks.reach(seq, blocks.caches.available) > start
             victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
             if bounded and victim is seq:
@@ -301,7 +341,8 @@ class Scheduler:
             self._may_join = min(len(self._waiting), self.config.max_num_seqs)
         while step.budget and self._may_join:
             seq = self._waiting.peek()
-            if seq is None or not self._may_have_slot(seq):
+            # One that has just given way does not start again before its row that runs has been given to `update`.
+            if seq is None or seq in step.ahead or not self._may_have_slot(seq):
                 return
             room = self._room(seq, step)
             blocked = self._blocked
@@ -465,3 +506,14 @@ class Scheduler:
 
     def _sweep(self) -> None:
         self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+
+
+def _after(row: ScheduledSeq, seq: Sequence) -> tuple[int, int]:
+    """Where a sequence goes on, and up to where, while `row` of it still runs. Equal when it sits the next step out."""
+    start = row.start + len(row.token_ids)
+    if not row.sample:
+        return start, len(seq.tokens)
+    # One token more is being sampled. Where it is the last there is nothing to compute after it.
+    if row.drafts or seq.state.request.stepwise or start + 1 >= seq.limit:
+        return start, start
+    return start, start + 1

@@ -21,6 +21,7 @@ class SchedulerConfig:
     max_model_len           tokens of a sequence, prompt and output
     max_draft_tokens        drafts run in a step, of all sequences together; the worker has room for the logits of
                             max_num_seqs + max_draft_tokens positions
+    steps_in_flight         1, or 2: a step may be scheduled while the one before it runs
     groups                  cache groups; one block table each
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
@@ -36,6 +37,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     max_model_len: int = 4096
     max_draft_tokens: int = 0
+    steps_in_flight: int = 1
     groups: tuple[CacheGroup, ...] = (CacheGroup((0,)),)
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
@@ -48,6 +50,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
         if self.max_draft_tokens < 0:
             raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is below 0")
+        if self.steps_in_flight not in (1, 2):
+            raise ValueError(f"steps_in_flight: {self.steps_in_flight} is not 1 or 2")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output")
         if not self.groups or any(group.window < 0 for group in self.groups):

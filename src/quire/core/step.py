@@ -30,7 +30,7 @@ class StepCounts:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step in the making. `seqs[i]` is the sequence of `rows[i]`."""
+    """A step in the making. `seqs[i]` is the sequence of `rows[i]`; `ahead` are the rows of a step that still runs."""
 
     budget: int  # tokens not yet handed out
     rows: list[ScheduledSeq] = field(default_factory=list)
@@ -39,6 +39,7 @@ class StepPlan:
     owed: int = 0  # blocks that its sequences still lack for the tokens they know
     context: int = 0
     preempted: int = 0
+    ahead: dict[Sequence, ScheduledSeq] = field(default_factory=dict)
 
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
         """Of the step before drafts are added."""
@@ -48,6 +49,15 @@ class StepPlan:
         )  # fmt: skip
         tokens = max_num_batched_tokens - self.budget
         return StepCounts(tokens - decode, decode, self.context, self.preempted)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was scheduled and has not been given to `update`. Row i is of seqs[i]."""
+
+    step: int
+    rows: list[ScheduledSeq]
+    seqs: list[Sequence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,13 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
         made, wanted = result.prompt_logprobs[i], _prompt_end(seqs[i], rows[i]) - rows[i].start
         if i not in result.failed and (made is None or len(made) != wanted):
             raise ValueError(f"row {i} should have the prompt logprobs of {wanted} positions")
+
+
+def check_stepwise(seqs: Seq[Sequence], result: StepOutput) -> None:
+    """Raise ValueError when a sequence that may be in two steps at once was given drafts or several tokens."""
+    for i, seq in enumerate(seqs):
+        if (i in result.drafts or len(result.token_ids[i]) > 1) and not seq.state.request.stepwise:
+            raise ValueError(f"row {i} has drafts or several tokens, and its request is not stepwise")
 
 
 def take_drafts(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.executor.base import StepArrays
-from quire.types import NewSeq, ScheduledSeq
+from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq
 
 
 @dataclass(slots=True)
@@ -19,6 +19,7 @@ class Slot:
     line: int
     filled: list[int]  # entries used of its line, per cache group
     prompt: list[int]  # kept only when prompt logprobs were asked for
+    last: int = 0  # the token sampled last: the next step's, when that was scheduled before it was known
 
 
 class Slots:
@@ -71,7 +72,8 @@ def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -
         arrays.query_start[row] = start
         count = len(item.token_ids)
         if count == 1:
-            arrays.token_ids[start] = item.token_ids[0]
+            token = item.token_ids[0]
+            arrays.token_ids[start] = slot.last if token == NEXT_TOKEN else token
             arrays.positions[start] = item.start
         else:
             arrays.token_ids[start : start + count] = item.token_ids

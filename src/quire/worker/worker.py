@@ -26,6 +26,8 @@ class Worker:
         started = time.perf_counter()
         self._apply(out)
         rows = len(out.scheduled)
+        if not rows:
+            return StepOutput([], [], [])
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
         prepared = time.perf_counter()
         logits = self._executor.run(tokens, rows, len(sampling))
@@ -37,6 +39,8 @@ class Worker:
             self._sample(logits, sampling, out.scheduled, result)
         sampled = time.perf_counter()
         for row, item in enumerate(out.scheduled):
+            if result.token_ids[row]:
+                self._slots[item.seq_id].last = result.token_ids[row][-1]
             if item.prompt_logprobs and row not in result.failed:
                 result.prompt_logprobs[row] = self._prompt_logprobs(row, item)
                 if result.prompt_logprobs[row] is None:
