@@ -274,17 +274,33 @@ class ScheduledSeq:
     drafts: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The content of a KV block copied from or to where blocks are kept besides the executor (see core.tier.Tier).
+
+    `digest` and `group` say what it is: the KV of a cache group for a block of tokens after a certain prefix. A block
+    that is filled belongs to the move until StepOutput.filled names it. One that is copied out may be another's after.
+    """
+
+    block: int
+    digest: bytes
+    group: int
+    fill: bool
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """What to run in one step. Row i of every step array is scheduled[i]; nobody sorts.
 
-    `gone` are sequences whose worker slot is to be released before this step: finished, aborted, preempted.
+    `gone` are sequences whose worker slot is to be released before this step: finished, aborted, preempted. `moves` are
+    begun in order before the rows run. Those out of a block have then ended, others may take longer than the step.
     """
 
     step: int
     scheduled: list[ScheduledSeq]
     new: list[NewSeq]
     gone: list[int]
+    moves: list[Move] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -394,6 +410,8 @@ class StepOutput:
 
     A row with drafts accepts those that are what would have been sampled, up to the first that is not, and the token
     sampled after them. `drafts[i]` are guesses at what follows the tokens accepted for scheduled[i], for a later step.
+
+    `filled` names blocks whose moves have ended, of this step or earlier ones: True where the content came.
     """
 
     token_ids: list[list[int]]
@@ -402,6 +420,7 @@ class StepOutput:
     failed: dict[int, FinishReason] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     drafts: dict[int, list[int]] = field(default_factory=dict)
+    filled: dict[int, bool] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from quire.types import (
     StepOutput,
 )
 
+from .host_tier import HostTier
 from .paged_worker import PagedWorker, first_hash, generate_alone, prefix_hashes
 
 
@@ -36,17 +37,26 @@ class Driver:
     """Every request gets a seed of its own, by which the worker knows its namespace."""
 
     def __init__(
-        self, config: SchedulerConfig, *, burst: int = 1, failing: frozenset[int] = frozenset()
+        self,
+        config: SchedulerConfig,
+        *,
+        burst: int = 1,
+        failing: frozenset[int] = frozenset(),
+        tier: HostTier | None = None,
     ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.tier = tier
+        self.scheduler = Scheduler(config, tier=tier)
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
-        self.worker = PagedWorker(config, self.requests.__getitem__, burst, lambda new: new.seed in failing)
+        self.worker = PagedWorker(
+            config, self.requests.__getitem__, tier, burst, lambda new: new.seed in failing
+        )
         self.failing = failing
         self.steps = 0
         self.flights: deque[tuple[SchedulerOutput, StepOutput]] = deque()
         self.in_vain: Counter[Sequence] = Counter()
+        self.filling: set[int] = set()  # blocks, as far as the scheduler has heard
 
     def add(
         self,
@@ -102,10 +112,12 @@ class Driver:
         had_work = scheduler.has_work()
         out = scheduler.schedule()
         scheduler.audit()
+        self.filling.update(move.block for move in out.moves if move.fill)
+        self.check_filling()
         if out.scheduled:
             self.check_counts(out)
         else:
-            assert scheduler._flights or not had_work
+            assert scheduler._flights or self.filling or not had_work
         self.flights.append((out, self.worker.run(out)))
         self.steps += 1
         return len(out.scheduled)
@@ -117,11 +129,20 @@ class Driver:
         seqs = scheduler._flights[0].seqs if out.scheduled else []
         ended = [seq for seq in seqs if seq.status is not Status.RUNNING]
         before = scheduler.rows_in_vain
+        self.filling.difference_update(result.filled)
         self.take(scheduler.update(out, result))
+        self.check_filling()
         assert scheduler.rows_in_vain == before + len(ended)
         self.in_vain.update(seq for seq in ended if seq.status is Status.ENDED)
         assert max(self.in_vain.values(), default=0) <= self.config.steps_in_flight
         scheduler.audit()
+
+    def check_filling(self) -> None:
+        """Blocks being filled are held, and cannot be found."""
+        pool = self.scheduler._blocks.pool
+        for block in self.filling:
+            assert pool._references[block] == 1
+            assert not pool._published[block]
 
     def check_counts(self, out: SchedulerOutput) -> None:
         scheduler = self.scheduler
@@ -198,6 +219,10 @@ class Driver:
                 for place in range(size if block != NO_BLOCK else 0):
                     held = self.worker.cells[block, place]
                     assert held == (group, hashes[len(tokens) - size + place]), f"block {block} is another's"
+        if self.tier is not None:
+            nodes = [node for _, node in self.cached().items()]
+            found = {(node.digest, g): 1 for node in nodes for g, b in enumerate(node.value) if b != NO_BLOCK}
+            assert found == self.tier.findable, "what the tier has heard is not what can be found"
 
     def check_sample(self, request: Request, index: int) -> None:
         sample = self.samples[request.request_id, index]

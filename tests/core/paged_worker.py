@@ -26,6 +26,8 @@ from quire.types import (
     TokenLogprob,
 )
 
+from .host_tier import HostTier
+
 VOCAB = 11  # small, so that stop ids are hit
 
 
@@ -97,11 +99,13 @@ class PagedWorker:
         self,
         config: SchedulerConfig,
         request_of: Callable[[int], Request],
+        tier: HostTier | None = None,
         burst: int = 1,
         fails: Callable[[NewSeq], bool] = lambda new: False,
     ) -> None:
         self.config = config
         self.request_of = request_of
+        self.tier = tier
         self.burst = burst
         self.fails = fails
         self.slots: dict[int, Slot] = {}
@@ -121,11 +125,12 @@ class PagedWorker:
             self.slots[new.seq_id] = Slot(new, namespace, list(new.token_ids), tables, start)
         assert len({row.seq_id for row in out.scheduled}) == len(out.scheduled) <= self.config.max_num_seqs
         assert out.num_tokens <= self.config.max_num_batched_tokens
+        filled = {} if self.tier is None else self.tier.move(self.cells, out.moves)
         for row in out.scheduled:
             self.write(row)
         for row in out.scheduled:
             self.read(row)
-        result = StepOutput([], [], [])
+        result = StepOutput([], [], [], filled=filled)
         for i, row in enumerate(out.scheduled):
             self.sample(i, row, result)
         return result
@@ -151,6 +156,7 @@ class PagedWorker:
             assert all(0 <= block < self.config.num_blocks for block in ids)
             table.extend(ids)
             for p in range(row.start, end):
+                assert self.tier is None or table[p // size] not in self.tier.filling
                 self.cells[table[p // size], p % size] = (group, hashes[p])
         slot.computed = known
         self.computed_tokens += len(row.token_ids)

@@ -14,6 +14,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.types import NO_BLOCK, CacheGroup, RequestError
 
 from .driver import Driver
+from .host_tier import HostTier
 
 BASES = [[1, 2, 3, 4, 5, 6, 7, 8, 9] * 5, [7, 7, 7, 1, 7, 7, 2] * 7, [1, 2, 3, 4, 9, 9] * 8]
 
@@ -92,13 +93,22 @@ def play(driver: Driver, script: list[tuple[str, Any]]) -> None:
 
 
 @settings(max_examples=400)
-@given(config=configs(), script=actions, burst=st.sampled_from([1, 1, 3]), failing=st.sets(st.integers(0, 9)))
+@given(
+    config=configs(),
+    script=actions,
+    burst=st.sampled_from([1, 1, 3]),
+    failing=st.sets(st.integers(0, 9)),
+    keeps=st.sampled_from([0, 0, 5, 40]),
+)
 def test_any_life_keeps_every_promise(
-    config: SchedulerConfig, script: list[tuple[str, Any]], burst: int, failing: set[int]
+    config: SchedulerConfig, script: list[tuple[str, Any]], burst: int, failing: set[int], keeps: int
 ) -> None:
-    driver = Driver(config, burst=burst, failing=frozenset(failing if len(failing) < 3 else ()))
+    tier = HostTier(config.block_size, keeps) if keeps and config.enable_prefix_caching else None
+    driver = Driver(config, burst=burst, failing=frozenset(failing if len(failing) < 3 else ()), tier=tier)
     play(driver, script)
     event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
+    if tier is not None:
+        event(f"blocks fetched: {tier.came > 0}")
 
 
 @settings(max_examples=60)
@@ -174,7 +184,10 @@ def crowded_life(seed: int, **changes: Any) -> Driver:
     rng = random.Random(seed)
     config = replace(crowded_config(rng), **changes)
     failing = frozenset(rng.sample(range(20), 2)) if rng.random() < 0.3 else frozenset()
-    driver = Driver(config, burst=rng.choice([1, 1, 2]), failing=failing)
+    tier = HostTier(config.block_size, rng.randint(5, 60)) if config.enable_prefix_caching else None
+    driver = Driver(
+        config, burst=rng.choice([1, 1, 2]), failing=failing, tier=tier if rng.random() < 0.6 else None
+    )
     added = 0
     while added < 20:
         for _ in range(rng.choice([0, 0, 1, 1, 3, 8])):
@@ -200,5 +213,6 @@ def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
     driver = crowded_life(seed)
     event(f"preemptions: {'none' if not driver.scheduler.num_preemptions else 'some'}")
     event(f"rows in vain: {driver.scheduler.rows_in_vain > 0}")
+    event(f"blocks fetched: {driver.tier is not None and driver.tier.came > 0}")
     event(f"drafts accepted: {driver.worker.accepted_drafts > 0}")
     event(f"evictions or hits: {driver.scheduler.prefix_stats.hit_tokens > 0}")

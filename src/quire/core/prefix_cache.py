@@ -37,10 +37,12 @@ from dataclasses import dataclass
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import first_live_block
 from quire.core.radix import Node, RadixTree
-from quire.types import NO_BLOCK, CacheGroup
+from quire.core.tier import Tier, chain, root_digest
+from quire.types import NO_BLOCK, CacheGroup, Move
 
 TOKEN_BYTES = 4
 BlockNode = Node[list[int]]
+Holder = tuple[str, Iterable[int], BlockNode | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,15 @@ class PrefixCacheStats:
 class PrefixCache:
     """The blocks of one tenant, findable by token prefix. Keys are int32 token ids, native byte order.
 
-    Of the pool it has `num_blocks`: `num_cached` that nobody holds, the others are held by its `num_running` sequences.
+    Of the pool it has `num_blocks`: `num_cached` that nobody holds, the others are held by its `num_running` sequences
+    and by those that wait for one of its `num_fetches`.
     """
 
     def __init__(
         self, caches: PrefixCaches, tenant: str, groups: Sequence[CacheGroup], block_size: int
     ) -> None:
         self.tenant = tenant
-        self.num_blocks = self.num_cached = self.num_running = 0
+        self.num_blocks = self.num_cached = self.num_running = self.num_fetches = 0
         self._caches, self._pool = caches, caches.pool
         self._groups = tuple(groups)
         self._block_size = block_size
@@ -117,6 +120,8 @@ class PrefixCache:
         The hit must come from `match` in the same namespace with no allocation in between.
         """
         node = self._tree.root(namespace) if hit.node is None else hit.node
+        if self._caches.tier is not None and hit.node is None:
+            node.digest = root_digest(self._caches.tier.fingerprint, self.tenant, namespace)
         self._tree.lock(node)
         blocks = hit.live()
         cached = self._pool.num_cached
@@ -135,7 +140,7 @@ class PrefixCache:
         return self._pool.take(count)
 
     def publish(self, parent: BlockNode, key: bytes, blocks: Sequence[int]) -> BlockNode:
-        """Make one computed block (one held id a group) findable below `parent`.
+        """Make one computed block (one held id a group, or NO_BLOCK) findable below `parent`.
 
         Moves the caller's lock from `parent` to the block's node and returns that. Where the block is known
         already, the held ids take the place of missing or unheld ones and are twins of the others.
@@ -143,19 +148,26 @@ class PrefixCache:
         node = parent.children.get(key)
         if node is None:
             node = self._tree.extend(parent, key, [NO_BLOCK] * len(blocks))
+            if self._caches.tier is not None:
+                node.digest = chain(parent.digest, key)
         for group, block in enumerate(blocks):
-            known = node.value[group]
-            if known == NO_BLOCK:
-                self._settle(node, group, block)
-            elif self._pool.is_cached(known):
-                self._withdraw(known)
-                self._settle(node, group, block)
-            elif known != block:
-                self._twins.setdefault(known, []).append(block)
-                self._twin_of[block] = known
+            if block != NO_BLOCK:
+                self.put(node, group, block)
         self._tree.lock(node)
         self._tree.unlock(parent)
         return node
+
+    def put(self, node: BlockNode, group: int, block: int) -> None:
+        """Make a held block findable at `node`, as `publish` does for all groups."""
+        known = node.value[group]
+        if known == NO_BLOCK:
+            self._settle(node, group, block)
+        elif self._pool.is_cached(known):
+            self._withdraw(known)
+            self._settle(node, group, block)
+        elif known != block:
+            self._twins.setdefault(known, []).append(block)
+            self._twin_of[block] = known
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block: published ones stay findable until evicted."""
@@ -194,7 +206,11 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget everything that no sequence holds."""
         while self.num_cached:
-            self.evict_oldest()
+            self.evict_oldest(offer=False)
+
+    def path(self, key: bytes, namespace: str) -> list[BlockNode]:
+        """The nodes of the longest known prefix of `key`, shortest first, some perhaps without blocks."""
+        return self._tree.match(key, namespace)
 
     def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> set[int]:
         """Prove tree and counts against the pool. `tables` are the live blocks of the tenant's running sequences,
@@ -252,20 +268,23 @@ class PrefixCache:
                 best = depth
         return best
 
-    def evict_oldest(self) -> None:
-        """Give up a block that nobody holds, or the blocks of one node: what was used longest ago."""
+    def evict_oldest(self, *, offer: bool = True) -> None:
+        """Give up a block that nobody holds, or the blocks of one node: what was used longest ago.
+
+        With `offer` it is offered to the tier.
+        """
         leaf = self._tree.oldest()
         if self._idle:
             block, since = next(iter(self._idle.items()))
             if leaf is None or since < leaf.last_use:
                 node, _ = self._home[block]
-                self._withdraw(block)
+                self._withdraw(block, offer=offer)
                 self._prune(node)
                 return
         if leaf is None:
             raise AuditError("blocks are cached but none can be evicted")
         parent = leaf.parent
-        self._remove(leaf)
+        self._remove(leaf, offer=offer)
         if parent is not None:
             self._prune(parent)
 
@@ -283,14 +302,14 @@ class PrefixCache:
             return False
         return node.parent.parent is not None  # a namespace's root holds no blocks
 
-    def _remove(self, leaf: BlockNode) -> None:
+    def _remove(self, leaf: BlockNode, *, offer: bool = False) -> None:
         self._tree.remove(leaf)
-        self._withdraw_all(leaf)
+        self._withdraw_all(leaf, offer=offer)
 
-    def _withdraw_all(self, node: BlockNode) -> None:
+    def _withdraw_all(self, node: BlockNode, *, offer: bool = False) -> None:
         for block in node.value:
             if block != NO_BLOCK:
-                self._withdraw(block)
+                self._withdraw(block, offer=offer)
 
     def _count(self, blocks: int, cached: int) -> None:
         self.num_blocks += blocks
@@ -304,9 +323,14 @@ class PrefixCache:
         node.value[group] = block
         self._home[block] = (node, group)
         self._pool.publish(block)
+        if self._caches.tier is not None:
+            self._caches.tier.published(node.digest, group)
 
-    def _withdraw(self, block: int) -> None:
+    def _withdraw(self, block: int, *, offer: bool = False) -> None:
         node, group = self._home.pop(block)
+        tier = self._caches.tier
+        if tier is not None and tier.withdrawn(node.digest, group, offered=offer):
+            self._caches.moves.append(Move(block, node.digest, group, fill=False))
         node.value[group] = NO_BLOCK
         self._idle.pop(block, None)
         free = self._pool.num_free
@@ -338,8 +362,11 @@ class PrefixCache:
 class PrefixCaches:
     """The prefix caches of all tenants over one pool. `num_running` sequences run, in `num_active` of them."""
 
-    def __init__(self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int) -> None:
-        self.pool = pool
+    def __init__(
+        self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int, tier: Tier | None = None
+    ) -> None:
+        self.pool, self.tier = pool, tier
+        self.moves: list[Move] = []  # of the next step
         self.stats = PrefixCacheStats()
         self.num_running = self.num_active = 0
         self.sizes: dict[PrefixCache, int] = {}  # the blocks of each one that has cached blocks
@@ -386,17 +413,19 @@ class PrefixCaches:
             cache.clear()
             self._forget_empty(cache)
 
-    def audit(self, running: Iterable[tuple[str, Iterable[int], BlockNode | None]]) -> None:
-        """Prove every cache, their counts and the pool against each other. `running` are each running sequence's
-        tenant, live blocks and locked node. Raises AuditError saying what is wrong. O(blocks)."""
+    def audit(self, running: Iterable[Holder], fetching: Iterable[Holder] = ()) -> None:
+        """Prove every cache, their counts and the pool against each other. `running` and `fetching` are each such
+        sequence's tenant, live blocks and locked node. Raises AuditError saying what is wrong. O(blocks)."""
         seqs = [(tenant, list(table), tip) for tenant, table, tip in running]
+        held = seqs + [(tenant, list(table), tip) for tenant, table, tip in fetching]
         found: list[int] = []
         for tenant, cache in self._caches.items():
-            own = [(table, tip) for name, table, tip in seqs if name == tenant]
-            if cache.num_running != len(own):
-                raise AuditError(f"{len(own)} sequences of a tenant run, the books say {cache.num_running}")
+            own = [(table, tip) for name, table, tip in held if name == tenant]
+            count = sum(name == tenant for name, _, _ in seqs)
+            if cache.num_running != count:
+                raise AuditError(f"{count} sequences of a tenant run, the books say {cache.num_running}")
             found += cache.audit([table for table, _ in own], [tip for _, tip in own if tip is not None])
-        self.pool.audit([table for _, table, _ in seqs], found)
+        self.pool.audit([table for _, table, _ in held], found)
         counts = [cache.num_running for cache in self._caches.values() if cache.num_running]
         if (sum(counts), len(counts)) != (self.num_running, self.num_active) or self.num_running != len(seqs):
             said = f"the books say {self.num_running} in {self.num_active}"
@@ -412,5 +441,5 @@ class PrefixCaches:
         return self.pool.num_blocks // (self.num_active + (not cache.num_running) + 1)
 
     def _forget_empty(self, cache: PrefixCache) -> None:
-        if not cache.num_blocks and not cache.num_running:
+        if not (cache.num_blocks or cache.num_running or cache.num_fetches):
             del self._caches[cache.tenant]

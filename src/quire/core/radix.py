@@ -27,10 +27,11 @@ V = TypeVar("V")
 
 
 class Node(Generic[V]):
-    """One block of a key. `value` belongs to the tree's owner; everything else only to the tree."""
+    """One block of a key. `value` and `digest` belong to the tree's owner; everything else only to the tree."""
 
-    __slots__ = ("children", "key", "last_use", "locks", "parent", "queued", "value")
+    __slots__ = ("children", "digest", "key", "last_use", "locks", "parent", "queued", "value")
     value: V  # not set on a namespace's root
+    digest: bytes  # of the whole prefix, where somebody asks for it
 
     def __init__(self, key: bytes, parent: Node[V] | None, last_use: int) -> None:
         self.key = key

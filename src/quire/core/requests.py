@@ -71,7 +71,7 @@ class Requests:
         state.sequences = []  # they know each other: their tokens would stay until garbage is collected
         return True
 
-    def audit(self, running: list[Sequence]) -> None:
+    def audit(self, running: list[Sequence], fetching: int) -> None:
         """Prove that every live sequence is in exactly one place; raises AuditError. O(sequences)."""
         found = dict.fromkeys(Status, 0)
         for seq in (seq for state in self._states.values() for seq in state.sequences):
@@ -80,7 +80,12 @@ class Requests:
             if seq.status is not Status.ENDED and not computed < known < seq.limit:
                 raise AuditError(f"sequence {seq.seq_id}: {computed} of {known} computed, limit {seq.limit}")
         queued = list(self.waiting)
-        said = {Status.HELD_BACK: self._held_back, Status.WAITING: len(queued), Status.RUNNING: len(running)}
+        said = {
+            Status.HELD_BACK: self._held_back,
+            Status.WAITING: len(queued),
+            Status.FETCHING: fetching,
+            Status.RUNNING: len(running),
+        }
         for status, count in said.items():
             if found[status] != count:
                 raise AuditError(f"{found[status]} sequences are {status.name}, the books say {count}")

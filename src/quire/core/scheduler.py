@@ -21,6 +21,7 @@ from dataclasses import replace
 from operator import add, attrgetter
 
 from quire.core.block_pool import AuditError
+from quire.core.fetching import Fetches
 from quire.core.policy import displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
 from quire.core.requests import Requests
@@ -39,6 +40,7 @@ from quire.core.step import (
     take_drafts,
     take_prompt_logprobs,
 )
+from quire.core.tier import Tier
 from quire.types import (
     NEXT_TOKEN,
     FinishReason,
@@ -61,7 +63,11 @@ class Scheduler:
     whenever there is work, a step runs at least one token. `rng` draws the seed of requests that name none.
     """
 
-    def __init__(self, config: SchedulerConfig, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, rng: random.Random | None = None, tier: Tier | None = None
+    ) -> None:
+        if tier is not None and not config.enable_prefix_caching:
+            raise ValueError("tier: what it keeps is found only with prefix caching")
         self.config = config
         self.step_counts = StepCounts()
         self.num_preemptions = 0
@@ -69,7 +75,9 @@ class Scheduler:
             0  # of sequences that had ended or given way before their step was given to `update`
         )
         self._rng = rng or random.Random()
-        self._blocks = SequenceBlocks(config)
+        self._blocks = SequenceBlocks(config, tier)
+        caches = self._blocks.caches
+        self._fetches = None if tier is None else Fetches(caches, config.groups, config.block_size, tier)
         self._requests = Requests(config)
         self._running: list[Sequence] = []  # by rank, so the last one gives way first
         self._waiting = self._requests.waiting
@@ -88,8 +96,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences not running: queued, preempted, or waiting for a sibling's prompt."""
-        return self._requests.num_waiting
+        """Sequences not running: queued, preempted, or waiting for a sibling's prompt or for blocks."""
+        return self._requests.num_waiting + self._num_fetching
 
     def oldest_arrival(self) -> float | None:
         """Arrival of the request that has waited longest in the queue; None when none waits. O(waiting)."""
@@ -97,7 +105,7 @@ class Scheduler:
 
     @property
     def blocks_used(self) -> int:
-        """Blocks held by running sequences."""
+        """Blocks held by running sequences, and blocks being filled."""
         return self._blocks.pool.num_held
 
     @property
@@ -115,8 +123,8 @@ class Scheduler:
         return self._blocks.caches.stats
 
     def has_work(self) -> bool:
-        """True while a sequence runs or waits."""
-        return bool(self._running or self._waiting)
+        """True while a sequence runs or waits, or a block is being filled."""
+        return bool(self._running or self._waiting or self._fetches)
 
     def add(self, request: Request) -> None:
         """Queue a request, one sequence per sample.
@@ -160,7 +168,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The next step; it is empty only when there is no work, or none before a step in flight has been given to
-        `update`.
+        `update` or moves have ended.
 
         Raises ValueError when as many steps as may be in flight have not been given to `update`.
         """
@@ -183,7 +191,9 @@ class Scheduler:
         if step.rows:
             flights.append(Flight(self._step, step.rows, step.seqs))
         gone, self._gone = self._gone, []
-        return SchedulerOutput(self._step, step.rows, step.new, gone)
+        caches = self._blocks.caches
+        moves, caches.moves = caches.moves, []
+        return SchedulerOutput(self._step, step.rows, step.new, gone, moves)
 
     def update(self, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
         """Commit what step `out` made; returns what changed for callers, in row order.
@@ -192,6 +202,9 @@ class Scheduler:
         the oldest step in flight or `result` does not fit it; nothing is changed then.
         """
         seqs = self._land(out, result)
+        if self._fetches is not None:
+            for seq in self._fetches.end(result.filled):
+                self._waiting.push(seq)
         failed, rows, running = result.failed, out.scheduled, Status.RUNNING
         events = []
         ended = False
@@ -261,14 +274,18 @@ class Scheduler:
 
     def audit(self) -> None:
         """Prove queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
-        self._requests.audit(self._running)
+        self._requests.audit(self._running, self._num_fetching)
         if len(self._running) > self.config.max_num_seqs:
             raise AuditError(
                 f"{len(self._running)} sequences run, max_num_seqs is {self.config.max_num_seqs}"
             )
         if self._running != sorted(self._running, key=_by_rank):
             raise AuditError("the running sequences are out of order")
-        self._blocks.audit(self._running)
+        self._blocks.audit(self._running, () if self._fetches is None else self._fetches.holders())
+
+    @property
+    def _num_fetching(self) -> int:
+        return 0 if self._fetches is None else self._fetches.num_sequences
 
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
@@ -322,7 +339,8 @@ class Scheduler:
             reach = blocks.reach(seq, room)
             if reach > start:
                 return min(end, reach)
-            if seq in step.ahead:  # its row that runs may give back blocks behind a window
+            # Its row that runs may give back blocks behind a window. A fetch lets go of its blocks by itself.
+            if seq in step.ahead or (self._fetches and seq is self._running[-1]):
                 return start
             bounded = blocks.reach(seq, blocks.caches.available) > start
             victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
@@ -352,10 +370,11 @@ class Scheduler:
             if self._first_end(seq, hit, step.budget) == hit.length:
                 return
             needs = self._blocks.catch_up(seq, hit.length, hit) + self._blocks.unheld(hit)
-            if needs <= room and len(self._running) < self.config.max_num_seqs:
+            if needs <= room and self._num_placed < self.config.max_num_seqs:
                 self._blocked = None
                 self._waiting.pop()
-                self._start(seq, hit, step)
+                if self._fetches is None or not self._fetches.begin(seq, hit, room):
+                    self._start(seq, hit, step)
             elif self._can_displace(seq, needs - room):
                 # And look again: what was found may have changed hands.
                 self._preempt(self._running[-1], step)
@@ -363,9 +382,15 @@ class Scheduler:
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
 
+    @property
+    def _num_placed(self) -> int:
+        """Sequences that run, or will when their blocks have come."""
+        return len(self._running) + (0 if self._fetches is None else len(self._fetches))
+
     def _may_have_slot(self, seq: Sequence) -> bool:
-        running = self._running
-        return len(running) < self.config.max_num_seqs or displaces(self.config.policy, seq, running[-1])
+        if self._num_placed < self.config.max_num_seqs:
+            return True
+        return bool(self._running) and displaces(self.config.policy, seq, self._running[-1])
 
     def _first_end(self, seq: Sequence, hit: Hit, budget: int) -> int:
         """Where a waiting sequence's first row may end; `hit.length` when it must wait for more budget."""
@@ -384,7 +409,7 @@ class Scheduler:
         always has room, since the door refused what cannot run alone.
         """
         running = len(self._running)
-        if not running:
+        if not running and not self._fetches:
             return NEVER
         return self._blocks.room(seq) - step.owed - running * self._blocks.num_groups
 
@@ -393,7 +418,7 @@ class Scheduler:
 
         Blocks that several of them share count more than once here: rarely, one gives way in vain.
         """
-        running = len(self._running)
+        running = self._num_placed
         for victim in reversed(self._running):
             if not displaces(self.config.policy, seq, victim):
                 return False
@@ -401,7 +426,7 @@ class Scheduler:
             short -= len(victim.table.live()) + self._blocks.num_groups
             if short <= 0 and running < self.config.max_num_seqs:
                 return True
-        return True
+        return not self._fetches
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
@@ -477,6 +502,7 @@ class Scheduler:
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
         seq.drafts = []
+        seq.fetched = False
         if self._whole_batches:
             self._may_join += 1  # it keeps its place in the batch
         seq.preemptions += 1

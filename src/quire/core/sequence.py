@@ -15,10 +15,11 @@ NEVER = sys.maxsize
 
 
 class Status(enum.Enum):
-    """Where a sequence is. A preempted one is WAITING again."""
+    """Where a sequence is. A preempted one is WAITING again, and so is one for which blocks have come."""
 
     HELD_BACK = enum.auto()  # until its sibling has computed their common prompt
     WAITING = enum.auto()
+    FETCHING = enum.auto()  # blocks of its prefix are being copied in
     RUNNING = enum.auto()
     ENDED = enum.auto()
 
@@ -84,6 +85,7 @@ class Sequence:
         "cache",
         "computed",
         "drafts",
+        "fetched",
         "limit",
         "min_length",
         "node",
@@ -124,6 +126,7 @@ class Sequence:
         wanted = params.prompt_logprobs is not None and sample_index == 0
         self.prompt_logprobs_left = self.prompt_len - 1 if wanted else 0
         self.computed = 0
+        self.fetched = False  # what is kept elsewhere was asked for since it last ran
         self.drafts: list[int] = []  # guesses at the tokens after the known ones
         self.table = BlockTable(0)
         self.cache: PrefixCache | None = None  # its tenant's, while it runs

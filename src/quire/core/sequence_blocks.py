@@ -9,18 +9,19 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import blocks_for, first_live_block, window_blocks
-from quire.core.prefix_cache import Hit, PrefixCache, PrefixCaches
+from quire.core.prefix_cache import Hit, Holder, PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, BlockTable, RequestState, Sequence
+from quire.core.tier import Tier
 from quire.types import NO_BLOCK
 
 
 class SequenceBlocks:
     """Block tables of the sequences of one scheduler, over one pool and the prefix caches of its tenants."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, tier: Tier | None = None) -> None:
         self.pool = BlockPool(config.num_blocks)
-        self.caches = PrefixCaches(self.pool, config.groups, config.block_size)
+        self.caches = PrefixCaches(self.pool, config.groups, config.block_size, tier)
         self.num_groups = len(config.groups)
         self._size = config.block_size
         self._keep = config.enable_prefix_caching
@@ -134,12 +135,12 @@ class SequenceBlocks:
         if state.namespace is not None and not self._keep:
             self.caches.of(state.tenant).drop(state.namespace)
 
-    def audit(self, running: Iterable[Sequence]) -> None:
+    def audit(self, running: Iterable[Sequence], fetching: Iterable[Holder]) -> None:
         """Prove every running sequence's table, then pool and caches; raises AuditError."""
         seqs = list(running)
         for seq in seqs:
             self._audit_table(seq)
-        self.caches.audit((seq.state.tenant, seq.table.live(), seq.node) for seq in seqs)
+        self.caches.audit(((seq.state.tenant, seq.table.live(), seq.node) for seq in seqs), fetching)
 
     def _audit_table(self, seq: Sequence) -> None:
         table = seq.table

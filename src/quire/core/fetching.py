@@ -1,0 +1,153 @@
+"""Sequences that wait for blocks to be copied in from a tier.
+
+    WAITING ── begin ──▶ FETCHING ── its moves have ended ──▶ WAITING, and what came is in the prefix cache
+
+A fetch is a holder of blocks, as a running sequence is: of the prefix that it goes on from, locked in place, and of the
+blocks that are being filled, which nobody can find. Once all of its moves have ended it publishes what came and lets go
+of everything: what the sequence then finds is a prefix hit like any other. If that was evicted or lost in between it is
+computed, as a sequence fetches once before it runs. When it is aborted the fetch goes on, since its blocks are being
+written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from quire.core.capacity import first_live_block
+from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, Hit, Holder, PrefixCache, PrefixCaches
+from quire.core.sequence import Sequence, Status
+from quire.core.tier import Tier, chain, root_digest
+from quire.types import NO_BLOCK, CacheGroup, Move
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """What a sequence waits for: prefix blocks 0 … len(columns) - 1 with one held id a group, NO_BLOCK where it needs
+    none. The first len(path) of them are known to the cache, though some of their groups' blocks may not be."""
+
+    seq: Sequence
+    cache: PrefixCache
+    keys: list[bytes]
+    path: list[BlockNode]
+    columns: list[list[int]]
+    node: BlockNode | None = None  # the last of path, or the namespace's root: locked
+    filling: dict[int, tuple[int, int]] = field(default_factory=dict)  # block -> its index and group
+    ended: dict[int, bool] = field(default_factory=dict)
+
+    def held(self) -> list[int]:
+        """Every block that the fetch holds."""
+        return [block for column in self.columns for block in column if block != NO_BLOCK]
+
+
+class Fetches:
+    """The fetches of one scheduler, by the blocks that they fill."""
+
+    def __init__(
+        self, caches: PrefixCaches, groups: tuple[CacheGroup, ...], block_size: int, tier: Tier
+    ) -> None:
+        self._caches, self._groups, self._size, self._tier = caches, groups, block_size, tier
+        self._by_block: dict[int, Fetch] = {}
+
+    def __iter__(self) -> Iterator[Fetch]:
+        return iter(dict.fromkeys(self._by_block.values()))
+
+    def __len__(self) -> int:
+        """Fetches that have not ended."""
+        return len(set(self._by_block.values()))
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that wait; those of aborted requests left aside."""
+        return sum(fetch.seq.status is Status.FETCHING for fetch in self)
+
+    def begin(self, seq: Sequence, hit: Hit, room: int) -> bool:
+        """Have the tier's part of a waiting sequence's prefix copied in; False when it holds no more of it than `hit`,
+        or there is no room."""
+        if seq.fetched or seq.state.namespace is None:
+            return False
+        seq.fetched = True
+        fetch, digests = self._find(seq)
+        if len(fetch.columns) * self._size <= hit.length:
+            return False
+        known = Hit(0, fetch.path[-1] if fetch.path else None, (fetch.held(),))
+        missing = [
+            (index, group)
+            for group, window in enumerate(group.window for group in self._groups)
+            for index in range(
+                first_live_block(len(fetch.columns) * self._size, window, self._size), len(fetch.columns)
+            )
+            if fetch.columns[index][group] == NO_BLOCK
+        ]
+        if len(missing) + sum(map(self._caches.pool.is_cached, known.live())) > room:
+            return False
+        fetch.cache.num_fetches += 1
+        fetch.node = fetch.cache.acquire(known, seq.state.namespace)
+        for block, (index, group) in zip(fetch.cache.allocate(len(missing)), missing, strict=True):
+            fetch.columns[index][group] = block
+            fetch.filling[block] = index, group
+            self._by_block[block] = fetch
+            self._caches.moves.append(Move(block, digests[index], group, fill=True))
+        seq.status = Status.FETCHING
+        return True
+
+    def end(self, filled: Mapping[int, bool]) -> list[Sequence]:
+        """Moves have ended; the sequences that need not wait any more. Raises ValueError for a block of no move."""
+        ready = []
+        for block, came in filled.items():
+            fetch = self._by_block.pop(block, None)
+            if fetch is None:
+                raise ValueError(f"block {block} is not being filled")
+            fetch.ended[block] = came
+            if len(fetch.ended) == len(fetch.filling):
+                self._publish(fetch)
+                if fetch.seq.status is Status.FETCHING:
+                    ready.append(fetch.seq)
+        return ready
+
+    def holders(self) -> Iterable[Holder]:
+        """Whose blocks are held, for audits."""
+        return [(fetch.seq.state.tenant, fetch.held(), fetch.node) for fetch in self]
+
+    def _find(self, seq: Sequence) -> tuple[Fetch, list[bytes]]:
+        """The longest prefix that cache and tier have together, with the cache's blocks in place, and its digests."""
+        size, step, tenant = self._size, self._size * TOKEN_BYTES, seq.state.tenant
+        namespace = seq.state.namespace or ""
+        cache, key = self._caches.of(tenant), seq.key(0, seq.usable_prefix())
+        keys = [key[at : at + step] for at in range(0, len(key) - step + 1, step)]
+        path = cache.path(key, namespace)
+        digests, digest, depth = [], root_digest(self._tier.fingerprint, tenant, namespace), 0
+        runs = [0] * len(self._groups)  # blocks without a gap up to here
+        for index, block_key in enumerate(keys):
+            node = path[index] if index < len(path) else None
+            digest = chain(digest, block_key) if node is None else node.digest
+            digests.append(digest)
+            for group in range(len(runs)):
+                there = node is not None and node.value[group] != NO_BLOCK
+                runs[group] = runs[group] + 1 if there or self._tier.holds(digest, group) else 0
+            needed = [
+                index + 1 - first_live_block((index + 1) * size, group.window, size) for group in self._groups
+            ]
+            if all(run >= need for run, need in zip(runs, needed, strict=True)):
+                depth = index + 1
+            elif any(not run and not group.window for run, group in zip(runs, self._groups, strict=True)):
+                break
+        columns = [[NO_BLOCK] * len(self._groups) for _ in range(depth)]
+        for group, window in enumerate(group.window for group in self._groups):
+            for index in range(first_live_block(depth * size, window, size), min(depth, len(path))):
+                columns[index][group] = path[index].value[group]
+        return Fetch(seq, cache, keys[:depth], path[:depth], columns), digests
+
+    def _publish(self, fetch: Fetch) -> None:
+        """Let go of everything, with what came in the cache: as far as no block is missing."""
+        cache, node = fetch.cache, fetch.node
+        assert node is not None
+        lost = [fetch.filling[block][0] for block, came in fetch.ended.items() if not came]
+        whole = min(lost, default=len(fetch.columns))
+        for block, (index, group) in fetch.filling.items():
+            if index < min(whole, len(fetch.path)):
+                cache.put(fetch.path[index], group, block)
+        for index in range(len(fetch.path), whole):
+            node = cache.publish(node, fetch.keys[index], fetch.columns[index])
+        cache.leave(node, fetch.held())
+        cache.num_fetches -= 1
