@@ -88,6 +88,29 @@ class TestEveryExecutor:
         with pytest.raises(ValueError):
             executor.run_head(5)
 
+    @pytest.mark.parametrize("formats", [BF16, NumberFormats("bf16", "i8")], ids=["bf16", "i8"])
+    def test_a_block_copied_out_and_in_elsewhere_is_that_block(
+        self, formats: NumberFormats, backend: Backend
+    ) -> None:
+        """A step that reads copies under other block ids, in another executor, gives the same bits."""
+        executor, arrays = ready(backend.make, formats)
+        arrays.logit_rows[0] = 9
+        expected = executor.run(10, 1, 1).copy()
+        other, arrays = ready(backend.make, formats)
+        contents = np.zeros((2, kv_block_bytes(executor.program, 16)), np.uint8)
+        executor.read_blocks([0, 2], contents)
+        other.write_blocks([5, 4], contents)
+        arrays.block_tables[0][2, 0], arrays.block_tables[1][2, 0] = 5, 4
+        arrays.token_ids[0], arrays.positions[0], arrays.query_start[1] = 19, 9, 1
+        arrays.logit_rows[0] = 0
+        np.testing.assert_allclose(other.run(1, 1, 1), expected, atol=1e-5)
+        again = np.zeros_like(contents)
+        other.read_blocks([4, 5], again[::-1])
+        assert (contents == again).mean() > 0.99  # the step wrote position 9 again
+        for blocks, message in (([6, 0], "not all in"), ([-1, 0], "not all in"), ([0], "is not uint8")):
+            with pytest.raises(ValueError, match=message):
+                executor.read_blocks(blocks, contents)
+
     def test_binding_twice_is_an_error(self, backend: Backend) -> None:
         executor, arrays = ready(backend.make)
         with pytest.raises(RuntimeError):

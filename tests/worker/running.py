@@ -14,7 +14,7 @@ from helpers.backends import NATIVE, Backend
 from helpers.specs import F32, decoder_spec
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.executor.base import Executor, Limits
+from quire.executor.base import U8, Executor, Limits
 from quire.executor.native import NativeExecutor
 from quire.program.lower import lower
 from quire.types import Request, SamplingParams, SchedulerOutput, SeqEvent, StepOutput
@@ -76,6 +76,38 @@ def executor_of(backend: Backend) -> Executor:
     return executor
 
 
+class RamTier:
+    """A tier in memory: what the scheduler asks and what the worker copies in one. Every seventh content is lost."""
+
+    fingerprint = b"tiny"
+
+    def __init__(self) -> None:
+        self.names: set[tuple[bytes, int]] = set()
+        self.contents: dict[tuple[bytes, int], U8] = {}
+        self.asked = self.got = 0
+
+    def published(self, digest: bytes, group: int) -> None:
+        pass
+
+    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
+        if offered:
+            self.names.add((digest, group))
+        return offered
+
+    def holds(self, digest: bytes, group: int) -> bool:
+        return (digest, group) in self.names
+
+    def put(self, digest: bytes, group: int, content: U8) -> None:
+        self.contents[digest, group] = content
+
+    def get(self, digest: bytes, group: int) -> U8 | None:
+        self.asked += 1
+        if self.asked % 7 == 0:
+            return None
+        self.got += 1
+        return self.contents[digest, group]
+
+
 Key = tuple[str, int]  # request id and sample index
 Propose = Callable[[Key, int], list[int]]
 
@@ -83,13 +115,19 @@ Propose = Callable[[Key, int], list[int]]
 class Rig:
     """A scheduler and a worker. `propose(sample, outputs)` gives drafts for a sample of so many outputs."""
 
-    def __init__(self, backend: Backend = NATIVE, propose: Propose | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        backend: Backend = NATIVE,
+        propose: Propose | None = None,
+        tier: RamTier | None = None,
+        **options: object,
+    ) -> None:
         asked: dict[str, object] = {
             "num_blocks": 40, "block_size": BLOCK, "max_num_seqs": 4, "max_num_batched_tokens": 48,
             "max_model_len": LENGTH, "groups": PROGRAM.cache_groups,
         }  # fmt: skip
         self.config = config = SchedulerConfig(**(asked | options))  # type: ignore[arg-type]
-        self.scheduler = Scheduler(config, random.Random(0))
+        self.scheduler = Scheduler(config, random.Random(0), tier)
         rows = config.max_num_seqs + config.max_draft_tokens
         limits = Limits(
             config.max_num_batched_tokens, config.max_num_seqs, rows, LENGTH, config.num_blocks, BLOCK
@@ -97,7 +135,7 @@ class Rig:
         executor = executor_of(backend)
         core = executor.core if isinstance(executor, NativeExecutor) else None
         sampler = Sampler(VOCAB, config.max_num_seqs, executor=core, max_rows=rows)
-        self.worker = Worker(executor, sampler, limits)
+        self.worker = Worker(executor, sampler, limits, tier)
         self.propose = propose
         self.drafts = self.accepted = 0
         self.seqs: dict[int, tuple[Key, int]] = {}  # and the prompt's length

@@ -11,18 +11,20 @@ once, so that a step itself passes three integers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.program.memory import kv_block_bytes
 from quire.program.ops import Param, Program
 from quire.quant import GroupCodes
 from quire.records import dataclass
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,15 @@ def step_array_bytes(limits: Limits, num_groups: int) -> int:
     return 4 * (words + num_groups * limits.max_rows * limits.blocks_per_row)
 
 
+def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], content: U8) -> None:
+    """Raise ValueError when read_blocks or write_blocks cannot be called so."""
+    if blocks and not 0 <= min(blocks) <= max(blocks) < limits.num_blocks:
+        raise ValueError(f"blocks: {list(blocks)} are not all in [0, {limits.num_blocks - 1}]")
+    shape = len(blocks), kv_block_bytes(program, limits.block_size)
+    if content.shape != shape or content.dtype != np.uint8:
+        raise ValueError(f"content: {content.dtype} {list(content.shape)} is not uint8 {list(shape)}")
+
+
 class Executor(Protocol):
     """Runs a Program. Life: construct(program) → put every part → bind(limits, arrays) → run/run_head …
 
@@ -101,6 +112,16 @@ class Executor(Protocol):
 
         None when the program leaves none.
         """
+
+    def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
+        """Copy KV blocks out: into[i] is the content of blocks[i], as many bytes as memory.kv_block_bytes says.
+
+        Only an executor of the same kind with the same program and block size can make use of them. ValueError for a
+        block that does not exist or an array of another shape.
+        """
+
+    def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
+        """Copy KV blocks in: the opposite of read_blocks."""
 
     def read(self, buffer: str, rows: int) -> F32:
         """The first rows of a buffer after the last run, as float32. For tests; see `stop_after`."""

@@ -3,37 +3,59 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import numpy as np
 
-from quire.executor.base import Executor, Limits, StepArrays
-from quire.types import FinishReason, LogprobTable, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.executor.base import U8, Executor, Limits, StepArrays
+from quire.program.memory import kv_block_bytes
+from quire.types import FinishReason, LogprobTable, Move, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.sampler import SampledRows, Sampler
 from quire.worker.slots import Slots, fill_rows
 
 
-class Worker:
-    """Executes scheduler outputs. The executor is loaded but not yet bound; binding happens here."""
+class BlockStore(Protocol):
+    """Contents of blocks kept besides the executor, by digest and cache group: the worker's side of a tier."""
 
-    def __init__(self, executor: Executor, sampler: Sampler, limits: Limits) -> None:
+    def put(self, digest: bytes, group: int, content: U8) -> None:
+        """Keep a content, which is the store's from now on."""
+
+    def get(self, digest: bytes, group: int) -> U8 | None:
+        """A content that was put; None when it is not kept any more."""
+
+
+class Worker:
+    """Executes scheduler outputs. The executor is loaded but not yet bound; binding happens here.
+
+    `store` holds the contents that moves copy out and in; there are none without.
+    """
+
+    def __init__(
+        self, executor: Executor, sampler: Sampler, limits: Limits, store: BlockStore | None = None
+    ) -> None:
         self.arrays = StepArrays(limits, len(executor.program.cache_groups))
         executor.bind(limits, self.arrays)
         self._executor, self._sampler, self._limits = executor, sampler, limits
         self._slots = Slots(self.arrays, limits.max_rows)
+        self._store = store
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
         """Run one step. Row i of the result belongs to out.scheduled[i]."""
         started = time.perf_counter()
         self._apply(out)
         rows = len(out.scheduled)
+        filled = self._move(out.moves) if out.moves else {}
         if not rows:
-            return StepOutput([], [], [])
+            return StepOutput([], [], [], filled=filled)
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
         prepared = time.perf_counter()
         logits = self._executor.run(tokens, rows, len(sampling))
         ran = time.perf_counter()
         result = StepOutput(
-            token_ids=[[] for _ in range(rows)], logprobs=[None] * rows, prompt_logprobs=[None] * rows
+            token_ids=[[] for _ in range(rows)],
+            logprobs=[None] * rows,
+            prompt_logprobs=[None] * rows,
+            filled=filled,
         )
         if sampling:
             self._sample(logits, sampling, out.scheduled, result)
@@ -62,6 +84,23 @@ class Worker:
                 self._sampler.drop(slot.line)
         for new in out.new:
             self._sampler.add(self._slots.admit(new).line, new)
+
+    def _move(self, moves: list[Move]) -> dict[int, bool]:
+        """Copy blocks out and in, in order; the blocks that were to be filled and whether they were."""
+        assert self._store is not None
+        filled = {}
+        size = kv_block_bytes(self._executor.program, self._limits.block_size)
+        for move in moves:
+            if move.fill:
+                content = self._store.get(move.digest, move.group)
+                filled[move.block] = content is not None
+                if content is not None:
+                    self._executor.write_blocks([move.block], content[None])
+            else:
+                content = np.empty(size, np.uint8)
+                self._executor.read_blocks([move.block], content[None])
+                self._store.put(move.digest, move.group, content)
+        return filled
 
     def _sample(
         self, logits: np.ndarray, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput

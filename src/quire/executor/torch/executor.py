@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.base import F32, Limits, StepArrays
+from quire.executor.base import F32, U8, Limits, StepArrays, check_blocks
 from quire.executor.torch import experts, ops
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
@@ -83,6 +83,26 @@ class TorchExecutor:
 
     def maxima(self, num_logit_rows: int) -> F32 | None:
         return self.read(self.program.maxima, num_logit_rows) if self.program.maxima else None
+
+    def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
+        state, reader = self._bound()
+        check_blocks(self.program, reader.limits, blocks, into)
+        at = 0
+        for part in state.block_parts():
+            content = part[list(blocks)].reshape(len(blocks), -1).view(torch.uint8).cpu().numpy()
+            into[:, at : at + content.shape[1]] = content
+            at += content.shape[1]
+
+    def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
+        state, reader = self._bound()
+        check_blocks(self.program, reader.limits, blocks, content)
+        at = 0
+        for part in state.block_parts():
+            shape = len(blocks), *part.shape[1:]
+            size = part[0].numel() * part.itemsize
+            piece = torch.from_numpy(np.ascontiguousarray(content[:, at : at + size]))
+            part[list(blocks)] = piece.to(part.device).view(part.dtype).reshape(shape)
+            at += size
 
     def read(self, buffer: str, rows: int) -> F32:
         found: F32 = self._bound()[0].buffers[buffer][:rows].float().cpu().numpy().copy()

@@ -49,6 +49,15 @@ class State:
             },
         )
 
+    def block_parts(self) -> list[Tensor]:
+        """What a block consists of, each [blocks, …]. Layers that share memory are there once."""
+        parts = [tensor for cache in self.caches.values() for tensor in (cache.keys, cache.values)]
+        parts += [
+            scales for cache in self.caches.values() if cache.scales is not None for scales in cache.scales
+        ]
+        parts += [cache.latents for cache in self.latents.values()]
+        return list({part.data_ptr(): part for part in parts}.values())
+
 
 def _rotation(rope: Rope, max_len: int, device: torch.device) -> Rotation:
     """Tables for positions 0 … max_len-1, each [max_len, dim/2]."""
