@@ -8,17 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from quire.core import prefix_cache, scheduler, sequence_blocks
+from quire.core import fetching, prefix_cache, scheduler, sequence_blocks
+from quire.core import tier as tier_module
 from quire.core.block_pool import AuditError, BlockPool
+from quire.core.fetching import Fetches
 from quire.core.prefix_cache import Hit, PrefixCache, PrefixCaches
 from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.step import StepPlan
-from quire.types import CacheGroup, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
+from quire.types import CacheGroup, Move, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
 
 from .driver import Driver
+from .host_tier import HostTier
 from .test_scheduler_trials import crowded_life
 
 CONFIG = SchedulerConfig(
@@ -31,10 +34,10 @@ CONFIG = SchedulerConfig(
 )
 
 
-def live(config: SchedulerConfig = CONFIG) -> Driver:
+def live(config: SchedulerConfig = CONFIG, tier: HostTier | None = None) -> Driver:
     """A fixed life with shared prefixes, siblings, namespaces, tenants, aborts and pressure."""
     rng = random.Random(3)
-    driver = Driver(config)
+    driver = Driver(config, tier=tier)
     for index in range(14):
         prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(3, 8)] + [rng.randint(0, 3) for _ in range(4)]
         params = {"max_tokens": rng.randint(1, 20), "n": rng.choice([1, 2])}
@@ -66,6 +69,11 @@ def test_unbroken_it_passes() -> None:
     assert driver.scheduler.num_preemptions
     assert driver.scheduler.rows_in_vain > 2
     assert driver.worker.accepted_drafts > 2
+    for config in (CONFIG, TWO_STEPS):
+        tier = HostTier(config.block_size)
+        live(config, tier)
+        assert tier.came > 20
+        assert tier.lost
 
 
 def leak(patch: pytest.MonkeyPatch) -> None:
@@ -292,6 +300,98 @@ def test_a_sequence_that_starts_again_while_its_row_runs_is_caught() -> None:
                 crowded_life(seed, **flights)
 
 
+def let_go_of_blocks_being_filled(patch: pytest.MonkeyPatch) -> None:
+    right = Fetches.begin
+
+    def begin(self: Fetches, seq: Sequence, hit: Hit, room: int) -> bool:
+        begun = right(self, seq, hit, room)
+        if begun:
+            fetch = list(self)[-1]
+            fetch.cache.release(list(fetch.filling))
+        return begun
+
+    patch.setattr(Fetches, "begin", begin)
+
+
+def find_blocks_being_filled(patch: pytest.MonkeyPatch) -> None:
+    """They are published at once, though held until their moves end."""
+    right = Fetches.begin
+
+    def begin(self: Fetches, seq: Sequence, hit: Hit, room: int) -> bool:
+        begun = right(self, seq, hit, room)
+        if begun:
+            fetch = list(self)[-1]
+            node = fetch.node
+            assert node is not None
+            for index in range(len(fetch.path), len(fetch.columns)):
+                node = fetch.cache.publish(node, fetch.keys[index], fetch.columns[index])
+            fetch.node, fetch.path = node, [*fetch.path] + [node] * (len(fetch.columns) - len(fetch.path))
+        return begun
+
+    patch.setattr(Fetches, "begin", begin)
+
+
+def believe_that_all_came(patch: pytest.MonkeyPatch) -> None:
+    right = Fetches.end
+    patch.setattr(Fetches, "end", lambda self, filled: right(self, dict.fromkeys(filled, True)))
+
+
+def chain_without_the_prefix(patch: pytest.MonkeyPatch) -> None:
+    for module in (prefix_cache, fetching):
+        patch.setattr(module, "chain", lambda parent, key: tier_module.chain(b"", key))
+
+
+def chain_without_the_tenant(patch: pytest.MonkeyPatch) -> None:
+    for module in (prefix_cache, fetching):
+        patch.setattr(
+            module, "root_digest", lambda seed, tenant, name: tier_module.root_digest(seed, "", name)
+        )
+
+
+def copy_out_a_step_late(patch: pytest.MonkeyPatch) -> None:
+    right = Scheduler.schedule
+    late: list[Move] = []
+
+    def schedule(self: Scheduler) -> SchedulerOutput:
+        out = right(self)
+        now = [*late, *(move for move in out.moves if move.fill)]
+        late[:] = [move for move in out.moves if not move.fill]
+        out.moves = now
+        return out
+
+    patch.setattr(Scheduler, "schedule", schedule)
+
+
+def never_tell_what_is_withdrawn(patch: pytest.MonkeyPatch) -> None:
+    right = PrefixCache._withdraw
+
+    def withdraw(self: PrefixCache, block: int, *, offer: bool = False) -> None:
+        kept, self._caches.tier = self._caches.tier, None
+        right(self, block, offer=offer)
+        self._caches.tier = kept
+
+    patch.setattr(PrefixCache, "_withdraw", withdraw)
+
+
+@pytest.mark.parametrize("config", [CONFIG, TWO_STEPS], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        let_go_of_blocks_being_filled,
+        find_blocks_being_filled,
+        believe_that_all_came,
+        chain_without_the_prefix,
+        chain_without_the_tenant,
+        copy_out_a_step_late,
+        never_tell_what_is_withdrawn,
+    ],
+)
+def test_broken_moves_are_caught(
+    break_it: Callable[[pytest.MonkeyPatch], None], config: SchedulerConfig
+) -> None:
+    check(break_it, config, HostTier(config.block_size))
+
+
 @pytest.mark.parametrize(
     "break_it",
     [
@@ -318,8 +418,10 @@ def test_broken_it_is_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> 
     check(break_it, CONFIG)
 
 
-def check(break_it: Callable[[pytest.MonkeyPatch], None], config: SchedulerConfig) -> None:
+def check(
+    break_it: Callable[[pytest.MonkeyPatch], None], config: SchedulerConfig, tier: HostTier | None = None
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         break_it(patch)
         with pytest.raises((AssertionError, AuditError, ValueError, KeyError, IndexError)):
-            live(config)
+            live(config, tier)
