@@ -257,21 +257,29 @@ class NewSeq:
 class ScheduledSeq:
     """One row of a step: run `token_ids` at positions start, start+1, … of sequence `seq_id`.
 
-    `new_blocks` per cache group are appended to the sequence's block table before the step. `sample` is true
-    when the row reaches the end of the known tokens, so the last position's logits give the next token.
-    `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted.
-    The last `drafts` of the tokens are guesses at what follows the known ones. A row that samples wants the logits
-    of its last known token and of every draft; see StepOutput. With two steps in flight the one token of a row may be
-    NEXT_TOKEN.
+    `new_blocks` per cache group are appended to the sequence's block table before the step. `logits` says how many
+    of the last positions' logits are wanted: 0, or 1 when the row reaches the end of the known tokens, so that they
+    give the next one, and 1 more for each draft, a guess at what follows the known tokens; see StepOutput.
+    `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted. With two steps
+    in flight the one token of a row may be NEXT_TOKEN.
     """
 
     seq_id: int
     start: int
     token_ids: list[int]
     new_blocks: tuple[list[int], ...]
-    sample: bool
+    logits: int
     prompt_logprobs: bool = False
-    drafts: int = 0
+
+    @property
+    def sample(self) -> bool:
+        """True when a token is sampled."""
+        return self.logits > 0
+
+    @property
+    def drafts(self) -> int:
+        """How many of the last tokens are drafts."""
+        return max(0, self.logits - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,7 +265,7 @@ def start_again_too_soon(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._admit_waiting
 
     def admit(self: Scheduler, step: StepPlan) -> None:
-        step.ahead = {}
+        step.ahead = self._none_ahead
         right(self, step)
 
     patch.setattr(Scheduler, "_admit_waiting", admit)

@@ -89,6 +89,8 @@ class Scheduler:
         self._may_join = NEVER  # sequences that the batch being admitted still has places for
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
+        self._none_ahead: dict[Sequence, ScheduledSeq] = {}
+        self._plain = config.steps_in_flight == 1 and not config.max_draft_tokens
 
     @property
     def num_running(self) -> int:
@@ -175,9 +177,8 @@ class Scheduler:
         flights = self._flights
         if len(flights) >= self.config.steps_in_flight:
             raise ValueError(f"step {flights[0].step} has not been given to update")
-        step = StepPlan(self.config.max_num_batched_tokens)
-        if flights:
-            step.ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True))
+        ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
+        step = StepPlan(self.config.max_num_batched_tokens, ahead)
         # The one rule: a sequence has computed < len(tokens); hand out the token budget until it is gone.
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, what a prefix
         # hit left over, and starting again after preemption are all a sequence catching up with its tokens.
@@ -261,9 +262,9 @@ class Scheduler:
             raise ValueError(f"step {out.step} is not the one being run")
         seqs = flights[0].seqs
         check_result(out, seqs, result)
-        if self.config.steps_in_flight > 1:
-            check_stepwise(seqs, result)
-        if self.config.max_draft_tokens:
+        if not self._plain:
+            if self.config.steps_in_flight > 1:
+                check_stepwise(seqs, result)
             take_drafts(out, seqs, result)
         flights.popleft()
         return seqs
@@ -289,7 +290,7 @@ class Scheduler:
 
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
-        budget, context, ahead = step.budget, 0, step.ahead
+        budget, context, decode, ahead = step.budget, 0, 0, step.ahead
         for seq in self._running:  # a preemption shortens this list at its end, never behind the cursor
             start = seq.computed
             end = known = len(seq.tokens)
@@ -314,16 +315,21 @@ class Scheduler:
                     new_blocks = self._blocks.grow(seq, end)
             budget -= end - start
             context += end
+            if start >= seq.prompt_len and end == start + 1:
+                decode += 1
             if end < known:
                 step.owed += self._blocks.catch_up(seq, end)
             wants = (
                 seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
             )
-            tokens = seq.tokens[start:end] or [NEXT_TOKEN]
+            tokens = seq.tokens[start:end]
             rows.append(ScheduledSeq(seq.seq_id, start, tokens, new_blocks, end == known, wants))
             seqs.append(seq)
+        for row in rows if ahead else ():
+            row.token_ids = row.token_ids or [NEXT_TOKEN]
         step.budget = budget
         step.context = context
+        step.decode = decode
 
     def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
         """The position, at most `end`, up to which a running sequence can go from `start` with the blocks there are.
@@ -453,6 +459,7 @@ class Scheduler:
         step.seqs.append(seq)
         step.budget -= end - start
         step.context += end
+        step.decode += start >= seq.prompt_len and end == start + 1
 
     def _add_drafts(self, step: StepPlan) -> None:
         """Have rows run drafts with the budget and blocks that are left: nobody waits or gives way for a guess."""
@@ -471,7 +478,7 @@ class Scheduler:
             if end > seq.table.capacity:
                 row.new_blocks = tuple(map(add, row.new_blocks, blocks.grow(seq, end)))
             row.token_ids += drafts[:count]
-            row.drafts = count
+            row.logits += count
             added += count
         counts = self.step_counts
         self.step_counts = replace(
@@ -497,6 +504,7 @@ class Scheduler:
             end = row.start + len(row.token_ids)
             step.budget += len(row.token_ids)
             step.context -= end
+            step.decode -= row.start >= seq.prompt_len and end == row.start + 1
             step.owed -= self._blocks.catch_up(seq, end) if not row.sample else 0
         self._blocks.give_back(seq)
         self._gone.append(seq.seq_id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.core.sequence import Sequence
 from quire.types import (
@@ -33,26 +35,22 @@ class StepPlan:
     """A step in the making. `seqs[i]` is the sequence of `rows[i]`; `ahead` are the rows of a step that still runs."""
 
     budget: int  # tokens not yet handed out
+    ahead: Mapping[Sequence, ScheduledSeq]
     rows: list[ScheduledSeq] = field(default_factory=list)
     seqs: list[Sequence] = field(default_factory=list)
     new: list[NewSeq] = field(default_factory=list)
     owed: int = 0  # blocks that its sequences still lack for the tokens they know
     context: int = 0
+    decode: int = 0
     preempted: int = 0
-    ahead: dict[Sequence, ScheduledSeq] = field(default_factory=dict)
 
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
         """Of the step before drafts are added."""
-        decode = sum(
-            [len(row.token_ids) == 1 and row.start >= seq.prompt_len
-             for row, seq in zip(self.rows, self.seqs, strict=True)]
-        )  # fmt: skip
         tokens = max_num_batched_tokens - self.budget
-        return StepCounts(tokens - decode, decode, self.context, self.preempted)
+        return StepCounts(tokens - self.decode, self.decode, self.context, self.preempted)
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """A step that was scheduled and has not been given to `update`. Row i is of seqs[i]."""
 
     step: int
@@ -95,7 +93,7 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
     rows = out.scheduled
     if not len(rows) == len(result.token_ids) == len(result.logprobs) == len(result.prompt_logprobs):
         raise ValueError(f"step {out.step} has {len(rows)} rows, its result does not")
-    if [bool(tokens) for tokens in result.token_ids] != [row.sample for row in rows]:
+    if [not tokens for tokens in result.token_ids] != [not row.logits for row in rows]:
         for i, row in enumerate(rows):
             if bool(result.token_ids[i]) != row.sample and i not in result.failed:
                 raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")
