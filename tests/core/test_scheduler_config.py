@@ -32,6 +32,8 @@ def limit(config: SchedulerConfig, prompt: Any, max_tokens: int | None = None) -
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", -1),
         ("max_model_len", 1),
+        ("max_draft_tokens", -1),
+        ("steps_in_flight", 3),
         ("groups", ()),
         ("groups", (CacheGroup((0,), -4),)),
         ("policy", "random"),

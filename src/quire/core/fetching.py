@@ -91,13 +91,17 @@ class Fetches:
         seq.status = Status.FETCHING
         return True
 
+    def check(self, filled: Mapping[int, bool]) -> None:
+        """Raise ValueError for a block that no move fills."""
+        for block in filled:
+            if block not in self._by_block:
+                raise ValueError(f"block {block} is not being filled")
+
     def end(self, filled: Mapping[int, bool]) -> list[Sequence]:
-        """Moves have ended; the sequences that need not wait any more. Raises ValueError for a block of no move."""
+        """Moves have ended; the sequences that need not wait any more."""
         ready = []
         for block, came in filled.items():
-            fetch = self._by_block.pop(block, None)
-            if fetch is None:
-                raise ValueError(f"block {block} is not being filled")
+            fetch = self._by_block.pop(block)
             fetch.ended[block] = came
             if len(fetch.ended) == len(fetch.filling):
                 self._publish(fetch)

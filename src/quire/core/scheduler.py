@@ -255,6 +255,8 @@ class Scheduler:
 
     def _land(self, out: SchedulerOutput, result: StepOutput) -> list[Sequence]:
         """Take a step out of flight; the sequences of its rows. Raises as `update` says."""
+        if self._fetches is not None:
+            self._fetches.check(result.filled)
         if not out.scheduled:
             return []  # it never was in flight
         flights = self._flights

@@ -1,0 +1,166 @@
+"""Blocks that leave for a tier and come back: who waits, who does not, and what is held meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.tier import chain, root_digest
+from quire.types import (
+    CacheGroup,
+    FinishReason,
+    Request,
+    SamplingParams,
+    SchedulerOutput,
+    SeqEvent,
+    StepOutput,
+)
+
+Name = tuple[bytes, int]
+
+
+class Kept:
+    """A tier that keeps whatever it is offered."""
+
+    fingerprint = b"weights"
+
+    def __init__(self) -> None:
+        self.names: set[Name] = set()
+
+    def published(self, digest: bytes, group: int) -> None:
+        pass
+
+    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
+        self.names |= {(digest, group)} if offered else set()
+        return offered
+
+    def holds(self, digest: bytes, group: int) -> bool:
+        return (digest, group) in self.names
+
+
+def make(tier: Kept, **changes: Any) -> Scheduler:
+    values: dict[str, Any] = {
+        "num_blocks": 6, "block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 32, "max_model_len": 24
+    }  # fmt: skip
+    return Scheduler(SchedulerConfig(**(values | changes)), tier=tier)
+
+
+def ask(name: str, prompt: list[int], max_tokens: int = 2) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return Request(request_id=name, prompt_token_ids=prompt, params=params, arrival=float(len(name)))
+
+
+def update(
+    scheduler: Scheduler, out: SchedulerOutput, filled: dict[int, bool] | None = None
+) -> list[SeqEvent]:
+    rows = len(out.scheduled)
+    tokens = [[7] if row.sample else [] for row in out.scheduled]
+    result = StepOutput(tokens, [None] * rows, [None] * rows, filled=filled or {})
+    events = scheduler.update(out, result)
+    scheduler.audit()
+    return events
+
+
+def step(scheduler: Scheduler, filled: dict[int, bool] | None = None) -> SchedulerOutput:
+    out = scheduler.schedule()
+    scheduler.audit()
+    update(scheduler, out, filled)
+    return out
+
+
+PROMPT = list(range(1, 14))  # three whole blocks and one token
+
+
+def evicted(**changes: Any) -> Scheduler:
+    """A scheduler whose tier keeps the three blocks of PROMPT, in a pool that others have filled since."""
+    scheduler = make(Kept(), **changes)
+    scheduler.add(ask("a", PROMPT, max_tokens=1))
+    step(scheduler)
+    scheduler.add(ask("b", [9] * 22, max_tokens=1))
+    out = step(scheduler)
+    assert [move.fill for move in out.moves] == [False] * 3 * len(scheduler.config.groups)
+    assert {move.block for move in out.moves} <= {b for blocks in out.scheduled[0].new_blocks for b in blocks}
+    assert len({move.digest for move in out.moves}) == 3
+    return scheduler
+
+
+def test_a_sequence_waits_for_its_blocks_and_others_do_not_wait_for_it() -> None:
+    scheduler = evicted()
+    scheduler.add(ask("aa", PROMPT))
+    scheduler.add(ask("bbb", [5], max_tokens=9))
+    out = scheduler.schedule()
+    fills = [move.block for move in out.moves if move.fill]
+    assert len(fills) == 3
+    assert [new.request_id for new in out.new] == ["bbb"]
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
+    update(scheduler, out)
+    before = scheduler.blocks_cached
+    step(scheduler, {fills[0]: True, fills[2]: True})
+    assert (scheduler.num_waiting, scheduler.blocks_cached) == (1, before)
+    step(scheduler, {fills[1]: True})
+    assert (scheduler.num_waiting, scheduler.blocks_cached) == (1, before + 3)
+    out = step(scheduler)
+    [new] = out.new
+    assert (new.request_id, new.blocks[0]) == ("aa", fills)
+    assert [(row.start, row.token_ids) for row in out.scheduled if row.seq_id == new.seq_id] == [(12, [13])]
+    assert scheduler.prefix_stats.hit_tokens == 12
+
+
+def test_what_is_lost_is_computed_and_not_asked_for_again() -> None:
+    scheduler = evicted()
+    scheduler.add(ask("aa", PROMPT))
+    out = scheduler.schedule()
+    assert not out.scheduled  # all there is waits for moves
+    assert scheduler.has_work()
+    fills = [move.block for move in out.moves if move.fill]
+    update(scheduler, out, {fills[0]: True, fills[1]: False, fills[2]: True})
+    out = step(scheduler)
+    assert not [move for move in out.moves if move.fill]
+    assert out.scheduled[0].start == 4
+    assert out.new[0].blocks == ([fills[0]],)
+
+
+def test_blocks_of_an_aborted_fetch_are_held_until_nothing_writes_to_them() -> None:
+    scheduler = evicted()
+    scheduler.add(ask("aa", PROMPT))
+    out = scheduler.schedule()
+    fills = [move.block for move in out.moves if move.fill]
+    [event] = scheduler.abort("aa")
+    assert event.finish_reason is FinishReason.ABORT
+    assert (scheduler.blocks_used, scheduler.num_waiting) == (3, 0)
+    assert scheduler.has_work()
+    update(scheduler, out, dict.fromkeys(fills[:2], True))
+    assert scheduler.blocks_used == 3
+    step(scheduler, {fills[2]: True})
+    assert (scheduler.blocks_used, scheduler.has_work()) == (0, False)
+    scheduler.add(ask("aaa", PROMPT))
+    assert step(scheduler).scheduled[0].start == 12  # they came all the same
+
+
+def test_a_sliding_group_fetches_what_its_window_needs() -> None:
+    groups = (CacheGroup((0,)), CacheGroup((1,), window=5))
+    scheduler = evicted(groups=groups, num_blocks=12, max_num_batched_tokens=64)
+    scheduler.add(ask("aa", PROMPT))
+    fills = [(move.group, move.block) for move in scheduler.schedule().moves if move.fill]
+    assert [group for group, _ in fills] == [0, 0, 0, 1]
+
+
+def test_a_block_of_no_move_is_refused_and_changes_nothing() -> None:
+    scheduler = make(Kept())
+    scheduler.add(ask("a", PROMPT))
+    out = scheduler.schedule()
+    with pytest.raises(ValueError, match="block 2 is not being filled"):
+        update(scheduler, out, {2: True})
+    assert update(scheduler, out)
+
+
+def test_a_digest_is_of_everything_before_it() -> None:
+    root = root_digest(b"weights", "tenant", "salt")
+    others = [("other", "tenant", "salt"), ("weights", "tenants", "alt"), ("weights", "", "salt")]
+    digests = {root_digest(seed.encode(), tenant, salt) for seed, tenant, salt in others}
+    assert len(digests | {root}) == 4
+    assert chain(chain(root, b"1"), b"2") != chain(chain(root, b"2"), b"2")
+    assert root.hex() == "300d7a13868552e95e4820b62b784164"  # in every process
