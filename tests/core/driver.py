@@ -55,7 +55,7 @@ class Driver:
         self.failing = failing
         self.steps = 0
         self.flights: deque[tuple[SchedulerOutput, StepOutput]] = deque()
-        self.in_vain: Counter[Sequence] = Counter()
+        self.wasted: Counter[Sequence] = Counter()
         self.filling: set[int] = set()  # blocks, as far as the scheduler has heard
 
     def add(
@@ -128,13 +128,13 @@ class Driver:
         out, result = self.flights.popleft()
         seqs = scheduler._flights[0].seqs if out.scheduled else []
         ended = [seq for seq in seqs if seq.status is not Status.RUNNING]
-        before = scheduler.rows_in_vain
+        before = scheduler.wasted_rows
         self.filling.difference_update(result.filled)
         self.take(scheduler.update(out, result))
         self.check_filling()
-        assert scheduler.rows_in_vain == before + len(ended)
-        self.in_vain.update(seq for seq in ended if seq.status is Status.ENDED)
-        assert max(self.in_vain.values(), default=0) <= self.config.steps_in_flight
+        assert scheduler.wasted_rows == before + len(ended)
+        self.wasted.update(seq for seq in ended if seq.status is Status.ENDED)
+        assert max(self.wasted.values(), default=0) <= self.config.steps_in_flight
         scheduler.audit()
 
     def check_filling(self) -> None:

@@ -144,7 +144,7 @@ class PagedWorker:
         assert row.start == slot.computed
         if row.token_ids == [NEXT_TOKEN]:
             assert self.config.steps_in_flight > 1
-            if slot.broken:  # the row is in vain
+            if slot.broken:  # the row is wasted
                 slot.extend([0])
         else:
             assert row.token_ids == slot.tokens[row.start : known] + drafts

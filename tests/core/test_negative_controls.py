@@ -67,7 +67,7 @@ def test_unbroken_it_passes() -> None:
     assert live(DRAFTS).worker.accepted_drafts > 20
     driver = live(TWO_STEPS)
     assert driver.scheduler.num_preemptions
-    assert driver.scheduler.rows_in_vain > 2
+    assert driver.scheduler.wasted_rows > 2
     assert driver.worker.accepted_drafts > 2
     for config in (CONFIG, TWO_STEPS):
         tier = HostTier(config.block_size)
@@ -271,10 +271,8 @@ def start_again_too_soon(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_admit_waiting", admit)
 
 
-def lose_count_of_rows_in_vain(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Scheduler, "rows_in_vain", property(lambda self: 0, lambda self, value: None), raising=False
-    )
+def lose_count_of_wasted_rows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "wasted_rows", property(lambda self: 0, lambda self, value: None), raising=False)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +280,7 @@ def lose_count_of_rows_in_vain(patch: pytest.MonkeyPatch) -> None:
     [
         forget_the_step_that_runs,
         never_sit_out,
-        lose_count_of_rows_in_vain,
+        lose_count_of_wasted_rows,
     ],
 )
 def test_broken_steps_in_flight_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:

@@ -256,7 +256,7 @@ def test_the_second_step_is_scheduled_while_the_first_runs() -> None:
     events = scheduler.update(third, answer(third, [[6], [6]]))
     assert [event.finish_reason for event in events] == [FinishReason.LENGTH] * 2
     assert not scheduler.has_work()
-    assert scheduler.rows_in_vain == 0
+    assert scheduler.wasted_rows == 0
     scheduler.audit()
 
 
@@ -270,13 +270,13 @@ def test_a_stop_costs_one_row_in_flight_and_an_abort_two() -> None:
     third = scheduler.schedule()
     assert third.gone == [0]
     assert scheduler.update(second, answer(second, [[7], [7]]))[0].request_id == "b"
-    assert scheduler.rows_in_vain == 1
+    assert scheduler.wasted_rows == 1
     fourth = scheduler.schedule()
     scheduler.abort("b")
     assert scheduler.blocks_used == 0
     assert not scheduler.update(third, answer(third, [[7]]))
     assert not scheduler.update(fourth, answer(fourth, [[7]]))
-    assert scheduler.rows_in_vain == 3
+    assert scheduler.wasted_rows == 3
     scheduler.audit()
 
 

@@ -18,7 +18,7 @@ def test_two_steps_in_flight_give_the_bits_of_one(backend: Backend) -> None:
     expected = Rig(backend).run(asked)
     overlapped = Rig(backend, steps_in_flight=2)
     check_same(overlapped.run(asked), expected, backend)
-    assert overlapped.scheduler.rows_in_vain > 0, "no request stopped while a row of it was in flight"
+    assert overlapped.scheduler.wasted_rows > 0, "no request stopped while a row of it was in flight"
 
 
 def test_rows_with_drafts_sit_out_beside_rows_that_do_not() -> None:

@@ -3,7 +3,7 @@
     WAITING ── begin ──▶ FETCHING ── its moves have ended ──▶ WAITING, and what came is in the prefix cache
 
 A fetch is a holder of blocks, as a running sequence is: of the prefix that it goes on from, locked in place, and of the
-blocks that are being filled, which nobody can find. Once all of its moves have ended it publishes what came and lets go
+blocks that are being filled, which cannot be found. Once all of its moves have ended it publishes what came and lets go
 of everything: what the sequence then finds is a prefix hit like any other. If that was evicted or lost in between it is
 computed, as a sequence fetches once before it runs. When it is aborted the fetch goes on, since its blocks are being
 written to.
@@ -79,7 +79,7 @@ class Fetches:
             )
             if fetch.columns[index][group] == NO_BLOCK
         ]
-        if len(missing) + sum(map(self._caches.pool.is_cached, known.live())) > room:
+        if not missing or len(missing) + sum(map(self._caches.pool.is_cached, known.live())) > room:
             return False
         fetch.cache.num_fetches += 1
         fetch.node = fetch.cache.acquire(known, seq.state.namespace)

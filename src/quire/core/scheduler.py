@@ -9,7 +9,7 @@ With two steps in flight the second is scheduled while the first runs:
        a        t t t     row t     -> x      row NEXT_TOKEN, which is x  no row: it sits the step out
        b        t t t t   row t t             row t t   -> y
 
-What step 1 makes of a sequence may end it: then its row of step 2 was in vain.
+What step 1 makes of a sequence may end it: then its row of step 2 is wasted.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class Scheduler:
         self.config = config
         self.step_counts = StepCounts()
         self.num_preemptions = 0
-        self.rows_in_vain = (
-            0  # of sequences that had ended or given way before their step was given to `update`
-        )
+        self.wasted_rows = 0  # whose sequence ended or gave way while they ran
         self._rng = rng or random.Random()
         self._blocks = SequenceBlocks(config, tier)
         caches = self._blocks.caches
@@ -211,7 +209,7 @@ class Scheduler:
         ended = False
         for i, seq in enumerate(seqs):
             if seq.status is not running:
-                self.rows_in_vain += 1
+                self.wasted_rows += 1
                 continue
             if failed and i in failed:
                 events.append(self._fail(seq, failed[i]))
@@ -464,7 +462,7 @@ class Scheduler:
         step.decode += start >= seq.prompt_len and end == start + 1
 
     def _add_drafts(self, step: StepPlan) -> None:
-        """Have rows run drafts with the budget and blocks that are left: nobody waits or gives way for a guess."""
+        """Have rows run drafts with the budget and blocks that are left: no sequence waits or gives way for a guess."""
         blocks, added, left = self._blocks, 0, min(step.budget, self.config.max_draft_tokens)
         for row, seq in zip(step.rows, step.seqs, strict=True):
             if not seq.drafts or not row.sample:
