@@ -113,6 +113,12 @@ class Executor(Protocol):
         None when the program leaves none.
         """
 
+    def read(self, buffer: str, rows: int) -> F32:
+        """The first rows of a buffer after the last run, as float32. For tests; see `stop_after`."""
+
+    def stop_after(self, op_index: int | None) -> None:
+        """Make later runs end after that op of Program.ops (None: run all), so buffers can be compared."""
+
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out: into[i] is the content of blocks[i], as many bytes as memory.kv_block_bytes says.
 
@@ -122,12 +128,6 @@ class Executor(Protocol):
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
         """Copy KV blocks in: the opposite of read_blocks."""
-
-    def read(self, buffer: str, rows: int) -> F32:
-        """The first rows of a buffer after the last run, as float32. For tests; see `stop_after`."""
-
-    def stop_after(self, op_index: int | None) -> None:
-        """Make later runs end after that op of Program.ops (None: run all), so buffers can be compared."""
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held by part: weights, kv, activations, tables."""

@@ -341,29 +341,6 @@ class NativeExecutor:
         """Maxima of the last logits; see Executor.maxima."""
         return None if self._maxima is None else self._maxima[:num_logit_rows]
 
-    def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
-        """Copy KV blocks out; see Executor.read_blocks."""
-        cache = self._cache(blocks, into)
-        for row, block in zip(into, blocks, strict=True):
-            row[:] = cache[block]
-
-    def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
-        """Copy KV blocks in; see Executor.write_blocks."""
-        cache = self._cache(blocks, content)
-        for row, block in zip(content, blocks, strict=True):
-            cache[block] = row
-
-    def _cache(self, blocks: Sequence[int], content: U8) -> U8:
-        """The KV cache, one row a block."""
-        if self._limits is None:
-            raise RuntimeError("blocks are there after bind")
-        check_blocks(self.program, self._limits, blocks, content)
-        [address] = [address for name, address, _ in self._core.arenas() if name == "kv"]
-        whole = self._limits.num_blocks, content.shape[1]
-        return np.ctypeslib.as_array((ctypes.c_uint8 * (whole[0] * whole[1])).from_address(address)).reshape(
-            whole
-        )
-
     def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
         """Only ops begin … end - 1 of Program.ops, on whatever their buffers hold: what a kernel benchmark times."""
         self._core.run_range(num_tokens, num_rows, num_logit_rows, begin, end)
@@ -430,6 +407,29 @@ class NativeExecutor:
     def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
         address = self._core.buffer(self._buffers[name]) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+    def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
+        """Copy KV blocks out; see Executor.read_blocks."""
+        cache = self._cache(blocks, into)
+        for row, block in zip(into, blocks, strict=True):
+            row[:] = cache[block]
+
+    def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
+        """Copy KV blocks in; see Executor.write_blocks."""
+        cache = self._cache(blocks, content)
+        for row, block in zip(content, blocks, strict=True):
+            cache[block] = row
+
+    def _cache(self, blocks: Sequence[int], content: U8) -> U8:
+        """The KV cache, one row a block."""
+        if self._limits is None:
+            raise RuntimeError("blocks are there after bind")
+        check_blocks(self.program, self._limits, blocks, content)
+        [address] = [address for name, address, _ in self._core.arenas() if name == "kv"]
+        whole = self._limits.num_blocks, content.shape[1]
+        return np.ctypeslib.as_array((ctypes.c_uint8 * (whole[0] * whole[1])).from_address(address)).reshape(
+            whole
+        )
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held by part."""

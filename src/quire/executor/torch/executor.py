@@ -84,6 +84,15 @@ class TorchExecutor:
     def maxima(self, num_logit_rows: int) -> F32 | None:
         return self.read(self.program.maxima, num_logit_rows) if self.program.maxima else None
 
+    def read(self, buffer: str, rows: int) -> F32:
+        found: F32 = self._bound()[0].buffers[buffer][:rows].float().cpu().numpy().copy()
+        return found
+
+    def stop_after(self, op_index: int | None) -> None:
+        if op_index is not None and not 0 <= op_index < len(self.program.ops):
+            raise ValueError(f"op_index: {op_index} is not in [0, {len(self.program.ops) - 1}]")
+        self._stop = op_index
+
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         state, reader = self._bound()
         check_blocks(self.program, reader.limits, blocks, into)
@@ -103,15 +112,6 @@ class TorchExecutor:
             piece = torch.from_numpy(np.ascontiguousarray(content[:, at : at + size]))
             part[list(blocks)] = piece.to(part.device).view(part.dtype).reshape(shape)
             at += size
-
-    def read(self, buffer: str, rows: int) -> F32:
-        found: F32 = self._bound()[0].buffers[buffer][:rows].float().cpu().numpy().copy()
-        return found
-
-    def stop_after(self, op_index: int | None) -> None:
-        if op_index is not None and not 0 <= op_index < len(self.program.ops):
-            raise ValueError(f"op_index: {op_index} is not in [0, {len(self.program.ops) - 1}]")
-        self._stop = op_index
 
     def memory(self) -> Mapping[str, int]:
         held = {"weights": self._weights.nbytes}
