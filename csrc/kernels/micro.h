@@ -58,7 +58,7 @@ struct I8 {
 // Clang loads the vectors of a step together, ahead of their sums, and then has too few registers for both: here the
 // next load waits for the sums before it. Nothing is executed.
 template <class Sum, class Elem>
-QUIRE_INLINE void in_turn(Sum& sum, const Elem*& w) {
+QUIRE_INLINE void in_turn([[maybe_unused]] Sum& sum, [[maybe_unused]] const Elem*& w) {
 #if defined(__clang__) && QUIRE_AVX2
   __asm__("" : "+x"(sum.a), "+x"(sum.b), "+r"(w));
 #endif
