@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from quire import records
+from quire.logprobs import LogprobTable, PositionLogprobs
 from quire.parameters import (
     MAX_INTEGER,
     Parameter,
@@ -377,98 +378,6 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.scheduled)
-
-
-@records.dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One candidate at one position: natural-log probability under the raw logits, and rank from 1."""
-
-    token_id: int
-    logprob: float
-    rank: int
-
-
-# The chosen token first, then the N most likely in falling order (the chosen one may appear again).
-PositionLogprobs = list[TokenLogprob]
-
-
-class LogprobTable(Sequence[PositionLogprobs]):
-    """Logprobs of several positions in 12 bytes a candidate and 12 a position; what is read of it is made then.
-
-    `ids` and `values` hold the candidates of all positions, `ends` where each position's end, `ranks` the rank of
-    each position's chosen token; the likely ones after it have the ranks 1, 2, …
-    """
-
-    __slots__ = ("ends", "ids", "ranks", "values")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        self.ids, self.values = array("i"), array("d")
-        self.ends, self.ranks = array("q"), array("i")
-
-    @classmethod
-    def of(cls, positions: Iterable[PositionLogprobs]) -> LogprobTable:
-        """The same positions as a table."""
-        if isinstance(positions, LogprobTable):
-            return positions
-        table = cls()
-        for position in positions:
-            ids, values = [token.token_id for token in position], [token.logprob for token in position]
-            table.add(ids, values, position[0].rank)
-        return table
-
-    def add(self, ids: Iterable[int], values: Iterable[float], rank: int) -> None:
-        """Append a position: the chosen token and the likely ones, and the chosen one's rank."""
-        self.ids.extend(ids)
-        self.values.extend(values)
-        self.ranks.append(rank)
-        self.ends.append(len(self.ids))
-
-    def extend(self, other: LogprobTable) -> None:
-        """Append the positions of another table."""
-        before = len(self.ids)
-        self.ids += other.ids
-        self.values += other.values
-        self.ranks += other.ranks
-        self.ends += array("q", [before + end for end in other.ends]) if before else other.ends
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    @overload
-    def __getitem__(self, at: int) -> PositionLogprobs: ...
-    @overload
-    def __getitem__(self, at: slice) -> LogprobTable: ...
-    def __getitem__(self, at: int | slice) -> PositionLogprobs | LogprobTable:
-        if isinstance(at, slice):
-            return self._part(*at.indices(len(self)))
-        place = at + len(self) if at < 0 else at
-        begin, end = self.ends[place - 1] if place else 0, self.ends[place]
-        ids, values = self.ids[begin:end], self.values[begin:end]
-        likely = map(TokenLogprob, ids[1:], values[1:], range(1, end - begin))
-        return [TokenLogprob(ids[0], values[0], self.ranks[place]), *likely]
-
-    def _part(self, start: int, stop: int, step: int) -> LogprobTable:
-        if step != 1:
-            raise ValueError("a part of a LogprobTable is a run of positions")
-        part, stop = LogprobTable(), max(start, stop)
-        begin, end = (self.ends[i - 1] if i else 0 for i in (start, stop))
-        part.ids, part.values, part.ranks = (
-            self.ids[begin:end],
-            self.values[begin:end],
-            self.ranks[start:stop],
-        )
-        part.ends = array("q", [place - begin for place in self.ends[start:stop]])
-        return part
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, LogprobTable):
-            mine = (self.ids, self.values, self.ends, self.ranks)
-            return mine == (other.ids, other.values, other.ends, other.ranks)
-        return list(self) == other
-
-    def __repr__(self) -> str:
-        return repr(list(self))
 
 
 @dataclass(slots=True)

@@ -14,17 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import (
-    NEXT_TOKEN,
-    FinishReason,
-    LogprobTable,
-    NewSeq,
-    Request,
-    ScheduledSeq,
-    SchedulerOutput,
-    StepOutput,
-    TokenLogprob,
-)
+from quire.logprobs import LogprobTable, TokenLogprob
+from quire.types import NEXT_TOKEN, FinishReason, NewSeq, Request, ScheduledSeq, SchedulerOutput, StepOutput
 
 from .host_tier import HostTier
 

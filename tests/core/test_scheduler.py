@@ -8,19 +8,18 @@ import pytest
 
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.logprobs import LogprobTable, TokenLogprob
 from quire.types import (
     NEXT_TOKEN,
     NO_BLOCK,
     CacheGroup,
     FinishReason,
-    LogprobTable,
     Request,
     RequestError,
     SamplingParams,
     SchedulerOutput,
     SeqEvent,
     StepOutput,
-    TokenLogprob,
 )
 
 from .driver import Driver

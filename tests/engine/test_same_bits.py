@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
-from quire.types import PositionLogprobs
+from quire.logprobs import PositionLogprobs
 
 WINDOWS = "qwen2-mixed-windows"
 LENGTH = 96

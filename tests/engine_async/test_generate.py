@@ -76,7 +76,10 @@ def expected(tiny: Path) -> list[Any]:
 def test_the_same_as_alone_whatever_the_load(tiny: Path, expected: list[Any], in_process: bool) -> None:
     async def work() -> None:
         async with running(tiny, in_process=in_process, **SMALL) as engine:
-            streams = [engine.generate(ask(f"r{i}", *one)) for i, one in enumerate(mixed())]
+            eos = engine.card.eos_token_ids
+            streams = [
+                engine.generate(ask(f"r{i}", *one, eos_token_ids=eos)) for i, one in enumerate(mixed())
+            ]
             collected = await asyncio.gather(*map(collect, streams))
             for want, stream, (texts, tokens) in zip(expected, streams, collected, strict=True):
                 got = stream.output

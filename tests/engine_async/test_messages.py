@@ -45,16 +45,8 @@ from quire.engine.host.messages import (
     unpack_ids,
     unpack_logprobs,
 )
-from quire.types import (
-    CacheGroup,
-    FinishReason,
-    LogprobTable,
-    Request,
-    SamplingParams,
-    StepRecord,
-    TokenIds,
-    TokenLogprob,
-)
+from quire.logprobs import LogprobTable, TokenLogprob
+from quire.types import CacheGroup, FinishReason, Request, SamplingParams, StepRecord, TokenIds
 from quire.util.startup import Span
 
 PARAMS = SamplingParams(
@@ -116,9 +108,11 @@ def test_messages_survive_any_cutting(data: st.DataObject) -> None:
 def test_parameters_mean_the_same_on_the_other_side() -> None:
     (add,) = (command_decoder().decode(body) for body in FrameReader().feed(bytes(frame(COMMANDS[1]))))
     assert isinstance(add, Add)
-    assert add.params.logit_bias == {3: -1.5, 4: 2.0}
-    assert (add.params.seed, list(add.params.stop), add.params.n) == (2**64 - 1, ["a", "é"], 4)
-    assert unpack_ids(add.prompt) == [0, 2**31 - 1]
+    params = add.request.params
+    assert params.logit_bias == {3: -1.5, 4: 2.0}
+    assert (params.seed, list(params.stop), params.n) == (2**64 - 1, ["a", "é"], 4)
+    assert isinstance(add.request.prompt_token_ids, TokenIds)
+    assert add.request.prompt_token_ids.tolist() == [0, 2**31 - 1]
 
 
 def test_packed_numbers_come_back() -> None:

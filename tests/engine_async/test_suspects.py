@@ -58,14 +58,14 @@ def test_what_is_long_ago_is_forgotten() -> None:
 
 def test_a_request_is_known_by_what_it_asks() -> None:
     same = {
-        digest_of(ask("one")),
-        digest_of(ask("two", (40, 41, 42), priority=3)),
+        digest_of(ask("one").request),
+        digest_of(ask("two", (40, 41, 42), priority=3).request),
         digest_of(ask("x", array("i", (40, 41, 42)))),
     }
     assert len(same) == 1
-    assert digest_of(ask("one", (40, 41))) not in same
-    assert digest_of(ask("one", params=SHORT)) not in same
-    assert digest_of(ask("one", namespace="other")) not in same
+    assert digest_of(ask("one", (40, 41)).request) not in same
+    assert digest_of(ask("one", params=SHORT).request) not in same
+    assert digest_of(ask("one", namespace="other").request) not in same
 
 
 class PoisonedHost(ProcessHost):

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire import _native
-from quire.types import NewSeq, SamplingParams, TokenLogprob
+from quire.logprobs import TokenLogprob
+from quire.types import NewSeq, SamplingParams
 from quire.worker.sampler import Sampler
 
 EPSILON = 2e-6

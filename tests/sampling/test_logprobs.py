@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import _native
-from quire.types import MAX_LOGPROBS, SamplingParams, TokenLogprob
+from quire.logprobs import TokenLogprob
+from quire.types import MAX_LOGPROBS, SamplingParams
 from quire.worker.sampler import Sampler
 
 from .reference import as_rows, ints, new_seq, position_logprobs

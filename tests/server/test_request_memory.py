@@ -17,11 +17,12 @@ import pytest
 from helpers.process import running, until
 from helpers.server import LiveServer, plenty, read_all, request_bytes, serving, stream_text
 from quire.engine.api import DeadlineError, GenerateAsk, OverloadedError, StreamDelta
+from quire.logprobs import LogprobTable, TokenLogprob
 from quire.server import pieces
 from quire.server.errors import ApiError
 from quire.server.memory import BODY_BYTE, Held, Pool, answer_costs, reading_cost
 from quire.server.responses import ChatCompletion, Completion
-from quire.types import LogprobTable, Request, SamplingParams, TokenIds, TokenLogprob
+from quire.types import Request, SamplingParams, TokenIds
 from quire.util.platform import resident_exactly
 
 

@@ -18,7 +18,8 @@ from quire.cli.options import (
     named_model,
     sampling_params,
 )
-from quire.types import PositionLogprobs, RequestError, RequestOutput, TokenLogprob
+from quire.logprobs import PositionLogprobs, TokenLogprob
+from quire.types import RequestError, RequestOutput
 
 if TYPE_CHECKING:
     from quire.llm import LLM

@@ -8,15 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.core.sequence import Sequence
-from quire.types import (
-    FinishReason,
-    LogprobTable,
-    NewSeq,
-    ScheduledSeq,
-    SchedulerOutput,
-    SeqEvent,
-    StepOutput,
-)
+from quire.logprobs import LogprobTable
+from quire.types import FinishReason, NewSeq, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.types import FinishReason, LogprobTable, QuireError, Request, RequestOutput
+from quire.logprobs import LogprobTable
+from quire.types import FinishReason, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
     from quire.text.chat import ChatAsk  # brings the template engine, which the engine process does without

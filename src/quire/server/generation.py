@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from quire.engine.api import GenerateAsk, Stream, StreamDelta
+from quire.logprobs import LogprobTable
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.responses import PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason, LogprobTable, RequestOutput, Timings
+from quire.types import FinishReason, RequestOutput, Timings
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 

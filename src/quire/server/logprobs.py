@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from quire.engine.api import AsyncEngine
+from quire.logprobs import PositionLogprobs
 from quire.server import pieces
 from quire.server.responses import (
     ChatLogprobs,
@@ -16,7 +17,6 @@ from quire.server.responses import (
     TokenLogprobBody,
     TopLogprob,
 )
-from quire.types import PositionLogprobs
 
 Entry = tuple[int, PositionLogprobs | None]
 Entries = Callable[[], Iterable[Entry]]  # token ids with their logprobs, from the start each time

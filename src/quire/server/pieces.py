@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.engine.api import StreamDelta
-from quire.types import PositionLogprobs
+from quire.logprobs import PositionLogprobs
 
 Pieces = Iterable[bytes]
 T = TypeVar("T")

@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.types import FinishReason, LogprobTable, NewSeq
+from quire.logprobs import LogprobTable
+from quire.types import FinishReason, NewSeq
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]

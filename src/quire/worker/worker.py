@@ -8,8 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
+from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
-from quire.types import FinishReason, LogprobTable, Move, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import FinishReason, Move, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.sampler import SampledRows, Sampler
 from quire.worker.slots import Slots, fill_rows
 

@@ -7,20 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.engine.api import StreamDelta
+from quire.logprobs import LogprobTable
 from quire.text.detokenizer import ByteLevelDetokenizer
 from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer
-from quire.types import (
-    CompletionOutput,
-    FinishReason,
-    LogprobTable,
-    Request,
-    RequestOutput,
-    SeqEvent,
-    Timings,
-    Usage,
-)
+from quire.types import CompletionOutput, FinishReason, Request, RequestOutput, SeqEvent, Timings, Usage
 
 PRIME_TOKENS = 16
 

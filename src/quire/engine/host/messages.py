@@ -15,14 +15,8 @@ import msgspec
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import (
-    FinishReason,
-    LogprobTable,
-    QuireError,
-    Request,
-    StepRecord,
-    TokenIds,
-)
+from quire.logprobs import LogprobTable
+from quire.types import FinishReason, QuireError, Request, StepRecord, TokenIds
 from quire.util.startup import Span
 
 MAX_FRAME_BYTES = 2**30
