@@ -60,7 +60,7 @@ def test_a_request_is_known_by_what_it_asks() -> None:
     same = {
         digest_of(ask("one").request),
         digest_of(ask("two", (40, 41, 42), priority=3).request),
-        digest_of(ask("x", array("i", (40, 41, 42)))),
+        digest_of(ask("x", array("i", (40, 41, 42))).request),
     }
     assert len(same) == 1
     assert digest_of(ask("one", (40, 41)).request) not in same
