@@ -60,7 +60,8 @@ ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), proce
     const std::string started = std::to_string(workers_.size() + 1);
     end();
     throw std::invalid_argument("threads: the system started " + started + " of " + std::to_string(threads_) +
-                                " and no more: ask for fewer, or raise the limit (ulimit -u, a container's pids limit)");
+                                " and no more: ask for fewer, or raise the process limit (ulimit -u, or the pids limit of "
+                                "the container)");
   }
 }
 

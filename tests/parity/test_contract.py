@@ -95,7 +95,7 @@ class TestEveryExecutor:
         """A step that reads copies under other block ids, in another executor, gives the same bits."""
         executor, arrays = ready(backend.make, formats)
         arrays.logit_rows[0] = 9
-        expected = executor.run(10, 1, 1).copy()
+        expected = executor.run(10, 1, 1)["logits"].copy()
         other, arrays = ready(backend.make, formats)
         contents = np.zeros((2, kv_block_bytes(executor.program, 16)), np.uint8)
         executor.read_blocks([0, 2], contents)
@@ -103,7 +103,7 @@ class TestEveryExecutor:
         arrays.block_tables[0][2, 0], arrays.block_tables[1][2, 0] = 5, 4
         arrays.token_ids[0], arrays.positions[0], arrays.query_start[1] = 19, 9, 1
         arrays.logit_rows[0] = 0
-        np.testing.assert_allclose(other.run(1, 1, 1), expected, atol=1e-5)
+        np.testing.assert_allclose(other.run(1, 1, 1)["logits"], expected, atol=1e-5)
         again = np.zeros_like(contents)
         other.read_blocks([4, 5], again[::-1])
         assert (contents == again).mean() > 0.99  # the step wrote position 9 again

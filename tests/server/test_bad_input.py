@@ -10,7 +10,6 @@ import gzip
 import json
 import os
 import threading
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from quire.server.exchange import Exchange
 from quire.server.requests import CompletionRequest
 from quire.server.sampling import make_ask
 from quire.text.tokenizer import Tokenizer
-from quire.types import SamplingParams
+from quire.types import SamplingParams, TokenIds
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 WINDOW = 200
@@ -265,7 +264,7 @@ def test_prompt_logprobs_are_bounded(server: LiveServer) -> None:
     scope = {"method": "POST", "path": "/", "headers": []}
     exchange = Exchange(scope, None, None, plenty())  # type: ignore[arg-type]
     with pytest.raises(ApiError, match=f"prompt_logprobs: {7000 * 61} entries"):
-        make_ask(exchange, body, params, array("i", [5] * 7000), "name")
+        make_ask(None, exchange, body, params, TokenIds([5] * 7000), "name")  # type: ignore[arg-type]
     together = server.complete([[5] * 190] * 100, prompt_logprobs=64, max_tokens=1)
     assert str(19_000 * 65) in together.error(400, "invalid_value", "prompt_logprobs")
     answer = server.complete([5] * 150, prompt_logprobs=64, max_tokens=1).json["choices"][0]

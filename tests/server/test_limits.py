@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import resource
 import socket
 import ssl
@@ -181,10 +182,13 @@ def test_a_connection_holds_what_is_planned_for_it(folder: Path, tmp_path: Path,
             sock.close()
         with socket.create_connection(("127.0.0.1", server.port)):  # they have been closed there too
             time.sleep(0.5)
-        before = resident_exactly(server.process.pid)
-        for _ in range(400):
-            asked()
-        each = (resident_exactly(server.process.pid) - before) / 400
+        sizes = [resident_exactly(server.process.pid)]
+        for _ in range(2):
+            for _ in range(400):
+                asked()
+            sizes.append(resident_exactly(server.process.pid))
+    # what else the server did for the first time is in one of them
+    each = min(after - before for before, after in itertools.pairwise(sizes)) / 400
     planned = TLS_CONNECTION if tls else CONNECTION
     print(f"{each / 1024:.1f} KiB of {planned / 1024:g}")
     assert 0.8 * planned < each <= planned
@@ -193,20 +197,20 @@ def test_a_connection_holds_what_is_planned_for_it(folder: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("command", "option", "value", "status", "text"),
     [
-        ("serve", "--threads", "100000", 2, "threads: 100000 is over the limit of 1024"),
-        ("generate", "--threads", "100000", 2, "threads: 100000 is over the limit of 1024"),
-        ("serve", "--max-num-seqs", "99999999999", 2, "max_num_seqs: 99999999999 is over the limit of 65536"),
+        ("serve", "--threads", "100000", 2, "threads: 100000 exceeds the limit of 1024"),
+        ("generate", "--threads", "100000", 2, "threads: 100000 exceeds the limit of 1024"),
+        ("serve", "--max-num-seqs", "99999999999", 2, "max_num_seqs: 99999999999 exceeds the limit of 65536"),
         (
             "generate",
             "--max-num-seqs",
             "99999999999",
             2,
-            "max_num_seqs: 99999999999 is over the limit of 65536",
+            "max_num_seqs: 99999999999 exceeds the limit of 65536",
         ),
         ("serve", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is over the "),
         ("generate", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is over the "),
         ("serve", "--request-memory", "99999999GiB", 1, "lower --request-memory"),
-        ("serve", "--num-kv-blocks", "99999999999", 2, "num_kv_blocks: 99999999999 is over the limit of"),
+        ("serve", "--num-kv-blocks", "99999999999", 2, "num_kv_blocks: 99999999999 exceeds the limit of"),
     ],
 )
 def test_numbers_that_no_machine_has(
@@ -235,7 +239,7 @@ def test_too_few_processes_for_the_threads(folder: Path) -> None:
                 pytest.skip("no control group of processes can be made here")
             run = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=group.join)
         assert run.returncode in {1, 2}, (limit, run.stderr)
-        assert "a container's pids limit" in run.stderr, (limit, run.stderr)
+        assert "the pids limit of the container" in run.stderr, (limit, run.stderr)
         assert "Traceback" not in run.stderr
     assert "threads: the system started 2 of 3" in run.stderr
     with limited(ProcessGroup, 40) as group:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from helpers.memory import memory_for
 from helpers.process import running, until
 from helpers.server import LiveServer, plenty, read_all, request_bytes, serving, stream_text
 from quire.engine.api import DeadlineError, GenerateAsk, OverloadedError, StreamDelta
@@ -251,7 +252,7 @@ def test_a_delta_that_has_grown_is_cut_and_loses_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def tight(folder: Path) -> Iterator[LiveServer]:
-    engine = {"max_model_len": 4000, "request_memory": 6 * 2**20, "memory": 2**30}
+    engine = {"max_model_len": 4000, "request_memory": 6 * 2**20, "memory": memory_for(2**30)}
     with serving(folder, engine) as live:
         yield live
 
