@@ -193,7 +193,9 @@ class SamplingParams:
                 )  # fmt: skip
             _token_ids("allowed_token_ids", allowed)
             if not allowed or (banned and not set(allowed).difference(banned)):
-                raise RequestError("allowed_token_ids", "no token is left to sample")
+                raise RequestError(
+                    "allowed_token_ids", "no token can be sampled: all allowed tokens are banned"
+                )
         for token, bias in self.logit_bias.items():
             if not is_integer(token) or token < 0:
                 raise RequestError("logit_bias", f"token id {token!r} is not a non-negative integer")

@@ -62,7 +62,7 @@ def test_a_burst_fills_idle_places_before_it_counts_as_queue() -> None:
     admission = door(max_requests=4)
     for handle in range(1, 7):  # two places and four that wait
         admission.admit(handle, ask(str(handle)), 0.0)
-    with pytest.raises(OverloadedError, match=r"4 requests wait .* limit is 4"):
+    with pytest.raises(OverloadedError, match=r"4 requests are waiting \(limit 4\)"):
         admission.admit(7, ask("7"), 0.0)
     admission.leave(3)
     admission.admit(8, ask("8"), 0.0)
@@ -74,7 +74,7 @@ def test_what_the_engine_leaves_waiting_counts_whatever_places_are_idle() -> Non
         admission.admit(handle, ask(str(handle)), 0.0)
     admission.started(1, 0.0)
     admission.stepped(seen=3, running=1, waiting=2)  # its cache is full
-    with pytest.raises(OverloadedError, match="2 requests wait"):
+    with pytest.raises(OverloadedError, match="2 requests are waiting"):
         admission.admit(4, ask("4"), 0.0)
     admission.started(2, 1.0)
     admission.started(3, 1.0)
@@ -98,7 +98,7 @@ def test_places_that_were_given_back_are_idle_again() -> None:
 def test_waiting_tokens_are_bounded_and_one_is_always_let_in() -> None:
     admission = door(max_tokens=50)
     admission.admit(1, ask("1", [5] * 60), 0.0)
-    with pytest.raises(OverloadedError, match=r"60 prompt tokens wait .* 3 more .* limit of 50"):
+    with pytest.raises(OverloadedError, match=r"60 prompt tokens are waiting, and 3 more .* limit of 50"):
         admission.admit(2, ask("2"), 0.0)
     admission.started(1, 0.0)
     assert admission.waiting_tokens == 0
@@ -111,20 +111,20 @@ def test_a_tenant_leaves_as_much_of_the_queue_as_it_takes() -> None:
     handles = iter(range(1, 1000))
     for _ in range(8 + 6):
         admission.admit(next(handles), ask("x", tenant="a"), 0.0)
-    with pytest.raises(OverloadedError, match=r"6 requests with this .* 6 of 12 places are left"):
+    with pytest.raises(OverloadedError, match=r"6 of its requests .* 6 of 12 places are left"):
         admission.admit(next(handles), ask("x", tenant="a"), 0.0)
     for handle in range(1, 9):
         admission.started(handle, 0.0)
     admission.stepped(seen=14, running=8, waiting=6)
     for _ in range(3):  # what runs does not count
         admission.admit(next(handles), ask("x", tenant="b"), 0.0)
-    with pytest.raises(OverloadedError, match=r"3 requests with this API key wait .* 3 of 12"):
+    with pytest.raises(OverloadedError, match=r"3 of its requests are waiting, and 3 of 12"):
         admission.admit(next(handles), ask("x", tenant="b"), 0.0)
     for handle in (9, 10):
         admission.leave(handle)
     admission.admit(next(handles), ask("x", tenant="b"), 0.0)
     admission.admit(next(handles), ask("x", tenant="c"), 0.0)
-    with pytest.raises(OverloadedError, match="4 requests with this API key"):
+    with pytest.raises(OverloadedError, match="4 of its requests"):
         admission.admit(next(handles), ask("x", tenant="a"), 0.0)
 
 
@@ -143,7 +143,9 @@ def test_a_tenant_leaves_as_many_prompt_tokens_as_it_takes() -> None:
     for handle in (1, 2):
         admission.admit(handle, ask("x", [5] * 20, tenant="a"), 0.0)
     admission.admit(3, ask("x", [5] * 50, tenant="b"), 0.0)  # one is let in while there is room for it
-    with pytest.raises(OverloadedError, match=r"40 prompt tokens .* over the 10 of 100 that are left"):
+    with pytest.raises(
+        OverloadedError, match=r"40 of its prompt tokens .* exceed the 10 of 100 that are left"
+    ):
         admission.admit(4, ask("x", [5], tenant="a"), 0.0)
     admission.leave(3)
     admission.admit(5, ask("x", [5] * 20, tenant="a"), 0.0)

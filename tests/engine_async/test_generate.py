@@ -351,10 +351,12 @@ def test_a_full_queue_refuses_with_the_numbers(endless: Path) -> None:
             endless, serving=ServingConfig(max_num_queued_reqs=2, max_num_queued_tokens=100), max_num_seqs=1
         ) as engine:
             streams = [engine.generate(ask(f"r{i}")) for i in range(3)]
-            with pytest.raises(OverloadedError, match="2 requests wait for a free place and the limit is 2"):
+            with pytest.raises(OverloadedError, match=r"2 requests are waiting \(limit 2\)"):
                 engine.generate(ask("r3"))
             streams.pop().cancel()
-            with pytest.raises(OverloadedError, match=r"prompt tokens wait .* 99 more .* limit of 100"):
+            with pytest.raises(
+                OverloadedError, match=r"prompt tokens are waiting, and 99 more .* limit of 100"
+            ):
                 engine.generate(ask("r3", [5] * 99))
             streams.append(engine.generate(ask("r3")))
             assert engine.stats.waiting_tokens > 0

@@ -258,7 +258,7 @@ def test_a_full_queue_says_when_to_come_back(folder: Path) -> None:
             thread.join()
         for refused in replies[:37]:
             assert int(refused.headers["retry-after"]) >= 1
-            assert "the limit is 3" in refused.error(429, "queue_full")
+            assert "(limit 3)" in refused.error(429, "queue_full")
         assert [reply.status for reply in replies[37:]] == [200] * 3
         live.wait(live.idle)
 
@@ -333,7 +333,7 @@ def test_a_flood_from_one_key_stops_at_its_share(locked: LiveServer) -> None:
     with locked.busy(5, "authorization: Bearer key-one\r\n"):
         for _ in range(10):
             message = locked.post(CHAT, body, one).error(429, "queue_full")
-            assert "3 requests with this API key wait for a free place; 3 of 6 places are left" in message
+            assert "3 of its requests are waiting, and 3 of 6 places are left" in message
         with locked.busy(1, "authorization: Bearer key-two\r\n"):
             locked.wait(lambda: locked.engine.stats.waiting == 4)
     locked.wait(lambda: locked.post(CHAT, body, one).status == 200)

@@ -217,7 +217,7 @@ class NativeExecutor:
         except MemoryError as error:
             need = plan.total + block_bytes * limits.num_blocks
             raise MemoryBudgetError(
-                f"memory: the system does not give {format_size(need)} for cache and activations: lower --memory, or "
+                f"memory: could not allocate {format_size(need)} for the KV cache and activations: lower --memory, or "
                 "raise the limit of address space (ulimit -v)"
             ) from error
 

@@ -106,7 +106,7 @@ class Exposition(Collector):
 # name under both prefixes, family, text, value
 _SHARED: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] = (
     ("num_requests_running", GaugeMetricFamily, "sequences in the batch", lambda s: s.running),
-    ("num_requests_waiting", GaugeMetricFamily, "requests that wait for a free place", lambda s: s.waiting),
+    ("num_requests_waiting", GaugeMetricFamily, "waiting requests", lambda s: s.waiting),
     ("kv_cache_usage_perc", GaugeMetricFamily, "share of KV blocks in use, 0 to 1",
      lambda s: s.blocks_used / s.blocks if s.blocks else 0.0),
     ("prefix_cache_queries", CounterMetricFamily, "prompt tokens looked up", lambda s: s.prefix_queried_tokens),

@@ -113,10 +113,10 @@ class Run:
                 self._context.metrics.first_token.observe(now - self._exchange.arrival)
             track.last = now
         if delta.finish_reason is FinishReason.ERROR:
-            raise ApiError(500, "the model computed values that are not numbers", code="numerical_error")
+            raise ApiError(500, "the model produced NaN or infinite logits", code="numerical_error")
         if delta.finish_reason is FinishReason.NO_TOKEN:
             message = (
-                "no token is left to sample: the model gives no probability to any that the request allows"
+                "no token can be sampled: the model gives probability 0 to all tokens that the request allows"
             )
             raise ApiError(400, message, code="no_token_left")
 

@@ -74,14 +74,14 @@ class Admission:
             queued = min(len(self._sent), max(0, self._sent_samples - self._idle))
         if queued >= self._max_requests:
             raise OverloadedError(
-                f"{queued} requests wait for a free place and the limit is {self._max_requests}",
+                f"the queue is full: {queued} requests are waiting (limit {self._max_requests})",
                 self._wait(requests=queued - self._max_requests + 1, tokens=0, now=now),
             )
         if self._waiting and self.waiting_tokens + tokens > self._max_tokens:
             excess = self.waiting_tokens + tokens - self._max_tokens
             raise OverloadedError(
-                f"{self.waiting_tokens} prompt tokens wait for a free place; {tokens} more are over the limit of"
-                f" {self._max_tokens}",
+                f"the queue is full: {self.waiting_tokens} prompt tokens are waiting, and {tokens} more exceed the"
+                f" limit of {self._max_tokens}",
                 self._wait(requests=0, tokens=excess, now=now),
             )
         if ask.tenant and queued:
@@ -98,15 +98,15 @@ class Admission:
         own, left = min(self._requests[tenant], queued), self._max_requests - queued
         if own and own >= left:
             raise OverloadedError(
-                f"{own} requests with this API key wait for a free place; {left} of {self._max_requests} places are"
-                " left for other keys",
+                f"the share of this API key is full: {own} of its requests are waiting, and {left} of"
+                f" {self._max_requests} places are left for other keys",
                 self._wait(requests=own - left + 1, tokens=0, now=now),
             )
         own, left = self._tokens[tenant], self._max_tokens - self.waiting_tokens
         if own and own + tokens > left:
             raise OverloadedError(
-                f"{own} prompt tokens with this API key wait for a free place; {tokens} more are over the"
-                f" {left} of {self._max_tokens} that are left for other keys",
+                f"the share of this API key is full: {own} of its prompt tokens are waiting, and {tokens} more exceed"
+                f" the {left} of {self._max_tokens} that are left for other keys",
                 self._wait(requests=0, tokens=own + tokens - left, now=now),
             )
 
