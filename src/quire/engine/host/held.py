@@ -23,9 +23,9 @@ SERVER_GROWTH = 9 * 2**20
 # Texts of tokens that three tables remember (server/logprobs, engine/front/text_service): 270 bytes measured. Files of
 # tokenizers have 50 to 100 bytes per token, so vocabularies below _TEXTS tokens are told by their size.
 _TEXTS, _TEXT_BYTES, _FILE_BYTES = 2**13, 3 * 280, 48
-# A connection that has no request in work. Measured with 500 of them, after a request: 8.6 KiB, with TLS 56.5 KiB;
-# before: 5.9 and 53.1 KiB.
-CONNECTION, TLS_CONNECTION = 9 * 2**10, 58 * 2**10
+# A connection that has no request in work. Measured with 400 of them, after a request: 8.4 KiB on a quiet machine and
+# 11.2 on a busy one, with TLS 54 to 57 KiB; before: 5.9 and 53.1 KiB.
+CONNECTION, TLS_CONNECTION = 12 * 2**10, 60 * 2**10
 # What each may buffer beside, on the average: headers that are not complete; the pieces that TLS has read and written.
 _BUFFER, _TLS_BUFFER, _MIN_BUFFERS = 2**10, 8 * 2**10, 2**20
 
