@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from quire import _native
 from quire.logprobs import TokenLogprob
@@ -128,3 +130,17 @@ def position_logprobs(logits: np.ndarray, token: int, count: int) -> list[TokenL
     rank = {int(t): i for i, t in enumerate(order, 1)}
     best = [t for t in order[:count] if x[t] > -np.inf]
     return [TokenLogprob(int(t), float(logprobs[t]), rank[int(t)]) for t in (token, *best)]
+
+
+def penalties(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[SamplingParams]:
+    """Parameters that look at the tokens so far, and `more`."""
+    return st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 1.0]),
+        repetition_penalty=st.sampled_from([1.0, 0.7, 1.5]),
+        frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+        presence_penalty=st.sampled_from([0.0, 1.0]),
+        min_tokens=st.integers(0, 6),
+        logit_bias=st.sampled_from([{}, {2: 1.5, 3: -1.5}]),
+        **more,
+    )

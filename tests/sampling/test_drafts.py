@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 from quire.types import SamplingParams
 from quire.worker.sampler import Sampler
 
-from .reference import ints, new_seq
+from .reference import ints, new_seq, penalties
 
 VOCAB = 20
-params = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 1.0]),
-    repetition_penalty=st.sampled_from([1.0, 0.7, 1.5]),
-    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
-    presence_penalty=st.sampled_from([0.0, 1.0]),
-    min_tokens=st.integers(0, 6),
-    logit_bias=st.sampled_from([{}, {2: 1.5, 3: -1.5}]),
-    logprobs=st.sampled_from([None, 2]),
-)
+params = penalties(logprobs=st.sampled_from([None, 2]))
 
 
 @settings(max_examples=100)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire.types import FinishReason, SamplingParams
 from quire.worker.sampler import Sampler
 
-from .reference import acceptable, as_rows, ints, new_seq, sample_one
+from .reference import acceptable, as_rows, ints, new_seq, penalties, sample_one
 
 GREEDY = {"temperature": 0.0}
 
@@ -104,15 +104,7 @@ def test_repetition_counts_the_prompt_once_and_keeps_signs() -> None:
     assert sample_one(np.array([-1.0, -1.9, -2.1]), new_seq(params, [0])) == 1  # -2.0
 
 
-params_of_penalties = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 1.0]),
-    repetition_penalty=st.sampled_from([1.0, 0.7, 1.5]),
-    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
-    presence_penalty=st.sampled_from([0.0, 1.0]),
-    min_tokens=st.integers(0, 6),
-    logit_bias=st.sampled_from([{}, {2: 1.5, 3: -1.5}]),
-)
+params_of_penalties = penalties()
 
 
 @given(
