@@ -139,8 +139,7 @@ def test_frequencies_that_have_no_key_go_as_a_tensor(tmp_path: Path) -> None:
     save(tiny_model("llama3.1"), tmp_path / "in", torch.float32)
     assert convert(tmp_path / "in", tmp_path / "out.gguf") == 0
     ropes = [
-        open_model(path).facts.spec.layers[0].attention.rope
-        for path in (tmp_path / "in", tmp_path / "out.gguf")
+        open_model(path).facts.spec.layers[0].mixer.rope for path in (tmp_path / "in", tmp_path / "out.gguf")
     ]
     assert ropes[0] is not None
     assert ropes[1] is not None

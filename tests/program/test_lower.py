@@ -176,7 +176,7 @@ def test_every_tensor_of_a_layer_is_asked_for_once() -> None:
 
 def with_second_layer(spec: ModelSpec, width: int, rope: Rope) -> ModelSpec:
     layer = spec.layers[1]
-    other = replace(layer, mlp=MLP(width), attention=replace(layer.attention, rope=rope))
+    other = replace(layer, mlp=MLP(width), mixer=replace(layer.mixer, rope=rope))
     return replace(spec, layers=(spec.layers[0], other))
 
 

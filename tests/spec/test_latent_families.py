@@ -22,7 +22,7 @@ def read(model_type: str, **changes: Any) -> ModelSpec:
 
 
 def attention(spec: ModelSpec) -> LatentAttention:
-    (found,) = {layer.attention for layer in spec.layers}
+    (found,) = {layer.mixer for layer in spec.layers}
     assert isinstance(found, LatentAttention)
     return found
 

@@ -125,7 +125,7 @@ def cases(model: Model, asked: Asked) -> Iterator[Case]:
             if case.unit.kind not in CACHED:
                 yield case
         yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)
-    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
+    latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
     for kv in chosen(
         asked.kv_formats, kvs, "kv_formats", ("f32", "f16", "int8") if latent else ("f32", "f16")
     ):

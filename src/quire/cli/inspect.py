@@ -403,10 +403,10 @@ def _layer_lines(spec: dict[str, Any]) -> list[str]:
 
 
 def _layer_line(run: dict[str, Any]) -> str:
-    mlp, attention = run["mlp"], _attention_text(run["attention"])
+    mlp, mixer = run["mlp"], _mixer_text(run["mixer"])
     order = {(True, False): "pre-norm", (True, True): "sandwich norms", (False, True): "post-norm"}
     block = order[run["pre_norm"], run["post_norm"]] + (", parallel" if run["parallel"] else "")
-    return f"{attention}; {_mlp_text(mlp)}; {block}"
+    return f"{mixer}; {_mlp_text(mlp)}; {block}"
 
 
 def _mlp_text(mlp: dict[str, Any]) -> str:
@@ -422,7 +422,7 @@ def _mlp_text(mlp: dict[str, Any]) -> str:
     return f"gated {act} MLPs, {experts_text(moe)}"
 
 
-def _attention_text(att: dict[str, Any]) -> str:
+def _mixer_text(att: dict[str, Any]) -> str:
     from quire.spec import Attention, LatentAttention, Rope
     from quire.spec.describe import attention_text, rope_text
 

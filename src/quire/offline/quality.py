@@ -168,7 +168,7 @@ def measure(
 
 
 def _alternatives(model: Model, asked: EngineConfig, plain: EngineConfig) -> list[EngineConfig]:
-    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
+    latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
     weights = {"quantization": asked.quantization, "quantize_head": asked.quantize_head}
     kv = {"kv_cache_dtype": asked.kv_cache_dtype}
     quantized = asked.quantization in {"int8", "int4"}

@@ -28,7 +28,7 @@ def lower(spec: ModelSpec, formats: NumberFormats, *, fused: bool = True) -> Pro
 
     Raises UnsupportedModelError for formats that a layer's cache cannot have.
     """
-    if formats.kv == "i8" and any(isinstance(layer.attention, LatentAttention) for layer in spec.layers):
+    if formats.kv == "i8" and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
         raise UnsupportedModelError(
             "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
             "already; use bfloat16 or float32"
@@ -54,7 +54,7 @@ def _program(to: Lowering) -> Program:
     for index, layer in enumerate(spec.layers):
         delta = _layer(to, index, layer, residual, delta)
     head_ops = _head(to, residual, delta, head)
-    cache = plan_groups([layer.attention.window for layer in spec.layers])
+    cache = plan_groups([layer.mixer.window for layer in spec.layers])
     return Program(
         params=tuple(to.params.values()),
         buffers=tuple(to.buffers.values()),
@@ -78,10 +78,10 @@ def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | N
     beside = _mlp_input(to, index, layer)
     if layer.parallel and beside != hidden:  # the same values, rounded for weights of another format
         to.norm(names[0], index, residual, None, beside)
-    if isinstance(layer.attention, LatentAttention):
-        branch = lower_latent(to, index, layer.attention, hidden)
+    if isinstance(layer.mixer, LatentAttention):
+        branch = lower_latent(to, index, layer.mixer, hidden)
     else:
-        branch = lower_attention(to, index, layer.attention, hidden)
+        branch = lower_attention(to, index, layer.mixer, hidden)
     if layer.post_norm:
         to.norm("attn_post_norm", index, branch, None, branch)
     delta = _join(to, residual, branch)
@@ -100,8 +100,8 @@ def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | N
 
 def _mixer_input(to: Lowering, index: int, layer: Layer) -> str:
     """The buffer that the norm before a mixer fills."""
-    if isinstance(layer.attention, LatentAttention):
-        return latent_input(to, index, layer.attention)
+    if isinstance(layer.mixer, LatentAttention):
+        return latent_input(to, index, layer.mixer)
     return attention_input(to, index)
 
 
@@ -146,5 +146,5 @@ def _kv_layers(to: Lowering, groups: tuple[CacheGroup, ...]) -> tuple[KVLayer, .
         KVLayer(i, 1, a.cached, a.window, *place[i], latent=True)
         if isinstance(a, LatentAttention)
         else KVLayer(i, a.kv_heads, a.head_dim, a.window, *place[i])
-        for i, a in enumerate(layer.attention for layer in to.spec.layers)
+        for i, a in enumerate(layer.mixer for layer in to.spec.layers)
     )

@@ -34,7 +34,7 @@ def kv_elements(spec: ModelSpec, counted: Callable[[Mixer], bool] = lambda _: Tr
 
     2 · kv_heads · head_dim for keys and values of a layer; kv_rank + rope_dim for MLA's one latent.
     """
-    layers = (layer.attention for layer in spec.layers)
+    layers = (layer.mixer for layer in spec.layers)
     return sum(
         att.cached if isinstance(att, LatentAttention) else 2 * att.kv_heads * att.head_dim
         for att in layers
@@ -44,7 +44,7 @@ def kv_elements(spec: ModelSpec, counted: Callable[[Mixer], bool] = lambda _: Tr
 
 def mha_elements(spec: ModelSpec) -> int:
     """The value of kv_elements if every query head had its own keys and values."""
-    layers = (layer.attention for layer in spec.layers)
+    layers = (layer.mixer for layer in spec.layers)
     return sum(
         att.heads * (att.q_dim + att.v_dim if isinstance(att, LatentAttention) else 2 * att.head_dim)
         for att in layers

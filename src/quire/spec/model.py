@@ -199,7 +199,7 @@ class Layer:
     pre-norm, post-norm or both (sandwich). `parallel`: both branches take the same pre-norm of the same x.
     """
 
-    attention: Attention | LatentAttention
+    mixer: Attention | LatentAttention
     mlp: MLP | MoE
     pre_norm: bool = True
     post_norm: bool = False
@@ -208,9 +208,9 @@ class Layer:
     @property
     def grouped(self) -> Attention:
         """The attention, for code that implements only keys and values per head; else UnsupportedModelError."""
-        if not isinstance(self.attention, Attention):
+        if not isinstance(self.mixer, Attention):
             raise UnsupportedModelError("latent attention (MLA) is not implemented here")
-        return self.attention
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True)
