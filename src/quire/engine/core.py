@@ -7,8 +7,8 @@ import time
 from collections import deque
 from typing import Protocol
 
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
+from quire.engine.whole_batches import BatchGate
 from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord
 
 RECORDS_KEPT = 4096
