@@ -66,7 +66,7 @@ Progress = Callable[[int, int], None]
 
 
 class AsyncEngine:
-    """api.AsyncEngine with the engine in a process of its own, or with `in_process` in a thread of this one.
+    """api.Engine with the engine in a process of its own, or with `in_process` in a thread of this one.
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
         await engine.start()
@@ -148,7 +148,7 @@ class AsyncEngine:
 
     @property
     def startup(self) -> list[dict[str, Any]]:
-        """Where the time went, from the start of this process; see api.AsyncEngine."""
+        """Where the time went, from the start of this process; see api.Engine."""
         return self._startup.report()
 
     async def start(self) -> None:

@@ -18,6 +18,7 @@ from quire.engine.host.messages import (
     Pong,
     Records,
     Refused,
+    Stats,
     Step,
     Stop,
     pack_handles,
@@ -161,7 +162,7 @@ class EngineLoop:
             return
         at = time.monotonic()
         if now or at >= self._stats_due:
-            self._channel.send(self._totals.report())
+            self._channel.send(Stats(self._totals.report()))
             self._stats_due = at + STATS_SECONDS
             self._dirty = False
 

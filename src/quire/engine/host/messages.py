@@ -15,6 +15,7 @@ import msgspec
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.api import EngineStats
 from quire.logprobs import LogprobTable
 from quire.types import FinishReason, QuireError, Request, StepRecord, TokenIds
 from quire.util.startup import Span
@@ -176,25 +177,9 @@ class Pong(_Message, frozen=True, tag=6):
 
 
 class Stats(_Message, frozen=True, tag=7):
-    """Gauges and counters of the engine; the fields mean what EngineStats says."""
+    """Gauges and counters, a few times a second."""
 
-    running: int
-    waiting: int
-    blocks: int
-    blocks_used: int
-    blocks_cached: int
-    block_size: int
-    kv_waste_tokens: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    steps: int
-    step_seconds: float
-    step_phase_seconds: dict[str, float]
-    prefill_tokens: int
-    decode_tokens: int
-    step_tokens: tuple[int, ...]
-    resident_bytes: int
+    stats: EngineStats
 
 
 class Records(_Message, frozen=True, tag=8):
