@@ -159,6 +159,8 @@ class PacedEngine:
     def token_bytes(self, token_id: int) -> bytes:
         return TEXT.encode()
 
+    async def failed(self) -> None: ...
+
     async def ping(self, timeout: float) -> bool:
         return True
 

@@ -219,6 +219,9 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Load and become ready. Raises what loading raises (CheckpointError, MemoryBudgetError, ...)."""
 
+    async def failed(self) -> None:
+        """Returns when a started engine has failed for good: state FAILED."""
+
     async def stop(self, drain_seconds: float) -> None:
         """Refuse new requests, let running ones finish for so long, end the rest, release everything."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import Engine, EngineState
+from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
 from quire.server.app import ROUTES, App
@@ -31,7 +31,6 @@ from quire.util.threads import full_pool
 SEND_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048
 _THREADS = 6  # for what takes time in proportion to a body or an answer
-_FAILURE_SECONDS = 0.5  # between two looks at the state of the engine
 
 
 class BindError(QuireError):
@@ -222,13 +221,13 @@ async def _start_engine(engine: Engine, signals: asyncio.Queue[signal.Signals]) 
 
 async def _signal_or_failure(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> signal.Signals | None:
     """The next signal; None when the engine has failed first, so that an orchestrator starts the server anew."""
-    while True:
-        try:
-            async with asyncio.timeout(_FAILURE_SECONDS):
-                return await signals.get()
-        except TimeoutError:
-            if engine.state is EngineState.FAILED:
-                return None
+    signalled, failed = asyncio.create_task(signals.get()), asyncio.create_task(engine.failed())
+    await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
+    failed.cancel()
+    if signalled.done():
+        return signalled.result()
+    signalled.cancel()
+    return None
 
 
 async def _drain(engine: Engine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:

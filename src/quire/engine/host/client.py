@@ -88,6 +88,10 @@ class EngineClient:
         """The first start. Raises what loading raises; then there is nothing left to stop."""
         await self._supervisor.start(progress)
 
+    async def failed(self) -> None:
+        """Returns when the engine has been given up."""
+        await self._supervisor.given_up.wait()
+
     def drain(self) -> None:
         """From now on the engine's death is not repaired."""
         self._supervisor.drain()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -160,6 +161,16 @@ class Step(_Message, frozen=True, tag=4):
     tokens: bytes
     sizes: bytes
     notes: tuple[Note, ...]
+
+    def unpack(self) -> tuple[list[int], list[list[int]]]:
+        """The rows' names and tokens."""
+        tokens = unpack_ids(self.tokens)
+        if not self.sizes:
+            return unpack_handles(self.rows), [[token] for token in tokens]
+        sizes = unpack_ids(self.sizes)
+        ends = accumulate(sizes)
+        news = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        return unpack_handles(self.rows), news
 
 
 class Refused(_Message, frozen=True, tag=5):
