@@ -108,6 +108,8 @@ class EngineLoop:
         start = time.monotonic()
         events = self._core.step()
         end = time.monotonic()
+        if not self._core.rows:
+            return  # moves go on, and no sequence can run before they end
         self._totals.add_step()
         self._channel.send(self._report(start, end, events))
         self._totals.add_send(time.monotonic() - end)
