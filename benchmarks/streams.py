@@ -39,7 +39,7 @@ import uvloop
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
-    AsyncEngine,
+    Engine,
     EngineState,
     EngineStats,
     GenerateAsk,
@@ -49,7 +49,7 @@ from quire.engine.api import (
     StreamDelta,
 )
 from quire.engine.build.opening import open_model
-from quire.engine.front.async_engine import AsyncEngine as RealEngine
+from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.messages import SAMPLE_BITS, Step, unpack_handles
 from quire.server.app import App
 from quire.server.context import ServerContext
@@ -159,6 +159,8 @@ class PacedEngine:
     def token_bytes(self, token_id: int) -> bytes:
         return TEXT.encode()
 
+    async def failed(self) -> None: ...
+
     async def ping(self, timeout: float) -> bool:
         return True
 
@@ -218,7 +220,7 @@ def share(values: list[float], part: float) -> float:
     return values[min(len(values) - 1, int(part * len(values)))] * 1e3 if values else float("nan")
 
 
-class Bare(RealEngine):
+class Bare(AsyncEngine):
     """The real engine, and for each token of a step a constant event written to its socket: what is left when there
     is no text, no event to make, no metric and no back-pressure.
     """
@@ -372,11 +374,11 @@ async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str
 
 async def measure(args: argparse.Namespace, model: str) -> None:
     config = ServingConfig(port=0)
-    engine: AsyncEngine = PacedEngine()
+    engine: Engine = PacedEngine()
     if model:
         weights = "auto" if args.model else "random"
         options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
-        engine = (Bare if args.bare else RealEngine)(model, options, config)
+        engine = (Bare if args.bare else AsyncEngine)(model, options, config)
     server = HttpServer(engine, config)
     if isinstance(engine, Bare):
         server._server.config.app = bare(engine, args.tokens)  # before it is loaded

@@ -43,10 +43,11 @@ class Driver:
         burst: int = 1,
         failing: frozenset[int] = frozenset(),
         tier: HostTier | None = None,
+        kind: type[Scheduler] = Scheduler,
     ) -> None:
         self.config = config
         self.tier = tier
-        self.scheduler = Scheduler(config, tier=tier)
+        self.scheduler = kind(config, tier=tier)
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
         self.worker = PagedWorker(

@@ -10,13 +10,17 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from quire.core.capacity import peak_blocks
+from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.whole_batches import WholeBatchScheduler
 from quire.types import NO_BLOCK, CacheGroup, RequestError
 
 from .driver import Driver
 from .host_tier import HostTier
 
 BASES = [[1, 2, 3, 4, 5, 6, 7, 8, 9] * 5, [7, 7, 7, 1, 7, 7, 2] * 7, [1, 2, 3, 4, 9, 9] * 8]
+
+KINDS = (Scheduler, Scheduler, WholeBatchScheduler)
 
 
 @st.composite
@@ -34,7 +38,6 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
-        batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
     )
 
 
@@ -99,12 +102,19 @@ def play(driver: Driver, script: list[tuple[str, Any]]) -> None:
     burst=st.sampled_from([1, 1, 3]),
     failing=st.sets(st.integers(0, 9)),
     keeps=st.sampled_from([0, 0, 5, 40]),
+    kind=st.sampled_from(KINDS),
 )
 def test_any_life_keeps_every_promise(
-    config: SchedulerConfig, script: list[tuple[str, Any]], burst: int, failing: set[int], keeps: int
+    config: SchedulerConfig,
+    script: list[tuple[str, Any]],
+    burst: int,
+    failing: set[int],
+    keeps: int,
+    kind: type[Scheduler],
 ) -> None:
     tier = HostTier(config.block_size, keeps) if keeps and config.enable_prefix_caching else None
-    driver = Driver(config, burst=burst, failing=frozenset(failing if len(failing) < 3 else ()), tier=tier)
+    failing = failing if len(failing) < 3 else set()
+    driver = Driver(config, burst=burst, failing=frozenset(failing), tier=tier, kind=kind)
     play(driver, script)
     event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
     if tier is not None:
@@ -158,7 +168,6 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
         policy=rng.choice(["fcfs", "priority"]),
-        batching=rng.choice(["continuous", "continuous", "dynamic"]),
     )
 
 
@@ -184,11 +193,14 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
 
 def crowded_life(seed: int, **changes: Any) -> Driver:
     rng = random.Random(seed)
-    config = replace(crowded_config(rng), **changes)
+    config, kind = crowded_config(rng), rng.choice(KINDS)
+    kind = changes.pop("kind", kind)
+    config = replace(config, **changes)
     failing = frozenset(rng.sample(range(20), 2)) if rng.random() < 0.3 else frozenset()
     tier = HostTier(config.block_size, rng.randint(5, 60)) if config.enable_prefix_caching else None
+    burst = rng.choice([1, 1, 2])
     driver = Driver(
-        config, burst=rng.choice([1, 1, 2]), failing=failing, tier=tier if rng.random() < 0.6 else None
+        config, burst=burst, failing=failing, tier=tier if rng.random() < 0.6 else None, kind=kind
     )
     added = 0
     while added < 20:

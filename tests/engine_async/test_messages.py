@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import quire
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.api import EngineStats
 from quire.engine.host.messages import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -86,7 +89,7 @@ REPORTS: list[Report] = [
          (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),
     Refused(1, "prompt", "no"),
     Pong(2),
-    Stats(1, 2, 3, 4, 5, 16, 7, 8, 9, 10, 11, 1.5, {"forward": 0.5}, 12, 13, (1, 2), 14),
+    Stats(EngineStats(1, 2, 3, 4, 5, 16, step_phase_seconds={"forward": 0.5}, step_tokens=(1, 2), resident_bytes=14)),
     Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13)]),
 ]  # fmt: skip
 
@@ -113,6 +116,17 @@ def test_parameters_mean_the_same_on_the_other_side() -> None:
     assert (params.seed, list(params.stop), params.n) == (2**64 - 1, ["a", "é"], 4)
     assert isinstance(add.request.prompt_token_ids, TokenIds)
     assert add.request.prompt_token_ids.tolist() == [0, 2**31 - 1]
+
+
+def test_a_gauge_is_written_in_three_files() -> None:
+    """Where it is listed, where it is taken from the scheduler, and where it gets its name for Prometheus."""
+    root = Path(quire.__file__).parent
+    files = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if "kv_waste_tokens" in path.read_text() and path.parent.name != "core"
+    }
+    assert files == {"engine/api.py", "engine/host/stats.py", "server/exposition.py"}
 
 
 def test_packed_numbers_come_back() -> None:

@@ -75,7 +75,7 @@ def test_rooms_import_downwards(path: Path) -> None:
         assert below, f"{path.relative_to(ROOT)}:{line}: {room} (rank {RANK[room]}) imports {target}"
 
 
-PARTS_OF_ENGINE = ("api", "core", "build", "host", "front", "sync_engine", "shared_engine")
+PARTS_OF_ENGINE = ("api", "whole_batches", "core", "build", "host", "front", "sync_engine", "shared_engine")
 
 
 def test_parts_of_the_engine_import_downwards() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
-    AsyncEngine,
     DeadlineError,
+    Engine,
     EngineState,
     EngineStats,
     EngineUnavailableError,
@@ -76,6 +76,7 @@ class StandInEngine:
 
     async def start(self) -> None: ...
     async def stop(self, drain_seconds: float) -> None: ...
+    async def failed(self) -> None: ...
     async def ping(self, timeout: float) -> bool:
         return True
 
@@ -118,7 +119,7 @@ class Answer:
     """Calls the application as a server would, without one."""
 
     def __init__(self, engine: StandInEngine, path: str, body: bytes | None = None) -> None:
-        checked: AsyncEngine = engine
+        checked: Engine = engine
         context = ServerContext(checked, ServingConfig(), ServerMetrics(checked))
         self.status, self.headers, self.body = 0, {}, b""
         self._messages = [{"type": "http.request", "body": body or b"", "more_body": False}]

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from quire.bench.metrics import Summary, summarize
 from quire.bench.timeline import RequestRecord
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 POLICIES = ("static", "dynamic", "continuous")
@@ -124,19 +124,20 @@ class Replay:
 
 
 def replay(
-    jobs: Sequence[Job], config: SchedulerConfig, machine: StepMachine, wait: float = math.inf
+    jobs: Sequence[Job],
+    config: SchedulerConfig,
+    machine: StepMachine,
+    policy: str = "continuous",
+    wait: float = math.inf,
 ) -> Replay:
     """Add each job when it is due and run all to their end. `wait` is the limit of dynamic batching, in seconds.
 
     After the last arrival an incomplete batch starts at once, because no further job can complete it. Raises
     RequestError for a job that the scheduler refuses.
-    """
-    scheduler = Scheduler(config)
-    gate = (
-        None
-        if config.batching == "continuous"
-        else BatchGate(config.max_num_seqs, wait if config.batching == "dynamic" else math.inf)
-    )
+    """  # fmt: skip
+    whole = policy != "continuous"
+    scheduler = WholeBatchScheduler(config) if whole else Scheduler(config)
+    gate = BatchGate(config.max_num_seqs, wait if policy == "dynamic" else math.inf) if whole else None
     order = sorted(range(len(jobs)), key=lambda i: jobs[i].due)
     records = [
         RequestRecord(index=i, scheduled=jobs[i].due, asked_tokens=jobs[i].output_tokens)
@@ -254,7 +255,7 @@ def compare_batching(
     found: dict[str, list[Replay]] = {policy: [] for policy in POLICIES}
     for _ in range(rounds):
         for policy, runs in found.items():
-            runs.append(replay(jobs, replace(config, batching=policy), machine(), wait))
+            runs.append(replay(jobs, config, machine(), policy, wait))
     order = sorted(jobs, key=lambda job: job.due)
     return Comparison(
         {policy: _median(runs) for policy, runs in found.items()},

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from quire.core.sequence import Rank, Sequence, Status
 
 POLICIES = ("fcfs", "priority")
-BATCHING = ("continuous", "static", "dynamic")
 
 
 def rank(policy: str, seq: Sequence) -> Rank:

@@ -83,8 +83,6 @@ class Scheduler:
         self._step = 0
         self._flights: deque[Flight] = deque()  # steps with rows, oldest first
         self._blocked: Blocked | None = None
-        self._whole_batches = config.batching != "continuous"
-        self._may_join = NEVER  # sequences that the batch being admitted still has places for
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
@@ -361,9 +359,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepPlan) -> None:
         # Strictly in rank: whoever is first and does not fit is waited for, so nobody is overtaken for ever.
-        if self._whole_batches and not self._running:
-            self._may_join = min(len(self._waiting), self.config.max_num_seqs)
-        while step.budget and self._may_join:
+        while step.budget:
             seq = self._waiting.peek()
             # One that has just given way does not start again before its row that runs has been given to `update`.
             if seq is None or seq in step.ahead or not self._may_have_slot(seq):
@@ -445,8 +441,6 @@ class Scheduler:
                 self.prefix_stats.hit_tokens += hit.length
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
-        if self._whole_batches:
-            self._may_join -= 1
         insort(self._running, seq, key=_by_rank)
         step.new.append(new_seq(seq))
         end = min(end, blocks.reach(seq, blocks.room(seq)))
@@ -511,8 +505,6 @@ class Scheduler:
         self._waiting.push(seq)
         seq.drafts = []
         seq.fetched = False
-        if self._whole_batches:
-            self._may_join += 1  # it keeps its place in the batch
         seq.preemptions += 1
         step.preempted += 1
         self.num_preemptions += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from quire.core.capacity import most_tokens, peak_blocks
-from quire.core.policy import BATCHING, POLICIES
+from quire.core.policy import POLICIES
 from quire.records import dataclass
 from quire.types import CacheGroup, ContextLengthError, Request, RequestError, TokenIds, check_window
 
@@ -26,9 +26,6 @@ class SchedulerConfig:
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
     policy                  "fcfs" or "priority"
-    batching                "continuous": whoever fits joins the next step; "static" and "dynamic": a batch is admitted
-                            when nothing runs, and nobody joins until all of it has ended. The two differ in how long a
-                            batch is collected, which is for the caller to say (see BatchGate).
     """
 
     num_blocks: int
@@ -42,7 +39,6 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
-    batching: str = "continuous"
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -58,8 +54,6 @@ class SchedulerConfig:
             raise ValueError("groups: at least one, with windows not below 0")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
-        if self.batching not in BATCHING:
-            raise ValueError(f"batching: {self.batching!r} is not one of {', '.join(BATCHING)}")
         if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:
             raise ValueError(
                 f"num_blocks: {self.num_blocks} cannot hold one token in {len(self.groups)} groups"

@@ -163,7 +163,8 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and counters of the engine process as of its last report; times are seconds.
+    """Gauges and counters of an engine; times are seconds. The engine process reports most of them; the last four are
+    known in the API process alone.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
     STEP_TOKEN_BOUNDS, the last for larger steps. `blocks` counts KV blocks; waste is tokens allocated and not used.
@@ -171,7 +172,6 @@ class EngineStats:
 
     running: int = 0
     waiting: int = 0
-    waiting_tokens: int = 0
     blocks: int = 0
     blocks_used: int = 0
     blocks_cached: int = 0
@@ -185,14 +185,15 @@ class EngineStats:
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
     step_tokens: tuple[int, ...] = ()
     resident_bytes: int = 0
+    waiting_tokens: int = 0
+    wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 
-class AsyncEngine(Protocol):
+class Engine(Protocol):
     """An engine that serves many callers at once."""
 
     @property
@@ -217,6 +218,9 @@ class AsyncEngine(Protocol):
 
     async def start(self) -> None:
         """Load and become ready. Raises what loading raises (CheckpointError, MemoryBudgetError, ...)."""
+
+    async def failed(self) -> None:
+        """Returns when a started engine has failed for good: state FAILED."""
 
     async def stop(self, drain_seconds: float) -> None:
         """Refuse new requests, let running ones finish for so long, end the rest, release everything."""

@@ -7,11 +7,12 @@ import time
 from collections import deque
 from typing import Protocol
 
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
+from quire.engine.whole_batches import BatchGate
 from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord
 
 RECORDS_KEPT = 4096
+MOVES_SECONDS = 0.001  # between two looks at moves while no sequence can run before they end
 
 
 class StepExecutor(Protocol):
@@ -32,8 +33,10 @@ class EngineCore:
         self._worker = worker
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
+        self.rows = 0  # of the last step
         self.started: list[str] = []  # requests that the last step put to work, or back to work
         self._gate = gate
+        self._resume = 0.0  # no step before this time: only moves would be looked at
 
     @property
     def worker(self) -> StepExecutor:
@@ -43,6 +46,7 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError when it could never complete."""
         self.scheduler.add(request)
+        self._resume = 0.0
 
     def abort(self, request_id: str) -> list[SeqEvent]:
         """End a request now; its final events."""
@@ -60,12 +64,14 @@ class EngineCore:
         if not self.scheduler.has_work():
             return None
         if self._gate is None:
-            return 0.0
-        opens = self._gate.opens(self.scheduler)
+            return max(0.0, self._resume - time.monotonic()) if self._resume else 0.0
+        opens = max(self._gate.opens(self.scheduler), self._resume)
         return None if opens == math.inf else max(0.0, opens - time.monotonic())
 
     def step(self) -> list[SeqEvent]:
-        """Run one step; what it changed, in row order."""
+        """Run one step; what it changed, in row order. A step without rows, while moves go on, leaves no record."""
+        if self._resume and (early := self._resume - time.monotonic()) > 0:
+            time.sleep(early)
         start = time.perf_counter()
         preempted = self.scheduler.num_preemptions
         out = self.scheduler.schedule()
@@ -76,6 +82,11 @@ class EngineCore:
         executed = time.perf_counter()
         events = self.scheduler.update(out, result)
         updated = time.perf_counter()
+        self.rows, self._resume = len(out.scheduled), 0.0
+        if not self.rows:
+            if not result.filled:
+                self._resume = time.monotonic() + MOVES_SECONDS
+            return events
         self.last_phases = result.seconds
         self.records.append(
             StepRecord(
@@ -84,7 +95,7 @@ class EngineCore:
                 schedule_seconds=scheduled - start,
                 execute_seconds=executed - scheduled,
                 update_seconds=updated - executed,
-                rows=len(out.scheduled),
+                rows=self.rows,
                 prefill_tokens=counts.prefill_tokens,
                 decode_tokens=counts.decode_tokens,
                 context_tokens=counts.context_tokens,

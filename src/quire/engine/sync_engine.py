@@ -10,7 +10,6 @@ from functools import partial
 from quire.engine.build.assemble import Built
 from quire.engine.front.output import Following
 from quire.records import dataclass
-from quire.text.stop import StopStrings
 from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
 
 
@@ -56,9 +55,6 @@ class SyncEngine:
         else:
             token_ids = list(prompt)
         self._check_prompt(token_ids, vocab)
-        if params.stop and self.built.model.tokenizer is None:
-            raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
-        stops = StopStrings(params.stop) if params.stop else None
         request = Request(
             request_id=f"request-{next(self._ids)}",
             prompt_token_ids=TokenIds(token_ids),
@@ -68,14 +64,10 @@ class SyncEngine:
             namespace=cache_salt,
             eos_token_ids=eos,
         )
+        finish = partial(self.core.finish, request.request_id)
+        following = Following(request, prompt_text, self.built.model.tokenizer, finish)
         self.core.add(request)
-        following = self._following[request.request_id] = Following(
-            request,
-            prompt_text,
-            self.built.model.tokenizer,
-            stops,
-            partial(self.core.finish, request.request_id),
-        )
+        self._following[request.request_id] = following
         return following.output
 
     def encode(self, text: str) -> list[int]:

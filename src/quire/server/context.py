@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire import __version__
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine, ModelCard, require_ready
+from quire.engine.api import Engine, ModelCard, require_ready
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
 from quire.server.logprobs import TokenTexts
@@ -39,7 +39,7 @@ class Reader(Protocol):
 class ServerContext:
     """One server. `watches` are responses being written now, for the sweep of slow readers; so are `connections`."""
 
-    engine: AsyncEngine
+    engine: Engine
     config: ServingConfig
     metrics: ServerMetrics
     exposition: Exposition | None = None  # made at the first scrape

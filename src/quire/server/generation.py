@@ -49,7 +49,7 @@ class Run:
         self._tracks = [Track(context.metrics.observe_gap) for _ in range(self.choices)]
 
     async def __aenter__(self) -> Run:
-        """Admit every prompt, or none. Raises what AsyncEngine.generate and RequestMemory.take_answer raise."""
+        """Admit every prompt, or none. Raises what Engine.generate and RequestMemory.take_answer raise."""
         try:
             self._exchange.held.give(self._context.memory.work)  # prompts are token ids
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)

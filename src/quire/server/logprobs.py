@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from quire.engine.api import AsyncEngine
+from quire.engine.api import Engine
 from quire.logprobs import PositionLogprobs
 from quire.server import pieces
 from quire.server.responses import (
@@ -32,7 +32,7 @@ class TokenTexts:
     writes it, so that no two tokens of one place look the same. One object serves all requests.
     """
 
-    def __init__(self, engine: AsyncEngine, *, as_ids: bool = False) -> None:
+    def __init__(self, engine: Engine, *, as_ids: bool = False) -> None:
         self._engine, self._as_ids = engine, as_ids
         self._known: dict[int, tuple[str, bytes]] = {}
 
@@ -140,7 +140,7 @@ def _offsets(token_ids: Iterable[int], texts: TokenTexts) -> Iterator[int]:
         offset += len(decoder.decode(texts(token_id)[1]))
 
 
-def prompt_pieces(positions: Sequence[PositionLogprobs], engine: AsyncEngine) -> pieces.Pieces:
+def prompt_pieces(positions: Sequence[PositionLogprobs], engine: Engine) -> pieces.Pieces:
     """The JSON of vLLM's prompt_logprobs: per position, token id to candidate; null for the prompt's first token."""
 
     def candidates(position: PositionLogprobs) -> dict[str, PromptLogprob]:

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.engine.api import AsyncEngine, DeadlineError, GenerateAsk, OverloadedError
+from quire.engine.api import DeadlineError, Engine, GenerateAsk, OverloadedError
 from quire.server.errors import ApiError, bad_request
 from quire.server.json_input import MAX_PARTS, MAX_VALUES
 from quire.types import SamplingParams
@@ -222,7 +222,7 @@ class Held:
 class RequestMemory:
     """The pools of a server, of the size that its engine's memory plan gives them: it may change with a restart."""
 
-    def __init__(self, engine: AsyncEngine, most_waiting: int) -> None:
+    def __init__(self, engine: Engine, most_waiting: int) -> None:
         self._engine = engine
         self.bodies = Pool("bodies", lambda: 3 * engine.request_memory // 16, most_waiting)
         self.work = Pool("work", lambda: engine.request_memory // 4, most_waiting)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.engine.api import AsyncEngine, GenerateAsk
+from quire.engine.api import Engine, GenerateAsk
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
 from quire.types import FinishReason, RequestOutput
@@ -54,7 +54,7 @@ def _named(
 class ServerMetrics:
     """Everything /metrics tells. Observations cost well under a microsecond; sums are made when scraped."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         named = self.histograms = _request_histograms()
         self.first_token = named["ttft"].histogram

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine, EngineState
+from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
 from quire.server.app import ROUTES, App
@@ -31,7 +31,6 @@ from quire.util.threads import full_pool
 SEND_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048
 _THREADS = 6  # for what takes time in proportion to a body or an answer
-_FAILURE_SECONDS = 0.5  # between two looks at the state of the engine
 
 
 class BindError(QuireError):
@@ -112,7 +111,7 @@ def tls_context(config: ServingConfig) -> ssl.SSLContext | None:
 class HttpServer:
     """uvicorn serving an App on one socket. It answers from the start: 503 until the engine is ready."""
 
-    def __init__(self, engine: AsyncEngine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, engine: Engine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
         tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint)
         self.context = ServerContext(engine, config, ServerMetrics(engine), tracer=tracer)
         connections = Connections(
@@ -170,13 +169,13 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    engine: AsyncEngine, config: ServingConfig, sock: socket.socket, announce: Callable[[], None]
+    engine: Engine, config: ServingConfig, sock: socket.socket, announce: Callable[[], None]
 ) -> int:
     """Serve until a signal, then drain; the exit status: 0 drained, 1 ended at once or the engine failed.
 
     The first SIGTERM or SIGINT lets running requests finish for shutdown_timeout seconds while new ones get 503;
     a second ends at once. SIGHUP reads the TLS files again. `announce` is called when the engine is ready.
-    Raises what AsyncEngine.start raises.
+    Raises what Engine.start raises.
     """
     tls = tls_context(config)
     server = HttpServer(engine, config, tls)
@@ -206,7 +205,7 @@ async def serve(
             loop.remove_signal_handler(number)
 
 
-async def _start_engine(engine: AsyncEngine, signals: asyncio.Queue[signal.Signals]) -> bool:
+async def _start_engine(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> bool:
     """Load the model; false when a signal came first."""
     starting, interrupted = asyncio.create_task(engine.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,20 +219,18 @@ async def _start_engine(engine: AsyncEngine, signals: asyncio.Queue[signal.Signa
     return False
 
 
-async def _signal_or_failure(
-    engine: AsyncEngine, signals: asyncio.Queue[signal.Signals]
-) -> signal.Signals | None:
+async def _signal_or_failure(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> signal.Signals | None:
     """The next signal; None when the engine has failed first, so that an orchestrator starts the server anew."""
-    while True:
-        try:
-            async with asyncio.timeout(_FAILURE_SECONDS):
-                return await signals.get()
-        except TimeoutError:
-            if engine.state is EngineState.FAILED:
-                return None
+    signalled, failed = asyncio.create_task(signals.get()), asyncio.create_task(engine.failed())
+    await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
+    failed.cancel()
+    if signalled.done():
+        return signalled.result()
+    signalled.cancel()
+    return None
 
 
-async def _drain(engine: AsyncEngine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:
+async def _drain(engine: Engine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:
     stopping, again = asyncio.create_task(engine.stop(seconds)), asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
 from quire.engine.build.weights import Origin, WeightsReport, load_weights
+from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor
 from quire.executor.native import NativeExecutor, best_isa
 from quire.loader import (
@@ -263,7 +263,8 @@ def _coming_tokenizer(model: Model) -> int:
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
     asked = config.asked
-    return Scheduler(
+    kind = Scheduler if asked.batching == "continuous" else WholeBatchScheduler
+    return kind(
         SchedulerConfig(
             num_blocks=plan.limits.num_blocks,
             block_size=plan.limits.block_size,
@@ -274,7 +275,6 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
             enable_prefix_caching=asked.enable_prefix_caching,
             enable_chunked_prefill=asked.enable_chunked_prefill,
             policy=asked.scheduling_policy,
-            batching=asked.batching,
         ),
         random.Random(asked.seed),
     )

@@ -12,7 +12,16 @@ from quire.text.detokenizer import ByteLevelDetokenizer
 from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer
-from quire.types import CompletionOutput, FinishReason, Request, RequestOutput, SeqEvent, Timings, Usage
+from quire.types import (
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestError,
+    RequestOutput,
+    SeqEvent,
+    Timings,
+    Usage,
+)
 
 PRIME_TOKENS = 16
 
@@ -29,16 +38,20 @@ class Following:
     """One request, and the RequestOutput that grows with it.
 
     `stop` is called with the index of a sample in whose text a stop string was found. Without `keep`, text and
-    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output.
+    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output. Raises RequestError for stop strings
+    without a tokenizer.
     """
 
     __slots__ = ("_keep", "_params", "_prompt_logprobs", "_stop", "output", "samples")
 
     def __init__(
-        self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stops: StopStrings | None,
-        stop: Callable[[int], object], *, keep: bool = True,
+        self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: Callable[[int], object],
+        *, keep: bool = True,
     ) -> None:  # fmt: skip
         params = self._params = request.params
+        if params.stop and tokenizer is None:
+            raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
+        stops = StopStrings(params.stop) if params.stop else None
         self._keep, self._stop = keep, stop
         self._prompt_logprobs = LogprobTable()
         self.output = RequestOutput(

@@ -1,4 +1,4 @@
-"""A running request as its caller sees it: deltas to iterate over, merged while nobody reads them."""
+"""A live request: what belongs to it while it runs, and the stream of deltas that its caller reads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from quire.engine.api import Sink, StreamDelta
+from quire.engine.api import DeadlineError, GenerateAsk, Sink, StreamDelta
 from quire.engine.front.output import Following, Sample
+from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
 from quire.text.sample_text import StoppedText
-from quire.types import QuireError, Request
+from quire.types import QuireError, Request, SeqEvent
 
 logger = logging.getLogger("quire.engine")
 
 
 class Live:
-    """The engine's side of a stream. A sample has at most one unread delta: later ones are added to it.
+    """One request from admission to its end, and the engine's side of its stream: its text, unread deltas, sinks and
+    timers. A sample has at most one unread delta: later ones are added to it.
 
     So what a slow reader costs is bounded by its own output, and a step never waits for anybody.
     """
@@ -59,6 +61,64 @@ class Live:
         self.cached_tokens = 0
         self.directs: list[Direct | None] = [None] * len(output.outputs)  # a sample's, where it has a sink
         self.timers: list[asyncio.TimerHandle] = []
+
+    def set_timers(
+        self,
+        ask: GenerateAsk,
+        now: float,
+        loop: asyncio.AbstractEventLoop,
+        end: Callable[[Live, QuireError], None],
+    ) -> None:
+        """Have `end` called when a deadline of the request passes."""
+
+        def leave_queue(waited: float) -> None:
+            if not self.output.timings.scheduled:
+                end(self, DeadlineError(f"the request waited for {waited:.3f} s and has not been started"))
+
+        if ask.deadline is not None:
+            left = ask.deadline - now
+            error = DeadlineError(f"the request was not finished within {left:.3f} s")
+            self.timers.append(loop.call_later(left, end, self, error))
+        if ask.queue_deadline is not None:
+            left = ask.queue_deadline - now
+            self.timers.append(loop.call_later(left, leave_queue, left))
+
+    def left_unread(self, now: float, seconds: float, tokens: int) -> QuireError | None:
+        """The error that ends a request which has been unread for so long, or with so many tokens a sample."""
+        waited = now - self.unread_since
+        if not self.pending or (waited <= seconds and self.unread <= tokens * len(self.output.outputs)):
+            return None
+        return QuireError(f"{self.unread} tokens were left unread for {waited:.1f} s: the request has ended")
+
+    def event(self, index: int, tokens: list[int], note: Note) -> SeqEvent:
+        """A row of a step as the event it was in the engine."""
+        if note.cached_tokens is not None:
+            self.cached_tokens = note.cached_tokens
+        return SeqEvent(
+            self.request_id,
+            index,
+            tokens,
+            unpack_logprobs(note.logprobs),
+            unpack_logprobs(note.prompt_logprobs),
+            note.finish_reason,
+            note.stop_token_id,
+            self.cached_tokens,
+        )
+
+    def rows(self) -> dict[int, Direct]:
+        """The samples that have a sink, by the names of their rows."""
+        return {
+            self.handle << SAMPLE_BITS | index: direct
+            for index, direct in enumerate(self.directs)
+            if direct is not None
+        }
+
+    def drop_sinks(self) -> None:
+        """Sinks take no more: they and the request know each other."""
+        for index, direct in enumerate(self.directs):
+            if direct is not None:
+                direct.settle()
+                self.directs[index] = None
 
     def push(self, delta: StreamDelta, now: float) -> None:
         """Add what a step made."""
@@ -184,7 +244,7 @@ class LiveStream:
         live: Live,
         loop: asyncio.AbstractEventLoop,
         cancel: Callable[[Live], None],
-        deliver: Callable[[Live], None],
+        deliver: Callable[[dict[int, Direct]], None],
     ) -> None:
         self._live, self._loop, self._cancel, self._deliver = live, loop, cancel, deliver
         self.request_id = live.request_id
@@ -220,7 +280,7 @@ class LiveStream:
         if not self.output.finished:
             live = self._live
             live.directs[:] = map(functools.partial(Direct, live), live.following.samples, sinks)
-            self._deliver(live)
+            self._deliver(live.rows())
 
     async def aclose(self) -> None:
         """As `cancel`."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
+from quire.engine.api import RequestBlockedError
 from quire.engine.front.stream import Live
 from quire.types import Request
+
+logger = logging.getLogger("quire.engine")
 
 KEEP_SECONDS = 600.0
 ENOUGH_DEATHS = 2
@@ -73,12 +77,22 @@ class Suspects:
 
 
 class Lane:
-    """Runs suspects one at a time; all other requests pass."""
+    """Runs suspects one at a time and refuses requests to blame; all others pass."""
 
-    def __init__(self, suspects: Suspects) -> None:
+    def __init__(self) -> None:
         self.waiting: list[Live] = []
-        self._suspects = suspects
+        self._suspects = Suspects()
         self._running: Live | None = None
+
+    def check(self, request: Request, now: float) -> bytes | None:
+        """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
+        if not self._suspects:
+            return None
+        digest = digest_of(request)
+        deaths = self._suspects.deaths(digest, now)
+        if deaths:
+            raise _blocked(deaths)
+        return digest
 
     def enter(self, live: Live) -> bool:
         """Whether a request may run now; else it waits."""
@@ -100,9 +114,32 @@ class Lane:
         waiting, self.waiting = self.waiting, []
         return waiting
 
+    def completed(self, live: Live) -> None:
+        """A request has completed: it is not what kills."""
+        if live.digest is not None:
+            self._suspects.clear(live.digest)
+
+    def died(self, lives: Iterable[Live], now: float) -> tuple[int, dict[Live, RequestBlockedError]]:
+        """The engine died with these requests. How many deaths the request to blame explains, and those that are it."""
+        present = {live: digest_of(live.request) for live in lives if live not in self.waiting}
+        blamed = self._suspects.died(set(present.values()), now)
+        deaths = self._suspects.deaths(blamed, now) if blamed else 0
+        guilty = {live: _blocked(deaths) for live, digest in present.items() if digest == blamed}
+        for live in guilty:
+            logger.error("request %s was being computed at %d deaths of the engine and is refused from now on",
+                         live.request_id, deaths)  # fmt: skip
+        return deaths, guilty
+
     def clear(self) -> None:
         """Forget all: every request ends."""
         self.waiting.clear()
+
+
+def _blocked(deaths: int) -> RequestBlockedError:
+    return RequestBlockedError(
+        f"this request was being computed at {deaths} deaths of the engine; it is refused for"
+        f" {KEEP_SECONDS / 60:g} minutes"
+    )
 
 
 def digest_of(request: Request) -> bytes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
-
-import msgspec
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
@@ -30,11 +29,6 @@ logger = logging.getLogger("quire.engine")
 
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
-_NO_STATS = Stats(
-    running=0, waiting=0, blocks=0, blocks_used=0, blocks_cached=0, block_size=16, kv_waste_tokens=0,
-    prefix_queried_tokens=0, prefix_hit_tokens=0, preemptions=0, steps=0, step_seconds=0.0, step_phase_seconds={},
-    prefill_tokens=0, decode_tokens=0, step_tokens=(), resident_bytes=0,
-)  # fmt: skip
 
 
 class Listener(Protocol):
@@ -72,7 +66,7 @@ class EngineClient:
             new_host,
             Hooks(self._receive, listener.engine_lost, self._ready, listener.working, listener.tick),
         )
-        self._stats = _NO_STATS
+        self._stats = EngineStats()  # as of the last report
         self._running = self._waiting = 0  # sequences, as of the last step
         self._records: list[asyncio.Future[list[Any]]] = []
 
@@ -93,6 +87,10 @@ class EngineClient:
     async def start(self, progress: Callable[[int, int], None] | None) -> None:
         """The first start. Raises what loading raises; then there is nothing left to stop."""
         await self._supervisor.start(progress)
+
+    async def failed(self) -> None:
+        """Returns when the engine has been given up."""
+        await self._supervisor.given_up.wait()
 
     def drain(self) -> None:
         """From now on the engine's death is not repaired."""
@@ -116,8 +114,10 @@ class EngineClient:
 
     def stats(self, *, waiting_tokens: int, wasted_tokens: int) -> EngineStats:
         """The engine's last report, with what only its front counts."""
-        return EngineStats(
-            **msgspec.structs.asdict(self._stats) | {"running": self._running, "waiting": self._waiting},
+        return replace(
+            self._stats,
+            running=self._running,
+            waiting=self._waiting,
             waiting_tokens=waiting_tokens,
             wasted_tokens=wasted_tokens,
             restarts=self._supervisor.restarts,
@@ -159,8 +159,8 @@ class EngineClient:
                 self._running, self._waiting = report.running, report.waiting
                 self._listener.stepped(report)
             case Stats():
-                self._stats = report
-                self._running, self._waiting = report.running, report.waiting
+                self._stats = report.stats
+                self._running, self._waiting = report.stats.running, report.stats.waiting
             case Refused():
                 self._listener.refused(report)
             case Records(records):

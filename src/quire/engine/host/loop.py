@@ -18,6 +18,7 @@ from quire.engine.host.messages import (
     Pong,
     Records,
     Refused,
+    Stats,
     Step,
     Stop,
     pack_handles,
@@ -107,6 +108,8 @@ class EngineLoop:
         start = time.monotonic()
         events = self._core.step()
         end = time.monotonic()
+        if not self._core.rows:
+            return  # moves go on, and no sequence can run before they end
         self._totals.add_step()
         self._channel.send(self._report(start, end, events))
         self._totals.add_send(time.monotonic() - end)
@@ -161,7 +164,7 @@ class EngineLoop:
             return
         at = time.monotonic()
         if now or at >= self._stats_due:
-            self._channel.send(self._totals.report())
+            self._channel.send(Stats(self._totals.report()))
             self._stats_due = at + STATS_SECONDS
             self._dirty = False
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.api import EngineStats
 from quire.logprobs import LogprobTable
 from quire.types import FinishReason, QuireError, Request, StepRecord, TokenIds
 from quire.util.startup import Span
@@ -160,6 +162,16 @@ class Step(_Message, frozen=True, tag=4):
     sizes: bytes
     notes: tuple[Note, ...]
 
+    def unpack(self) -> tuple[list[int], list[list[int]]]:
+        """The rows' names and tokens."""
+        tokens = unpack_ids(self.tokens)
+        if not self.sizes:
+            return unpack_handles(self.rows), [[token] for token in tokens]
+        sizes = unpack_ids(self.sizes)
+        ends = accumulate(sizes)
+        news = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        return unpack_handles(self.rows), news
+
 
 class Refused(_Message, frozen=True, tag=5):
     """A request that could not be queued: the RequestError's field and message."""
@@ -176,25 +188,9 @@ class Pong(_Message, frozen=True, tag=6):
 
 
 class Stats(_Message, frozen=True, tag=7):
-    """Gauges and counters of the engine; the fields mean what EngineStats says."""
+    """Gauges and counters, a few times a second."""
 
-    running: int
-    waiting: int
-    blocks: int
-    blocks_used: int
-    blocks_cached: int
-    block_size: int
-    kv_waste_tokens: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    steps: int
-    step_seconds: float
-    step_phase_seconds: dict[str, float]
-    prefill_tokens: int
-    decode_tokens: int
-    step_tokens: tuple[int, ...]
-    resident_bytes: int
+    stats: EngineStats
 
 
 class Records(_Message, frozen=True, tag=8):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from quire.core.scheduler import Scheduler
-from quire.engine.api import STEP_TOKEN_BOUNDS
+from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
 from quire.engine.core import EngineCore
-from quire.engine.host.messages import Stats
 from quire.util.platform import resident_bytes
 
 
@@ -41,10 +40,10 @@ class StepTotals:
         """Count time spent in reporting a step."""
         self._phases["send"] += seconds
 
-    def report(self) -> Stats:
+    def report(self) -> EngineStats:
         """Everything as of now."""
         scheduler: Scheduler = self._core.scheduler
-        return Stats(
+        return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             blocks=scheduler.config.num_blocks,

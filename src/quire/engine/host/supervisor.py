@@ -46,6 +46,7 @@ class Supervisor:
         self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], hooks: Hooks
     ) -> None:
         self.state = EngineState.STARTING
+        self.given_up = asyncio.Event()
         self._load, self._serving, self._new_host, self._hooks = load, serving, new_host, hooks
         self._connection: Connection | None = None
         self.restarts = 0
@@ -158,6 +159,7 @@ class Supervisor:
                     _WINDOW_SECONDS // 60,
                 )
                 self.state = EngineState.FAILED
+                self.given_up.set()
                 return
             if counts:
                 self._failures.append(now)
