@@ -3,7 +3,7 @@
     PYTHONPATH=src python -m benchmarks.same_bits [--co-batches 500] [--first 0] [--cases dense …] [--record FILE]
 
 A case is a model and its number formats. Its targets are a few fixed requests; what they give alone, on one thread, in
-one chunk and without a prefix cache, is the reference. A co-batch runs some of them to the end, among random neighbours.
+one chunk and without a prefix cache, is the reference. A co-batch runs some of them to the end among random neighbours.
 Drawn at random are:
 
     neighbours      how many, their prompts (some begin as a target does), when they join, how urgent, some aborted
