@@ -101,7 +101,7 @@ def test_a_name_that_does_not_exist_is_noticed() -> None:
         "core/no_such_file",
         "NoSuchType",
         "worker/scheduler.py",
-        "core/scheduler.nothing",
+        "core/scheduler.no_such_thing",
         "/nothing",
     ):
         assert not exists(name)
