@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.pairs import pairwise
 from helpers.stepper import Stepper, StepSize, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
@@ -146,13 +147,12 @@ def start(stepper: Stepper) -> tuple[int, int, int]:
     return a, b, c
 
 
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    ("name", "formats"),
+    ("name", "formats", "isa"),
     [
-        *itertools.product(SHAPES, FORMATS),
-        *itertools.product(BLOCKS, ["f32", "bf16", "f16"]),
-        *((f"d{d}", "f32") for d in WHOLE),
+        *pairwise([*SHAPES], [*FORMATS], ISAS),
+        *pairwise([*BLOCKS], ["f32", "bf16", "f16"], ISAS),
+        *itertools.product((f"d{d}" for d in WHOLE), ["f32"], ISAS),
     ],
 )
 def test_buffers(name: str, formats: str, isa: str) -> None:

@@ -9,11 +9,13 @@ import torch
 from helpers.backends import BACKENDS, Backend
 from helpers.checkpoints import TINY_MODELS, TinyModel, tiny_model
 from helpers.golden import Golden, MakeGolden
+from helpers.pairs import pairwise
 from helpers.runs import CHUNKS, DECODE, MIXED, WHOLE, Logits, Steps, run_steps
 from helpers.specs import BF16, F32
 from quire.program.formats import NumberFormats
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS, ids=str)
+STEPS = {"whole": WHOLE, "chunks": CHUNKS, "decode": DECODE, "mixed": MIXED}
+every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=str)
 
 
 def differences(golden: Golden, backend: Backend, steps: Steps, formats: NumberFormats = F32) -> Logits:
@@ -25,31 +27,19 @@ def differences(golden: Golden, backend: Backend, steps: Steps, formats: NumberF
 
 
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
-def test_reference_is_worth_comparing_with(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
+def test_reference_is_worth_comparing_with(model: TinyModel, golden: MakeGolden) -> None:
     logits = golden(model).logits(0)
     assert 1.5 < np.abs(logits).max() < 6.0
 
 
-@pytest.mark.parametrize("model", TINY_MODELS, ids=str)
-def test_whole(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    assert differences(golden(model), backend, WHOLE).max() <= backend.tolerance
+@pytest.mark.parametrize(("model", "backend", "steps"), pairwise(TINY_MODELS, BACKENDS, [*STEPS]))
+def test_logits_are_those_of_transformers(
+    model: TinyModel, backend: Backend, steps: str, golden: MakeGolden
+) -> None:
+    assert differences(golden(model), backend, STEPS[steps]).max() <= backend.tolerance
 
 
-@pytest.mark.parametrize("model", TINY_MODELS, ids=str)
-def test_uneven_chunks(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    assert differences(golden(model), backend, CHUNKS).max() <= backend.tolerance
-
-
-@pytest.mark.parametrize("model", TINY_MODELS, ids=str)
-def test_decode(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    assert differences(golden(model), backend, DECODE).max() <= backend.tolerance
-
-
-@pytest.mark.parametrize("model", TINY_MODELS, ids=str)
-def test_mixed_batch(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
-    assert differences(golden(model), backend, MIXED).max() <= backend.tolerance
-
-
+@every_backend
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_half_precision_checkpoints_are_read_exactly(
     dtype: torch.dtype, backend: Backend, golden: MakeGolden
@@ -59,6 +49,7 @@ def test_half_precision_checkpoints_are_read_exactly(
     assert differences(stored, backend, MIXED).max() <= backend.tolerance
 
 
+@every_backend
 @pytest.mark.parametrize("model", TINY_MODELS, ids=str)
 def test_bfloat16_is_nearer_than_transformers(model: TinyModel, backend: Backend, golden: MakeGolden) -> None:
     """Against float32 with the same weights: what rounding costs, root mean square, in the median over tokens.

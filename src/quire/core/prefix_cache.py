@@ -22,8 +22,9 @@ the time that a prompt takes. Which tenant gives up a block depends on how many 
     to make room    the tenant with the most blocks, held and cached, that has a cached one gives up its oldest: with
                     no more than an equal share nothing is lost while another that has more can give up some
     to run          sequences take what is free, what their own tenant has cached, and of what the others have cached
-                    all but a share of the pool: one share for each tenant that runs, one for the caches of the others.
-                    So a flood of running sequences does not empty them. A sequence alone takes what it needs
+                    all but their shares of the pool: one share for each tenant that runs, for what it holds and has
+                    cached, and one for the caches of all that do not run. So a flood of running sequences does not
+                    empty them. A sequence alone takes what it needs
 
 Idle shares are there for whoever needs them, and are given back first.
 """
@@ -92,13 +93,14 @@ class PrefixCache:
         """Count a sequence that starts."""
         self.num_running += 1
         self._caches.num_running += 1
-        self._caches.num_active += self.num_running == 1
+        self._caches.active.add(self)
 
     def exit(self) -> None:
         """Undo `enter`."""
         self.num_running -= 1
         self._caches.num_running -= 1
-        self._caches.num_active -= self.num_running == 0
+        if not self.num_running:
+            self._caches.active.discard(self)
 
     def match(self, key: bytes, max_tokens: int, namespace: str = "") -> Hit:
         """The longest usable prefix of `key` of at most `max_tokens` tokens. Changes nothing."""
@@ -360,7 +362,7 @@ class PrefixCache:
 
 
 class PrefixCaches:
-    """The prefix caches of all tenants over one pool. `num_running` sequences run, in `num_active` of them."""
+    """The prefix caches of all tenants over one pool. `num_running` sequences run, in the `active` ones."""
 
     def __init__(
         self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int, tier: Tier | None = None
@@ -368,7 +370,8 @@ class PrefixCaches:
         self.pool, self.tier = pool, tier
         self.moves: list[Move] = []  # of the next step
         self.stats = PrefixCacheStats()
-        self.num_running = self.num_active = 0
+        self.num_running = 0
+        self.active: set[PrefixCache] = set()
         self.sizes: dict[PrefixCache, int] = {}  # the blocks of each one that has cached blocks
         self._groups, self._block_size = groups, block_size
         self._caches: dict[str, PrefixCache] = {}
@@ -386,24 +389,22 @@ class PrefixCaches:
         return cache
 
     def room(self, cache: PrefixCache) -> int:
-        """Blocks that a tenant's sequences may take now: of those that others have cached all but a share."""
-        others = self.pool.num_cached - cache.num_cached
-        return self.available - min(others, self._share(cache)) if others else self.available
+        """Blocks that a tenant's sequences may take now: of those that others have cached all but their shares."""
+        if self.pool.num_cached == cache.num_cached:
+            return self.available
+        share = self._share(cache)
+        kept = min(self._idle(cache), share)
+        for other in self.active:
+            if other is not cache and other.num_cached:
+                kept += max(0, min(other.num_cached, share + other.num_cached - other.num_blocks))
+        return self.available - kept
 
     def evict(self, count: int, taker: PrefixCache) -> None:
-        """Make `count` blocks free. Raises ValueError when fewer are available. O(tenants) a block.
-
-        What `taker` has cached itself goes first where the others have no more than their share.
-        """
+        """Make `count` blocks free. Raises ValueError when fewer are available. O(tenants) a block."""
         if count > self.available:
             raise ValueError(f"{count} blocks asked for, {self.available} are available")
-        share, pool, sizes = self._share(taker), self.pool, self.sizes
-        while pool.num_free < count:
-            cache = max(sizes, key=sizes.__getitem__)
-            if taker in sizes and (
-                sizes[taker] == sizes[cache] or pool.num_cached - taker.num_cached <= share
-            ):
-                cache = taker
+        while self.pool.num_free < count:
+            cache = self._next_to_give(taker)
             cache.evict_oldest()
             self._forget_empty(cache)
 
@@ -427,8 +428,9 @@ class PrefixCaches:
             found += cache.audit([table for table, _ in own], [tip for _, tip in own if tip is not None])
         self.pool.audit([table for _, table, _ in held], found)
         counts = [cache.num_running for cache in self._caches.values() if cache.num_running]
-        if (sum(counts), len(counts)) != (self.num_running, self.num_active) or self.num_running != len(seqs):
-            said = f"the books say {self.num_running} in {self.num_active}"
+        active = {cache for cache in self._caches.values() if cache.num_running}
+        if (sum(counts), active) != (self.num_running, self.active) or self.num_running != len(seqs):
+            said = f"the books say {self.num_running} in {len(self.active)}"
             raise AuditError(f"{len(seqs)} sequences of {len(counts)} tenants run, {said}")
         blocks = sum(cache.num_blocks for cache in self._caches.values())
         if blocks != self.pool.num_blocks - self.pool.num_free:
@@ -436,9 +438,29 @@ class PrefixCaches:
         if self.sizes != {cache: cache.num_blocks for cache in self._caches.values() if cache.num_cached}:
             raise AuditError("the tenants that have cached blocks are not those in the books")
 
+    def _next_to_give(self, taker: PrefixCache) -> PrefixCache:
+        """Who gives up a block: the one with the most. What `taker` has cached goes first where the others have no more
+        than their shares."""
+        sizes, share = self.sizes, self._share(taker)
+        most = max(sizes, key=sizes.__getitem__)
+        if len(sizes) == 1 or sizes.get(taker) == sizes[most]:
+            return taker if taker in sizes else most
+        idle = self._idle(taker) > share
+        over = [
+            cache
+            for cache, size in sizes.items()
+            if cache is not taker and (size > share if cache.num_running else idle)
+        ]
+        return max(over, key=sizes.__getitem__) if over else taker if taker in sizes else most
+
+    def _idle(self, cache: PrefixCache) -> int:
+        """Blocks cached by the tenants, besides this one, of which no sequence runs."""
+        running = sum([other.num_cached for other in self.active if other is not cache])
+        return self.pool.num_cached - cache.num_cached - running
+
     def _share(self, cache: PrefixCache) -> int:
         """Blocks of each tenant that runs, and of all others together, once one of this cache runs."""
-        return self.pool.num_blocks // (self.num_active + (not cache.num_running) + 1)
+        return self.pool.num_blocks // (len(self.active) + (not cache.num_running) + 1)
 
     def _forget_empty(self, cache: PrefixCache) -> None:
         if not (cache.num_blocks or cache.num_running or cache.num_fetches):
