@@ -94,7 +94,7 @@ def kl(model: str, text: Path, tokens: int) -> None:
     reference = _Scorer(opened, plain, WINDOW)
     reference.load(None)
     for size in (128, 64, 32):
-        other = _Scorer(opened, replace(plain, quantization="int8", quantization_group_size=size), WINDOW)
+        other = _Scorer(opened, plain.replace(quantization="int8", quantization_group_size=size), WINDOW)
         other.load(None)
         sums = _Sums()
         for p, q, targets in _predictions(reference, other, passages):
