@@ -12,7 +12,7 @@ from tools import options_table
 from quire.cli.elsewhere import ALWAYS, CALLED, PASSING, REFUSED, explain
 from quire.cli.parser import Parser
 from quire.cli.serve import add_arguments, settings
-from quire.config.schema import EngineConfig
+from quire.config.schema import OPTIONS
 from quire.config.serving import ServingConfig
 
 KNOWN = [
@@ -35,7 +35,7 @@ BROUGHT = """
     parallel max-input-tokens max-total-tokens max-batch-prefill-tokens max-concurrent-requests speculate
     model-id graceful-termination-timeout
 """
-FIELDS = [f.name for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)]
+FIELDS = [*OPTIONS, *(f.name for f in dataclasses.fields(ServingConfig))]
 EVERY = [f"--{name.replace('_', '-')}" for name in FIELDS]
 
 

@@ -311,7 +311,6 @@ def _read_native(found: dict[str, Any]) -> Event:
 # ---- selection
 
 BACKENDS = ("quire", "vllm", "sglang", "llama-server", "tgi", "ollama", "openai")
-APIS = ("chat", "completions", "native")
 # owners of models in GET /v1/models
 _OWNERS = {
     "quire": "quire",

@@ -181,7 +181,7 @@ def open_bench_model(model: str, asked: EngineConfig, *, tokenizer: bool) -> tup
         return open_model(model, tokenizer=tokenizer), asked
     with tempfile.TemporaryDirectory() as folder:
         written = shapes.write(model.removeprefix(shapes.PREFIX), Path(folder))
-        return open_model(written, tokenizer=False), replace(asked, load_format="random")
+        return open_model(written, tokenizer=False), asked.replace(load_format="random")
 
 
 class Prompts:

@@ -7,7 +7,6 @@ Reported figures are medians of the rounds.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +29,7 @@ from quire.bench.kernel_programs import (
 )
 from quire.bench.kernel_sampler import measure_sampler
 from quire.bench.limits import LimitsProbe, LimitsSample, mean
-from quire.config.schema import STORED, EngineConfig
+from quire.config.schema import OPTIONS, STORED, EngineConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits
 from quire.program.cost import Cost, Row
@@ -79,12 +78,11 @@ def weight_formats() -> dict[str, dict[str, Any]]:
     """Every weight format of the engine, by name, with its options. int4 has groups of the default size; other sizes
     are in the name, like "int4-128".
     """
-    fields = {field.name: field.metadata["choices"] for field in dataclasses.fields(EngineConfig)}
     found: dict[str, dict[str, Any]]
-    found = {SHORT[name]: {"dtype": name} for name in fields["dtype"] if name in SHORT}
+    found = {SHORT[name]: {"dtype": name} for name in OPTIONS["dtype"].metadata["choices"] if name in SHORT}
     found |= {
         name: {"dtype": "bfloat16", "quantization": name}
-        for name in fields["quantization"]
+        for name in OPTIONS["quantization"].metadata["choices"]
         if name not in {"auto", "none", *STORED}
     }
     for size in OTHER_GROUPS:
@@ -103,8 +101,8 @@ SHORT = {
 
 def kv_formats() -> dict[str, str]:
     """Every format of the KV cache, by name, with its value of --kv-cache-dtype."""
-    field = next(f for f in dataclasses.fields(EngineConfig) if f.name == "kv_cache_dtype")
-    return {SHORT.get(name, name): name for name in field.metadata["choices"] if name != "auto"}
+    choices = OPTIONS["kv_cache_dtype"].metadata["choices"]
+    return {SHORT.get(name, name): name for name in choices if name != "auto"}
 
 
 def chosen(asked: Sequence[str], known: Iterable[str], field: str, left_out: Sequence[str] = ()) -> list[str]:

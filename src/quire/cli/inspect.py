@@ -280,7 +280,7 @@ def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str,
     from quire.engine.build.weights import packed_place
     from quire.program.memory import weight_bytes
 
-    if weight_bytes(program) > config.asked.weight_cache_size:
+    if weight_bytes(program) > config.asked.loading.weight_cache_size:
         return None
     try:
         place = packed_place(weight_origin(model), program, config)

@@ -31,11 +31,6 @@ class CachePlan:
     groups: tuple[CacheGroup, ...]
     layers_per_group: int
 
-    @property
-    def padded_layers(self) -> int:
-        """Layer places that no layer uses."""
-        return sum(self.layers_per_group - len(group.layers) for group in self.groups)
-
 
 def plan_groups(windows: Sequence[int], max_groups: int = 8) -> CachePlan:
     """Group layers of equal window; `windows[i]` is layer i's window in tokens, 0 for full attention.

@@ -44,7 +44,6 @@ from quire.types import CheckpointError
 
 BLOCK_BYTES = 32 * 2**20
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-DTYPES = ("auto", *_FLOATS, "q8_0")
 _NAMES = {stored: name for name, stored in _FLOATS.items()}
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
            "generation_config.json", "chat_template.jinja")  # fmt: skip

@@ -14,7 +14,6 @@ changes them; see sane_perplexity.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,9 +132,7 @@ def measure(
                 f"the text has {len(tokens)} tokens; at least 2 are needed to compare predictions"
             )
     longest = min(WINDOW, model.facts.spec.max_positions)
-    plain_config = dataclasses.replace(
-        asked, quantization="none", quantize_head="none", kv_cache_dtype="auto"
-    )
+    plain_config = asked.replace(quantization="none", quantize_head="none", kv_cache_dtype="auto")
     plain = _Scorer(model, plain_config, longest)
     others = [_Scorer(model, config, longest) for config in _alternatives(model, asked, plain_config)]
     _check_memory(plain, others)
@@ -143,7 +140,7 @@ def measure(
     passages = {name: _windows(tokens, longest) for name, tokens in texts.items()}
     if prompts:
         passages[OWN_TEXT] = _continuations(
-            plain, prompts, asked.seed, set(model.facts.generation.eos_token_ids)
+            plain, prompts, asked.execution.seed, set(model.facts.generation.eos_token_ids)
         )
     total = len(others) * sum(passage.predictions for found in passages.values() for passage in found)
     formats: list[FormatQuality] = []
@@ -169,20 +166,20 @@ def measure(
 
 def _alternatives(model: Model, asked: EngineConfig, plain: EngineConfig) -> list[EngineConfig]:
     latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
-    weights = {"quantization": asked.quantization, "quantize_head": asked.quantize_head}
-    kv = {"kv_cache_dtype": asked.kv_cache_dtype}
-    quantized = asked.quantization in {"int8", "int4"}
+    weights = {"quantization": asked.formats.quantization, "quantize_head": asked.formats.quantize_head}
+    kv = {"kv_cache_dtype": asked.formats.kv_cache_dtype}
+    quantized = asked.formats.quantization in {"int8", "int4"}
     changes: list[dict[str, str]] = []
     if quantized:
         changes.append(weights)
-    if asked.kv_cache_dtype != "auto":
+    if asked.formats.kv_cache_dtype != "auto":
         changes.append(kv)
     if len(changes) == 2:
         changes.append(weights | kv)
     if not changes:
         changes = [weights | {"quantization": name} for name in ("int8", "int4")]
         changes += [] if latent else [{"kv_cache_dtype": "int8"}]
-    return [dataclasses.replace(plain, **change) for change in changes]  # type: ignore[arg-type]
+    return [plain.replace(**change) for change in changes]
 
 
 def _windows(tokens: Sequence[int], longest: int) -> list[Passage]:
@@ -265,11 +262,11 @@ class _Scorer:
 
     def __init__(self, model: Model, asked: EngineConfig, longest: int) -> None:
         self._model, self.longest = model, longest
-        asked = dataclasses.replace(asked, max_model_len=max(longest, 2), max_num_seqs=1)
+        asked = asked.replace(max_model_len=max(longest, 2), max_num_seqs=1)
         self.config, self.program = choose(model, asked, machine_facts())
         groups = len(self.program.cache_groups)
-        blocks = -(-longest // asked.block_size)
-        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.block_size)
+        blocks = -(-longest // asked.cache.block_size)
+        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
         self._arrays = StepArrays(self.limits, groups)
         for group, table in enumerate(self._arrays.block_tables):
             table[0, :blocks] = np.arange(group * blocks, (group + 1) * blocks)
@@ -301,7 +298,7 @@ class _Scorer:
             param.groups.size for param in linears if param.groups and (param.name != "head" or not quantized)
         ]
         return FormatQuality(
-            quantization=self.config.asked.quantization if quantized else "none",
+            quantization=self.config.asked.formats.quantization if quantized else "none",
             group_size=max(sizes) if sizes else None,
             head=head,
             kv=self.config.kv,

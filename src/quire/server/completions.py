@@ -65,12 +65,11 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         )
     params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling))
     prompts = await _prompts(
-        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card))
+        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card, params.n))
     )
     body.prompt = ""
     for prompt in prompts:
         check_window(len(prompt.token_ids), body.max_tokens, card.max_model_len, "prompt")
-    check_choices("n", len(prompts), params.n)
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     asks = [
         make_ask(
@@ -130,14 +129,14 @@ async def _prompts(
     return found
 
 
-def _split(prompt: Prompt, card: ModelCard) -> tuple[list[str], list[list[int]]]:
+def _split(prompt: Prompt, card: ModelCard, samples: int) -> tuple[list[str], list[list[int]]]:
     """The prompts of a request: either texts or lists of ids. Raises ApiError; lengths are looked at first."""
     if isinstance(prompt, str):
         return [prompt], []
     if prompt and type(prompt[0]) is int:
         check_window(len(prompt), None, card.max_model_len, "prompt")
     else:
-        check_choices("prompt", len(prompt))
+        check_choices(len(prompt), samples)
     kinds = set(map(type, prompt))
     if kinds == {str}:
         return prompt, []  # type: ignore[return-value]

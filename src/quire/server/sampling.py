@@ -147,9 +147,10 @@ def make_ask(
     )
 
 
-def check_choices(name: str, prompts: int, samples: int = 1) -> None:
+def check_choices(prompts: int, samples: int) -> None:
     """Raise ApiError 400, naming the field, for more samples of more prompts than one request may have."""
     if samples * prompts > MAX_CHOICES:
+        name = "prompt" if prompts > MAX_CHOICES else "n"
         each = f" with {samples} samples each" if samples > 1 else ""
         message = f"{prompts} prompts{each} are {samples * prompts} choices, over the limit of {MAX_CHOICES}"
         raise bad_request(name, f"{name}: {message}")

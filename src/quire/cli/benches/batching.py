@@ -109,7 +109,7 @@ class Lab:
         from quire.engine.build.opening import open_model
 
         limits = {name: value for name, value in changes.items() if name != "enable_chunked_prefill"}
-        asked = dataclasses.replace(engine_config(args), max_model_len=longest + 1, **limits)
+        asked = engine_config(args).replace(max_model_len=longest + 1, **limits)
         built = self._built = build(open_model(args.model, tokenizer=False), asked)
         self.config = dataclasses.replace(built.core.scheduler.config, **changes)
         self.machine = lambda: RealMachine(built.core.worker.execute)

@@ -43,9 +43,9 @@ def natural(text: str) -> int:
 
 def engine_config(args: argparse.Namespace, longest: int) -> EngineConfig:
     """Return the engine config; the default context is the longest sequence of the run."""
-    from dataclasses import replace
-
     from quire.cli.options import engine_config as asked
 
     config = asked(args)
-    return config if config.max_model_len is not None else replace(config, max_model_len=max(2, longest))
+    return (
+        config if config.limits.max_model_len is not None else config.replace(max_model_len=max(2, longest))
+    )

@@ -30,10 +30,17 @@ def run(args: argparse.Namespace) -> int:
 
     recording = Recording("latency", args.words)
     config = engine_config(args, args.input_len + args.output_len)
-    if config.max_num_seqs < args.batch_size:
-        raise ValueError(f"batch_size: {args.batch_size} is more than max_num_seqs, {config.max_num_seqs}")
+    if config.limits.max_num_seqs < args.batch_size:
+        raise ValueError(
+            f"batch_size: {args.batch_size} is more than max_num_seqs, {config.limits.max_num_seqs}"
+        )
     asked = latency.LatencyAsked(
-        args.batch_size, args.input_len, args.output_len, args.num_iters, args.num_iters_warmup, config.seed
+        args.batch_size,
+        args.input_len,
+        args.output_len,
+        args.num_iters,
+        args.num_iters_warmup,
+        config.execution.seed,
     )
     with BenchEngine(
         args.model,

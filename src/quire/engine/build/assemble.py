@@ -141,11 +141,11 @@ def choose(
     formats = NumberFormats(
         weights=_dtype(config.weights),
         kv=_dtype(config.kv),
-        linears=_quantized(config.quantized, asked.quantization_group_size),
-        head=_quantized(config.head, asked.quantization_group_size if config.head == first else None),
+        linears=_quantized(config.quantized, asked.formats.quantization_group_size),
+        head=_quantized(config.head, asked.formats.quantization_group_size if config.head == first else None),
     )
     program = lower(spec, formats)
-    if asked.quantization == "auto" and asked.load_format != "random":
+    if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
         program = lower(spec, replace(formats, params=stored)) if stored else program
     if config.head == "f32":
@@ -158,16 +158,14 @@ def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
     quantization, form = model.facts.quantization, "safetensors" if model.gguf is None else "gguf"
     method = "GGUF" if model.gguf else quantization.method if quantization else "not quantized"
     layout = quantization.layout if quantization else ""
-    if asked.quantization in STORED and asked.quantization != layout and STORED[asked.quantization] != method:
-        raise ValueError(
-            f"quantization: {asked.quantization!r} was asked for, but the checkpoint is {method}"
-        )
-    if asked.load_format in {"safetensors", "gguf"} - {form}:
-        raise ValueError(f"load_format: {asked.load_format!r} was asked for, but the model is in {form}")
-    return replace(
-        asked,
-        quantization="auto" if asked.quantization in STORED else asked.quantization,
-        load_format="random" if asked.load_format == "random" else "auto",
+    wanted, load_format = asked.formats.quantization, asked.loading.load_format
+    if wanted in STORED and wanted != layout and STORED[wanted] != method:
+        raise ValueError(f"quantization: {wanted!r} was asked for, but the checkpoint is {method}")
+    if load_format in {"safetensors", "gguf"} - {form}:
+        raise ValueError(f"load_format: {load_format!r} was asked for, but the model is in {form}")
+    return asked.replace(
+        quantization="auto" if wanted in STORED else wanted,
+        load_format="random" if load_format == "random" else "auto",
     )
 
 
@@ -200,7 +198,7 @@ def _stored_formats(
             return {}
         there = set(source.names())
         for param in program.params:
-            floats = asked.quantize_head != "auto" or asked.fp32_lm_head
+            floats = asked.formats.quantize_head != "auto" or asked.formats.fp32_lm_head
             if param.kind != "linear" or (param.name == "head" and floats):
                 continue
             tensors = [part.tensor for part in param.parts]
@@ -230,9 +228,9 @@ def build(
     """
     startup = startup or Startup()
     total = total_memory()
-    if asked.memory is not None and asked.memory > total:
+    if asked.limits.memory is not None and asked.limits.memory > total:
         message = (
-            f"memory: {format_size(asked.memory)} is over the {format_size(total)} that this machine has"
+            f"memory: {format_size(asked.limits.memory)} is over the {format_size(total)} that this machine has"
         )
         raise MemoryBudgetError(message)
     with startup.span("plan"):
@@ -263,7 +261,7 @@ def _coming_tokenizer(model: Model) -> int:
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
     asked = config.asked
-    kind = Scheduler if asked.batching == "continuous" else WholeBatchScheduler
+    kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
     return kind(
         SchedulerConfig(
             num_blocks=plan.limits.num_blocks,
@@ -272,29 +270,29 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.limits.max_len,
             groups=program.cache_groups,
-            enable_prefix_caching=asked.enable_prefix_caching,
-            enable_chunked_prefill=asked.enable_chunked_prefill,
-            policy=asked.scheduling_policy,
+            enable_prefix_caching=asked.cache.enable_prefix_caching,
+            enable_chunked_prefill=asked.scheduler.enable_chunked_prefill,
+            policy=asked.scheduler.scheduling_policy,
         ),
-        random.Random(asked.seed),
+        random.Random(asked.execution.seed),
     )
 
 
 def _gate(config: ResolvedConfig) -> BatchGate | None:
-    if config.asked.batching == "continuous":
+    if config.asked.scheduler.batching == "continuous":
         return None
-    return BatchGate(config.max_num_seqs, config.asked.batch_wait_ms / 1e3)
+    return BatchGate(config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
 
 
 def make_executor(program: Program, config: ResolvedConfig) -> Executor:
     """An executor of the asked kind, without weights. CheckpointError when torch is asked for and missing."""
-    if config.asked.executor == "native":
+    if config.asked.execution.executor == "native":
         return NativeExecutor(program, threads=config.threads, isa=config.isa)
     try:
         from quire.executor.torch import TorchExecutor
     except ImportError as error:
         raise CheckpointError("executor 'torch' needs torch: pip install 'quire-llm[gpu]'") from error
-    return TorchExecutor(program, device=config.asked.device)
+    return TorchExecutor(program, device=config.asked.execution.device)
 
 
 def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sampler:

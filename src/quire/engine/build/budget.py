@@ -104,7 +104,7 @@ def _plan(
         max_logit_rows=config.max_num_seqs,
         max_len=length,
         num_blocks=0,
-        block_size=asked.block_size,
+        block_size=asked.cache.block_size,
     )
     planned = planned_bytes(program, limits, config.threads)
     fixed = {
@@ -119,22 +119,22 @@ def _plan(
             program.vocab, config.max_num_seqs, config.threads, length, MAX_NAMED_TOKENS
         ),
     }
-    kv_bytes = kv_block_bytes(program, asked.block_size)
-    block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.block_size
+    kv_bytes = kv_block_bytes(program, asked.cache.block_size)
+    block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size
     groups, chunk = program.cache_groups, config.max_num_batched_tokens
-    at_speed = least_blocks(groups, length, chunk, asked.block_size)
-    least = least_blocks(groups, length, 1, asked.block_size) if asked.enable_chunked_prefill else at_speed
+    at_speed = least_blocks(groups, length, chunk, asked.cache.block_size)
+    least = least_blocks(groups, length, 1, asked.cache.block_size) if asked.scheduler.enable_chunked_prefill else at_speed
     rest = config.memory - sum(fixed.values())
-    fixed[REQUESTS] = asked.request_memory or max(MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS))
+    fixed[REQUESTS] = asked.limits.request_memory or max(MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS))
     blocks = min(max(0, rest - fixed[REQUESTS]) // block_bytes, MAX_BLOCKS)
-    if asked.num_kv_blocks is not None:
-        if asked.num_kv_blocks > blocks:
+    if asked.cache.num_kv_blocks is not None:
+        if asked.cache.num_kv_blocks > blocks:
             raise MemoryBudgetError(
-                f"num_kv_blocks: {asked.num_kv_blocks} blocks of {format_size(block_bytes)} do not fit; "
+                f"num_kv_blocks: {asked.cache.num_kv_blocks} blocks of {format_size(block_bytes)} do not fit; "
                 f"{format_size(config.memory)} holds {blocks}"
             )
-        blocks = asked.num_kv_blocks
-    elif asked.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
+        blocks = asked.cache.num_kv_blocks
+    elif asked.limits.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
         blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), least
@@ -149,8 +149,8 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
         advice.append(f"lower --max-num-batched-tokens ({config.max_num_batched_tokens})")
     if config.max_num_seqs > 1:
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
-    if config.asked.request_memory is not None:
-        advice.append(f"lower --request-memory ({format_size(config.asked.request_memory)})")
+    if config.asked.limits.request_memory is not None:
+        advice.append(f"lower --request-memory ({format_size(config.asked.limits.request_memory)})")
     if config.weights == "f32":
         advice.append("use --dtype bfloat16")
     if config.kv != "i8":

@@ -98,12 +98,12 @@ def open_model(
 
 def kept_files(asked: EngineConfig) -> KeptFiles | None:
     """Where what can be made again is kept; None when nothing is to be."""
-    if asked.weight_cache == "off":
+    if asked.loading.weight_cache == "off":
         return None
-    if asked.weight_cache_dir is not None:
-        return KeptFiles(Path(asked.weight_cache_dir).expanduser(), asked.weight_cache_size)
+    if asked.loading.weight_cache_dir is not None:
+        return KeptFiles(Path(asked.loading.weight_cache_dir).expanduser(), asked.loading.weight_cache_size)
     folder = env.cache_folder()
-    return None if folder is None else KeptFiles(folder / "weights", asked.weight_cache_size)
+    return None if folder is None else KeptFiles(folder / "weights", asked.loading.weight_cache_size)
 
 
 def gguf_files(folder: Path) -> GGUFFiles | None:

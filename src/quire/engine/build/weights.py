@@ -73,10 +73,10 @@ def packed_place(origin: Origin, program: Program, config: ResolvedConfig) -> Pa
     """
     asked = config.asked
     kept = kept_files(asked)
-    wanted = asked.load_format != "random" and asked.executor == "native"
+    wanted = asked.loading.load_format != "random" and asked.execution.executor == "native"
     if not wanted or kept is None or weight_bytes(program) < SMALLEST:
         return None
-    files = fingerprint(origin.files(), whole=asked.weight_cache == "content")
+    files = fingerprint(origin.files(), whole=asked.loading.weight_cache == "content")
     key = packed_key(program.params, packed_layout(config.isa), files)
     return PackedPlace(PackedWeights(kept.folder, kept.limit), key)
 
@@ -96,9 +96,9 @@ def load_weights(
     Raises CheckpointError for a checkpoint that is wrong. A cache that cannot be read or written only costs time.
     """
     rules, asked = origin.rules, config.asked
-    if asked.load_format == "random":
+    if asked.loading.load_format == "random":
         meanwhile()
-        source = RandomWeights(program.params, asked.seed)
+        source = RandomWeights(program.params, asked.execution.seed)
         load(program.params, source, executor, rules=rules, progress=progress)
         return WeightsReport("random")
     place = packed_place(origin, program, config)
@@ -114,7 +114,7 @@ def load_weights(
     with origin.open() as weights:
         summary = load(program.params, weights, executor, rules=rules, progress=progress)
     if place is not None and isinstance(executor, NativeExecutor):
-        after = packed_place(origin, program, config) if asked.weight_cache == "on" else place
+        after = packed_place(origin, program, config) if asked.loading.weight_cache == "on" else place
         if after is not None and after.key == place.key:
             notices += _keep(place, origin, summary, executor, progress)
         else:

@@ -282,10 +282,6 @@ class LiveStream:
             live.directs[:] = map(functools.partial(Direct, live), live.following.samples, sinks)
             self._deliver(live.rows())
 
-    async def aclose(self) -> None:
-        """As `cancel`."""
-        self.cancel()
-
     def cancel(self) -> None:
         """Stop computing within one step and forget the request. Harmless when it has ended."""
         self._cancel(self._live)
