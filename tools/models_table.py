@@ -61,11 +61,11 @@ def table() -> str:
 
 
 def _attention(spec: ModelSpec) -> str:
-    att = spec.layers[0].mixer
+    att = spec.layers[0].attention
     text = attention_text(att)
     if not isinstance(att, Attention):
         return text
-    windows = [layer.mixer.window for layer in spec.layers]
+    windows = [layer.attention.window for layer in spec.layers]
     if any(windows):
         full = windows.count(0)
         text += f"; window {max(windows)} in {len(windows) - full} of {len(windows)} layers"
@@ -82,7 +82,7 @@ def _attention(spec: ModelSpec) -> str:
 
 
 def _positions(spec: ModelSpec) -> str:
-    texts = dict.fromkeys(rope_text(x.mixer) for x in spec.layers)
+    texts = dict.fromkeys(rope_text(x.attention) for x in spec.layers)
     return " / ".join(texts)
 
 

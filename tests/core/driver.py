@@ -17,6 +17,7 @@ from quire.types import (
     SamplingParams,
     SchedulerOutput,
     SeqEvent,
+    StateGroup,
     StepOutput,
 )
 
@@ -217,9 +218,10 @@ class Driver:
             tokens = array("i", prefix)
             hashes = prefix_hashes(tokens, first_hash(where))
             for group, block in enumerate(node.value):
+                of_states = isinstance(self.config.groups[group], StateGroup)
                 for place in range(size if block != NO_BLOCK else 0):
-                    held = self.worker.cells[block, place]
-                    assert held == (group, hashes[len(tokens) - size + place]), f"block {block} is another's"
+                    last = hashes[-1 if of_states else len(tokens) - size + place]
+                    assert self.worker.cells[block, place] == (group, last), f"block {block} is another's"
         if self.tier is not None:
             nodes = [node for _, node in self.cached().items()]
             found = {(node.digest, g): 1 for node in nodes for g, b in enumerate(node.value) if b != NO_BLOCK}

@@ -4,6 +4,9 @@ A cell of the memory remembers *which* token prefix was written into it, for whi
 its cells, then every cell its queries would read must hold the right prefix: wrong sharing, a block freed
 too early and a stale block all show. The next token is a hash of the whole prefix, so it is right only if
 the prefix is.
+
+All cells of a block of states remember one prefix, the last that was written. A row first looks for the prefix before
+its first token, as it changes states in place.
 """
 
 from __future__ import annotations
@@ -15,7 +18,16 @@ from dataclasses import dataclass, field
 
 from quire.core.scheduler_config import SchedulerConfig
 from quire.logprobs import LogprobTable, TokenLogprob
-from quire.types import NEXT_TOKEN, FinishReason, NewSeq, Request, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import (
+    NEXT_TOKEN,
+    FinishReason,
+    NewSeq,
+    Request,
+    ScheduledSeq,
+    SchedulerOutput,
+    StateGroup,
+    StepOutput,
+)
 
 from .host_tier import HostTier
 
@@ -146,16 +158,31 @@ class PagedWorker:
         for group, (table, ids) in enumerate(zip(slot.tables, row.new_blocks, strict=True)):
             assert all(0 <= block < self.config.num_blocks for block in ids)
             table.extend(ids)
+            if isinstance(self.config.groups[group], StateGroup):
+                self.write_states(group, table, row.start, hashes)
+                continue
             for p in range(row.start, end):
                 assert self.tier is None or table[p // size] not in self.tier.filling
                 self.cells[table[p // size], p % size] = (group, hashes[p])
         slot.computed = known
         self.computed_tokens += len(row.token_ids)
 
+    def write_states(self, group: int, table: list[int], start: int, hashes: list[int]) -> None:
+        size = self.config.block_size
+        before = self.cells.get((table[(start - 1) // size], size - 1)) if start else None
+        assert not start or before == (group, hashes[start - 1]), f"group {group}: wrong state before {start}"
+        for p in range(start, len(hashes)):
+            assert self.tier is None or table[p // size] not in self.tier.filling
+            self.cells.update({(table[p // size], place): (group, hashes[p]) for place in range(size)})
+
     def read(self, row: ScheduledSeq) -> None:
         slot, size = self.slots[row.seq_id], self.config.block_size
         hashes = slot.hashes[: slot.computed] + slot.guessed
         for g, group in enumerate(self.config.groups):
+            if isinstance(group, StateGroup):
+                last = len(hashes) - 1
+                assert self.cells.get((slot.tables[g][last // size], 0)) == (g, hashes[last]), "wrong state"
+                continue
             first = max(0, row.start - group.window + 1) if group.window else 0
             for p in range(first, len(hashes)):
                 cell = self.cells.get((slot.tables[g][p // size], p % size))

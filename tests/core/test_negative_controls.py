@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 
@@ -18,7 +19,16 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.step import StepPlan
-from quire.types import CacheGroup, Move, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
+from quire.types import (
+    FullGroup,
+    Move,
+    ScheduledSeq,
+    SchedulerOutput,
+    SeqEvent,
+    SlidingGroup,
+    StateGroup,
+    StepOutput,
+)
 
 from .driver import Driver
 from .host_tier import HostTier
@@ -30,7 +40,7 @@ CONFIG = SchedulerConfig(
     max_num_seqs=6,
     max_num_batched_tokens=16,
     max_model_len=40,
-    groups=(CacheGroup((0,)), CacheGroup((1,), window=5)),
+    groups=(FullGroup((0,)), SlidingGroup((1,), 5)),
 )
 
 
@@ -58,6 +68,7 @@ def live(config: SchedulerConfig = CONFIG, tier: HostTier | None = None) -> Driv
 
 TWO_STEPS = replace(CONFIG, steps_in_flight=2, policy="priority", max_draft_tokens=3)
 DRAFTS = replace(CONFIG, max_draft_tokens=8, max_num_batched_tokens=10)
+STATES = replace(CONFIG, groups=(FullGroup((0,)), StateGroup((1,), 64)))
 
 
 def test_unbroken_it_passes() -> None:
@@ -65,6 +76,9 @@ def test_unbroken_it_passes() -> None:
     assert driver.scheduler.num_preemptions
     assert driver.scheduler.prefix_stats.hit_tokens
     assert live(DRAFTS).worker.accepted_drafts > 20
+    driver = live(STATES)
+    assert driver.scheduler.num_preemptions
+    assert driver.scheduler.prefix_stats.hit_tokens
     driver = live(TWO_STEPS)
     assert driver.scheduler.num_preemptions
     assert driver.scheduler.wasted_rows > 2
@@ -129,6 +143,29 @@ def free_one_block_too_early(patch: pytest.MonkeyPatch) -> None:
         lambda computed, window, size: right(computed, window - size, size) if window else 0,
     )
     patch.setattr(prefix_cache, "first_live_block", sequence_blocks.first_live_block)
+
+
+def let_go_of_the_state_at_the_end_of_a_block(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateGroup, "window", 1)
+
+
+def run_drafts_over_states(patch: pytest.MonkeyPatch) -> None:
+    """A rejected draft stays in the state."""
+    patch.setattr(SchedulerConfig, "__post_init__", lambda self: None)
+    patch.setattr(Driver, "__init__", partialmethod(with_drafts, Driver.__init__))
+
+
+def with_drafts(
+    self: Driver, right: Callable[..., None], config: SchedulerConfig, **others: HostTier | None
+) -> None:
+    right(self, replace(config, max_draft_tokens=8), **others)
+
+
+@pytest.mark.parametrize(
+    "break_it", [forget_the_window, let_go_of_the_state_at_the_end_of_a_block, run_drafts_over_states]
+)
+def test_broken_states_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    check(break_it, STATES)
 
 
 def key_by_last_block_only(patch: pytest.MonkeyPatch) -> None:

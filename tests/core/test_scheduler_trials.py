@@ -9,11 +9,12 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from quire.core.cache_groups import kv_group
 from quire.core.capacity import peak_blocks
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import WholeBatchScheduler
-from quire.types import NO_BLOCK, CacheGroup, RequestError
+from quire.types import NO_BLOCK, CacheGroup, RequestError, StateGroup
 
 from .driver import Driver
 from .host_tier import HostTier
@@ -21,20 +22,26 @@ from .host_tier import HostTier
 BASES = [[1, 2, 3, 4, 5, 6, 7, 8, 9] * 5, [7, 7, 7, 1, 7, 7, 2] * 7, [1, 2, 3, 4, 9, 9] * 8]
 
 KINDS = (Scheduler, Scheduler, WholeBatchScheduler)
+STATE = -1  # in place of a window: states
+
+
+def group_of(layer: int, window: int) -> CacheGroup:
+    return StateGroup((layer,), 64) if window == STATE else kv_group((layer,), window)
 
 
 @st.composite
 def configs(draw: st.DrawFn) -> SchedulerConfig:
-    windows = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 13]), min_size=1, max_size=3))
+    windows = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 13, STATE]), min_size=1, max_size=3))
+    groups = tuple(group_of(g, window) for g, window in enumerate(windows))
     return SchedulerConfig(
         num_blocks=draw(st.integers(len(windows) * 2, 60)),
         block_size=draw(st.sampled_from([1, 2, 3, 4, 8])),
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 40)),
         max_model_len=draw(st.integers(4, 60)),
-        max_draft_tokens=draw(st.sampled_from([0, 0, 1, 4, 12])),
+        max_draft_tokens=0 if STATE in windows else draw(st.sampled_from([0, 0, 1, 4, 12])),
         steps_in_flight=draw(st.integers(1, 2)),
-        groups=tuple(CacheGroup((g,), window) for g, window in enumerate(windows)),
+        groups=groups,
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
@@ -117,6 +124,7 @@ def test_any_life_keeps_every_promise(
     driver = Driver(config, burst=burst, failing=frozenset(failing), tier=tier, kind=kind)
     play(driver, script)
     event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
+    event(f"states: {any(isinstance(group, StateGroup) for group in config.groups)}")
     if tier is not None:
         event(f"blocks fetched: {tier.came > 0}")
 
@@ -149,8 +157,8 @@ def test_two_steps_in_flight_leave_what_one_leaves(seed: int) -> None:
 
 def crowded_config(rng: random.Random) -> SchedulerConfig:
     """A pool that holds little more than one of the longest sequences, so that nearly everything collides."""
-    windows = [rng.choice([0, 0, 2, 4, 7, 12]) for _ in range(rng.randint(1, 3))]
-    groups = tuple(CacheGroup((g,), window) for g, window in enumerate(windows))
+    windows = [rng.choice([0, 0, 2, 4, 7, 12, STATE]) for _ in range(rng.randint(1, 3))]
+    groups = tuple(group_of(g, window) for g, window in enumerate(windows))
     size, length, budget = rng.choice([1, 2, 4]), rng.randint(20, 60), rng.randint(4, 80)
     chunked = rng.random() < 0.7
     if not chunked:
@@ -162,7 +170,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         max_num_seqs=rng.randint(1, 8),
         max_num_batched_tokens=budget,
         max_model_len=length,
-        max_draft_tokens=rng.choice([0, 0, 3, 20]),
+        max_draft_tokens=0 if STATE in windows else rng.choice([0, 0, 3, 20]),
         steps_in_flight=rng.randint(1, 2),
         groups=groups,
         enable_prefix_caching=rng.random() < 0.7,
@@ -225,6 +233,7 @@ def crowded_life(seed: int, **changes: Any) -> Driver:
 @given(seed=st.integers(0, 2**32))
 def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
     driver = crowded_life(seed)
+    event(f"states: {any(isinstance(group, StateGroup) for group in driver.config.groups)}")
     event(f"preemptions: {'none' if not driver.scheduler.num_preemptions else 'some'}")
     event(f"wasted rows: {driver.scheduler.wasted_rows > 0}")
     event(f"blocks fetched: {driver.tier is not None and driver.tier.came > 0}")

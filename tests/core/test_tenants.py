@@ -8,10 +8,10 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from quire.core.cache_groups import kv_group
 from quire.core.capacity import peak_blocks
 from quire.core.prefix_cache import PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import CacheGroup
 
 from .driver import Driver
 
@@ -138,7 +138,7 @@ def test_what_a_tenant_has_cached_survives_any_life_of_others(seed: int) -> None
     rng = random.Random(seed)
     others = ["b", "c"][: rng.randint(1, 2)]
     windows = [rng.choice([0, 0, 5, 12]) for _ in range(rng.randint(1, 2))]
-    groups = tuple(CacheGroup((g,), window) for g, window in enumerate(windows))
+    groups = tuple(kv_group((g,), window) for g, window in enumerate(windows))
     size, length = rng.choice([2, 4]), rng.randint(20, 30)
     config = SchedulerConfig(
         num_blocks=2 * len(others) * peak_blocks(groups, length, length, size) + rng.randint(0, 20),

@@ -49,7 +49,16 @@ from quire.engine.host.messages import (
     unpack_logprobs,
 )
 from quire.logprobs import LogprobTable, TokenLogprob
-from quire.types import CacheGroup, FinishReason, Request, SamplingParams, StepRecord, TokenIds
+from quire.types import (
+    FinishReason,
+    FullGroup,
+    Request,
+    SamplingParams,
+    SlidingGroup,
+    StateGroup,
+    StepRecord,
+    TokenIds,
+)
 from quire.util.startup import Span
 
 PARAMS = SamplingParams(
@@ -80,9 +89,10 @@ COMMANDS: list[Command] = [
     AskRecords(4),
     Stop(),
 ]
+GROUPS = FullGroup((0, 2)), SlidingGroup((1,), 8), StateGroup((3,), 640)
 REPORTS: list[Report] = [
     Progress(1, 2),
-    Ready(SchedulerConfig(num_blocks=9, groups=(CacheGroup((0, 2)), CacheGroup((1,), 8))), 128, (1, 2), ("hm",),
+    Ready(SchedulerConfig(num_blocks=9, groups=GROUPS), 128, (1, 2), ("hm",),
           9, {"kv": 4}, ("line",), (("kv", 2**46, 8),), (Span("engine", "weights", 1.0, 2.5),)),
     Fatal("CheckpointError", "why"),
     Step(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
@@ -127,6 +137,15 @@ def test_a_gauge_is_written_in_three_files() -> None:
         if "kv_waste_tokens" in path.read_text() and path.parent.name != "core"
     }
     assert files == {"engine/api.py", "engine/host/stats.py", "server/exposition.py"}
+
+
+def test_cache_groups_come_back_as_what_they_are() -> None:
+    (ready,) = (report_decoder().decode(body) for body in FrameReader().feed(bytes(frame(REPORTS[1]))))
+    assert isinstance(ready, Ready)
+    assert ready.scheduler.groups == GROUPS
+    strange = bytes(frame(REPORTS[1])).replace(b"\xa6window\x08", b"\xa6widow_\x08")
+    with pytest.raises((ProtocolError, msgspec.ValidationError), match="no cache group"):
+        [report_decoder().decode(body) for body in FrameReader().feed(strange)]
 
 
 def test_packed_numbers_come_back() -> None:

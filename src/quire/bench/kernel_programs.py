@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.core.cache_groups import kv_group
 from quire.engine.build.assemble import choose, machine_facts
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits, StepArrays
@@ -30,7 +31,7 @@ from quire.program.memory import param_bytes
 from quire.program.op import Op, param_names, reads, writes
 from quire.program.program import Program
 from quire.program.tensors import KVLayer, Param
-from quire.types import CacheGroup, MemoryBudgetError
+from quire.types import MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size
 
@@ -164,7 +165,7 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
         body=everything[:split],
         head=everything[split:],
         kv_layers=_kv_layers(program.kv_layers[0], len(layers)),
-        cache_groups=(CacheGroup(tuple(layers), program.cache_groups[0].window),),
+        cache_groups=(kv_group(tuple(layers), program.cache_groups[0].window),),
         layers_per_group=len(layers),
     )
     return Copied(copied, first, copies, len(timed))

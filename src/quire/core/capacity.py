@@ -16,7 +16,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
 def first_live_block(computed: int, window: int, block_size: int) -> int:
     """Index of the first block that the query at position `computed`, or a later one, can still read.
 
-    That query reads positions above computed - window; `window` 0 is full attention and reads them all.
+    That query reads positions above computed - window; `window` 0 is full attention and reads them all. See CacheGroup:
+    a group of states has a window of 2.
     """
     if not window or computed < window:
         return 0
@@ -24,7 +25,7 @@ def first_live_block(computed: int, window: int, block_size: int) -> int:
 
 
 def window_blocks(window: int, chunk: int, block_size: int) -> int:
-    """Most blocks a sliding group holds while `chunk` tokens run: window-1 before them, any alignment."""
+    """Most blocks a group with a window holds while `chunk` tokens run: window-1 before them, any alignment."""
     return (window - 1 + chunk + block_size - 2) // block_size + 1
 
 

@@ -7,7 +7,16 @@ from array import array
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import POLICIES
 from quire.records import dataclass
-from quire.types import CacheGroup, ContextLengthError, Request, RequestError, TokenIds, check_window
+from quire.types import (
+    CacheGroup,
+    ContextLengthError,
+    FullGroup,
+    Request,
+    RequestError,
+    StateGroup,
+    TokenIds,
+    check_window,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +44,7 @@ class SchedulerConfig:
     max_model_len: int = 4096
     max_draft_tokens: int = 0
     steps_in_flight: int = 1
-    groups: tuple[CacheGroup, ...] = (CacheGroup((0,)),)
+    groups: tuple[CacheGroup, ...] = (FullGroup((0,)),)
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
@@ -52,6 +61,11 @@ class SchedulerConfig:
             raise ValueError(f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output")
         if not self.groups or any(group.window < 0 for group in self.groups):
             raise ValueError("groups: at least one, with windows not below 0")
+        if self.max_draft_tokens and any(isinstance(group, StateGroup) for group in self.groups):
+            raise ValueError(
+                f"max_draft_tokens: {self.max_draft_tokens} must be 0 for a model with a state per sequence: "
+                "a rejected draft cannot be taken out of it"
+            )
         if self.policy not in POLICIES:
             raise ValueError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
         if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:

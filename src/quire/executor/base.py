@@ -22,6 +22,7 @@ from quire.program.program import Program
 from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.records import dataclass
+from quire.types import UnsupportedModelError
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -35,7 +36,7 @@ class Limits:
 
     max_tokens: tokens in one step. max_rows: sequences in one step, and slots of the block tables.
     max_logit_rows: rows of one head run. max_len: positions of one sequence. num_blocks: KV blocks, each of
-    block_size tokens (a multiple of 16) for layers_per_group layers.
+    block_size tokens (a multiple of 16) for layers_per_group layers, or of their states.
     """
 
     max_tokens: int
@@ -59,7 +60,8 @@ class StepArrays:
         self.query_start: I32 = np.zeros(limits.max_rows + 1, np.int32)
         self.slots: I32 = np.zeros(limits.max_rows, np.int32)
         self.logit_rows: I32 = np.zeros(limits.max_logit_rows, np.int32)
-        # [group][slot, k]: block id of tokens k·block_size …; only entries a step can read need be valid.
+        # [group][slot, k]: block id of tokens k·block_size …; only entries a step can read need be valid. In a group of
+        # states that block has those after the last token computed of its own.
         self.block_tables: tuple[I32, ...] = tuple(
             np.zeros((limits.max_rows, limits.blocks_per_row), np.int32) for _ in range(num_groups)
         )
@@ -69,6 +71,15 @@ def step_array_bytes(limits: Limits, num_groups: int) -> int:
     """Bytes of StepArrays of these limits."""
     words = 2 * limits.max_tokens + 2 * limits.max_rows + 1 + limits.max_logit_rows
     return 4 * (words + num_groups * limits.max_rows * limits.blocks_per_row)
+
+
+def check_program(program: Program) -> None:
+    """Raise UnsupportedModelError for a program that no executor can run, before its weights are loaded."""
+    if program.state_layers:
+        layers = ", ".join(str(layer.layer) for layer in program.state_layers)
+        raise UnsupportedModelError(
+            f"layers {layers} keep a state for each sequence, and no executor has ops for states"
+        )
 
 
 def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], content: U8) -> None:

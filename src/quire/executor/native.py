@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks
+from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks, check_program
 from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
@@ -70,6 +70,7 @@ class NativeExecutor:
     """Executor over the C++ core. `isa` forces an instruction set ("" takes the best of this machine)."""
 
     def __init__(self, program: Program, *, threads: int, isa: str = "") -> None:
+        check_program(program)
         self.program = program
         self._core = _native.Executor(isa, threads)
         for param in program.params:

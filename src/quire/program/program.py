@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.program.formats import DType
 from quire.program.op import Op
-from quire.program.tensors import Buffer, KVLayer, Param
+from quire.program.tensors import Buffer, KVLayer, Param, StateLayer
 from quire.records import dataclass
 from quire.spec import Rope
 from quire.types import CacheGroup
@@ -39,6 +39,7 @@ class Program:
     kv_dtype: DType
     vocab: int
     outputs: tuple[Output, ...]
+    state_layers: tuple[StateLayer, ...] = ()
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}

@@ -42,13 +42,16 @@ def architecture_of(model_type: str) -> str:
 
 def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
     """The metadata of a model."""
-    attention = spec.layers[0].mixer
-    widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, MLP)]
+    attention = spec.layers[0].attention
+    feed_forwards = [layer.mlp for layer in spec.layers if layer.mlp is not None]
+    if len(feed_forwards) < len(spec.layers):
+        raise UnsupportedModelError("GGUF cannot express a layer without a feed-forward")
+    widths = [mlp.width for mlp in feed_forwards if isinstance(mlp, MLP)]
     keys: Metadata = {
         "block_count": len(spec.layers),
         "context_length": spec.longest or spec.max_positions,
         "embedding_length": spec.dim,
-        "feed_forward_length": widths[0] if widths else spec.layers[0].mlp.width,
+        "feed_forward_length": (widths or [feed_forwards[0].width])[0],
         "attention.head_count": attention.heads,
         ARCHITECTURES[name].epsilon: float(spec.norm.eps),
         "vocab_size": spec.vocab,
@@ -122,7 +125,7 @@ def _grouped_experts(spec: ModelSpec, moe: MoE) -> Metadata:
 
 
 def _windows(name: str, spec: ModelSpec) -> Metadata:
-    windows = [layer.mixer.window for layer in spec.layers]
+    windows = [layer.attention.window for layer in spec.layers]
     if not any(windows):
         return {}
     found: Metadata = {"attention.sliding_window": max(windows)}
@@ -133,7 +136,7 @@ def _windows(name: str, spec: ModelSpec) -> Metadata:
 
 def _main_rope(spec: ModelSpec) -> Rope | None:
     """The rope; that of full layers if there are two."""
-    ropes = [(layer.mixer.window > 0, layer.mixer.rope) for layer in spec.layers]
+    ropes = [(layer.attention.window > 0, layer.attention.rope) for layer in spec.layers]
     return next((rope for _, rope in sorted(ropes, key=lambda kind: kind[0]) if rope is not None), None)
 
 
@@ -144,7 +147,7 @@ def _rope(spec: ModelSpec) -> Metadata:
     found: Metadata = {"rope.dimension_count": rope.dim, "rope.freq_base": float(rope.theta)}
     if rope.kind in {"linear", "yarn"}:
         found |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": float(rope.factor)}
-    if rope.kind == "linear" and all(layer.mixer.rope == rope for layer in spec.layers):
+    if rope.kind == "linear" and all(layer.attention.rope == rope for layer in spec.layers):
         found["context_length"] = round(spec.max_positions / rope.factor)
     if rope.kind == "yarn":
         found |= {
@@ -171,7 +174,7 @@ def _gemma2(spec: ModelSpec) -> Metadata:
 
 
 def _gemma3(spec: ModelSpec) -> Metadata:
-    local = next((layer.mixer.rope for layer in spec.layers if layer.mixer.window), None)
+    local = next((layer.attention.rope for layer in spec.layers if layer.attention.window), None)
     found: Metadata = {"rope.freq_base_swa": float(local.theta)} if local else {}
     return found | ({"final_logit_softcapping": float(spec.logits_cap)} if spec.logits_cap else {})
 
@@ -180,7 +183,7 @@ def _granite(spec: ModelSpec) -> Metadata:
     return {
         "embedding_scale": float(spec.embed_scale),
         "residual_scale": float(spec.residual_scale),
-        "attention.scale": float(spec.layers[0].mixer.scale),
+        "attention.scale": float(spec.layers[0].attention.scale),
         "logit_scale": 1.0 / spec.logits_scale,
     }
 
@@ -249,7 +252,7 @@ def written_tensors(name: str, spec: ModelSpec, tensors: Iterable[str]) -> list[
         if stem not in stems:
             raise UnsupportedModelError(f"tensor {tensor} has no name in GGUF")
         kind, target, layer = stems[stem]
-        attention = spec.layers[layer].mixer
+        attention = spec.layers[layer].attention
         if kind == "kv_b" and isinstance(attention, LatentAttention):
             split = attention.nope_dim, attention.v_dim
             for part, values in (("attn_k_b", False), ("attn_v_b", True)):
@@ -274,7 +277,7 @@ def _stems(spec: ModelSpec, names: Mapping[str, str]) -> dict[str, tuple[str, st
             if not _has(layer, field):
                 continue
             moe = layer.mlp
-            count = layer.mixer.heads if "{h}" in name else 1
+            count = layer.attention.heads if "{h}" in name else 1
             count = moe.router.experts if "{e}" in name and isinstance(moe, MoE) else count
             for number in range(count):
                 stem = name.format(i=index, h=number, e=number)
@@ -318,7 +321,7 @@ def check_round_trip(
         if field.name not in _COMPARED_ELSEWHERE and not _same(ours, theirs):
             raise _lost(field.name, ours, theirs)
     for number, (layer, other) in enumerate(zip(spec.layers, found.layers, strict=True)):
-        a, b = layer.mixer, other.mixer
+        a, b = layer.attention, other.attention
         if not _same_rope(a.rope, b.rope):
             raise _lost(f"layer {number}: rope", a.rope, b.rope)
         if replace(layer, mixer=_with_rope_and_scale(a, b)) != other:

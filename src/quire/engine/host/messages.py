@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -18,7 +19,17 @@ from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats
 from quire.logprobs import LogprobTable
-from quire.types import FinishReason, QuireError, Request, StepRecord, TokenIds
+from quire.types import (
+    CacheGroup,
+    FinishReason,
+    FullGroup,
+    QuireError,
+    Request,
+    SlidingGroup,
+    StateGroup,
+    StepRecord,
+    TokenIds,
+)
 from quire.util.startup import Span
 
 MAX_FRAME_BYTES = 2**30
@@ -211,6 +222,18 @@ def _pack_prompt(value: Any) -> memoryview:
     return memoryview(value).cast("B")
 
 
+def _unpack_group(wanted: type, data: Any) -> CacheGroup:
+    """The kind of group that has these fields."""
+    for kind in (FullGroup, SlidingGroup, StateGroup):
+        if (
+            wanted is CacheGroup
+            and isinstance(data, dict)
+            and {field.name for field in fields(kind)} == {*data}
+        ):
+            return msgspec.convert(data, kind)
+    raise ProtocolError("a message holds no cache group")
+
+
 def _unpack_prompt(wanted: type, data: Any) -> TokenIds:
     if wanted is not TokenIds or not isinstance(data, bytes) or len(data) % 4:
         raise ProtocolError("a message holds no whole token ids")
@@ -238,7 +261,7 @@ def command_decoder() -> msgspec.msgpack.Decoder[Command]:
 
 def report_decoder() -> msgspec.msgpack.Decoder[Report]:
     """Decodes what the engine sends."""
-    return msgspec.msgpack.Decoder(Report)
+    return msgspec.msgpack.Decoder(Report, dec_hook=_unpack_group)
 
 
 class FrameReader:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks
+from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks, check_program
 from quire.executor.torch import experts, ops
 from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
@@ -30,6 +30,7 @@ class TorchExecutor:
     """
 
     def __init__(self, program: Program, device: str = "cpu") -> None:
+        check_program(program)
         self.program = program
         self._device = _device(device)
         self._weights = Weights(program, self._device)
