@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from quire import _native
+from quire.executor.sampler import HostSampler
 from quire.types import NewSeq, SamplingParams
-from quire.worker.sampler import Sampler
 
 VOCAB = 151_936
 ROWS = 8
@@ -63,13 +63,13 @@ def fastest(run: Callable[[], object], repeats: int = 15, inner: int = 4) -> flo
 
 
 def native(logits: np.ndarray, params: SamplingParams, isa: str) -> float:
-    sampler = Sampler(VOCAB, ROWS, isa)
+    sampler = HostSampler(VOCAB, ROWS, isa)
     rng = np.random.default_rng(1)
     for slot in range(ROWS):
         tokens = rng.integers(0, VOCAB, CONTEXT).tolist()
         sampler.add(slot, NewSeq(slot, tokens, CONTEXT // 2, params, 0, slot, ()))
     slots, positions = np.arange(ROWS, dtype=np.int32), np.full(ROWS, CONTEXT, np.int32)
-    return fastest(lambda: sampler.sample(logits, slots, positions))
+    return fastest(lambda: sampler.sample({"logits": logits}, slots, positions))
 
 
 def torch_sorting(logits: np.ndarray) -> dict[str, float]:
@@ -109,10 +109,10 @@ def cpu_name() -> str:
 
 def call_overhead() -> float:
     """Microseconds of one call on one row of sixteen tokens: what does not depend on the vocabulary."""
-    sampler = Sampler(16, 1)
+    sampler = HostSampler(16, 1)
     sampler.add(0, NewSeq(0, [], 0, SamplingParams(temperature=0.0), 0, 0, ()))
     logits, zero = np.zeros((1, 16), np.float32), np.zeros(1, np.int32)
-    return fastest(lambda: sampler.sample(logits, zero, zero), 15, 2000) * ROWS
+    return fastest(lambda: sampler.sample({"logits": logits}, zero, zero), 15, 2000) * ROWS
 
 
 def main() -> None:

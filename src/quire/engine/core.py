@@ -1,38 +1,69 @@
-"""EngineCore: the loop schedule → execute → update, and the record of every step."""
+"""EngineCore: the loop schedule → forward → sample → update, and the record of every step."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord
 
+if TYPE_CHECKING:  # a simulation needs no arrays
+    from quire.executor.plans import PlanCounts
+    from quire.worker.worker import Masks
+
 RECORDS_KEPT = 4096
 
 
 class StepExecutor(Protocol):
-    """What runs a scheduled step: a worker, or in a simulator a model of its time."""
+    """Runs a scheduled step in two halves: a worker."""
 
-    def execute(self, out: SchedulerOutput) -> StepOutput:
-        """Run one step; row i of the result belongs to out.scheduled[i]."""
+    def forward(self, out: SchedulerOutput) -> None:
+        """Run the program for a step; `sample` must follow."""
+
+    def sample(self, masks: Masks | None = None) -> StepOutput:
+        """The result of the step that `forward` ran: row i belongs to out.scheduled[i]."""
+
+    @property
+    def plans(self) -> PlanCounts:
+        """The executor's plans of steps, and how often they were used."""
+
+
+class Grammars(Protocol):
+    """Decides which tokens sequences may sample next, on threads of its own while the program runs."""
+
+    def begin(self, out: SchedulerOutput) -> None:
+        """Begin to fill the masks of a step. Returns at once; the masks follow from what `out` says alone."""
+
+    def masks(self) -> Masks:
+        """The masks of the step that was begun last. Waits until they are filled."""
+
+    def advance(self, out: SchedulerOutput, result: StepOutput) -> None:
+        """Step over the tokens that the rows of `out` accepted; drafts that they did not accept never were."""
 
 
 class EngineCore:
     """One scheduler and one worker. Not thread-safe: one thread calls it.
 
     With a gate, `ready_in` says how long a batch is still collected; `step` runs whatever there is at any time.
+    Without `grammars` every sequence may sample every token that its parameters allow.
     """
 
-    def __init__(self, scheduler: Scheduler, worker: StepExecutor, gate: BatchGate | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: StepExecutor,
+        gate: BatchGate | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
         self.scheduler = scheduler
-        self._worker = worker
+        self._worker, self._grammars = worker, grammars
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
-        self.started: list[str] = []  # requests that the last step put to work, or back to work
+        self.started: list[str] = []  # requests that the last step started or resumed
         self._gate = gate
 
     @property
@@ -56,7 +87,7 @@ class EngineCore:
         return self.scheduler.has_work()
 
     def ready_in(self) -> float | None:
-        """Seconds until there is a step to run, 0 for now; None: not before something is added."""
+        """Seconds until there is a step to run; 0: now; None: not before something is added."""
         if not self.scheduler.has_work():
             return None
         if self._gate is None:
@@ -65,14 +96,14 @@ class EngineCore:
         return None if opens == math.inf else max(0.0, opens - time.monotonic())
 
     def step(self) -> list[SeqEvent]:
-        """Run one step; what it changed, in row order."""
+        """Run one step; returns what it changed, in row order."""
         start = time.perf_counter()
         preempted = self.scheduler.num_preemptions
         out = self.scheduler.schedule()
         counts = self.scheduler.step_counts
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new]
-        result = self._worker.execute(out)
+        result = self._execute(out)
         executed = time.perf_counter()
         events = self.scheduler.update(out, result)
         updated = time.perf_counter()
@@ -95,3 +126,15 @@ class EngineCore:
             )
         )
         return events
+
+    def _execute(self, out: SchedulerOutput) -> StepOutput:
+        """Both halves of a step; its masks are filled during the first."""
+        worker, grammars = self._worker, self._grammars
+        if grammars is None:
+            worker.forward(out)
+            return worker.sample()
+        grammars.begin(out)
+        worker.forward(out)
+        result = worker.sample(grammars.masks())
+        grammars.advance(out, result)
+        return result
