@@ -86,7 +86,7 @@ REPORTS: list[Report] = [
          (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),
     Refused(1, "prompt", "no"),
     Pong(2),
-    Stats(1, 2, 3, 4, 5, 16, 7, 8, 9, 10, 11, 1.5, {"forward": 0.5}, 12, 13, (1, 2), 14),
+    Stats(1, 2, 3, 4, 5, 16, 7, 8, 9, 10, 11, 1.5, {"forward": 0.5}, 12, 13, (1, 2), 3, 4, 5, 6, 14),
     Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13)]),
 ]  # fmt: skip
 

@@ -30,6 +30,7 @@ _DTYPES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
     "f32": "float32",
 }  # fmt: skip
+ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 # Names of values in vLLM, PyTorch and llama.cpp: field -> {name: value}.
 ALIASES: dict[str, dict[str, str]] = {
     "dtype": _DTYPES,
@@ -156,6 +157,12 @@ class EngineConfig:
         "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
     )
     device: str = option("cpu", "device of the torch executor", metavar="NAME")
+    attention_backend: str = option(
+        "auto",
+        "how attention is computed; each executor has one way: native, the native kernels, the same bits in any batch; "
+        "eager, matrix products in float32 row by row, in the torch executor; auto: that of the executor",
+        choices=("auto", *ATTENTION_BACKENDS.values()),
+    )
 
     def __post_init__(self) -> None:
         for name, values in ALIASES.items():
@@ -165,10 +172,7 @@ class EngineConfig:
             choices, value = f.metadata["choices"], getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
-        if self.device != "cpu" and self.executor == "native":
-            raise ValueError(
-                f"device: {self.device!r} needs --executor torch; the native executor runs on the CPU"
-            )
+        self._check_executor()
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -190,6 +194,18 @@ class EngineConfig:
             )
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
+
+    def _check_executor(self) -> None:
+        if self.device != "cpu" and self.executor == "native":
+            raise ValueError(
+                f"device: {self.device!r} needs --executor torch; the native executor runs on the CPU"
+            )
+        backend = ATTENTION_BACKENDS[self.executor]
+        if self.attention_backend not in {"auto", backend}:
+            raise ValueError(
+                f"attention_backend: {self.attention_backend!r} is not a backend of the {self.executor} executor, "
+                f"which has {backend!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,9 @@ class EngineStats:
     """Gauges and counters of the engine process as of its last report; times are seconds.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
-    STEP_TOKEN_BOUNDS, the last for larger steps. `blocks` counts KV blocks; waste is tokens allocated and not used.
+    STEP_TOKEN_BOUNDS, the last for larger steps. `step_plans` are step sizes that the executor has prepared: hits are
+    steps of such a size, fallbacks all others, padding the rows computed to fill one. `blocks` counts KV blocks; waste
+    is tokens allocated and not used.
     """
 
     running: int = 0
@@ -187,6 +189,10 @@ class EngineStats:
     decode_tokens: int = 0
     wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
     step_tokens: tuple[int, ...] = ()
+    step_plans: int = 0
+    step_plan_hits: int = 0
+    step_plan_fallbacks: int = 0
+    step_plan_padding: int = 0
     resident_bytes: int = 0
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)

@@ -33,7 +33,8 @@ _DEBUG_SECONDS = 2.0
 _NO_STATS = Stats(
     running=0, waiting=0, blocks=0, blocks_used=0, blocks_cached=0, block_size=16, kv_waste_tokens=0,
     prefix_queried_tokens=0, prefix_hit_tokens=0, preemptions=0, steps=0, step_seconds=0.0, step_phase_seconds={},
-    prefill_tokens=0, decode_tokens=0, step_tokens=(), resident_bytes=0,
+    prefill_tokens=0, decode_tokens=0, step_tokens=(), step_plans=0, step_plan_hits=0,
+    step_plan_fallbacks=0, step_plan_padding=0, resident_bytes=0,
 )  # fmt: skip
 
 

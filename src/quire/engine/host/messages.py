@@ -194,6 +194,10 @@ class Stats(_Message, frozen=True, tag=7):
     prefill_tokens: int
     decode_tokens: int
     step_tokens: tuple[int, ...]
+    step_plans: int
+    step_plan_hits: int
+    step_plan_fallbacks: int
+    step_plan_padding: int
     resident_bytes: int
 
 
