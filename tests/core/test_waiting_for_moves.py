@@ -11,7 +11,9 @@ from quire.engine.core import MOVES_SECONDS, EngineCore
 from quire.engine.host.channel import ChannelClosedError
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Add, Report, Step
+from quire.executor.plans import PlanCounts
 from quire.types import SchedulerOutput, StepOutput
+from quire.worker.worker import Masks
 
 from .test_fetching import PROMPT, ask, evicted
 
@@ -22,8 +24,13 @@ class SlowMoves:
     def __init__(self, looks: int) -> None:
         self.looks, self.steps = looks, 0
         self.filling: dict[int, bool] = {}
+        self.plans = PlanCounts()
 
-    def execute(self, out: SchedulerOutput) -> StepOutput:
+    def forward(self, out: SchedulerOutput) -> None:
+        self.out = out
+
+    def sample(self, masks: Masks | None = None) -> StepOutput:
+        out = self.out
         self.steps += 1
         self.filling |= {move.block: True for move in out.moves if move.fill}
         self.looks -= not out.scheduled

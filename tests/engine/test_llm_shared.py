@@ -86,16 +86,16 @@ def test_a_stream_that_is_dropped_ends_its_request(llm: LLM) -> None:
 def test_an_interrupt_ends_the_call_and_nothing_else(
     llm: LLM, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute, steps = llm.built.core.worker.execute, 0
+    forward, steps = llm.built.core.worker.forward, 0
 
     def interrupted(out: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        return execute(out)
+        return forward(out)
 
-    monkeypatch.setattr(llm.built.core.worker, "execute", interrupted)
+    monkeypatch.setattr(llm.built.core.worker, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([ONCE] * 4, LONG)
     assert not llm.built.core.has_work()
@@ -112,7 +112,7 @@ def test_after_a_failed_step_every_caller_hears_why(
         def fail(_: Any) -> Any:
             raise MemoryError("none left")
 
-        monkeypatch.setattr(llm.built.core.worker, "execute", fail)
+        monkeypatch.setattr(llm.built.core.worker, "forward", fail)
         with pytest.raises(MemoryError):
             llm.generate(AGO, GREEDY)
         for call in (lambda: next(stream), lambda: llm.generate(AGO, GREEDY)):

@@ -17,8 +17,8 @@ from helpers.checkpoints import TinyModel
 from helpers.process import Process, running, until
 from helpers.tokenizers import save_whole
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
+from quire.executor.sampler import HostSampler
 from quire.types import MAX_NAMED_TOKENS
-from quire.worker.sampler import Sampler
 
 MIB = 2**20
 NAMED = 100  # tokens in a request's logit_bias
@@ -88,7 +88,7 @@ def test_a_server_holds_what_was_predicted(name: str, tmp_path: Path) -> None:
         for connection in connections:
             connection.close()
     vocab = 4096 if tiny is None else _SIZES["vocab_size"]
-    worst, here = (Sampler.memory_bound(vocab, 64, 2, 512, named) for named in (MAX_NAMED_TOKENS, NAMED))
+    worst, here = (HostSampler.memory_bound(vocab, 64, 2, 512, named) for named in (MAX_NAMED_TOKENS, NAMED))
     assert planned["sampler"] == worst
     of_server = planned["server"] + planned["connections"]
     predicted = {

@@ -148,6 +148,25 @@ def test_torch_stays_in_its_room(path: Path) -> None:
             assert node.module.split(".")[0] not in {"torch", "transformers"}
 
 
+KINDS = {"NativeExecutor", "NativeKind", "TorchExecutor", "TorchKind"}
+
+
+def test_one_module_knows_which_executors_there_are() -> None:
+    """Others use the protocols of executor/base: they import no kind of executor, and ask none for its class."""
+    graph, homes = import_graph(), ("quire.executor.native", "quire.executor.torch")
+    importers = {
+        module
+        for module, targets in graph.items()
+        if not module.startswith(homes) and any(target.startswith(homes) for target in targets)
+    }
+    assert importers == {"quire.executor.kinds"}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                asked = {getattr(name, "id", "") for name in ast.walk(node.args[1])}
+                assert not asked & {*KINDS, "Executor"}, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
 def test_models_are_named_only_in_families() -> None:
     """A model's name in generic code would be a special case for it."""
     names = ("llama", "mistral", "qwen", "gemma", "deepseek", "mixtral")

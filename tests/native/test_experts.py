@@ -13,7 +13,7 @@ from helpers.specs import EXPERTS, moe_spec
 from helpers.stepper import Stepper, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
-from quire.executor.native import NativeExecutor, planned_bytes
+from quire.executor.native import NativeExecutor, NativeKind
 from quire.executor.torch import TorchExecutor
 from quire.executor.torch import experts as definitions
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
@@ -265,7 +265,7 @@ def test_codes_of_experts(isa: str) -> None:
 def test_memory_is_what_was_planned(formats: str) -> None:
     program = lower(spec_of(1), FORMATS[formats])
     executor, _ = bound(program, 2, "")
-    planned = planned_bytes(program, LIMITS, 2)
+    planned = NativeKind(2).planned_bytes(program, LIMITS)
     held = executor.memory()
     assert 0 <= held["activations"] - planned["activations"] < 3 * 4096  # three arenas of whole pages
     assert 0 <= held["weights"] - planned["weights"] < 4096

@@ -17,6 +17,7 @@ from quire.bench.metrics import Summary, summarize
 from quire.bench.timeline import RequestRecord
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.core import StepExecutor
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
@@ -82,8 +83,8 @@ class CostMachine:
 class RealMachine:
     """A worker with a model, and this computer's clock."""
 
-    def __init__(self, execute: Callable[[SchedulerOutput], StepOutput]) -> None:
-        self._execute = execute
+    def __init__(self, worker: StepExecutor) -> None:
+        self._worker = worker
 
     def now(self) -> float:
         return time.perf_counter()
@@ -92,7 +93,8 @@ class RealMachine:
         time.sleep(seconds)
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
-        return self._execute(out)
+        self._worker.forward(out)
+        return self._worker.sample()
 
 
 @dataclass(frozen=True, slots=True)

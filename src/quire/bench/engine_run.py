@@ -23,11 +23,13 @@ from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import Model, open_model
 from quire.engine.core import EngineCore, StepExecutor
 from quire.engine.sync_engine import SyncEngine
-from quire.executor.native import NativeExecutor
+from quire.executor.base import Inspectable
+from quire.executor.plans import PlanCounts
 from quire.program.cost import Row, step_cost
 from quire.program.program import Program
-from quire.types import RequestOutput, SamplingParams, SchedulerOutput, StepOutput
+from quire.types import RequestOutput, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.util.progress import ByteProgress
+from quire.worker.worker import Masks
 
 NATIVE_PHASES = ("forward", "sample")  # the parts of a step that are native calls
 
@@ -90,15 +92,24 @@ class _Recorder:
     """A worker that records its inputs."""
 
     worker: StepExecutor
-    profiled: NativeExecutor | None = None
+    profiled: Inspectable | None = None
+    scheduled: list[ScheduledSeq] = field(default_factory=list)
     steps: list[EngineStep] = field(default_factory=list)
     noting: float = 0.0
 
-    def execute(self, out: SchedulerOutput) -> StepOutput:
-        result = self.worker.execute(out)
+    @property
+    def plans(self) -> PlanCounts:
+        return self.worker.plans
+
+    def forward(self, out: SchedulerOutput) -> None:
+        self.scheduled = out.scheduled
+        self.worker.forward(out)
+
+    def sample(self, masks: Masks | None = None) -> StepOutput:
+        result = self.worker.sample(masks)
         start = time.perf_counter()
-        rows = [Row(len(item.token_ids), item.start) for item in out.scheduled]
-        wanted = sum(item.sample for item in out.scheduled)
+        rows = [Row(len(item.token_ids), item.start) for item in self.scheduled]
+        wanted = sum(item.sample for item in self.scheduled)
         step = EngineStep(rows, wanted, dict(result.seconds))
         if self.profiled is not None:
             step.op_seconds, step.op_waited = self.profiled.take_profile()
@@ -111,7 +122,7 @@ class BenchEngine:
     """Builds the engine of a model and runs requests on it. A context manager.
 
     `model` is a folder, a hub name, or "shape:NAME" for random weights of a released shape. Without `tokenizer`, tokens
-    are not converted to text. `profile` measures every op of every step; ValueError if the executor can't.
+    are not converted to text. `profile` measures every op of every step.
     """
 
     def __init__(
@@ -128,8 +139,6 @@ class BenchEngine:
             built = build(opened, asked, bar)
         self._recorder = _Recorder(built.core.worker)
         if profile:
-            if not isinstance(built.executor, NativeExecutor):
-                raise ValueError("profile: only the native executor measures its ops")
             built.executor.profile(True)
             self._recorder.profiled = built.executor
         self.built: Built = replace(built, core=EngineCore(built.core.scheduler, self._recorder))

@@ -32,6 +32,7 @@ from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.config.schema import OPTIONS, STORED, EngineConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits
+from quire.executor.kinds import native_kind
 from quire.program.cost import Cost, Row
 from quire.program.program import Program
 from quire.spec import LatentAttention
@@ -208,7 +209,7 @@ class Runner:
         smallest = min(case.steps, key=lambda rows: sum(row.query_len for row in rows))
         copies = copies_for(case.program, case.unit, smallest, self.spill)
         copied = with_copies(case.program, case.unit, copies)
-        bench = Bench(copied, _limits(case), threads=self.probe.threads, isa=self.probe.isa)
+        bench = Bench(copied, _limits(case), native_kind(self.probe.threads, self.probe.isa))
         try:
             timed = self._rounds(bench, case)
         finally:

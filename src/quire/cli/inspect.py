@@ -102,7 +102,7 @@ def _report(
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
-    facts = machine_facts()
+    facts = machine_facts(asked.execution.executor)
     config, program = choose(model, asked, facts, weights)
     files = model.gguf.files if model.gguf else None
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
@@ -267,9 +267,10 @@ def _kv_shares(spec: ModelSpec) -> dict[str, float]:
 def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict[str, int]) -> dict[str, Any]:
     """The memory plan of one process; `beside` is what the other process of a server holds."""
     from quire.engine.build.budget import plan_memory
+    from quire.executor.kinds import executor_kind
 
     try:
-        plan = plan_memory(program, config, process, beside)
+        plan = plan_memory(program, config, executor_kind(config), process, beside)
     except MemoryBudgetError as error:
         return {"error": str(error)}
     return {
@@ -285,12 +286,13 @@ def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str,
     """The packed copy that a start would map; None if the model is not cached. `bytes` is 0 if it is missing."""
     from quire.engine.build.assemble import weight_origin
     from quire.engine.build.weights import packed_place
+    from quire.executor.kinds import executor_kind
     from quire.program.memory import weight_bytes
 
     if weight_bytes(program) > config.asked.loading.weight_cache_size:
         return None
     try:
-        place = packed_place(weight_origin(model), program, config)
+        place = packed_place(weight_origin(model), program, config, executor_kind(config).layout)
     except CheckpointError:  # config files alone can be inspected
         return None
     if place is None:

@@ -27,6 +27,7 @@ _DTYPES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
     "f32": "float32",
 }  # fmt: skip
+ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
 
 def option(
@@ -251,12 +252,24 @@ class ExecutionOptions:
         "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
     )
     device: str = option("cpu", "device of the torch executor", metavar="NAME")
+    attention_backend: str = option(
+        "auto",
+        "how attention is computed; each executor has one way: native, the native kernels, the same bits in any batch; "
+        "eager, matrix products in float32 row by row, in the torch executor; auto: that of the executor",
+        choices=("auto", *ATTENTION_BACKENDS.values()),
+    )
 
     def __post_init__(self) -> None:
         _check(self)
         if self.device != "cpu" and self.executor == "native":
             raise ValueError(
                 f"device: {self.device!r} needs --executor torch; the native executor runs on the CPU"
+            )
+        backend = ATTENTION_BACKENDS[self.executor]
+        if self.attention_backend not in {"auto", backend}:
+            raise ValueError(
+                f"attention_backend: {self.attention_backend!r} is not a backend of the {self.executor} executor, "
+                f"which has {backend!r}"
             )
 
 

@@ -167,7 +167,9 @@ class EngineStats:
     known in the API process alone.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
-    STEP_TOKEN_BOUNDS, the last for larger steps. `blocks` counts KV blocks; waste is tokens allocated and not used.
+    STEP_TOKEN_BOUNDS, the last for larger steps. `step_plans` are step sizes that the executor has prepared: hits are
+    steps of such a size, fallbacks all others, padding the rows computed to fill one. `blocks` counts KV blocks; waste
+    is tokens allocated and not used.
     """
 
     running: int = 0
@@ -186,6 +188,10 @@ class EngineStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     step_tokens: tuple[int, ...] = ()
+    step_plans: int = 0
+    step_plan_hits: int = 0
+    step_plan_fallbacks: int = 0
+    step_plan_padding: int = 0
     resident_bytes: int = 0
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them

@@ -22,14 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.schema import EngineConfig
-from quire.engine.build.assemble import choose, machine_facts, make_executor, weight_origin
+from quire.engine.build.assemble import choose, machine_facts, weight_origin
 from quire.engine.build.opening import Model
 from quire.engine.build.weights import load_weights
 from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
-from quire.executor.native import planned_bytes
+from quire.executor.kinds import executor_kind
 from quire.program.memory import weight_bytes
 from quire.spec.model import LatentAttention
 from quire.types import MemoryBudgetError
+from quire.util.platform import resident_exactly
 from quire.util.sizes import format_size
 
 WINDOW = 512  # tokens that are run as one sequence, or the model's context
@@ -263,7 +264,8 @@ class _Scorer:
     def __init__(self, model: Model, asked: EngineConfig, longest: int) -> None:
         self._model, self.longest = model, longest
         asked = asked.replace(max_model_len=max(longest, 2), max_num_seqs=1)
-        self.config, self.program = choose(model, asked, machine_facts())
+        self.config, self.program = choose(model, asked, machine_facts(asked.execution.executor))
+        self._kind = executor_kind(self.config)
         groups = len(self.program.cache_groups)
         blocks = -(-longest // asked.cache.block_size)
         self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
@@ -274,12 +276,12 @@ class _Scorer:
     @property
     def nbytes(self) -> int:
         """What it will hold: the executor, its arrays, and a chunk's log probabilities."""
-        held = sum(planned_bytes(self.program, self.limits, self.config.threads).values())
+        held = sum(self._kind.planned_bytes(self.program, self.limits).values())
         scores = 3 * CHUNK * self.program.vocab * 8
         return held + step_array_bytes(self.limits, len(self.program.cache_groups)) + scores
 
     def load(self, progress: Progress | None) -> None:
-        self._executor = make_executor(self.program, self.config)
+        self._executor = self._kind.make(self.program)
         load_weights(weight_origin(self._model), self.program, self.config, self._executor, progress)
         self._executor.bind(self.limits, self._arrays)
 
@@ -325,7 +327,7 @@ def _predictions(
 
 
 def _check_memory(plain: _Scorer, others: Sequence[_Scorer]) -> None:
-    bound, held = plain.config.memory, machine_facts().resident_memory
+    bound, held = plain.config.memory, resident_exactly()
     need = held + plain.nbytes + max(other.nbytes for other in others)
     if need > bound:
         raise MemoryBudgetError(

@@ -112,7 +112,7 @@ class Lab:
         asked = engine_config(args).replace(max_model_len=longest + 1, **limits)
         built = self._built = build(open_model(args.model, tokenizer=False), asked)
         self.config = dataclasses.replace(built.core.scheduler.config, **changes)
-        self.machine = lambda: RealMachine(built.core.worker.execute)
+        self.machine = lambda: RealMachine(built.core.worker)
 
     def __enter__(self) -> Lab:
         return self

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire._native import supported_isas
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
@@ -20,7 +21,7 @@ from quire.engine.build.opening import Model, folder_tokenizer, kept_files, toke
 from quire.engine.build.weights import Origin, WeightsReport, load_weights
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor
-from quire.executor.native import NativeExecutor, best_isa
+from quire.executor.kinds import executor_kind, import_executor
 from quire.loader import (
     Checkpoint,
     LoadRules,
@@ -35,12 +36,11 @@ from quire.program.lower import lower
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.types import CheckpointError, MemoryBudgetError
+from quire.types import MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup import Startup
-from quire.worker.sampler import Sampler
 from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -121,10 +121,14 @@ def _weight_files(model: Model) -> list[Path]:
     return files if model.facts.quantization is None else [*files, model.folder / "config.json"]
 
 
-def machine_facts() -> MachineFacts:
-    """What this machine has, and what this process holds, now."""
+def machine_facts(executor: str = "native") -> MachineFacts:
+    """What this machine has, and what this process holds now, with everything that the executor imports.
+
+    Raises CheckpointError if torch is asked for and missing.
+    """
+    import_executor(executor)
     isa = env.isa()
-    float16 = (isa or best_isa()) == "avx2"
+    float16 = (isa or supported_isas()[0]) == "avx2"
     return MachineFacts(usable_cores(), resident_exactly(), available_memory(), isa, float16)
 
 
@@ -234,18 +238,18 @@ def build(
         )
         raise MemoryBudgetError(message)
     with startup.span("plan"):
-        machine = machine_facts()
+        machine = machine_facts(asked.execution.executor)
         config, program = choose(model, asked, machine)
+        kind = executor_kind(config)
         coming = _coming_tokenizer(model)
-        plan = plan_memory(program, config, machine.resident_memory + coming, beside)
-        executor = make_executor(program, config)
+        plan = plan_memory(program, config, kind, machine.resident_memory + coming, beside)
+        executor = kind.make(program)
     later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
         weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
         startup.mark(weights.source)
     with startup.span("bind"):
-        sampler = _sampler(program, config, executor)
-        worker = Worker(executor, sampler, plan.limits)
+        worker = Worker(executor, plan.limits)
         scheduler = _scheduler(program, config, plan)
     core = EngineCore(scheduler, worker, _gate(config))
     return Built(later.model, config, program, plan, executor, core, weights)
@@ -282,24 +286,6 @@ def _gate(config: ResolvedConfig) -> BatchGate | None:
     if config.asked.scheduler.batching == "continuous":
         return None
     return BatchGate(config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
-
-
-def make_executor(program: Program, config: ResolvedConfig) -> Executor:
-    """An executor of the asked kind, without weights. CheckpointError when torch is asked for and missing."""
-    if config.asked.execution.executor == "native":
-        return NativeExecutor(program, threads=config.threads, isa=config.isa)
-    try:
-        from quire.executor.torch import TorchExecutor
-    except ImportError as error:
-        raise CheckpointError("executor 'torch' needs torch: pip install 'quire-llm[gpu]'") from error
-    return TorchExecutor(program, device=config.asked.execution.device)
-
-
-def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sampler:
-    rows = config.max_num_seqs
-    if isinstance(executor, NativeExecutor):
-        return Sampler(program.vocab, rows, executor=executor.core)
-    return Sampler(program.vocab, rows, config.isa, config.threads)
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:

@@ -16,14 +16,12 @@ from dataclasses import replace
 from quire.config.schema import ResolvedConfig
 from quire.core.capacity import least_blocks
 from quire.engine.api import REQUESTS
-from quire.executor.base import Limits, step_array_bytes
-from quire.executor.native import planned_bytes
+from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, MemoryBudgetError
+from quire.types import MAX_LOGPROBS, MemoryBudgetError
 from quire.util.sizes import format_size
-from quire.worker.sampler import Sampler
 
 REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = (
     8,
@@ -71,18 +69,22 @@ class MemoryPlan:
 
 
 def plan_memory(
-    program: Program, config: ResolvedConfig, process_bytes: int, beside: Mapping[str, int] | None = None
+    program: Program,
+    config: ResolvedConfig,
+    kind: ExecutorKind,
+    process_bytes: int,
+    beside: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Divide the bound: fixed parts first, KV blocks from the rest.
 
-    `process_bytes` is the resident size before weights are loaded, `beside` what the other process of a
+    `kind` knows what the executor will hold. `process_bytes` is the resident size before weights are loaded, `beside` what the other process of a
     server holds and will hold, by part; what requests hold there is in the plan's own part.
     A context length that was not asked for is halved until one sequence of it fits.
     Raises MemoryBudgetError, with the sum by part and what to change, when not even that fits.
     """
     length = config.max_model_len
     while True:
-        plan, needed = _plan(program, config, process_bytes, beside or {}, length)
+        plan, needed = _plan(program, config, kind, {"process": process_bytes, **(beside or {})}, length)
         if plan.limits.num_blocks >= needed:
             return plan
         if not config.shrink_model_len or length <= MIN_MODEL_LEN:
@@ -91,7 +93,7 @@ def plan_memory(
 
 
 def _plan(
-    program: Program, config: ResolvedConfig, process: int, beside: Mapping[str, int], length: int
+    program: Program, config: ResolvedConfig, kind: ExecutorKind, held: Mapping[str, int], length: int
 ) -> tuple[MemoryPlan, int]:
     """A plan for a context length, and the least blocks in which one sequence of that length runs.
 
@@ -106,18 +108,16 @@ def _plan(
         num_blocks=0,
         block_size=asked.cache.block_size,
     )
-    planned = planned_bytes(program, limits, config.threads)
+    planned = kind.planned_bytes(program, limits)
     fixed = {
-        "process": process,
+        "process": held["process"],
         "steps": STEP_GROWTH + config.threads * THREAD_GROWTH + limits.max_tokens * LOGPROB_BYTES,
-        **beside,
+        **held,
         "weights": planned["weights"],
         "tables": planned["tables"],
         "activations": planned["activations"],
         "step": step_array_bytes(limits, len(program.cache_groups)),
-        "sampler": Sampler.memory_bound(
-            program.vocab, config.max_num_seqs, config.threads, length, MAX_NAMED_TOKENS
-        ),
+        "sampler": kind.sampler_bytes(program, limits),
     }
     kv_bytes = kv_block_bytes(program, asked.cache.block_size)
     block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size

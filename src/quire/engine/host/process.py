@@ -23,7 +23,6 @@ from quire.engine.build.opening import open_model
 from quire.engine.host.channel import Channel, ChannelClosedError
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, Progress, Ready, Stop
-from quire.executor.native import NativeExecutor
 from quire.types import QuireError
 from quire.util.startup import Startup
 
@@ -82,7 +81,7 @@ def _ready(built: Built, startup: Startup) -> Ready:
         memory_bound=built.plan.bound,
         memory_parts=dict(built.plan.parts),
         memory_lines=tuple(built.plan.lines()),
-        memory_areas=tuple(built.executor.areas()) if isinstance(built.executor, NativeExecutor) else (),
+        memory_areas=tuple(built.executor.areas()),
         startup=startup.spans,
     )
 

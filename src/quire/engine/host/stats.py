@@ -11,7 +11,7 @@ from quire.util.platform import resident_bytes
 
 
 class StepTotals:
-    """Totals over all steps of one engine. Phases are those of the worker and "schedule" and "update"."""
+    """Totals over all steps of one engine. Phases are those of the worker, "schedule", "update" and "send"."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -43,6 +43,7 @@ class StepTotals:
     def report(self) -> EngineStats:
         """Everything as of now."""
         scheduler: Scheduler = self._core.scheduler
+        plans = self._core.worker.plans
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -60,5 +61,9 @@ class StepTotals:
             prefill_tokens=self._prefill,
             decode_tokens=self._decode,
             step_tokens=tuple(self._tokens),
+            step_plans=plans.sizes,
+            step_plan_hits=plans.hits,
+            step_plan_fallbacks=plans.fallbacks,
+            step_plan_padding=plans.padding,
             resident_bytes=resident_bytes(),
         )
