@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -146,6 +149,33 @@ class TestEveryExecutor:
         np.testing.assert_array_equal(executor.read("logits", 1), expected)
         with pytest.raises(ValueError):
             executor.run_range(10, 1, 1, 0, count + 1)
+
+    def test_other_threads_run_python_during_a_step(self, backend: Backend) -> None:
+        """With no other reason to take turns: a thread gets on only where the main thread lets go."""
+        executor, _ = ready(backend.make)
+        turns, ended, interval = [0], threading.Event(), sys.getswitchinterval()
+
+        def count() -> None:
+            while not ended.is_set():
+                turns[0] += 1
+                time.sleep(0)
+
+        thread = threading.Thread(target=count)
+        sys.setswitchinterval(100.0)
+        try:
+            thread.start()
+            before = turns[0]
+            sum(range(10**6))  # keeps it
+            assert turns[0] == before
+            for _ in range(10_000):
+                executor.run(10, 1, 1)
+                if turns[0] > before:
+                    break
+            assert turns[0] > before
+        finally:
+            sys.setswitchinterval(interval)
+            ended.set()
+            thread.join()
 
     def test_a_profile_has_seconds_of_every_op(self, backend: Backend) -> None:
         executor, _ = ready(backend.make)
