@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.specs import EXPERTS, moe_spec
 from helpers.pairs import pairwise
+from helpers.specs import EXPERTS, moe_spec
 from helpers.stepper import Stepper, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
