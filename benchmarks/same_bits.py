@@ -214,11 +214,8 @@ class Engine:
 
 def _executor(program: Program, isa: str, threads: int) -> tuple[Executor, _native.Executor | None]:
     if isa == "torch":
-        import torch
-
         from quire.executor.torch import TorchExecutor
 
-        torch.set_num_threads(threads)
         return TorchExecutor(program), None
     executor = NativeExecutor(program, threads=threads, isa=isa)
     return executor, executor.core
@@ -309,7 +306,7 @@ class Trial:
             steps_in_flight=rng.randint(1, 2),
             policy=rng.choice(["fcfs", "priority"]),
         )
-        tier = engine.memory if config.enable_prefix_caching and rng.random() < 0.3 else None
+        tier = engine.memory if config.enable_prefix_caching and rng.random() < 0.5 else None
         engine.memory.contents.clear()
         life = Life(engine, config, tier, rng)
         numbers = self.counts.numbers

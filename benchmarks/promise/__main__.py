@@ -23,7 +23,6 @@ import argparse
 import ctypes
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +34,7 @@ from quire import _native
 from quire.bench.limits import LimitsProbe
 
 HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "csrc"
+SOURCE, BUILT = HERE.parents[1] / "csrc", HERE.parents[1] / "build/promise"
 FLAGS = (
     "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fPIC -shared -fvisibility=hidden -w"
 )
@@ -46,6 +45,7 @@ SETS = {
     "-mprefer-vector-width=512",
 }
 THREADS, SHIPPED = 2, 1024
+PARTITIONS = (SHIPPED, 256, 4096, 65_536)
 DIM, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 3072, 16, 8, 128, 151_936
 LAYER = ((DIM, (HEADS + 2 * KV_HEADS) * HEAD_DIM), (HEADS * HEAD_DIM, DIM), (DIM, 2 * WIDTH), (WIDTH, DIM))
 HEAD = (DIM, VOCAB)
@@ -59,13 +59,16 @@ Ways = dict[str, Callable[[], float]]
 class Library:
     """fast.cpp, built for a length of partitions."""
 
-    def __init__(self, partition: int, folder: Path) -> None:
+    def __init__(self, partition: int) -> None:
         isa = _native.supported_isas()[0]
-        built = folder / f"fast{partition}.so"
-        command = (
-            f"g++ {FLAGS} {SETS[isa]} -DQUIRE_ISA={isa} -DQUIRE_PARTITION={partition} -I{SOURCE} -pthread"
-        )
-        subprocess.run([*command.split(), str(HERE / "fast.cpp"), "-o", str(built)], check=True)
+        built = BUILT / f"fast-{isa}-{partition}.so"
+        newest = max(path.stat().st_mtime for path in (HERE / "fast.cpp", *SOURCE.rglob("*.[ch]*")))
+        if not built.exists() or built.stat().st_mtime < newest:
+            BUILT.mkdir(parents=True, exist_ok=True)
+            command = (
+                f"g++ {FLAGS} {SETS[isa]} -DQUIRE_ISA={isa} -DQUIRE_PARTITION={partition} -I{SOURCE} -pthread"
+            )
+            subprocess.run([*command.split(), str(HERE / "fast.cpp"), "-o", str(built)], check=True)
         self._library = ctypes.CDLL(str(built))
         self._library.pool_of.restype = ctypes.c_void_p
         self._library.linears.restype = self._library.attention.restype = ctypes.c_double
@@ -198,26 +201,25 @@ def main() -> None:
     )
     parts = ("decode", "prefill", "attention", "library")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, help="0: only build")
     asked = parser.parse_args()
+    libraries = {partition: Library(partition) for partition in PARTITIONS}
+    if not asked.rounds:
+        return
     print("| work | way | median | cost of Quire's way | share of the machine |\n|---|---|--:|--:|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        libraries = {}
-        for partition in (SHIPPED, 256, 4096, 65_536) if "attention" in asked.only else (SHIPPED,):
-            libraries[partition] = Library(partition, Path(folder))
-        shipped = libraries[SHIPPED]
-        if "decode" in asked.only:
-            for dtype, rows in ((BF16, 1), (BF16, 8), (F32, 1)):
-                linears(shipped, asked.rounds, dtype, rows, 4, head=dtype == BF16)
-        if "prefill" in asked.only:
-            for dtype, rows in ((BF16, 128), (BF16, 512), (F32, 128)):
-                linears(shipped, asked.rounds, dtype, rows, 2, head=False)
-        if "attention" in asked.only:
-            for case in ((1, 1, 8192, 8), (1, 1, 900, 8), (1, 1, 900, 1), (8, 1, 512, 8), (1, 512, 512, 8)):
-                attention(libraries, asked.rounds, *case)
-        if "library" in asked.only:
-            for rows in (1, 8, 128, 512):
-                library_products(shipped, asked.rounds, rows, 2)
+    shipped = libraries[SHIPPED]
+    if "decode" in asked.only:
+        for dtype, rows in ((BF16, 1), (BF16, 8), (F32, 1)):
+            linears(shipped, asked.rounds, dtype, rows, 4, head=dtype == BF16)
+    if "prefill" in asked.only:
+        for dtype, rows in ((BF16, 128), (BF16, 512), (F32, 128)):
+            linears(shipped, asked.rounds, dtype, rows, 2, head=False)
+    if "attention" in asked.only:
+        for case in ((1, 1, 8192, 8), (1, 1, 900, 8), (1, 1, 900, 1), (8, 1, 512, 8), (1, 512, 512, 8)):
+            attention(libraries, asked.rounds, *case)
+    if "library" in asked.only:
+        for rows in (1, 8, 128, 512):
+            library_products(shipped, asked.rounds, rows, 2)
 
 
 if __name__ == "__main__":

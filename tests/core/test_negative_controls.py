@@ -32,7 +32,7 @@ from quire.types import (
 
 from .driver import Driver
 from .host_tier import HostTier
-from .test_scheduler_trials import crowded_life
+from .test_scheduler_trials import compare_flights, crowded_life
 
 CONFIG = SchedulerConfig(
     num_blocks=22,
@@ -333,6 +333,26 @@ def test_a_sequence_that_starts_again_while_its_row_runs_is_caught() -> None:
             start_again_too_soon(patch)
             with pytest.raises(AssertionError):
                 crowded_life(seed, **flights)
+
+
+def publish_late(patch: pytest.MonkeyPatch) -> None:
+    """Blocks that fill up while a step runs are not published before the next one ends."""
+    right = Scheduler._reach_wake
+
+    def reach_wake(self: Scheduler, seq: Sequence) -> None:
+        if not self._flights:
+            right(self, seq)
+
+    patch.setattr(Scheduler, "_reach_wake", reach_wake)
+
+
+def test_two_steps_in_flight_that_leave_other_blocks_are_caught() -> None:
+    for seed in range(3):
+        compare_flights(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        publish_late(patch)
+        with pytest.raises((AssertionError, AuditError)):
+            _ = [compare_flights(seed) for seed in range(3)]
 
 
 def let_go_of_blocks_being_filled(patch: pytest.MonkeyPatch) -> None:

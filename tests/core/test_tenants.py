@@ -133,6 +133,12 @@ class Watched(PrefixCaches):
 @example(seed=4034)  # two tenants run, and the smaller one's cached blocks count in its own share
 @example(seed=2562)
 def test_what_a_tenant_has_cached_survives_any_life_of_others(seed: int) -> None:
+    driver, waited = life_of_others(seed)
+    event(f"preemptions: {driver.scheduler.num_preemptions > 0}")
+    event(f"waited: {waited > 0}")
+
+
+def life_of_others(seed: int) -> tuple[Driver, int]:
     """While k tenants run, 1/(k + 1) of the pool stays for what the others have cached: for one of two tenants half,
     for one of three a fourth, as one that runs leaves half of it to the two."""
     rng = random.Random(seed)
@@ -172,5 +178,17 @@ def test_what_a_tenant_has_cached_survives_any_life_of_others(seed: int) -> None
     run(driver)
     assert driver.scheduler._blocks.caches.of("a").num_cached == before
     driver.check_end()
-    event(f"preemptions: {driver.scheduler.num_preemptions > 0}")
-    event(f"waited: {waited > 0}")
+    return driver, waited
+
+
+def test_a_tenant_that_loses_what_is_in_its_share_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefixCaches, "room", lambda self, cache: self.available)
+    with pytest.raises(AssertionError):
+        _ = [life_of_others(seed) for seed in range(5)]
+
+
+def test_what_runs_is_counted_in_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks cached by a tenant that runs, counted as those of one that does not, would drive out the latter's."""
+    monkeypatch.setattr(PrefixCaches, "_idle", lambda self, cache: self.pool.num_cached - cache.num_cached)
+    with pytest.raises(AssertionError):
+        _ = [life_of_others(seed) for seed in (4034, 2562, 1675)]

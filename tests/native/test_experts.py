@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.pairs import pairwise
 from helpers.specs import EXPERTS, moe_spec
 from helpers.stepper import Stepper, compare_buffers
 from quire import _native
@@ -77,9 +78,7 @@ def sequence(stepper: Stepper, seed: int, length: int = 400) -> int:
     return stepper.add(np.random.default_rng(seed).integers(0, 100, length).tolist())
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("formats", FORMATS)
-@pytest.mark.parametrize("kind", range(len(EXPERTS)))
+@pytest.mark.parametrize(("kind", "formats", "isa"), pairwise(range(len(EXPERTS)), [*FORMATS], ISAS))
 def test_buffers(kind: int, formats: str, isa: str) -> None:
     """After every op, every buffer agrees. In bfloat16 sums between two values round either way."""
     program = lower(spec_of(kind), FORMATS[formats])

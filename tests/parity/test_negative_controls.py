@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.backends import BACKENDS, Backend
+from helpers.backends import BACKENDS, NATIVE, Backend
 from helpers.checkpoints import LENGTH, random_tokens, tiny_model
 from helpers.golden import Golden, MakeGolden
 from helpers.specs import F32
@@ -23,7 +23,12 @@ from quire.types import CheckpointError
 
 LIMITS = Limits(max_tokens=LENGTH, max_rows=1, max_logit_rows=LENGTH, max_len=LENGTH, num_blocks=20)
 PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
-pytestmark = pytest.mark.parametrize("backend", BACKENDS, ids=str)
+# Facts act on the program, which is the same for every executor; tests/parity/test_op_by_op.py compares those.
+pytestmark = pytest.mark.parametrize(
+    "backend",
+    [NATIVE, *(pytest.param(other, marks=pytest.mark.long) for other in BACKENDS if other is not NATIVE)],
+    ids=str,
+)
 
 
 def changed(folder: Path, to: Path, changes: dict[str, Any]) -> Path:
