@@ -267,13 +267,13 @@ def _read_tgi(found: dict[str, Any]) -> Event:
 # ---- Ollama
 
 
-def _ollama_body(prompt: Prompt, ask: RequestOptions, *, chat: bool = False) -> dict[str, Any]:
+def _native_body(prompt: Prompt, ask: RequestOptions, *, chat: bool = False) -> dict[str, Any]:
     options = _given(temperature=ask.temperature, seed=ask.seed, num_predict=ask.max_tokens)
     given = {"messages": _messages(prompt)} if chat else {"prompt": prompt.text, "raw": True}
     return {"model": ask.model, **given, "stream": ask.stream, "options": options, **ask.extra}
 
 
-def _read_ollama(found: dict[str, Any]) -> Event:
+def _read_native(found: dict[str, Any]) -> Event:
     message = found.get("message") or {}
     event = Event(text=found.get("response") or message.get("content") or "")
     event.text += found.get("thinking") or message.get("thinking") or ""
@@ -300,9 +300,9 @@ _NATIVE = {  # (backend, API)
     ("llama-server", "native"): Endpoint("llama-server", "/completion", _ggml_body, _read_ggml, ids=True),
     ("sglang", "native"): Endpoint("sglang", "/generate", _sglang_body, _read_sglang, ids=True, cumulative=True),
     ("tgi", "native"): Endpoint("tgi", "/generate_stream", _tgi_body, _read_tgi, eos=False, whole_path="/generate"),
-    ("ollama", "native"): Endpoint("ollama", "/api/generate", _ollama_body, _read_ollama, lines=True, eos=False),
+    ("ollama", "native"): Endpoint("ollama", "/api/generate", _native_body, _read_native, lines=True, eos=False),
     ("ollama", "native-chat"): Endpoint(
-        "ollama-chat", "/api/chat", partial(_ollama_body, chat=True), _read_ollama, chat=True, lines=True, eos=False
+        "ollama-chat", "/api/chat", partial(_native_body, chat=True), _read_native, chat=True, lines=True, eos=False
     ),
 }  # fmt: skip
 
