@@ -247,7 +247,7 @@ def build(
         sampler = _sampler(program, config, executor)
         worker = Worker(executor, sampler, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    core = EngineCore(scheduler, worker, _gate(config))
+    core = EngineCore(scheduler, worker, _gate(scheduler, config))
     return Built(later.model, config, program, plan, executor, core, weights)
 
 
@@ -278,10 +278,10 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
     )
 
 
-def _gate(config: ResolvedConfig) -> BatchGate | None:
-    if config.asked.scheduler.batching == "continuous":
+def _gate(scheduler: Scheduler, config: ResolvedConfig) -> BatchGate | None:
+    if not isinstance(scheduler, WholeBatchScheduler):
         return None
-    return BatchGate(config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
+    return BatchGate(scheduler, config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
 
 
 def make_executor(program: Program, config: ResolvedConfig) -> Executor:
