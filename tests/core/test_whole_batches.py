@@ -85,12 +85,14 @@ class Queue:
 
 
 def test_the_gate_opens_for_a_full_batch_a_running_one_or_when_the_first_has_waited() -> None:
-    gate = BatchGate(4, 2.0)
-    assert gate.opens(Queue(1, 0, None)) == -math.inf
-    assert gate.opens(Queue(0, 4, 10.0)) == -math.inf
-    assert gate.opens(Queue(0, 3, 10.0)) == 12.0
-    assert gate.opens(Queue(0, 0, None)) == math.inf
-    assert BatchGate(4).opens(Queue(0, 3, 10.0)) == math.inf
+    def opens(queue: Queue, wait: float = 2.0) -> float:
+        return BatchGate(queue, 4, wait).opens()  # type: ignore[arg-type]
+
+    assert opens(Queue(1, 0, None)) == -math.inf
+    assert opens(Queue(0, 4, 10.0)) == -math.inf
+    assert opens(Queue(0, 3, 10.0)) == 12.0
+    assert opens(Queue(0, 0, None)) == math.inf
+    assert opens(Queue(0, 3, 10.0), math.inf) == math.inf
     for size, wait in ((0, 1.0), (1, -1.0), (1, math.nan)):
         with pytest.raises(ValueError, match=r"max_num_seqs|batch_wait_ms"):
-            BatchGate(size, wait)
+            BatchGate(Queue(0, 0, None), size, wait)  # type: ignore[arg-type]

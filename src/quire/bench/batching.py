@@ -136,10 +136,11 @@ def replay(
 
     After the last arrival an incomplete batch starts at once, because no further job can complete it. Raises
     RequestError for a job that the scheduler refuses.
-    """  # fmt: skip
-    whole = policy != "continuous"
-    scheduler = WholeBatchScheduler(config) if whole else Scheduler(config)
-    gate = BatchGate(config.max_num_seqs, wait if policy == "dynamic" else math.inf) if whole else None
+    """
+    scheduler, gate = Scheduler(config), None
+    if policy != "continuous":
+        scheduler = queue = WholeBatchScheduler(config)
+        gate = BatchGate(queue, config.max_num_seqs, wait if policy == "dynamic" else math.inf)
     order = sorted(range(len(jobs)), key=lambda i: jobs[i].due)
     records = [
         RequestRecord(index=i, scheduled=jobs[i].due, asked_tokens=jobs[i].output_tokens)
@@ -152,7 +153,7 @@ def replay(
         while added < len(order) and jobs[order[added]].due <= now:
             _add(scheduler, jobs[order[added]], records[order[added]], now)
             added += 1
-        opens = -math.inf if gate is None or added == len(order) else gate.opens(scheduler)
+        opens = -math.inf if gate is None or added == len(order) else gate.opens()
         if scheduler.has_work() and opens <= now:
             _step(scheduler, machine, zero, records, steps)
         else:

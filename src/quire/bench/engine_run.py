@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from quire.bench import shapes
 from quire.bench.bounds import step_bound
-from quire.bench.limits import LimitsSample
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
+from quire.bench.results import Better, Metric, metric
 from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import Model, open_model
@@ -31,6 +33,8 @@ from quire.types import RequestOutput, SamplingParams, ScheduledSeq, SchedulerOu
 from quire.util.progress import ByteProgress
 from quire.worker.worker import Masks
 
+Figures = dict[str, tuple[str, Better, str]]  # name -> unit, which way is better, definition
+Tables = dict[str, list[dict[str, Any]]]
 NATIVE_PHASES = ("forward", "sample")  # the parts of a step that are native calls
 
 
@@ -228,6 +232,11 @@ class Judged:
         """The sum of every step's bound, divided by the seconds of the steps."""
         return self.bound_seconds / self.seconds if self.seconds else None
 
+    @property
+    def bound(self) -> str:
+        """The limit that is nearer over all steps."""
+        return "compute" if self.compute_seconds > self.memory_seconds else "memory"
+
 
 def judge(program: Program, steps: Sequence[EngineStep], limits: LimitsSample) -> Judged:
     """Compare steps with the limits measured around them."""
@@ -251,3 +260,38 @@ def judge(program: Program, steps: Sequence[EngineStep], limits: LimitsSample) -
         flops=flops,
         engine_seconds=sum(step.engine for step in steps),
     )
+
+
+def iterations(
+    probe: LimitsProbe, count: int, warmup: int, run: Callable[[bool], EngineRun]
+) -> Iterator[tuple[int, EngineRun, LimitsSample]]:
+    """Runs with their numbers and the limits sampled just before and after, once `run(True)` has warmed up."""
+    for _ in range(warmup):
+        run(True)
+    for number in range(count):
+        before = probe.sample()
+        one = run(False)
+        yield number, one, mean(before, probe.sample())
+
+
+def metrics_of(rows: Sequence[dict[str, Any]], figures: Figures) -> dict[str, Metric]:
+    """Metrics over the iterations."""
+    return {
+        name: metric([row[name] for row in rows if row[name] is not None], unit, better)
+        for name, (unit, better, _) in figures.items()
+    }
+
+
+def settings(asked: Any, engine: BenchEngine) -> dict[str, Any]:
+    """The requested options, and the choices of the engine."""
+    config = engine.built.config
+    return {
+        **asdict(asked),
+        "weights": config.quantized or config.weights,
+        "kv": config.kv,
+        "threads": config.threads,
+        "isa": getattr(engine.built.executor, "isa", "torch"),
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "architecture": engine.built.model.facts.architecture,
+    }

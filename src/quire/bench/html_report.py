@@ -11,9 +11,9 @@ from quire.bench.batching_plots import batching_plots, interference_plot
 from quire.bench.goodput import parse_slo
 from quire.bench.results import Result, write_text
 from quire.bench.roofline_plot import roofline
-from quire.bench.serve_result import figure
 from quire.bench.server_bench import records_of
 from quire.bench.svg import Bars, Lane, Plot, Series, histogram, stacked, timeline
+from quire.bench.text import figure
 from quire.bench.timeline import RequestRecord, gap_clusters, latencies, request_metrics
 
 MOST_SAMPLES = 200_000

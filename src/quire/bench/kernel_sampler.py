@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire import _native
-from quire.bench.bounds import op_bound
+from quire.bench.bounds import measured_row, op_bound
 from quire.bench.environment import largest_cache
 from quire.bench.limits import LimitsProbe, mean
 from quire.executor.base import F32
@@ -87,17 +87,9 @@ def _seconds(sampler: HostSampler, logits: F32, maxima: F32, seconds: float) -> 
 
 
 def _row(way: str, rows: int, vocab: int, samples: list[tuple[float, float]]) -> dict[str, Any]:
-    seconds, cost = (
-        statistics.median(one for one, _ in samples),
-        Cost(activation_bytes=rows * vocab * LOGIT_BYTES),
-    )
-    cache = largest_cache()
+    cost, cache = Cost(activation_bytes=rows * vocab * LOGIT_BYTES), largest_cache()
     bounds = [op_bound(cost, "f32", bandwidth, {"f32": 1.0}, cache) for _, bandwidth in samples]
-    shares = [bound.share(one) for bound, (one, _) in zip(bounds, samples, strict=True)]
     return {
         "format": "f32", "kv": "", "op": "sample", "name": way, "rows": rows, "sequences": rows, "context": 0,
-        "seconds": seconds, "samples": [one for one, _ in samples], "flops": 0, "bytes": cost.bytes,
-        "bytes_per_second": cost.bytes / seconds, "flops_per_second": 0.0,
-        "bound": bounds[0].by, "bound_seconds": statistics.median(bound.seconds for bound in bounds), "peak": "f32",
-        "share": statistics.median(s for s in shares if s is not None) if None not in shares else None, "copies": 1,
+        **measured_row(cost, [one for one, _ in samples], bounds), "copies": 1,
     }  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.bench.bounds import Bound, op_bound, peak_of
+from quire.bench.bounds import Bound, measured_row, op_bound, peak_of
 from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import (
     SMALL_VOCAB,
@@ -245,13 +245,6 @@ class Runner:
         tokens = sum(row.query_len for row in step)
         cost = unit_cost(case.program, case.unit, step, tokens)
         bounds = [self._bound(case, step, cost, limits) for _, limits in rounds]
-        shares = [
-            share
-            for bound, (seconds, _) in zip(bounds, rounds, strict=True)
-            if (share := bound.share(seconds)) is not None
-        ]
-        seconds = statistics.median(one for one, _ in rounds)
-        middle = sorted(bounds, key=lambda bound: bound.seconds)[len(bounds) // 2]
         return {
             "format": case.format,
             "kv": case.kv,
@@ -260,16 +253,7 @@ class Runner:
             "rows": tokens,
             "sequences": len(step),
             "context": step[0].context_len + step[0].query_len,
-            "seconds": seconds,
-            "samples": [one for one, _ in rounds],
-            "flops": cost.flops,
-            "bytes": cost.bytes,
-            "bytes_per_second": cost.bytes / seconds,
-            "flops_per_second": cost.flops / seconds,
-            "bound": middle.by,
-            "bound_seconds": middle.seconds,
-            "peak": middle.peak,
-            "share": statistics.median(shares) if shares else None,
+            **measured_row(cost, [seconds for seconds, _ in rounds], bounds),
         }
 
     def _bound(self, case: Case, step: Sequence[Row], cost: Cost, limits: LimitsSample) -> Bound:

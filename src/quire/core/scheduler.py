@@ -97,10 +97,6 @@ class Scheduler:
         """Sequences not running: queued, preempted, or waiting for a sibling's prompt or for blocks."""
         return self._requests.num_waiting + self._num_fetching
 
-    def oldest_arrival(self) -> float | None:
-        """Arrival of the request that has waited longest in the queue; None when none waits. O(waiting)."""
-        return min((seq.state.request.arrival for seq in self._waiting), default=None)
-
     @property
     def blocks_used(self) -> int:
         """Blocks held by running sequences, and blocks being filled."""

@@ -96,7 +96,7 @@ class EngineCore:
             return None
         if self._gate is None:
             return max(0.0, self._resume - time.monotonic()) if self._resume else 0.0
-        opens = max(self._gate.opens(self.scheduler), self._resume)
+        opens = max(self._gate.opens(), self._resume)
         return None if opens == math.inf else max(0.0, opens - time.monotonic())
 
     def step(self) -> list[SeqEvent]:

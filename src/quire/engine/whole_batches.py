@@ -27,6 +27,10 @@ class WholeBatchScheduler(Scheduler):
         super().__init__(config, rng, tier)
         self._places = 0  # for sequences of the batch that have not started
 
+    def oldest_arrival(self) -> float | None:
+        """Arrival of the request that has waited longest in the queue; None when none waits. O(waiting)."""
+        return min((seq.state.request.arrival for seq in self._waiting), default=None)
+
     def _admit_waiting(self, step: StepPlan) -> None:
         if not self._running:
             self._places = min(len(self._waiting), self.config.max_num_seqs)
@@ -46,10 +50,11 @@ class WholeBatchScheduler(Scheduler):
 
 @dataclass(frozen=True, slots=True)
 class BatchGate:
-    """When a batch may start. `size` sequences make it full; `wait` seconds after its first one arrived it starts
-    anyway (inf: never).
+    """When the next batch of a scheduler may start. `size` sequences make it full; `wait` seconds after its first one
+    arrived it starts anyway (inf: never).
     """
 
+    queue: WholeBatchScheduler
     size: int
     wait: float = math.inf
 
@@ -59,8 +64,9 @@ class BatchGate:
         if not self.wait >= 0:
             raise ValueError(f"batch_wait_ms: {1e3 * self.wait:g} is below 0")
 
-    def opens(self, queue: Scheduler) -> float:
+    def opens(self) -> float:
         """The time from which the next step may run: -inf for at once, inf for not before more requests come."""
+        queue = self.queue
         if queue.num_running or queue.num_waiting >= self.size:
             return -math.inf
         oldest = queue.oldest_arrival()

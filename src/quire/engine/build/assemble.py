@@ -251,7 +251,7 @@ def build(
     with startup.span("bind"):
         worker = Worker(executor, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    core = EngineCore(scheduler, worker, _gate(config))
+    core = EngineCore(scheduler, worker, _gate(scheduler, config))
     return Built(later.model, config, program, plan, executor, core, weights)
 
 
@@ -282,10 +282,10 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
     )
 
 
-def _gate(config: ResolvedConfig) -> BatchGate | None:
-    if config.asked.scheduler.batching == "continuous":
+def _gate(scheduler: Scheduler, config: ResolvedConfig) -> BatchGate | None:
+    if not isinstance(scheduler, WholeBatchScheduler):
         return None
-    return BatchGate(config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
+    return BatchGate(scheduler, config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:
