@@ -52,6 +52,7 @@ from quire.types import (
     Request,
     SamplingParams,
     SlidingGroup,
+    SoftSpan,
     StateGroup,
     StepRecord,
     TokenIds,
@@ -78,6 +79,7 @@ COMMANDS: list[Command] = [
             namespace="salt",
             tenant="key",
             eos_token_ids=(7,),
+            soft_tokens=(SoftSpan(0, 1, bytes(32)),),
         ),
     ),
     Abort(1),
@@ -123,6 +125,7 @@ def test_parameters_mean_the_same_on_the_other_side() -> None:
     assert (params.seed, list(params.stop), params.n) == (2**64 - 1, ["a", "é"], 4)
     assert isinstance(add.request.prompt_token_ids, TokenIds)
     assert add.request.prompt_token_ids.tolist() == [0, 2**31 - 1]
+    assert add.request.soft_tokens == (SoftSpan(0, 1, bytes(32)),)
 
 
 def test_cache_groups_come_back_as_what_they_are() -> None:
