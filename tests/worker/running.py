@@ -19,6 +19,7 @@ from quire.executor.native import NativeExecutor
 from quire.program.lower import lower
 from quire.types import Request, SamplingParams, SchedulerOutput, SeqEvent, StepOutput
 from quire.worker.sampler import Sampler
+from quire.worker.slots import EmbeddingStore
 from quire.worker.worker import Worker
 
 VOCAB, LENGTH, BLOCK = 100, 80, 16
@@ -120,6 +121,7 @@ class Rig:
         backend: Backend = NATIVE,
         propose: Propose | None = None,
         tier: RamTier | None = None,
+        embeddings: EmbeddingStore | None = None,
         **options: object,
     ) -> None:
         asked: dict[str, object] = {
@@ -135,7 +137,7 @@ class Rig:
         executor = executor_of(backend)
         core = executor.core if isinstance(executor, NativeExecutor) else None
         sampler = Sampler(VOCAB, config.max_num_seqs, executor=core, max_rows=rows)
-        self.worker = Worker(executor, sampler, limits, tier)
+        self.worker = Worker(executor, sampler, limits, tier, embeddings)
         self.propose = propose
         self.drafts = self.accepted = 0
         self.seqs: dict[int, tuple[Key, int]] = {}  # and the prompt's length

@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks, check_program
+from quire.executor.base import (
+    F32,
+    U8,
+    Embeddings,
+    Limits,
+    Outputs,
+    StepArrays,
+    check_blocks,
+    check_embeddings,
+    check_program,
+)
 from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
@@ -224,9 +234,22 @@ class NativeExecutor:
 
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
         """One step; see Executor.run."""
-        self._core.run(num_tokens, num_rows, num_logit_rows)
+        if self._arrays is not None and self._arrays.embeddings:
+            self._run_with(self._arrays.embeddings, num_tokens, num_rows, num_logit_rows)
+        else:
+            self._core.run(num_tokens, num_rows, num_logit_rows)
         self._tokens = num_tokens
         return self._views(num_logit_rows)
+
+    def _run_with(self, embeddings: list[Embeddings], tokens: int, rows: int, logit_rows: int) -> None:
+        """A step in two parts, so that the embeddings of soft tokens can be put in between."""
+        entry = check_embeddings(self.program, embeddings, tokens)
+        end = len(self.program.ops if logit_rows else self.program.body)
+        self._core.run_range(tokens, rows, logit_rows, 0, entry.ops)
+        into = self._view(entry.buffer, tokens)
+        for given in embeddings:
+            into[given.start : given.start + len(given.rows)] = given.rows
+        self._core.run_range(tokens, rows, logit_rows, entry.ops, end)
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Executor.run_head."""

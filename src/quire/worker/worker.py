@@ -7,12 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
+from quire.executor.base import U8, Embeddings, Executor, Limits, Outputs, StepArrays
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.types import FinishReason, Move, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.sampler import SampledRows, Sampler
-from quire.worker.slots import Slots, fill_rows
+from quire.worker.slots import EmbeddingStore, Slots, fill_rows, soft_rows
 
 
 class BlockStore(Protocol):
@@ -28,17 +28,23 @@ class BlockStore(Protocol):
 class Worker:
     """Executes scheduler outputs. The executor is loaded but not yet bound; binding happens here.
 
-    `store` holds the contents that moves copy out and in; there are none without.
+    `store` holds the contents that moves copy out and in; there are none without. `embeddings` holds those of soft
+    tokens; without it, sequences that have any are refused with ValueError.
     """
 
     def __init__(
-        self, executor: Executor, sampler: Sampler, limits: Limits, store: BlockStore | None = None
+        self,
+        executor: Executor,
+        sampler: Sampler,
+        limits: Limits,
+        store: BlockStore | None = None,
+        embeddings: EmbeddingStore | None = None,
     ) -> None:
         self.arrays = StepArrays(limits, len(executor.program.cache_groups))
         executor.bind(limits, self.arrays)
         self._executor, self._sampler, self._limits = executor, sampler, limits
         self._slots = Slots(self.arrays, limits.max_rows)
-        self._store = store
+        self._store, self._embeddings = store, embeddings
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
         """Run one step. Row i of the result belongs to out.scheduled[i]."""
@@ -49,6 +55,7 @@ class Worker:
         if not rows:
             return StepOutput([], [], [], filled=filled)
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
+        self.arrays.embeddings = self._soft_rows(out.scheduled) if self._slots.soft else []
         prepared = time.perf_counter()
         outputs = self._executor.run(tokens, rows, len(sampling))
         ran = time.perf_counter()
@@ -84,7 +91,13 @@ class Worker:
             if slot is not None:
                 self._sampler.drop(slot.line)
         for new in out.new:
+            if new.soft_tokens and self._embeddings is None:
+                raise ValueError("soft_tokens: this model takes no embeddings")
             self._sampler.add(self._slots.admit(new).line, new)
+
+    def _soft_rows(self, scheduled: list[ScheduledSeq]) -> list[Embeddings]:
+        assert self._embeddings is not None
+        return soft_rows(self._slots, self._embeddings, scheduled)
 
     def _move(self, moves: list[Move]) -> dict[int, bool]:
         """Copy blocks out and in, in order; the blocks that were to be filled and whether they were."""

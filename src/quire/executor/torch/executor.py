@@ -6,8 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks, check_program
+from quire.executor.base import (
+    F32,
+    U8,
+    Limits,
+    Outputs,
+    StepArrays,
+    check_blocks,
+    check_embeddings,
+    check_program,
+)
 from quire.executor.torch import experts, ops
 from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
@@ -114,12 +124,23 @@ class TorchExecutor:
         if self._stop is not None:
             end = min(end, self._stop + 1)
         operands = Operands(self.program, self._weights, state, step, logit_rows)
+        embeddings, entry = reader.arrays.embeddings, None
+        if embeddings and not first:
+            entry = check_embeddings(self.program, embeddings, len(step.positions))
         with torch.inference_mode():
-            for op in self.program.ops[first:end]:
+            for number, op in enumerate(self.program.ops[first:end], first):
+                if entry is not None and number == entry.ops:
+                    self._enter(operands.buffer(entry.buffer))
                 run_op(operands, op)
             return {
                 output.name: operands.buffer(output.buffer).cpu().numpy() for output in self.program.outputs
             }
+
+    def _enter(self, buffer: Tensor) -> None:
+        """Put the embeddings of soft tokens in place of those of their ids."""
+        for given in self._bound()[1].arrays.embeddings:
+            rows = torch.from_numpy(np.ascontiguousarray(given.rows))
+            buffer[given.start : given.start + len(rows)] = rows.to(buffer.device)
 
 
 def _device(name: str) -> torch.device:
