@@ -38,6 +38,7 @@ MAX_ALLOWED_TOKENS = 2**20
 
 # Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
 NO_BLOCK = -1
+SOFT_DIGEST_BYTES = 32  # of what soft tokens stand for: a SHA-256
 # In ScheduledSeq.token_ids: the token that the step before samples for the sequence, which the host does not know yet.
 NEXT_TOKEN = -1
 
@@ -263,6 +264,24 @@ class TokenIds(_IntArray):
         return super().__new__(cls, "i", ids)  # type: ignore[return-value]
 
 
+@records.dataclass(frozen=True, slots=True)
+class SoftSpan:
+    """Positions start … start + length - 1 of a prompt hold soft tokens: rows of embeddings in place of ids, as those
+    of an image or a sound. The ids there are placeholders.
+
+    `digest` is a hash of all that decides the rows, in SOFT_DIGEST_BYTES. Blocks of the cache are shared only where
+    digests are equal too.
+    """
+
+    start: int
+    length: int
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What the engine is asked, in token ids. One request makes `params.n` sequences.
@@ -272,6 +291,7 @@ class Request:
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
+    `soft_tokens` are in order and do not overlap.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     """
@@ -285,6 +305,7 @@ class Request:
     tenant: str = ""
     eos_token_ids: tuple[int, ...] = ()
     stepwise: bool = False
+    soft_tokens: tuple[SoftSpan, ...] = ()
 
 
 class CacheGroup:
@@ -338,7 +359,7 @@ class NewSeq:
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
     `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
-    records only.
+    records only. `soft_tokens` are the request's: a row takes those at its positions.
     """
 
     seq_id: int
@@ -350,6 +371,7 @@ class NewSeq:
     blocks: tuple[list[int], ...]
     stop_ids: tuple[int, ...] = ()
     request_id: str = ""
+    soft_tokens: tuple[SoftSpan, ...] = ()
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from quire.types import (
     Request,
     ScheduledSeq,
     SchedulerOutput,
+    SoftSpan,
     StateGroup,
     StepOutput,
 )
@@ -39,7 +40,16 @@ def domain(request: Request) -> str:
     return repr((request.tenant, request.namespace))
 
 
-def prefix_hashes(tokens: Sequence[int], last: int) -> list[int]:
+def seen(tokens: Sequence[int], spans: Sequence[SoftSpan]) -> list[object]:
+    """What a model computes: where tokens are soft, what they stand for in place of their placeholders."""
+    found: list[object] = list(tokens)
+    for span in spans:
+        for position in range(span.start, min(span.end, len(found))):
+            found[position] = span.digest, position - span.start
+    return found
+
+
+def prefix_hashes(tokens: Sequence[object], last: int) -> list[int]:
     """Of every prefix of `tokens` after what `last` is the hash of."""
     hashes = []
     for token in tokens:
@@ -61,7 +71,7 @@ def generate_alone(request: Request, index: int, limit: int) -> tuple[list[int],
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_token_ids))
     tokens = list(request.prompt_token_ids)
-    last = prefix_hashes(tokens, first_hash(domain(request)))[-1]
+    last = prefix_hashes(seen(tokens, request.soft_tokens), first_hash(domain(request)))[-1]
     while True:
         token = next_token(last, (params.seed or 0) % 2**64, index)
         made = len(tokens) - len(request.prompt_token_ids)
@@ -90,7 +100,7 @@ class Slot:
     def extend(self, tokens: list[int]) -> None:
         self.tokens += tokens
         last = self.hashes[-1] if self.hashes else first_hash(self.namespace)
-        self.hashes += prefix_hashes(self.tokens[len(self.hashes) :], last)
+        self.hashes += prefix_hashes(seen(self.tokens, self.new.soft_tokens)[len(self.hashes) :], last)
 
 
 class PagedWorker:

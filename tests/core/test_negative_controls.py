@@ -9,7 +9,7 @@ from functools import partialmethod
 
 import pytest
 
-from quire.core import fetching, prefix_cache, scheduler, sequence_blocks
+from quire.core import fetching, prefix_cache, requests, scheduler, sequence_blocks
 from quire.core import tier as tier_module
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.fetching import Fetches
@@ -18,6 +18,7 @@ from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
+from quire.core.soft_tokens import Marks
 from quire.core.step import StepPlan
 from quire.types import (
     FullGroup,
@@ -105,7 +106,9 @@ def hand_out_twice(patch: pytest.MonkeyPatch) -> None:
 def forget_namespaces(patch: pytest.MonkeyPatch) -> None:
     match = PrefixCache.match
     acquire = PrefixCache.acquire
-    patch.setattr(PrefixCache, "match", lambda self, key, most, name="": match(self, key, most, "all"))
+    patch.setattr(
+        PrefixCache, "match", lambda self, key, most, name, marks: match(self, key, most, "all", marks)
+    )
     patch.setattr(PrefixCache, "acquire", lambda self, hit, name="": acquire(self, hit, "all"))
 
 
@@ -171,7 +174,7 @@ def test_broken_states_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]
 def key_by_last_block_only(patch: pytest.MonkeyPatch) -> None:
     """Blocks found by their own tokens, not by their whole prefix."""
 
-    def match(self: RadixTree[object], key: bytes, namespace: str = "") -> list[object]:
+    def match(self: RadixTree[object], key: bytes, namespace: str, marks: Marks) -> list[object]:
         known = {node.key: node for node in self.nodes()}
         path = []
         for start in range(0, len(key) - self.block_bytes + 1, self.block_bytes):
@@ -426,6 +429,43 @@ def never_tell_what_is_withdrawn(patch: pytest.MonkeyPatch) -> None:
         self._caches.tier = kept
 
     patch.setattr(PrefixCache, "_withdraw", withdraw)
+
+
+def images(config: SchedulerConfig, tier: HostTier | None = None) -> list[int]:
+    """Prompts of the same ids with one image, another, and the first again; how much of each was found."""
+    driver = Driver(replace(config, soft_tokens=True), tier=tier)
+    for image in "xyxy":
+        driver.add([1, 2, 9, 9, 9, 9, 9, 3, 4], soft=[(2, 5, image)], max_tokens=3)
+        driver.run_out()
+    driver.drain()
+    return [sample.cached_tokens for sample in driver.samples.values()]
+
+
+def forget_what_soft_tokens_stand_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(requests, "block_marks", lambda spans, size: {})
+
+
+def mark_by_placeholders(patch: pytest.MonkeyPatch) -> None:
+    """Where and how long images are, not what they show."""
+    right = requests.block_marks
+    patch.setattr(
+        requests, "block_marks",
+        lambda spans, size: right([replace(span, digest=bytes(32)) for span in spans], size),
+    )  # fmt: skip
+
+
+def test_images_are_shared_where_they_are_the_same() -> None:
+    assert images(CONFIG) == [0, 2, 8, 8]  # before the image, and all of it
+    assert images(STATES) == [0, 2, 8, 8]
+    assert images(CONFIG, HostTier(2)) == [0, 2, 8, 8]
+
+
+@pytest.mark.parametrize("break_it", [forget_what_soft_tokens_stand_for, mark_by_placeholders])
+def test_images_that_share_blocks_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        break_it(patch)
+        with pytest.raises(AssertionError):
+            images(CONFIG)
 
 
 @pytest.mark.parametrize("config", [CONFIG, TWO_STEPS], ids=["one", "two"])

@@ -181,7 +181,7 @@ def test_locks_and_touches_do_not_grow_the_heap() -> None:
     [
         lambda tree, node: tree.insert(b"ab", [1]),
         lambda tree, node: tree.insert(b"", []),
-        lambda tree, node: tree.extend(node, b"zz", 1),
+        lambda tree, node: tree.extend(node, b"", 1),
         lambda tree, node: tree.extend(node.parent, node.key, 1),
         lambda tree, node: tree.unlock(node),
         lambda tree, node: tree.remove(node.parent),

@@ -42,12 +42,15 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_draft_tokens=0 if STATE in windows else draw(st.sampled_from([0, 0, 1, 4, 12])),
         steps_in_flight=draw(st.integers(1, 2)),
         groups=groups,
+        soft_tokens=True,
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
     )
 
 
+# Where a prompt has images, and which.
+IMAGES = [((1, 3, "x"),), ((1, 3, "y"),), ((2, 7, "x"),), ((0, 1, "x"), (1, 2, "y"), (4, 5, "x"))]
 prompts = st.one_of(
     st.tuples(st.sampled_from(BASES), st.integers(1, 40)).map(lambda t: t[0][: t[1]]),
     st.tuples(st.sampled_from(BASES), st.integers(1, 30), st.lists(st.integers(0, 9), max_size=6)).map(
@@ -68,6 +71,7 @@ asks = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "prompt_logprobs": st.sampled_from([None, None, 0]),
         "stepwise": st.booleans(),
+        "soft": st.sampled_from([(), (), *IMAGES]),
     }
 )
 actions = st.lists(
@@ -177,6 +181,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         max_draft_tokens=0 if STATE in windows else rng.choice([0, 0, 3, 20]),
         steps_in_flight=rng.randint(1, 2),
         groups=groups,
+        soft_tokens=True,
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
         policy=rng.choice(["fcfs", "priority"]),
@@ -200,6 +205,7 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "max_tokens": rng.choice([None, 1, rng.randint(1, config.max_model_len - len(base[:longest]))]),
         "prompt_logprobs": rng.choice([None, None, None, 2]),
         "stepwise": rng.random() < 0.4,
+        "soft": [s for s in rng.choice([(), *IMAGES]) if s[0] + s[1] <= len(base[:longest])],
     }
 
 

@@ -55,6 +55,7 @@ from quire.types import (
     Request,
     SamplingParams,
     SlidingGroup,
+    SoftSpan,
     StateGroup,
     StepRecord,
     TokenIds,
@@ -81,6 +82,7 @@ COMMANDS: list[Command] = [
             namespace="salt",
             tenant="key",
             eos_token_ids=(7,),
+            soft_tokens=(SoftSpan(0, 1, bytes(32)),),
         ),
     ),
     Abort(1),
@@ -126,6 +128,7 @@ def test_parameters_mean_the_same_on_the_other_side() -> None:
     assert (params.seed, list(params.stop), params.n) == (2**64 - 1, ["a", "é"], 4)
     assert isinstance(add.request.prompt_token_ids, TokenIds)
     assert add.request.prompt_token_ids.tolist() == [0, 2**31 - 1]
+    assert add.request.soft_tokens == (SoftSpan(0, 1, bytes(32)),)
 
 
 def test_a_gauge_is_written_in_three_files() -> None:

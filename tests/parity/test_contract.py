@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.backends import BACKENDS, Backend
 from helpers.specs import BF16, F32, decoder_spec
-from quire.executor.base import Executor, Limits, StepArrays
+from quire.executor.base import Embeddings, Executor, Limits, StepArrays
 from quire.executor.native import NativeKind
 from quire.executor.plans import StepSize, decode_sizes
 from quire.executor.torch import TorchExecutor, TorchKind
@@ -28,6 +28,7 @@ from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.memory import kv_block_bytes, plan_arena, rope_table_bytes
 from quire.program.program import Program
+from quire.spec import ModelSpec
 from quire.types import NewSeq, SamplingParams
 
 LIMITS = Limits(max_tokens=32, max_rows=3, max_logit_rows=4, max_len=40, num_blocks=6)
@@ -41,9 +42,11 @@ def put_random(executor: Executor) -> None:
         executor.put(param, 0, (random.standard_normal(shape) * 0.3).astype(np.float32), "F32")
 
 
-def ready(make: Callable[[Program], Executor], formats: NumberFormats = F32) -> tuple[Executor, StepArrays]:
+def ready(
+    make: Callable[[Program], Executor], formats: NumberFormats = F32, spec: ModelSpec = SPEC
+) -> tuple[Executor, StepArrays]:
     """A bound executor, and arrays that hold one row of ten tokens in slot 2."""
-    executor = make(lower(SPEC, formats))
+    executor = make(lower(spec, formats))
     put_random(executor)
     arrays = StepArrays(LIMITS, len(executor.program.cache_groups))
     executor.bind(LIMITS, arrays)
@@ -92,6 +95,45 @@ class TestEveryExecutor:
         assert not (hidden.view(np.uint32) & 0xFFFF).any()  # bfloat16 values
         executor.stop_after(None)
         assert np.isfinite(executor.run(10, 1, 1)["logits"]).all()
+
+    @pytest.mark.parametrize("formats", [F32, BF16], ids=["f32", "bf16"])
+    def test_embeddings_take_the_place_of_ids(self, formats: NumberFormats, backend: Backend) -> None:
+        """Rows that the table and the multiplier give for ids are as good as the ids; no op runs twice."""
+        spec = replace(SPEC, embed_scale=3.0)
+        executor, arrays = ready(backend.make, formats, spec)
+        arrays.logit_rows[:4] = 9, 0, 4, 6
+        expected = executor.run(10, 1, 4)["logits"].copy()
+        executor.stop_after(1)
+        executor.run(10, 1, 4)
+        rows = executor.read("residual", 10)
+        executor.stop_after(None)
+        arrays.token_ids[2:9] = 0
+        assert (executor.run(10, 1, 4)["logits"] != expected).any()
+        arrays.embeddings = [Embeddings(2, rows[2:5]), Embeddings(5, rows[5:9])]
+        np.testing.assert_array_equal(executor.run(10, 1, 4)["logits"], expected)
+        assert executor.run(10, 1, 0)["logits"].shape == (0, 100)
+        np.testing.assert_allclose(executor.run_head(4)["logits"], expected, atol=1e-5)
+
+    def test_embeddings_of_another_shape_or_place_are_refused(self, backend: Backend) -> None:
+        executor, arrays = ready(backend.make)
+        for given, message in (
+            (
+                Embeddings(0, np.zeros((2, 47), np.float32)),
+                r"float32 \[2, 47\] is not float32 \[tokens, 48\]",
+            ),
+            (Embeddings(0, np.zeros((2, 48), np.float64)), r"float64 \[2, 48\] is not"),
+            (Embeddings(9, np.zeros((2, 48), np.float32)), "tokens 9 to 10 are not in the step's 10"),
+        ):
+            arrays.embeddings = [given]
+            with pytest.raises(ValueError, match=f"embeddings: {message}"):
+                executor.run(10, 1, 1)
+
+    def test_a_program_that_takes_no_embeddings_refuses_them(self, backend: Backend) -> None:
+        executor, arrays = ready(backend.make)
+        executor.program = replace(executor.program, entry=None)
+        arrays.embeddings = [Embeddings(0, np.zeros((2, 48), np.float32))]
+        with pytest.raises(ValueError, match="embeddings: the program takes none"):
+            executor.run(10, 1, 1)
 
     @pytest.mark.parametrize("sizes", [(33, 1, 1), (10, 4, 1), (10, 1, 5), (10, 1, -1)])
     def test_a_step_beyond_the_limits_is_refused(self, backend: Backend, sizes: tuple[int, int, int]) -> None:

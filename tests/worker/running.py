@@ -18,6 +18,7 @@ from quire.engine.core import Grammars
 from quire.executor.base import U8, Executor, Limits
 from quire.program.lower import lower
 from quire.types import Request, SamplingParams, SchedulerOutput, SeqEvent, StepOutput
+from quire.worker.slots import EmbeddingStore
 from quire.worker.worker import Worker
 
 VOCAB, LENGTH, BLOCK = 100, 80, 16
@@ -121,6 +122,7 @@ class Rig:
         propose: Propose | None = None,
         tier: RamTier | None = None,
         grammars: Grammars | None = None,
+        embeddings: EmbeddingStore | None = None,
         **options: object,
     ) -> None:
         asked: dict[str, object] = {
@@ -134,7 +136,7 @@ class Rig:
             config.max_num_batched_tokens, config.max_num_seqs, rows, LENGTH, config.num_blocks, BLOCK
         )
         executor = executor_of(backend)
-        self.worker = Worker(executor, limits, tier)
+        self.worker = Worker(executor, limits, tier, embeddings)
         self.propose, self.grammars = propose, grammars
         self.drafts = self.accepted = 0
         self.seqs: dict[int, tuple[Key, int]] = {}  # and the prompt's length

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from quire.core.capacity import first_live_block
 from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, Hit, Holder, PrefixCache, PrefixCaches
 from quire.core.sequence import Sequence, Status
+from quire.core.soft_tokens import block_keys
 from quire.core.tier import Tier, chain, root_digest
 from quire.types import NO_BLOCK, CacheGroup, Move
 
@@ -118,8 +119,8 @@ class Fetches:
         size, step, tenant = self._size, self._size * TOKEN_BYTES, seq.state.tenant
         namespace = seq.state.namespace or ""
         cache, key = self._caches.of(tenant), seq.key(0, seq.usable_prefix())
-        keys = [key[at : at + step] for at in range(0, len(key) - step + 1, step)]
-        path = cache.path(key, namespace)
+        keys = block_keys(key, step, seq.state.marks)
+        path = cache.path(key, namespace, seq.state.marks)
         digests, digest, depth = [], root_digest(self._tier.fingerprint, tenant, namespace), 0
         runs = [0] * len(self._groups)  # blocks without a gap up to here
         for index, block_key in enumerate(keys):

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import first_live_block
 from quire.core.radix import Node, RadixTree
+from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.core.tier import Tier, chain, root_digest
 from quire.types import NO_BLOCK, CacheGroup, Move
 
@@ -102,10 +103,10 @@ class PrefixCache:
         if not self.num_running:
             self._caches.active.discard(self)
 
-    def match(self, key: bytes, max_tokens: int, namespace: str = "") -> Hit:
+    def match(self, key: bytes, max_tokens: int, namespace: str = "", marks: Marks = NO_MARKS) -> Hit:
         """The longest usable prefix of `key` of at most `max_tokens` tokens. Changes nothing."""
         size = self._block_size
-        path = self._tree.match(key[: max_tokens // size * size * TOKEN_BYTES], namespace)
+        path = self._tree.match(key[: max_tokens // size * size * TOKEN_BYTES], namespace, marks)
         depth = self._honoured(path) if self._sliding else len(path)
         if not depth:
             return Hit(0, None, tuple([] for _ in self._groups))
@@ -210,9 +211,9 @@ class PrefixCache:
         while self.num_cached:
             self.evict_oldest(offer=False)
 
-    def path(self, key: bytes, namespace: str) -> list[BlockNode]:
+    def path(self, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
         """The nodes of the longest known prefix of `key`, shortest first, some perhaps without blocks."""
-        return self._tree.match(key, namespace)
+        return self._tree.match(key, namespace, marks)
 
     def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> set[int]:
         """Prove tree and counts against the pool. `tables` are the live blocks of the tenant's running sequences,

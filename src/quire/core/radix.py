@@ -23,6 +23,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
+from quire.core.soft_tokens import NO_MARKS, Marks, block_keys
+
 V = TypeVar("V")
 
 
@@ -74,13 +76,18 @@ class RadixTree(Generic[V]):
             root = self._top.children[name] = Node(name, self._top, self._clock)
         return root
 
-    def match(self, key: bytes, namespace: str = "") -> list[Node[V]]:
-        """The nodes of the longest known prefix of `key`, shortest first. Changes nothing."""
+    def match(self, key: bytes, namespace: str = "", marks: Marks = NO_MARKS) -> list[Node[V]]:
+        """The nodes of the longest known prefix of `key`, shortest first. Changes nothing.
+
+        marks: what is appended to the keys of some blocks.
+        """
         path: list[Node[V]] = []
         node = self._top.children.get(_encode(namespace))
         if node is None:
             return path
         step = self.block_bytes
+        if marks:
+            return _follow(node, block_keys(key, step, marks))
         for start in range(0, len(key) - step + 1, step):
             node = node.children.get(key[start : start + step])
             if node is None:
@@ -106,8 +113,9 @@ class RadixTree(Generic[V]):
         return node
 
     def extend(self, parent: Node[V], block: bytes, value: V) -> Node[V]:
-        """Add one block below `parent`. Raises ValueError when it is there already or is not a block."""
-        if len(block) != self.block_bytes or block in parent.children:
+        """Add one block below `parent`; its key may end with a mark. Raises ValueError when it is there already or is
+        not a block."""
+        if len(block) < self.block_bytes or block in parent.children:
             raise ValueError("the block is of the wrong length or already known")
         node: Node[V] = Node(block, parent, self.tick())
         node.value = value
@@ -225,6 +233,17 @@ class RadixTree(Generic[V]):
         if len(self._heap) > 2 * self._size + 64:
             self._heap = [entry for entry in self._heap if entry[2].parent is not None]
             heapq.heapify(self._heap)
+
+
+def _follow(node: Node[V], keys: Sequence[bytes]) -> list[Node[V]]:
+    """The nodes below `node` that have these keys, one below the other, as far as there are any."""
+    path: list[Node[V]] = []
+    for key in keys:
+        child = node.children.get(key)
+        if child is None:
+            break
+        path.append(node := child)
+    return path
 
 
 def _encode(namespace: str) -> bytes:

@@ -10,6 +10,7 @@ from quire.core.block_pool import AuditError
 from quire.core.policy import WaitingQueue, rank
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, RequestState, Sequence, Status
+from quire.core.soft_tokens import block_marks
 from quire.types import Request, RequestError
 
 
@@ -38,6 +39,8 @@ class Requests:
         if request.request_id in self._states:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         state = self._states[request.request_id] = self._make_state(request)
+        if request.soft_tokens:
+            state.marks = block_marks(request.soft_tokens, self._config.block_size)
         for index in range(request.params.n):
             seq = Sequence(self._next_seq_id, index, state, limit=limit, seed=seed)
             seq.rank = rank(self._config.policy, seq)

@@ -6,6 +6,7 @@ from array import array
 
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import POLICIES
+from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
 from quire.types import (
     CacheGroup,
@@ -32,6 +33,7 @@ class SchedulerConfig:
                             max_num_seqs + max_draft_tokens positions
     steps_in_flight         1, or 2: a step may be scheduled while the one before it runs
     groups                  cache groups; one block table each
+    soft_tokens             whether the model takes embeddings in place of ids
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
     policy                  "fcfs" or "priority"
@@ -45,6 +47,7 @@ class SchedulerConfig:
     max_draft_tokens: int = 0
     steps_in_flight: int = 1
     groups: tuple[CacheGroup, ...] = (FullGroup((0,)),)
+    soft_tokens: bool = False
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
@@ -83,6 +86,10 @@ class SchedulerConfig:
         _check_token_ids(prompt)
         length, max_tokens = len(prompt), request.params.max_tokens
         check_window(length, max_tokens, self.max_model_len)
+        if request.soft_tokens:
+            if not self.soft_tokens:
+                raise RequestError("soft_tokens", "this model takes no embeddings")
+            check_soft_tokens(request.soft_tokens, length)
         if not self.enable_chunked_prefill:
             self._check_whole_prompt(length)
         # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.

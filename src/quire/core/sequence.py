@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 
 from quire.core.prefix_cache import BlockNode, PrefixCache
+from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.types import FinishReason, Request
 
 Rank = tuple[float, ...]
@@ -54,6 +55,7 @@ class RequestState:
         "cached_tokens",
         "held_back",
         "live",
+        "marks",
         "namespace",
         "request",
         "sequences",
@@ -67,6 +69,7 @@ class RequestState:
         self.tenant = tenant  # whose blocks its sequences take
         self.namespace = namespace  # where its blocks are published; None: nowhere
         self.share_limit = share_limit  # leading blocks of a sequence that may be published
+        self.marks: Marks = NO_MARKS  # of blocks of its prompt
         self.sequences: list[Sequence] = []
         self.held_back: deque[Sequence] = deque()
         self.live = 0  # sequences not yet ended
@@ -137,7 +140,7 @@ class Sequence:
         self.preemptions = 0
 
     def key(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Tokens start … stop-1 as a prefix-cache key."""
+        """Tokens start … stop-1 as a prefix-cache key, without the marks of their blocks."""
         return array("i", self.tokens[start:stop]).tobytes()
 
     @property

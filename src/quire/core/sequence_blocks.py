@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import blocks_for, first_live_block, window_blocks
-from quire.core.prefix_cache import Hit, Holder, PrefixCache, PrefixCaches
+from quire.core.prefix_cache import TOKEN_BYTES, Hit, Holder, PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, BlockTable, RequestState, Sequence
+from quire.core.soft_tokens import block_keys
 from quire.core.tier import Tier
 from quire.types import NO_BLOCK
 
@@ -35,7 +36,7 @@ class SequenceBlocks:
         usable, namespace = seq.usable_prefix(), seq.state.namespace
         if namespace is None or usable < self._size:
             return self._no_hit
-        return self.caches.of(seq.state.tenant).match(seq.key(0, usable), usable, namespace)
+        return self.caches.of(seq.state.tenant).match(seq.key(0, usable), usable, namespace, seq.state.marks)
 
     def start(self, seq: Sequence, hit: Hit) -> None:
         """Give a waiting sequence its table, filled with the hit; `computed` becomes the hit's length."""
@@ -107,6 +108,8 @@ class SequenceBlocks:
         if seq.node is not None:
             for index in range(seq.published, min(seq.computed // size, seq.state.share_limit)):
                 key = seq.key(index * size, (index + 1) * size)
+                if seq.state.marks:
+                    key += seq.state.marks.get(index, b"")
                 seq.node = cache.publish(seq.node, key, [blocks[index] for blocks in table.blocks])
                 seq.published = index + 1
         for g, window in self._sliding:
@@ -159,7 +162,8 @@ class SequenceBlocks:
         while node is not None and len(path) < seq.published:
             path.append(node.key)
             node = node.parent
-        if seq.node is not None and b"".join(reversed(path)) != seq.key(0, seq.published * self._size):
+        key = seq.key(0, seq.published * self._size)
+        if seq.node is not None and path[::-1] != block_keys(key, self._size * TOKEN_BYTES, seq.state.marks):
             raise AuditError(f"sequence {seq.seq_id}: its place in the cache is not its tokens")
 
     def _set_wake(self, seq: Sequence) -> None:

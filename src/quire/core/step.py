@@ -72,6 +72,7 @@ def new_seq(seq: Sequence) -> NewSeq:
         blocks=tuple(list(blocks) for blocks in seq.table.blocks),
         stop_ids=tuple(sorted(seq.stop_ids)),
         request_id=seq.state.request.request_id,
+        soft_tokens=seq.state.request.soft_tokens,
     )
 
 

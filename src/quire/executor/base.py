@@ -25,7 +25,7 @@ from quire.loader.packed import Packer
 from quire.loader.source import Sink
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
-from quire.program.program import Program
+from quire.program.program import Entry, Program
 from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
@@ -58,8 +58,20 @@ class Limits:
         return -(-self.max_len // self.block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Soft tokens of a step: tokens start, start + 1, … have these rows [tokens, dim] in place of the embeddings of
+    their ids, which are placeholders. No multiplier of embeddings applies to them."""
+
+    start: int
+    rows: F32
+
+
 class StepArrays:
-    """The step's int32 arrays, allocated once: what a worker fills and an executor reads."""
+    """The step's int32 arrays, allocated once: what a worker fills and an executor reads.
+
+    `embeddings` are those of the step's soft tokens, none in most steps.
+    """
 
     def __init__(self, limits: Limits, num_groups: int) -> None:
         self.token_ids: I32 = np.zeros(limits.max_tokens, np.int32)
@@ -67,6 +79,7 @@ class StepArrays:
         self.query_start: I32 = np.zeros(limits.max_rows + 1, np.int32)
         self.slots: I32 = np.zeros(limits.max_rows, np.int32)
         self.logit_rows: I32 = np.zeros(limits.max_logit_rows, np.int32)
+        self.embeddings: list[Embeddings] = []
         # [group][slot, k]: block id of tokens k·block_size …; only entries a step can read need be valid. In a group of
         # states that block has those after the last token computed of its own.
         self.block_tables: tuple[I32, ...] = tuple(
@@ -87,6 +100,23 @@ def check_program(program: Program) -> None:
         raise UnsupportedModelError(
             f"layers {layers} keep a state for each sequence, and no executor has ops for states"
         )
+
+
+def check_embeddings(program: Program, embeddings: Sequence[Embeddings], num_tokens: int) -> Entry:
+    """Where they enter the program. Raises ValueError for rows of another shape, beyond the step's tokens, or of a
+    program that takes none."""
+    if program.entry is None:
+        raise ValueError("embeddings: the program takes none")
+    dim = program.buffer(program.entry.buffer).cols
+    for given in embeddings:
+        if given.rows.dtype != np.float32 or given.rows.ndim != 2 or given.rows.shape[1] != dim:
+            raise ValueError(
+                f"embeddings: {given.rows.dtype} {list(given.rows.shape)} is not float32 [tokens, {dim}]"
+            )
+        if given.start < 0 or given.start + len(given.rows) > num_tokens:
+            last = given.start + len(given.rows) - 1
+            raise ValueError(f"embeddings: tokens {given.start} to {last} are not in the step's {num_tokens}")
+    return program.entry
 
 
 def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], content: U8) -> None:

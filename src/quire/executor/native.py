@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks, check_program
+from quire.executor.base import (
+    F32,
+    U8,
+    Embeddings,
+    Limits,
+    Outputs,
+    StepArrays,
+    check_blocks,
+    check_embeddings,
+    check_program,
+)
 from quire.executor.plans import PlanCounts, StepPlans, StepSize
 from quire.executor.sampler import HostSampler, sampler_bytes
 from quire.loader.finite import first_nonfinite
@@ -264,9 +274,22 @@ class NativeExecutor:
 
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
         """One step; see Runnable.run."""
-        self._core.run(num_tokens, num_rows, num_logit_rows)
+        if self._arrays is not None and self._arrays.embeddings:
+            self._run_with(self._arrays.embeddings, num_tokens, num_rows, num_logit_rows)
+        else:
+            self._core.run(num_tokens, num_rows, num_logit_rows)
         self._size = StepSize(num_tokens, num_rows, num_logit_rows)
         return self._plans.find(num_tokens, num_rows, num_logit_rows) or self._views(self._size)
+
+    def _run_with(self, embeddings: list[Embeddings], tokens: int, rows: int, logit_rows: int) -> None:
+        """A step in two parts, so that the embeddings of soft tokens can be put in between."""
+        entry = check_embeddings(self.program, embeddings, tokens)
+        end = len(self.program.ops if logit_rows else self.program.body)
+        self._core.run_range(tokens, rows, logit_rows, 0, entry.ops)
+        into = self._view(entry.buffer, tokens)
+        for given in embeddings:
+            into[given.start : given.start + len(given.rows)] = given.rows
+        self._core.run_range(tokens, rows, logit_rows, entry.ops, end)
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Runnable.run_head."""

@@ -14,7 +14,7 @@ from quire.program.mixers import Keeps, kind_of
 from quire.program.op import Op
 from quire.program.ops.linear import MAXIMA_COLS, Linear
 from quire.program.ops.rows import Add, Embed, GatherRows, Norm, Scale
-from quire.program.program import Output, Program
+from quire.program.program import Entry, Output, Program
 from quire.program.tensors import KVLayer, Param, Part, StateLayer
 from quire.spec import MLP, LatentAttention, Layer, ModelSpec, MoE
 from quire.types import UnsupportedModelError
@@ -51,6 +51,7 @@ def _program(to: Lowering) -> Program:
     to.body.append(Embed(embed, residual))
     if spec.embed_scale != 1.0:
         to.body.append(Scale(residual, spec.embed_scale))
+    entry = Entry(residual, len(to.body))
     cache, kept = _cache(to)
     kv_layers = tuple(each for each in kept if isinstance(each, KVLayer))
     to.kv_numbers = {each.layer: number for number, each in enumerate(kv_layers)}
@@ -71,6 +72,7 @@ def _program(to: Lowering) -> Program:
         vocab=spec.vocab,
         outputs=(Output("logits", "logits"), Output("maxima", MAXIMA)),
         state_layers=tuple(each for each in kept if isinstance(each, StateLayer)),
+        entry=entry,
     )
 
 

@@ -22,6 +22,14 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """Where embeddings given with a step replace those of ids: in rows of `buffer`, once `ops` ops have run."""
+
+    buffer: str
+    ops: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A model lowered to ops. `body` runs over all tokens of a step, `head` over rows that want logits.
 
@@ -40,6 +48,7 @@ class Program:
     vocab: int
     outputs: tuple[Output, ...]
     state_layers: tuple[StateLayer, ...] = ()
+    entry: Entry | None = None
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}

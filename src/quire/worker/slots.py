@@ -7,9 +7,17 @@ names slots; nothing is copied or reordered.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from quire.executor.base import StepArrays
-from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq
+from quire.executor.base import F32, Embeddings, StepArrays
+from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq, SoftSpan
+
+
+class EmbeddingStore(Protocol):
+    """The embeddings of soft tokens, by the digests of spans: made by an encoder, or given with a request."""
+
+    def get(self, digest: bytes) -> F32:
+        """Rows [tokens of the span, dim], for as long as a request with that span has not ended."""
 
 
 @dataclass(slots=True)
@@ -23,9 +31,10 @@ class Slot:
 
 
 class Slots:
-    """Lines of the block tables, by sequence id."""
+    """Lines of the block tables, by sequence id. `soft` are the soft tokens of sequences that have any."""
 
     def __init__(self, arrays: StepArrays, max_rows: int) -> None:
+        self.soft: dict[int, tuple[SoftSpan, ...]] = {}
         self._tables = arrays.block_tables
         self._free = list(range(max_rows))[::-1]
         self._slots: dict[int, Slot] = {}
@@ -38,6 +47,8 @@ class Slots:
         prompt = new.token_ids[: new.prompt_len] if new.params.prompt_logprobs is not None else []
         slot = Slot(self._free.pop(), [0] * len(self._tables), list(prompt))
         self._slots[new.seq_id] = slot
+        if new.soft_tokens:
+            self.soft[new.seq_id] = new.soft_tokens
         self.append(slot, new.blocks)
         return slot
 
@@ -52,9 +63,31 @@ class Slots:
     def release(self, seq_id: int) -> Slot | None:
         """Take the line back; None when the sequence never had one."""
         slot = self._slots.pop(seq_id, None)
+        self.soft.pop(seq_id, None)
         if slot is not None:
             self._free.append(slot.line)
         return slot
+
+
+def soft_rows(slots: Slots, store: EmbeddingStore, scheduled: list[ScheduledSeq]) -> list[Embeddings]:
+    """The embeddings of a step's soft tokens. Raises ValueError for a span with another number of rows."""
+    found: list[Embeddings] = []
+    token = 0
+    for item in scheduled:
+        stop = item.start + len(item.token_ids)
+        for span in slots.soft.get(item.seq_id, ()):
+            first, last = max(item.start, span.start), min(stop, span.end)
+            if first < last:
+                rows = store.get(span.digest)
+                if len(rows) != span.length:
+                    raise ValueError(
+                        f"soft_tokens: {len(rows)} embeddings for a span of {span.length} tokens"
+                    )
+                found.append(
+                    Embeddings(token + first - item.start, rows[first - span.start : last - span.start])
+                )
+        token += len(item.token_ids)
+    return found
 
 
 def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -> tuple[int, list[int]]:

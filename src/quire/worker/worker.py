@@ -13,12 +13,22 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.executor.base import I32, U8, Bitmask, Limits, Outputs, Runnable, SampledRows, StepArrays
+from quire.executor.base import (
+    I32,
+    U8,
+    Bitmask,
+    Embeddings,
+    Limits,
+    Outputs,
+    Runnable,
+    SampledRows,
+    StepArrays,
+)
 from quire.executor.plans import PlanCounts, decode_sizes
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.types import FinishReason, Move, ScheduledSeq, SchedulerOutput, StepOutput
-from quire.worker.slots import Slots, fill_rows
+from quire.worker.slots import EmbeddingStore, Slots, fill_rows, soft_rows
 
 # Tokens that sequences may sample, by sequence id: a line of bits (see Bitmask) for each position whose logits the row
 # wants. A sequence that is not named may sample every token.
@@ -49,16 +59,23 @@ class _Forwarded:
 class Worker:
     """Executes scheduler outputs. The executor is loaded but not yet bound; binding happens here.
 
-    `store` holds the contents that moves copy out and in; without one there are no moves.
+    `store` holds the contents that moves copy out and in; without one there are no moves. `embeddings` holds those of
+    soft tokens; without it, sequences that have any are refused with ValueError.
     """
 
-    def __init__(self, executor: Runnable, limits: Limits, store: BlockStore | None = None) -> None:
+    def __init__(
+        self,
+        executor: Runnable,
+        limits: Limits,
+        store: BlockStore | None = None,
+        embeddings: EmbeddingStore | None = None,
+    ) -> None:
         self.arrays = StepArrays(limits, len(executor.program.cache_groups))
         executor.bind(limits, self.arrays)
         executor.prepare(decode_sizes(limits.max_rows))
         self._executor, self._sampler, self._limits = executor, executor.sampler(), limits
         self._slots = Slots(self.arrays, limits.max_rows)
-        self._store = store
+        self._store, self._embeddings = store, embeddings
         self._forwarded: _Forwarded | None = None
 
     @property
@@ -73,6 +90,7 @@ class Worker:
         rows = len(out.scheduled)
         filled = self._move(out.moves) if out.moves else {}
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
+        self.arrays.embeddings = self._soft_rows(out.scheduled) if self._slots.soft else []
         prepared = time.perf_counter()
         outputs = self._executor.run(tokens, rows, len(sampling)) if rows else {}
         ran = time.perf_counter()
@@ -119,7 +137,13 @@ class Worker:
             if slot is not None:
                 self._sampler.drop(slot.line)
         for new in out.new:
+            if new.soft_tokens and self._embeddings is None:
+                raise ValueError("soft_tokens: this model takes no embeddings")
             self._sampler.add(self._slots.admit(new).line, new)
+
+    def _soft_rows(self, scheduled: list[ScheduledSeq]) -> list[Embeddings]:
+        assert self._embeddings is not None
+        return soft_rows(self._slots, self._embeddings, scheduled)
 
     def _move(self, moves: list[Move]) -> dict[int, bool]:
         """Copy blocks out and in, in order; returns the blocks that were to be filled, and whether they were."""

@@ -9,7 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks, check_program
+from quire.executor.base import (
+    F32,
+    U8,
+    Limits,
+    Outputs,
+    StepArrays,
+    check_blocks,
+    check_embeddings,
+    check_program,
+)
 from quire.executor.plans import PlanCounts, StepSize
 from quire.executor.sampler import HostSampler
 from quire.executor.torch import experts, ops
@@ -179,9 +188,14 @@ class TorchExecutor:
         if self._stop is not None:
             end = min(end, self._stop + 1)
         operands = Operands(self.program, self._weights, state, step, logit_rows)
+        embeddings, entry = reader.arrays.embeddings, None
+        if embeddings and not begin:
+            entry = check_embeddings(self.program, embeddings, len(step.positions))
         with torch.inference_mode():
             for number, op in enumerate(self.program.ops[begin:end], begin):
                 start = time.perf_counter()
+                if entry is not None and number == entry.ops:
+                    self._enter(operands.buffer(entry.buffer))
                 run_op(operands, op)
                 if self._seconds is not None:
                     self._finish()
@@ -192,6 +206,12 @@ class TorchExecutor:
         """Wait until the device has computed what was launched."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _enter(self, buffer: Tensor) -> None:
+        """Put the embeddings of soft tokens in place of those of their ids."""
+        for given in self._bound()[1].arrays.embeddings:
+            rows = torch.from_numpy(np.ascontiguousarray(given.rows))
+            buffer[given.start : given.start + len(rows)] = rows.to(buffer.device)
 
 
 def find_device(name: str) -> torch.device:
