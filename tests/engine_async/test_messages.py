@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import quire
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats
@@ -129,17 +127,6 @@ def test_parameters_mean_the_same_on_the_other_side() -> None:
     assert isinstance(add.request.prompt_token_ids, TokenIds)
     assert add.request.prompt_token_ids.tolist() == [0, 2**31 - 1]
     assert add.request.soft_tokens == (SoftSpan(0, 1, bytes(32)),)
-
-
-def test_a_gauge_is_written_in_three_files() -> None:
-    """Where it is listed, where it is taken from the scheduler, and where it gets its name for Prometheus."""
-    root = Path(quire.__file__).parent
-    files = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if "kv_waste_tokens" in path.read_text() and path.parent.name != "core"
-    }
-    assert files == {"engine/api.py", "engine/host/stats.py", "server/exposition.py"}
 
 
 def test_cache_groups_come_back_as_what_they_are() -> None:
