@@ -1,4 +1,4 @@
-"""EngineCore: the loop schedule → execute → update, and the record of every step."""
+"""EngineCore: the loop schedule → execute → update, and a record of every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS_KEPT = 4096
 
 
 class StepExecutor(Protocol):
-    """What runs a scheduled step: a worker, or in a simulator a model of its time."""
+    """Runs a scheduled step: a worker, or in a simulator a model of its timing."""
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
         """Run one step; row i of the result belongs to out.scheduled[i]."""
@@ -24,7 +24,7 @@ class StepExecutor(Protocol):
 class EngineCore:
     """One scheduler and one worker. Not thread-safe: one thread calls it.
 
-    With a gate, `ready_in` says how long a batch is still collected; `step` runs whatever there is at any time.
+    With a gate, `ready_in` says how long a batch is still being collected; `step` runs what is there at any time.
     """
 
     def __init__(self, scheduler: Scheduler, worker: StepExecutor, gate: BatchGate | None = None) -> None:
@@ -32,12 +32,12 @@ class EngineCore:
         self._worker = worker
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
-        self.started: list[str] = []  # requests that the last step put to work, or back to work
+        self.started: list[str] = []  # requests that the last step started or resumed
         self._gate = gate
 
     @property
     def worker(self) -> StepExecutor:
-        """What runs the steps."""
+        """The object that runs the steps."""
         return self._worker
 
     def add(self, request: Request) -> None:
@@ -45,18 +45,18 @@ class EngineCore:
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> list[SeqEvent]:
-        """End a request now; its final events."""
+        """End a request now; returns its final events."""
         return self.scheduler.abort(request_id)
 
     def finish(self, request_id: str, sample_index: int) -> SeqEvent | None:
-        """End one sample because its text held a stop string; its final event."""
+        """End one sample because its text contains a stop string; returns its final event."""
         return self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
 
     def has_work(self) -> bool:
         return self.scheduler.has_work()
 
     def ready_in(self) -> float | None:
-        """Seconds until there is a step to run, 0 for now; None: not before something is added."""
+        """Seconds until a step can run, 0 for now; None: not before a request is added."""
         if not self.scheduler.has_work():
             return None
         if self._gate is None:
@@ -65,7 +65,7 @@ class EngineCore:
         return None if opens == math.inf else max(0.0, opens - time.monotonic())
 
     def step(self) -> list[SeqEvent]:
-        """Run one step; what it changed, in row order."""
+        """Run one step; returns what it changed, in row order."""
         start = time.perf_counter()
         preempted = self.scheduler.num_preemptions
         out = self.scheduler.schedule()

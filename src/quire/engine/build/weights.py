@@ -1,4 +1,4 @@
-"""Getting a model's weights into an executor: mapped as they were packed before, or read, packed and kept."""
+"""Loading weights into an executor: mapped from the cache of packed weights, or read, packed and cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.program.program import Program
 from quire.records import dataclass
 from quire.util.sizes import format_size
 
-# Below this, packing takes no longer than a look into the cache would save.
+# Below this, packing takes no longer than checking the cache.
 SMALLEST = 16 * 2**20
 
 Progress = Callable[[int, int], None]
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What weights are read from: its name for people, which tensors it may have, its files, and how they open."""
+    """A source of weights: its readable name, possible tensors, files, and how to open them."""
 
     name: Path
     rules: LoadRules
@@ -44,9 +44,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class WeightsReport:
-    """Where weights came from: "packed" (the cache), "checkpoint" or "random"; and what the user should know.
+    """Where weights came from: "packed" (the cache), "checkpoint" or "random"; and notices for the user.
 
-    `dequantized` are the checkpoint's formats that were turned into floats.
+    `dequantized` are the formats of the checkpoint that were converted to floats.
     """
 
     source: str
@@ -56,7 +56,7 @@ class WeightsReport:
 
 @dataclass(frozen=True, slots=True)
 class PackedPlace:
-    """Where a model's packed weights are kept, whether they are there or not."""
+    """The cache entry for the packed weights of a model, existing or not."""
 
     cache: PackedWeights
     key: str
@@ -67,7 +67,7 @@ class PackedPlace:
 
 
 def packed_place(origin: Origin, program: Program, config: ResolvedConfig) -> PackedPlace | None:
-    """Where the packed weights of a model belong; None when none are kept for what was asked.
+    """The cache entry for the packed weights of a model; None when these options are not cached.
 
     Raises CheckpointError when the checkpoint's files cannot be read.
     """
@@ -89,11 +89,11 @@ def load_weights(
     progress: Progress | None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> WeightsReport:
-    """Fill an executor. `progress(done, total)` is told bytes of weights.
+    """Load weights into an executor. `progress(done, total)` is called with bytes of weights.
 
-    `meanwhile` is called at least once: while packed weights are checked, or before others are read.
+    `meanwhile` is called at least once: while packed weights are being checked, or before others are read.
 
-    Raises CheckpointError for a checkpoint that is wrong. A cache that cannot be read or written only costs time.
+    Raises CheckpointError for an invalid checkpoint. A cache that cannot be read or written only costs time.
     """
     rules, asked = origin.rules, config.asked
     if asked.load_format == "random":
@@ -118,7 +118,7 @@ def load_weights(
         if after is not None and after.key == place.key:
             notices += _keep(place, origin, summary, executor, progress)
         else:
-            notices.append("packed weights are not kept: the checkpoint's files changed while they were read")
+            notices.append("packed weights were not cached: the files of the checkpoint changed while they were read")
     return WeightsReport("checkpoint", summary.dequantized, tuple(notices))
 
 
@@ -129,11 +129,11 @@ def _keep(
     executor: NativeExecutor,
     progress: Progress | None,
 ) -> list[str]:
-    """Write packed weights for the next start; what went wrong, as notices."""
+    """Cache packed weights for the next start; returns notices about failures."""
     try:
         facts = {"model": str(origin.name), "dequantized": summary.dequantized}
         place.cache.store(place.key, executor, facts, progress)
     except OSError as error:
         size, reason = format_size(executor.weight_bytes), error.strerror or error
-        return [f"packed weights are not kept for the next start ({size}): {reason}"]
+        return [f"packed weights ({size}) were not cached for the next start: {reason}"]
     return []

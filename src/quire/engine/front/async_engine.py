@@ -66,7 +66,7 @@ Progress = Callable[[int, int], None]
 
 
 class AsyncEngine:
-    """api.AsyncEngine with the engine in a process of its own, or with `in_process` in a thread of this one.
+    """api.AsyncEngine with the engine in its own process, or with `in_process` in a thread of this one.
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
         await engine.start()
@@ -75,7 +75,7 @@ class AsyncEngine:
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
-    Belongs to the event loop that starts it. `spawned` is an engine process that was started before.
+    Belongs to the event loop that starts it. `spawned` is an engine process started earlier.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class AsyncEngine:
         self._live: dict[int, Live] = {}  # by handle
         self._direct: dict[
             int, Direct
-        ] = {}  # by key of a row: samples whose text has a sink, for the hot path
-        self._names: set[str] = set()  # request ids of the live
+        ] = {}  # by key of a row: samples whose text goes to a sink, for the hot path
+        self._names: set[str] = set()  # request ids in use
         self._numbers = itertools.count(1)
         self._wasted = 0
         self._drained: asyncio.Event | None = None
@@ -121,7 +121,7 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine process; None in a thread, or while there is none."""
+        """Process id of the engine process; None for a thread, or while there is none."""
         return self._client.pid if self._client else None
 
     @property
@@ -162,7 +162,7 @@ class AsyncEngine:
         )
         loading = asyncio.create_task(client.start(self._progress))
         try:
-            # the tokenizer is read here while the engine reads the weights
+            # this process reads the tokenizer while the engine reads the weights
             opened = await loop.run_in_executor(None, self._open, folder, files)
             self._model, self._text = opened
             await loading
@@ -197,12 +197,12 @@ class AsyncEngine:
         return self._client is not None and await self._client.ping(timeout)
 
     async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, for explanations of latency."""
+        """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
     async def memory(self) -> Mapping[str, Any]:
-        """What both processes hold, by part, and what was planned; see docs/memory.md."""
+        """What both processes hold, by part, and the plan; see docs/memory.md."""
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory()
@@ -239,9 +239,9 @@ class AsyncEngine:
         if client is None or admission is None or self._loop is None:
             raise EngineUnavailableError("the engine is loading")
         require_ready(self.state)
-        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "longest queue time")):
+        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "queue deadline")):
             if limit is not None and limit <= now:
-                raise DeadlineError(f"the request's {name} had passed before it started")
+                raise DeadlineError(f"the {name} of the request passed before it started")
         request = ask.request
         if request.request_id in self._names:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
@@ -264,7 +264,7 @@ class AsyncEngine:
         return LiveStream(live, self._loop, self.cancel, self._deliver)
 
     def cancel(self, live: Live) -> None:
-        """Stop computing a request; harmless when it has ended."""
+        """Stop computing a request; does nothing when it has ended."""
         self._end(live, None)
 
     def _deliver(self, live: Live) -> None:
@@ -274,7 +274,7 @@ class AsyncEngine:
                 self._direct[live.handle << SAMPLE_BITS | index] = direct
 
     def _known_digest(self, request: Request, now: float) -> bytes | None:
-        """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
+        """The digest of a request, None without suspects. Raises RequestBlockedError for the one to blame."""
         if not self._suspects:
             return None
         digest = digest_of(request)
@@ -311,10 +311,10 @@ class AsyncEngine:
 
     def _leave_queue(self, live: Live, waited: float) -> None:
         if not live.output.timings.scheduled:
-            self._end(live, DeadlineError(f"the request waited for {waited:.3f} s and has not been started"))
+            self._end(live, DeadlineError(f"the request was not started within {waited:.3f} s"))
 
     def _end(self, live: Live, error: QuireError | None) -> None:
-        """End a request before its time: the engine stops computing it before its next step."""
+        """End a request early: the engine stops computing it before its next step."""
         if live.handle not in self._live or self._client is None:
             return
         self._client.send(Abort(live.handle))
@@ -344,7 +344,7 @@ class AsyncEngine:
             self._end(live, EngineUnavailableError(f"{reason}; the request was not completed"))
 
     def _stop_sample(self, handle: int, index: int) -> None:
-        """A stop string was found in a sample's text."""
+        """The text of a sample contains a stop string."""
         if self._client is not None:
             self._client.send(Finish(handle, index))
 
@@ -414,7 +414,7 @@ class AsyncEngine:
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
     def engine_lost(self, reason: str) -> int:
-        """End what the engine computed. Returns how many deaths the request to blame explains."""
+        """End the requests that the engine was computing. Returns how many deaths the request to blame explains."""
         now = time.monotonic()
         present = {
             live: digest_of(live.request) for live in self._live.values() if live not in self._lane.waiting
@@ -422,15 +422,15 @@ class AsyncEngine:
         blamed = self._suspects.died(set(present.values()), now)
         deaths = self._suspects.deaths(blamed, now) if blamed else 0
         for live in [live for live, digest in present.items() if digest == blamed]:
-            logger.error("request %s was being computed at %d deaths of the engine and is refused from now on",
-                         live.request_id, deaths)  # fmt: skip
+            logger.error("the engine died %d times while computing request %s, which is refused from now on",
+                         deaths, live.request_id)  # fmt: skip
             self._end(live, _blocked(deaths))
         self._end_all(reason)
         return deaths
 
     def tick(self, now: float) -> None:
-        """End the requests of readers that do not read. Readers that have been woken come first: after a standstill
-        of this process there may be some.
+        """End the requests of slow readers. Readers that were woken are served first: after this process was suspended
+        there may be some.
         """
         assert self._loop is not None
         late = [live for live in self._live.values() if self._unread_too_long(live, now)]
@@ -447,7 +447,7 @@ class AsyncEngine:
         for live in late:
             if self._unread_too_long(live, now):
                 waited = now - live.unread_since
-                message = f"{live.unread} tokens were left unread for {waited:.1f} s: the request has ended"
+                message = f"request ended: {live.unread} tokens were left unread for {waited:.1f} s"
                 self._end(live, QuireError(message))
 
     # -- start-up -----------------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ class AsyncEngine:
 
 def _blocked(deaths: int) -> RequestBlockedError:
     return RequestBlockedError(
-        f"this request was being computed at {deaths} deaths of the engine; it is refused for"
+        f"the engine died {deaths} times while computing this request; it is refused for"
         f" {KEEP_SECONDS / 60:g} minutes"
     )
 
@@ -493,7 +493,7 @@ def _split(tokens: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def _event(live: Live, index: int, tokens: list[int], note: Note) -> SeqEvent:
-    """A row of a step as the event it was in the engine."""
+    """A row of a step as the event that the engine saw."""
     if note.cached_tokens is not None:
         live.cached_tokens = note.cached_tokens
     return SeqEvent(

@@ -1,4 +1,4 @@
-"""Counters of the engine process, summed step by step and reported a few times a second."""
+"""Counters of the engine process, updated every step and reported a few times a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.util.platform import resident_bytes
 
 
 class StepTotals:
-    """Totals over all steps of one engine. Phases are those of the worker and "schedule" and "update"."""
+    """Totals over all steps of one engine. Phases are those of the worker, plus "schedule" and "update"."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -42,7 +42,7 @@ class StepTotals:
         self._phases["send"] += seconds
 
     def report(self) -> Stats:
-        """Everything as of now."""
+        """All counters and gauges as of now."""
         scheduler: Scheduler = self._core.scheduler
         return Stats(
             running=scheduler.num_running,
