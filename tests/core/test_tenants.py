@@ -20,7 +20,7 @@ MINE = [*range(600)]
 
 
 def run(driver: Driver) -> None:
-    """To the end; what is cached stays."""
+    """Run to the end; the cached blocks stay."""
     while driver.scheduler.has_work():
         driver.step()
 
@@ -44,7 +44,7 @@ def test_a_flood_leaves_the_caches_of_others(together: int, output: int) -> None
     driver = Driver(CONFIG)
     cached(driver, "mine")
     flood(driver, "other", together=together, output=output)
-    assert driver.scheduler.blocks_cached > 100  # what is idle was lent
+    assert driver.scheduler.blocks_cached > 100  # idle blocks were lent
     assert cached(driver, "mine") == 592
 
 
@@ -98,7 +98,9 @@ def test_a_tenant_that_has_its_part_waits_for_its_own() -> None:
 
 
 class Watched(PrefixCaches):
-    """Checks each eviction: who gives up a block has the most of all that have a cached one, or takes it itself."""
+    """Checks each eviction: the tenant that loses a block has the most of all with a cached one, or is the taker
+    itself.
+    """
 
     checked = 0
 

@@ -113,7 +113,7 @@ Propose = Callable[[Key, int], list[int]]
 
 
 class Rig:
-    """A scheduler and a worker. `propose(sample, outputs)` gives drafts for a sample of so many outputs."""
+    """A scheduler and a worker. `propose(sample, outputs)` returns drafts for a sample with `outputs` output tokens."""
 
     def __init__(
         self,

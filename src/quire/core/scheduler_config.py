@@ -1,4 +1,4 @@
-"""What a scheduler is told once, and what it refuses at the door."""
+"""The options of a scheduler, and the requests it refuses."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class SchedulerConfig:
     """Limits of one engine. Raises ValueError naming the field when a value is out of range.
 
     num_blocks              blocks in the pool, shared by all groups
-    block_size              tokens a block
-    max_num_seqs            sequences that run at once
+    block_size              tokens per block
+    max_num_seqs            sequences that may run at once
     max_num_batched_tokens  token budget of a step
-    max_model_len           tokens of a sequence, prompt and output
-    max_draft_tokens        drafts run in a step, of all sequences together; the worker has room for the logits of
+    max_model_len           tokens of a sequence, prompt and output together
+    max_draft_tokens        drafts run in a step, over all sequences; the worker has room for the logits of
                             max_num_seqs + max_draft_tokens positions
     steps_in_flight         1, or 2: a step may be scheduled while the one before it runs
-    groups                  cache groups; one block table each
-    enable_prefix_caching   keep computed blocks findable after their sequence ends
-    enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
+    groups                  cache groups, with one block table each
+    enable_prefix_caching   computed blocks stay findable after their sequence has ended
+    enable_chunked_prefill  prompts are split over steps; if off, a prompt runs whole, in one step
     policy                  "fcfs" or "priority"
-    batching                "continuous": whoever fits joins the next step; "static" and "dynamic": a batch is admitted
-                            when nothing runs, and nobody joins until all of it has ended. The two differ in how long a
-                            batch is collected, which is for the caller to say (see BatchGate).
+    batching                "continuous": sequences join any step they fit in; "static" and "dynamic": a batch is
+                            admitted when nothing runs, and no sequence joins until all of it has ended. They differ
+                            in how long a batch is collected, which the caller decides (see BatchGate).
     """
 
     num_blocks: int
@@ -47,15 +47,15 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
+                raise ValueError(f"{name}: {getattr(self, name)} is below the minimum of 1")
         if self.max_draft_tokens < 0:
-            raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is below 0")
+            raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is negative")
         if self.steps_in_flight not in (1, 2):
             raise ValueError(f"steps_in_flight: {self.steps_in_flight} is not 1 or 2")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output")
         if not self.groups or any(group.window < 0 for group in self.groups):
-            raise ValueError("groups: at least one, with windows not below 0")
+            raise ValueError("groups: at least one is required, with windows >= 0")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
         if self.batching not in BATCHING:
@@ -68,8 +68,8 @@ class SchedulerConfig:
     def length_limit(self, request: Request) -> int:
         """The length in tokens at which the request's sequences end.
 
-        Raises RequestError, naming field and limit, when one of them alone could not be run to that length:
-        what is admitted always completes. Without `max_tokens` the limit is what the pool can hold.
+        Raises RequestError, naming field and limit, when a single sequence could not run to that length: what is
+        admitted always completes. Without `max_tokens` the limit is the capacity of the pool.
         """
         prompt = request.prompt_token_ids
         _check_token_ids(prompt)
@@ -82,7 +82,7 @@ class SchedulerConfig:
         if length + 1 > holds:
             raise ContextLengthError(
                 "prompt_token_ids",
-                f"{length} tokens and one of output do not fit the KV cache, which holds {holds} tokens",
+                f"{length} tokens and one of output exceed the KV cache, which holds {holds} tokens",
             )
         if max_tokens is None:
             return holds
@@ -90,7 +90,7 @@ class SchedulerConfig:
         if limit > holds:
             raise ContextLengthError(
                 "max_tokens",
-                f"{length} prompt tokens and {max_tokens} of output do not fit the KV cache,"
+                f"{length} prompt tokens and {max_tokens} of output exceed the KV cache,"
                 f" which holds {holds} tokens",
             )
         return limit
@@ -99,7 +99,7 @@ class SchedulerConfig:
         if length > self.max_num_batched_tokens:
             raise RequestError(
                 "prompt_token_ids",
-                f"{length} tokens are more than max_num_batched_tokens {self.max_num_batched_tokens},"
+                f"{length} tokens exceed max_num_batched_tokens {self.max_num_batched_tokens},"
                 " and chunked prefill is off",
             )
         needs = peak_blocks(self.groups, length, length, self.block_size)

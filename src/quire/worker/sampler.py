@@ -3,21 +3,21 @@
 Order of operations on a row of raw logits:
 
 1. A row that holds NaN or +inf fails. Log-probabilities and ranks are taken here, before any change.
-2. allowed_token_ids, the grammar bitmask, banned_token_ids, min_tokens (stop ids cannot be sampled yet),
+2. allowed_token_ids, the grammar bitmask, banned_token_ids, min_tokens (stop ids cannot be sampled yet), and
    logit_bias.
 3. repetition_penalty over prompt and output (a positive logit is divided, another multiplied: Keskar et al.,
    CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI's API
    reference).
 4. temperature 0 takes the greatest logit. Otherwise logits are divided by the temperature; top_k keeps the k
-   greatest; top_p the fewest of those that reach p of their probability; min_p those at least min_p times as
-   likely as the likeliest; and one token is drawn. Equal logits rank by id, the lower first, so each of these
-   sets is unique.
+   greatest; top_p the fewest whose probabilities reach p; min_p those at least min_p times as likely as the likeliest;
+   and one token is drawn. Equal logits rank by id, the lower first, so each of these sets is
+   unique.
 
-The draw inverts the cumulative distribution in id order at a uniform from Philox4x32-10 keyed by the
-request's seed, with the sample index and the token's position as counter. A token thus depends on its logits,
-its sequence's own state and its position: not on other rows, the row's number, threads or instruction set.
+The draw inverts the cumulative distribution, in id order, at a uniform number from Philox4x32-10; its key is the seed
+of the request, its counter the sample index and the position of the token. A token thus depends on its logits, the
+state of its sequence and its position: not on other rows, the index of the row, threads or instruction set.
 
-See docs/sampling.md for where transformers and vLLM order things differently.
+See docs/sampling.md for where transformers and vLLM use another order.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NO_TOKENS: I32 = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What one call sampled, row for row.
+    """The result of one call, row by row.
 
-    token_ids: int32 [rows], -1 where the row failed. failed: row -> NO_TOKEN where what the request allows has no
-    probability, else ERROR. logprobs: per row the chosen token and then the most likely ones, None where the slot did
-    not ask or the row failed.
+    token_ids: int32 [rows], -1 where the row failed. failed: row -> NO_TOKEN where every token that the request allows
+    has probability 0, else ERROR. logprobs: per row the chosen token and then the most likely ones, None where the slot
+    did not ask or the row failed.
     """
 
     token_ids: I32
@@ -54,11 +54,11 @@ class SampledRows:
 
 
 class Sampler:
-    """Sampling for `max_slots` sequences over a vocabulary of `vocab` tokens, `max_rows` rows in a call (None: one of
-    each). One call at a time.
+    """Sampling for `max_slots` sequences over a vocabulary of `vocab` tokens, with up to `max_rows` rows per call
+    (None: one per slot). One call at a time.
 
-    `isa` picks an instruction set, "" the best. Rows are spread over `threads`, or, when a native `executor`
-    is given, over its threads. Raises ValueError for sizes out of range.
+    `isa` selects an instruction set, "" the best. Rows are spread over `threads`, or over those of a native `executor`
+    if one is given. Raises ValueError for sizes out of range.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sampler:
         self._limited: set[int] = set()  # slots that do not allow every token
 
     def add(self, slot: int, new: NewSeq) -> None:
-        """Take a slot for a sequence, new or resumed: penalties see all of new.token_ids.
+        """Assign a slot to a sequence, new or resumed: penalties see all of new.token_ids.
 
         Raises ValueError when the slot is taken or a token id is not in the vocabulary.
         """
@@ -103,7 +103,7 @@ class Sampler:
         self._limited.discard(slot)
 
     def top_n(self, slot: int) -> int:
-        """How many likely tokens the slot's prompt_logprobs asks for."""
+        """How many likely tokens the slot requests with prompt_logprobs."""
         return self._top_n[slot]
 
     def sample(

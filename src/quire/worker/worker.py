@@ -16,19 +16,19 @@ from quire.worker.slots import Slots, fill_rows
 
 
 class BlockStore(Protocol):
-    """Contents of blocks kept besides the executor, by digest and cache group: the worker's side of a tier."""
+    """Contents of blocks outside of the executor, by digest and cache group: the worker's side of a tier."""
 
     def put(self, digest: bytes, group: int, content: U8) -> None:
-        """Keep a content, which is the store's from now on."""
+        """Store a content; the store owns it from now on."""
 
     def get(self, digest: bytes, group: int) -> U8 | None:
-        """A content that was put; None when it is not kept any more."""
+        """A stored content; None if it is no longer kept."""
 
 
 class Worker:
     """Executes scheduler outputs. The executor is loaded but not yet bound; binding happens here.
 
-    `store` holds the contents that moves copy out and in; there are none without.
+    `store` holds the contents that moves copy out and in; without it there are no moves.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Worker:
         return result
 
     def _apply(self, out: SchedulerOutput) -> None:
-        """Release and admit slots as the scheduler says."""
+        """Release and admit slots as the scheduler decided."""
         for seq_id in out.gone:
             slot = self._slots.release(seq_id)
             if slot is not None:
@@ -87,7 +87,7 @@ class Worker:
             self._sampler.add(self._slots.admit(new).line, new)
 
     def _move(self, moves: list[Move]) -> dict[int, bool]:
-        """Copy blocks out and in, in order; the blocks that were to be filled and whether they were."""
+        """Copy blocks out and in, in order; returns for each block to fill whether it was filled."""
         assert self._store is not None
         filled = {}
         size = kv_block_bytes(self._executor.program, self._limits.block_size)
@@ -120,16 +120,16 @@ class Worker:
         self._sampler.commit(lines[kept], sampled.token_ids[kept])
 
     def _drafts(self, sampling: list[int]) -> list[int]:
-        """The draft that follows each position whose logits are wanted, -1 after the last of a row."""
+        """The draft after each position whose logits are needed, -1 after the last of a row."""
         after = self.arrays.logit_rows[: len(sampling)] + 1
         tokens = self.arrays.token_ids.take(after, mode="clip").tolist()
         nexts = [*sampling[1:], -1]
         return [t if row == then else -1 for t, row, then in zip(tokens, sampling, nexts, strict=True)]
 
     def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> LogprobTable | None:
-        """Logprobs of the prompt tokens that follow this row's positions, the head run in bounded slices.
+        """Logprobs of the prompt tokens after the positions of this row; the head runs in bounded slices.
 
-        None when logits held NaN or infinity: the sequence has failed.
+        None when logits contain NaN or infinity: the sequence has failed.
         """
         slot = self._slots[item.seq_id]
         stop = min(item.start + len(item.token_ids), len(slot.prompt) - 1)
@@ -150,10 +150,10 @@ class Worker:
 
 
 def accept(sampling: list[int], drafts: list[int], sampled: SampledRows, result: StepOutput) -> list[int]:
-    """Give each row what it sampled, up to the first token that is not its draft: those after it are not its own.
+    """Assign sampled tokens to rows, up to the first that differs from its draft: those after it are invalid.
 
-    Row sampling[k] sampled the k-th token, drafts[k] is its guess at that token, -1 for none. A row that fails behind
-    accepted drafts keeps those and fails in the next step. Returns the k that were accepted.
+    Row sampling[k] sampled the k-th token, drafts[k] is the guess at that token, -1 for none. A row that fails after
+    accepted drafts keeps them and fails in the next step. Returns the k of accepted tokens.
     """
     kept = []
     ended = -1
