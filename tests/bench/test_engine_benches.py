@@ -1,4 +1,4 @@
-"""Benchmarks of an engine in this process, and of fresh processes: what is counted, bounded and reported."""
+"""Benchmarks of an engine in this process, and of fresh processes: counts, limits and reports."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_unknown_variables_are_named(
 ) -> None:
     monkeypatch.setenv("QUIRE_MAX_MODLE_LEN", "5")
     monkeypatch.setenv("QUIRE_HOST", "of serve")
-    monkeypatch.setenv("QUIRE_PORT", "tcp://10.0.0.7:8000")  # Kubernetes, beside a service of that name
+    monkeypatch.setenv("QUIRE_PORT", "tcp://10.0.0.7:8000")  # Kubernetes sets this for a service of that name
     monkeypatch.setenv("QUIRE_PORT_8000_TCP_ADDR", "10.0.0.7")
     monkeypatch.setenv("QUIRE_SERVICE_HOST", "10.0.0.7")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
@@ -290,7 +290,7 @@ def test_python_m_quire() -> None:
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", "2>&- <&- >&-"])
 def test_closed_streams(closed: str) -> None:
-    """The text comes, or the exit status says why not; what is opened never takes a stream's place."""
+    """The text is printed, or the exit status says why not; no opened file takes the place of a stream."""
     for words, status in (
         ("generate quire-mini --prompt Hi --max-tokens 3", 0),
         ("generate no/such/folder --prompt x", 1),

@@ -122,7 +122,7 @@ class Driver:
         self.scheduler.audit()
 
     def step(self) -> int:
-        """Start a step, and give back as many as leaves one less in flight than may be."""
+        """Start a step, and complete steps until one less than the maximum is in flight."""
         rows = self.start()
         while len(self.flights) >= self.config.steps_in_flight:
             self.settle()

@@ -36,7 +36,7 @@ VOCAB = 11  # small, so that stop ids are hit
 
 
 def domain(request: Request) -> str:
-    """Where a request's prefixes are found: by nobody else."""
+    """The namespace of a request's prefixes, which no other request shares."""
     return repr((request.tenant, request.namespace))
 
 

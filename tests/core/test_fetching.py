@@ -1,4 +1,4 @@
-"""Blocks that leave for a tier and come back: who waits, who does not, and what is held meanwhile."""
+"""Blocks that move to a tier and back: which sequences wait, which do not, and which blocks are held meanwhile."""
 
 from __future__ import annotations
 

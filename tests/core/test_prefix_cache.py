@@ -229,7 +229,7 @@ def test_discard_forgets_a_damaged_prefix_but_nothing_others_use() -> None:
 def test_allocation_beyond_what_is_there_is_refused() -> None:
     _, cache = make(FULL, 3)
     run = Run(cache, 1, [1, 2])
-    with pytest.raises(ValueError, match="3 blocks asked for, 2 are available"):
+    with pytest.raises(ValueError, match="3 blocks requested, 2 are available"):
         cache.allocate(3)
     with pytest.raises(ValueError, match="in use"):
         cache.drop("")

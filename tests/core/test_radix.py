@@ -161,7 +161,7 @@ def test_dropping_a_namespace() -> None:
     assert len(tree.drop("gone")) == 201
     assert tree.drop("gone") == tree.drop("never") == []
     tree.audit()
-    assert len(tree._heap) < 70  # what was dropped does not stay in the queue
+    assert len(tree._heap) < 70  # dropped nodes do not stay in the queue
     assert tree.match(b"\x01\x02", "gone") == []
     assert tree.evict() is kept
 

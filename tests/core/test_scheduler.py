@@ -219,7 +219,7 @@ def test_drafts_take_only_what_budget_blocks_and_length_leave() -> None:
     assert drafted(5) == [5, 2]  # the last token of b is never computed
     assert drafted(3, max_draft_tokens=4) == [3, 1]
     assert drafted(3, max_num_batched_tokens=6) == [3, 1]
-    assert drafted(5, num_blocks=3) == [4, 0]  # one block more, and nobody gives way
+    assert drafted(5, num_blocks=3) == [4, 0]  # with one block more there is no preemption
     assert drafted(5, max_draft_tokens=0) == [0, 0]
 
 
@@ -240,13 +240,13 @@ def test_the_second_step_is_scheduled_while_the_first_runs() -> None:
     scheduler.add(ask("a", [1, 2, 3], max_tokens=3))
     scheduler.add(ask("b", list(range(10)), max_tokens=2, arrival=1))
     first, second = scheduler.schedule(), scheduler.schedule()
-    with pytest.raises(ValueError, match="step 1 has not been given to update"):
+    with pytest.raises(ValueError, match="step 1 has not been passed to update"):
         scheduler.schedule()
     assert spans(first) == [(0, 0, 3), (1, 0, 5)]
     assert spans(second) == [(0, 3, 4), (1, 5, 10)]
     assert [row.token_ids for row in second.scheduled] == [[NEXT_TOKEN], [5, 6, 7, 8, 9]]
     assert [row.sample for row in second.scheduled] == [True, True]
-    with pytest.raises(ValueError, match="step 2 is not the one being run"):
+    with pytest.raises(ValueError, match="step 2 is not the oldest one in flight"):
         scheduler.update(second, answer(second, [[7], [7]]))
     [event] = scheduler.update(first, answer(first, [[7], []]))
     assert event.new_token_ids == [7]
@@ -648,10 +648,10 @@ def test_what_does_not_fit_the_step_is_refused_and_changes_nothing() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             scheduler.update(out, bad)
-    with pytest.raises(ValueError, match="has not been given to update"):
+    with pytest.raises(ValueError, match="has not been passed to update"):
         scheduler.schedule()
     good = StepOutput([[7]], [None], [two])
-    with pytest.raises(ValueError, match="step 9 is not the one"):
+    with pytest.raises(ValueError, match="step 9 is not the oldest one"):
         scheduler.update(SchedulerOutput(9, out.scheduled, [], []), good)
     [event] = scheduler.update(out, good)
     assert event.prompt_logprobs == two

@@ -107,7 +107,7 @@ def test_sliding_groups_count_by_their_window() -> None:
             [1] * 21,
             5,
             "prompt_token_ids",
-            "21 tokens are more than max_num_batched_tokens 20",
+            "21 tokens exceed max_num_batched_tokens 20",
         ),
         (
             {"enable_chunked_prefill": False, "num_blocks": 4, "groups": (SlidingGroup((0,), 2),)},

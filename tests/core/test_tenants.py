@@ -20,7 +20,7 @@ MINE = [*range(600)]
 
 
 def run(driver: Driver) -> None:
-    """To the end; what is cached stays."""
+    """Run to the end; the cached blocks stay."""
     while driver.scheduler.has_work():
         driver.step()
 
@@ -44,7 +44,7 @@ def test_a_flood_leaves_the_caches_of_others(together: int, output: int) -> None
     driver = Driver(CONFIG)
     cached(driver, "mine")
     flood(driver, "other", together=together, output=output)
-    assert driver.scheduler.blocks_cached > 100  # what is idle was lent
+    assert driver.scheduler.blocks_cached > 100  # idle blocks were lent
     assert cached(driver, "mine") == 592
 
 

@@ -1,4 +1,4 @@
-"""Whole batches: who joins, who waits, and that continuous batching is what it was."""
+"""Whole batches: which sequences join and which wait; continuous batching is unchanged."""
 
 from __future__ import annotations
 

@@ -116,7 +116,9 @@ def test_after_a_failed_step_every_caller_hears_why(
         with pytest.raises(MemoryError):
             llm.generate(AGO, GREEDY)
         for call in (lambda: next(stream), lambda: llm.generate(AGO, GREEDY)):
-            with pytest.raises(QuireError, match=r"a step failed \(MemoryError: none left\); make a new LLM"):
+            with pytest.raises(
+                QuireError, match=r"a step failed \(MemoryError: none left\); create a new LLM"
+            ):
                 call()
 
 
@@ -161,7 +163,7 @@ def test_a_forked_child_is_refused_and_ends(checkpoint: Folder) -> None:
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     message, status = done.stdout.splitlines()
-    assert "a forked child has none of its threads" in message
+    assert "its threads do not exist in a forked child" in message
     assert status == "7"
 
 
@@ -241,7 +243,7 @@ def test_turns_go_round() -> None:
         threads.append(thread)
     assert not turns.acquire(blocking=False)
     turns.release()
-    turns.acquire()  # after all of those who came before
+    turns.acquire()  # after all earlier callers
     assert order == [0, 1, 2, 3]
     turns.release()
     for thread in threads:

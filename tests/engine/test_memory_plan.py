@@ -74,7 +74,7 @@ def test_an_engine_holds_what_was_predicted() -> None:
 
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, *(model.name for model in MODELS)])
 def test_a_server_holds_what_was_predicted(name: str, tmp_path: Path) -> None:
-    """Both processes, within two per cent of the plan for what is asked, once all is loaded that ever is."""
+    """Both processes use the planned memory within two per cent, once everything has been loaded."""
     tiny = next((model for model in MODELS if model.name == name), None)
     folder = shipped_models()[name] if tiny is None else save_whole(tiny, tmp_path / "model")
     options = ("--memory", "384MiB", "--request-memory", "12MiB", "--max-connections", "64", "--threads", "2",

@@ -156,5 +156,5 @@ def test_what_is_no_message_is_refused() -> None:
         list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little")))
     with pytest.raises(ProtocolError, match="differ in length"):
         unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), pack_handles([1])))
-    with pytest.raises(ProtocolError, match="no whole numbers"):
+    with pytest.raises(ProtocolError, match="incomplete numbers"):
         unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), b"1"))

@@ -1,4 +1,4 @@
-"""The rooms of the architecture: who may import whom, counted over every import there is."""
+"""The rooms of the architecture: which room may import which, checked for every import."""
 
 from __future__ import annotations
 

@@ -222,10 +222,10 @@ def test_what_gguf_cannot_say_is_refused(
 def test_nothing_is_overwritten(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.gguf").write_text("mine")
     assert convert(folder, tmp_path / "a.gguf") == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "a.gguf").read_text() == "mine"
     assert convert(folder, tmp_path / "b", "--dtype", "q8_0") == 1
-    assert "q8_0 is a format of GGUF files only" in capsys.readouterr().err
+    assert "q8_0 is available for GGUF files only" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_a_name_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_weights_into_and_out_of_latents_are_never_quantized() -> None:
 
 
 def test_linears_of_one_input_may_have_other_formats() -> None:
-    """Queries in int8 beside a latent in bfloat16: the norm writes float32, rounded for each."""
+    """Queries in int8 and a latent in bfloat16: the norm writes float32, which is rounded for each."""
     spec = with_latents(decoder_spec(100, 64, 32, (2, 1, 4), [0]))
     program = lower(spec, NumberFormats("bf16", "bf16", params={"layers.0.q": I8}))
     linears = {op.weight: program.buffer(op.x).dtype for op in program.body if isinstance(op, Linear)}

@@ -67,7 +67,7 @@ def test_frequencies(mode: str, by: str) -> None:
 
 
 def test_chi_square_sees_a_wrong_distribution() -> None:
-    """Negative control: a slightly wrong temperature, k or p is told apart."""
+    """Negative control: a slightly wrong temperature, k or p is detected."""
     counts = frequencies(LOGITS, SamplingParams(temperature=0.9, top_k=40), by="seed")
     assert p_value(counts, *kept(LOGITS, SamplingParams(temperature=0.9, top_k=40))) > 1e-3
     for wrong in (

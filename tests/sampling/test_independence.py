@@ -101,7 +101,7 @@ def test_the_row_number_does_not_matter() -> None:
 
 
 def maxima_of(logits: np.ndarray) -> np.ndarray:
-    """What an executor leaves beside its logits; see program.Output."""
+    """The maxima that an executor computes along with its logits; see program.Output."""
     padded = np.pad(logits, ((0, 0), (0, -logits.shape[1] % 64)), constant_values=-np.inf)
     spans = padded.reshape(len(logits), -1, 64)
     with np.errstate(invalid="ignore"):

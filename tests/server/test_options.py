@@ -73,7 +73,7 @@ def test_options_of_other_servers_are_there_or_explained(
 
 
 def test_what_asks_for_nothing_else_is_taken(parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
-    """vLLM's command lines as they are: what is done anyway passes with the value that says so, and no other."""
+    """Command lines of vLLM: an option passes only with the value that requests the default behaviour."""
     flags = [name if name.startswith("-") else f"--{name}" for name in ALWAYS]
     found = parser.parse_args([*flags, "m", "--tensor-parallel-size", "1", "-ngl", "0", "--runner=generate"])
     assert found.model == "m"

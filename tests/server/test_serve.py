@@ -59,7 +59,7 @@ def test_a_second_signal_ends_at_once(folder: Path) -> None:
         server.said("SIGINT: draining")
         status, log = server.end(signal.SIGINT)
         assert status == 1
-        assert "SIGINT: ending at once" in log
+        assert "SIGINT: stopping at once" in log
         assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
         sock.close()
 

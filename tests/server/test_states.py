@@ -1,4 +1,4 @@
-"""Health, generation and shutdown in every state of an engine: a stand-in that can be told what to be."""
+"""Health, generation and shutdown in every state of an engine, which a stand-in takes on request."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_error_bodies_stay_small() -> None:
 def test_a_request_that_kills_is_not_to_be_tried_again() -> None:
     """A status that no client retries."""
     engine = StandInEngine()
-    engine.failure = RequestBlockedError("this request was being computed at 2 deaths of the engine")
+    engine.failure = RequestBlockedError("the engine died 2 times while computing this request")
     answer = Answer(engine, "/v1/chat/completions", CHAT)
     assert answer.status == 400
     assert b'"code":"request_blocked"' in answer.body

@@ -1,4 +1,4 @@
-"""Keys of the families beside Llama's: old and new style, defaults of transformers, and what is refused."""
+"""Keys of the families other than Llama: old and new style, defaults of transformers, and refusals."""
 
 from __future__ import annotations
 

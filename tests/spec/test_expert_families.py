@@ -1,4 +1,4 @@
-"""Keys of the families with experts: old and new style, defaults of transformers, and what is refused."""
+"""Keys of the families with experts: old and new style, defaults of transformers, and refusals."""
 
 from __future__ import annotations
 

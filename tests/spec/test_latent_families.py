@@ -1,4 +1,4 @@
-"""Configs of released models with latent attention: what they say, in old and new keys, and what is refused."""
+"""Configs of released models with latent attention: their values, in old and new keys, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every config that is malformed or asks for what is not implemented is refused, naming key and value."""
+"""Every config that is malformed or needs something not implemented is refused, naming key and value."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ S S S S F S S S S F R (S sliding, F full, R a state), two layers a group:
 
     group    layers     kind        block tables of a sequence of 9 blocks, window = 3 blocks
       0      4  9       full        [ 7][ 3][12][ 9][ 1][20][31][ 8][40]    every block is held
-      1      0  1       sliding     [ .][ .][ .][ .][ .][ 5][22][13][ 6]    behind the window: given back
+      1      0  1       sliding     [ .][ .][ .][ .][ .][ 5][22][13][ 6]    blocks behind the window are released
       2      2  3       sliding     [ .][ .][ .][ .][ .][17][ 2][33][21]
       3      5  6       sliding     [ .][ .][ .][ .][ .][ 4][18][30][11]
       4      7  8       sliding     [ .][ .][ .][ .][ .][19][26][14][28]

@@ -1,4 +1,4 @@
-"""What a scheduler is told once, and what it refuses at the door."""
+"""The options of a scheduler, and the requests it refuses."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SchedulerConfig:
     """Limits of one engine. Raises ValueError naming the field when a value is out of range.
 
     num_blocks              blocks in the pool, shared by all groups
-    block_size              tokens a block
-    max_num_seqs            sequences that run at once
+    block_size              tokens per block
+    max_num_seqs            sequences that may run at once
     max_num_batched_tokens  token budget of a step
-    max_model_len           tokens of a sequence, prompt and output
-    max_draft_tokens        drafts run in a step, of all sequences together; the worker has room for the logits of
+    max_model_len           tokens of a sequence, prompt and output together
+    max_draft_tokens        drafts run in a step, over all sequences; the worker has room for the logits of
                             max_num_seqs + max_draft_tokens positions
     steps_in_flight         1, or 2: a step may be scheduled while the one before it runs
     groups                  cache groups; one block table each
@@ -55,9 +55,9 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
+                raise ValueError(f"{name}: {getattr(self, name)} is below the minimum of 1")
         if self.max_draft_tokens < 0:
-            raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is below 0")
+            raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is negative")
         if self.steps_in_flight not in (1, 2):
             raise ValueError(f"steps_in_flight: {self.steps_in_flight} is not 1 or 2")
         if self.max_model_len < 2:
@@ -79,8 +79,8 @@ class SchedulerConfig:
     def length_limit(self, request: Request) -> int:
         """The length in tokens at which the request's sequences end.
 
-        Raises RequestError, naming field and limit, when one of them alone could not be run to that length:
-        what is admitted always completes. Without `max_tokens` the limit is what the pool can hold.
+        Raises RequestError, naming field and limit, when a single sequence could not run to that length: what is
+        admitted always completes. Without `max_tokens` the limit is the capacity of the pool.
         """
         prompt = request.prompt_token_ids
         _check_token_ids(prompt)
@@ -97,7 +97,7 @@ class SchedulerConfig:
         if length + 1 > holds:
             raise ContextLengthError(
                 "prompt_token_ids",
-                f"{length} tokens and one of output do not fit the KV cache, which holds {holds} tokens",
+                f"{length} tokens and one of output exceed the KV cache, which holds {holds} tokens",
             )
         if max_tokens is None:
             return holds
@@ -105,7 +105,7 @@ class SchedulerConfig:
         if limit > holds:
             raise ContextLengthError(
                 "max_tokens",
-                f"{length} prompt tokens and {max_tokens} of output do not fit the KV cache,"
+                f"{length} prompt tokens and {max_tokens} of output exceed the KV cache,"
                 f" which holds {holds} tokens",
             )
         return limit
@@ -114,7 +114,7 @@ class SchedulerConfig:
         if length > self.max_num_batched_tokens:
             raise RequestError(
                 "prompt_token_ids",
-                f"{length} tokens are more than max_num_batched_tokens {self.max_num_batched_tokens},"
+                f"{length} tokens exceed max_num_batched_tokens {self.max_num_batched_tokens},"
                 " and chunked prefill is off",
             )
         needs = peak_blocks(self.groups, length, length, self.block_size)

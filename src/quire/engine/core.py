@@ -71,7 +71,7 @@ class EngineCore:
 
     @property
     def worker(self) -> StepExecutor:
-        """What runs the steps."""
+        """The object that runs the steps."""
         return self._worker
 
     def add(self, request: Request) -> None:
@@ -80,11 +80,11 @@ class EngineCore:
         self._resume = 0.0
 
     def abort(self, request_id: str) -> list[SeqEvent]:
-        """End a request now; its final events."""
+        """End a request now; returns its final events."""
         return self.scheduler.abort(request_id)
 
     def finish(self, request_id: str, sample_index: int) -> SeqEvent | None:
-        """End one sample because its text held a stop string; its final event."""
+        """End one sample because its text contains a stop string; returns its final event."""
         return self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
 
     def has_work(self) -> bool:

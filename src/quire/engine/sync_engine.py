@@ -15,7 +15,7 @@ from quire.types import FinishReason, Request, RequestError, RequestOutput, Samp
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What one step added to one sample: new text (may be empty) and new token ids."""
+    """The result of one step for one sample: new text (may be empty) and new token ids."""
 
     request_id: str
     index: int
@@ -25,7 +25,7 @@ class TextDelta:
 
 
 class SyncEngine:
-    """Adds requests and steps until they are done. One thread calls it."""
+    """Adds requests and runs steps until they have finished. One thread calls it."""
 
     def __init__(self, built: Built) -> None:
         self.built = built
@@ -44,8 +44,8 @@ class SyncEngine:
     ) -> RequestOutput:
         """Queue a prompt (text or token ids); returns the output that grows as `step` is called.
 
-        `prompt_text` is what to report for a prompt given as ids. Raises RequestError naming the field when
-        the request could never complete.
+        `prompt_text` is the text to report for a prompt given as ids. Raises RequestError naming the field when the
+        request could never complete.
         """
         vocab = self.built.program.vocab
         eos = self.built.model.facts.generation.eos_token_ids
@@ -71,7 +71,7 @@ class SyncEngine:
         return following.output
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt with what the checkpoint adds around a text."""
+        """Token ids of a prompt, including the special tokens that the checkpoint adds."""
         tokenizer = self.built.model.tokenizer
         if tokenizer is None:
             raise RequestError("prompt", "this model folder has no tokenizer; give token ids")
@@ -85,7 +85,7 @@ class SyncEngine:
         return self.core.has_work()
 
     def step(self) -> list[TextDelta]:
-        """Run one step; what it added, sample by sample."""
+        """Run one step; returns its deltas, sample by sample."""
         events = self.core.step()
         for request_id in self.core.started:
             if request_id in self._following:
@@ -93,7 +93,7 @@ class SyncEngine:
         return self._take(events)
 
     def _take(self, events: list[SeqEvent]) -> list[TextDelta]:
-        """Apply events; what changed, sample by sample. Finished requests are forgotten."""
+        """Apply events; returns the deltas, sample by sample. Finished requests are forgotten."""
         now = time.perf_counter()
         deltas = []
         for event in events:

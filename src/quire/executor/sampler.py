@@ -9,15 +9,15 @@ Order of operations on a row of raw logits:
    CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI's API
    reference).
 4. temperature 0 takes the greatest logit. Otherwise logits are divided by the temperature; top_k keeps the k
-   greatest; top_p the fewest of those that reach p of their probability; min_p those at least min_p times as
-   likely as the likeliest; and one token is drawn. Equal logits rank by id, the lower first, so each of these
-   sets is unique.
+   greatest; top_p the fewest whose probabilities reach p; min_p those at least min_p times as likely as the likeliest;
+   and one token is drawn. Equal logits rank by id, the lower first, so each of these sets is
+   unique.
 
-The draw inverts the cumulative distribution in id order at a uniform from Philox4x32-10 keyed by the
-request's seed, with the sample index and the token's position as counter. A token thus depends on its logits,
-its sequence's own state and its position: not on other rows, the row's number, threads or instruction set.
+The draw inverts the cumulative distribution, in id order, at a uniform number from Philox4x32-10; its key is the seed
+of the request, its counter the sample index and the position of the token. A token thus depends on its logits, the
+state of its sequence and its position: not on other rows, the index of the row, threads or instruction set.
 
-See docs/sampling.md for where transformers and vLLM order things differently.
+See docs/sampling.md for where transformers and vLLM use another order.
 """
 
 from __future__ import annotations

@@ -193,4 +193,4 @@ class AsyncLLM:
             raise QuireError(f"this AsyncLLM is {self._state}")
 
 
-_CLOSED = "closed; make a new one"
+_CLOSED = "closed; create a new one"

@@ -36,10 +36,10 @@ Masks = Mapping[int, I32]
 
 
 class BlockStore(Protocol):
-    """Contents of blocks kept besides the executor, by digest and cache group: the worker's side of a tier."""
+    """Contents of blocks outside of the executor, by digest and cache group: the worker's side of a tier."""
 
     def put(self, digest: bytes, group: int, content: U8) -> None:
-        """Keep a content, which is the store's from now on."""
+        """Store a content; the store owns it from now on."""
 
     def get(self, digest: bytes, group: int) -> U8 | None:
         """A content that was put; None if it is not kept any more."""
@@ -131,7 +131,7 @@ class Worker:
         return result
 
     def _apply(self, out: SchedulerOutput) -> None:
-        """Release and admit slots as the scheduler says."""
+        """Release and admit slots as the scheduler decided."""
         for seq_id in out.gone:
             slot = self._slots.release(seq_id)
             if slot is not None:
@@ -178,14 +178,14 @@ class Worker:
         self._sampler.commit(lines[kept], sampled.token_ids[kept])
 
     def _drafts(self, sampling: list[int]) -> list[int]:
-        """The draft that follows each position whose logits are wanted, -1 after the last of a row."""
+        """The draft after each position whose logits are needed, -1 after the last of a row."""
         after = self.arrays.logit_rows[: len(sampling)] + 1
         tokens = self.arrays.token_ids.take(after, mode="clip").tolist()
         nexts = [*sampling[1:], -1]
         return [t if row == then else -1 for t, row, then in zip(tokens, sampling, nexts, strict=True)]
 
     def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> LogprobTable | None:
-        """Logprobs of the prompt tokens that follow this row's positions, the head run in bounded slices.
+        """Logprobs of the prompt tokens after the positions of this row; the head runs in bounded slices.
 
         None if logits held NaN or infinity: the sequence has failed.
         """
@@ -224,10 +224,10 @@ def bitmask_of(masks: Masks, scheduled: list[ScheduledSeq]) -> Bitmask | None:
 
 
 def accept(sampling: list[int], drafts: list[int], sampled: SampledRows, result: StepOutput) -> list[int]:
-    """Give each row what it sampled, up to the first token that is not its draft: those after it are not its own.
+    """Assign sampled tokens to rows, up to the first that differs from its draft: those after it are invalid.
 
-    Row sampling[k] sampled the k-th token, drafts[k] is its guess at that token, -1 for none. A row that fails behind
-    accepted drafts keeps those and fails in the next step. Returns the k that were accepted.
+    Row sampling[k] sampled the k-th token, drafts[k] is the guess at that token, -1 for none. A row that fails after
+    accepted drafts keeps them and fails in the next step. Returns the k of accepted tokens.
     """
     kept = []
     ended = -1

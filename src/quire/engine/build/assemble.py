@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A bound engine and how it came to be."""
+    """A bound engine, and how it was built."""
 
     model: Model
     config: ResolvedConfig
@@ -60,27 +60,27 @@ class Built:
     weights: WeightsReport
 
     def notices(self) -> list[str]:
-        """What the user should know about how the model is run."""
+        """What the user should know about how the model runs."""
         found = [*self.model.facts.notices, *self.config.notices]
         if self.weights.dequantized:
             stored = ", ".join(self.weights.dequantized)
             computed = self.config.quantized or self.config.weights
-            found.append(f"weights stored as {stored} are dequantized at load and computed in {computed}")
+            found.append(f"weights stored as {stored} are dequantized when loaded; computing uses {computed}")
         limit, asked = self.plan.limits.max_len, self.config.max_model_len
         if limit < asked:
-            found.append(f"context of {limit} tokens: {asked} do not fit the memory bound")
+            found.append(f"context limited to {limit} tokens: {asked} do not fit the memory bound")
         return [*found, *self.weights.notices]
 
 
 class _LaterTokenizer:
-    """A model whose tokenizer is read while its weights are checked."""
+    """A model whose tokenizer is read while its weights are being checked."""
 
     def __init__(self, model: Model, startup: Startup, cache: KeptFiles | None) -> None:
         self.model = model
         self._startup, self._cache = startup, cache
 
     def read(self) -> None:
-        """Read it, the first time, if there is one to come."""
+        """Read the tokenizer at the first call, if one is pending."""
         model = self.model
         if model.tokenizer_later:
             found = folder_tokenizer(model.folder, model.facts, self._startup, self._cache)
@@ -89,7 +89,7 @@ class _LaterTokenizer:
 
 @contextmanager
 def open_weights(model: Model) -> Iterator[Source]:
-    """The weights of a model by the names it asks for; a folder's files are closed on leaving."""
+    """The weights of a model by name; the files of a folder are closed on exit."""
     if model.gguf is not None:
         yield model.gguf.weights()
         return
@@ -104,7 +104,7 @@ def open_weights(model: Model) -> Iterator[Source]:
 
 
 def weight_origin(model: Model) -> Origin:
-    """What the weights of a model are read from."""
+    """Where the weights of a model are read from."""
     return Origin(
         model.folder,
         LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None),
@@ -114,7 +114,7 @@ def weight_origin(model: Model) -> Origin:
 
 
 def _weight_files(model: Model) -> list[Path]:
-    """Every file that decides what the weights are."""
+    """All files that determine the weights."""
     if model.gguf is not None:
         return shards(model.folder)
     files = list(checkpoint_files(model.folder))
@@ -135,9 +135,9 @@ def machine_facts(executor: str = "native") -> MachineFacts:
 def choose(
     model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
 ) -> tuple[ResolvedConfig, Program]:
-    """All choices and the program, before memory is planned or weights are read.
+    """Resolve all options and lower the program, before memory is planned or weights are read.
 
-    `weights`: the model's, where they are open already.
+    `weights`: the weights of the model, if they are already open.
     """
     spec, asked = model.facts.spec, _agreed(model, asked)
     config = resolve(asked, ModelTraits(spec.dtype, spec.max_positions, model.facts.longest), machine)
@@ -158,7 +158,7 @@ def choose(
 
 
 def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
-    """What was asked, with "auto" for a format that the checkpoint has. Raises ValueError for one that it has not."""
+    """The requested options, with "auto" replaced by the checkpoint's format. Raises ValueError for a contradiction."""
     quantization, form = model.facts.quantization, "safetensors" if model.gguf is None else "gguf"
     method = "GGUF" if model.gguf else quantization.method if quantization else "not quantized"
     layout = quantization.layout if quantization else ""
@@ -174,24 +174,24 @@ def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
 
 
 def _wide_head(program: Program, config: ResolvedConfig) -> str:
-    """What an output head in float32 costs."""
+    """The cost of an output head in float32, as a message."""
     head = program.param("head")
     size, other = param_bytes(head), param_bytes(replace(head, dtype=_dtype(config.weights)))
     read = step_cost(program, [Row(1, 0)], 1).total.weight_bytes
     tied = " is" if any(param.kind == "table" for param in program.params) else " and the tied embedding are"
     return (
         f"the output head{tied} float32: {format_size(size)} instead of {format_size(other)}, "
-        f"{size / read:.0%} of the weights that a decoded token reads"
+        f"{size / read:.0%} of the weights read per decoded token"
     )
 
 
 def _stored_formats(
     model: Model, program: Program, asked: EngineConfig, weights: Source | None
 ) -> dict[str, WeightFormat]:
-    """The linears whose tensors are all stored as codes that kernels compute: name -> their format; of tensors of
-    several formats also `name`.0, … -> each one's.
+    """The linears whose tensors are all stored as codes that kernels can compute with: name -> format. For tensors of
+    several formats also `name`.0, … -> the format of each.
 
-    The head stays in floats when it is asked to (`quantize_head` none, `fp32_lm_head`).
+    The head stays in floats when requested (`quantize_head` none, `fp32_lm_head`).
     """
     if model.gguf is None and model.facts.quantization is None:
         return {}
@@ -224,11 +224,11 @@ def build(
     beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
 ) -> Built:
-    """Load the weights and bind an engine. `progress(done, total)` is told bytes of weights.
+    """Load the weights and bind an engine. `progress(done, total)` is called with bytes of weights.
 
-    `beside` is what the server's other process holds under the same memory bound, in bytes by part.
+    `beside` is what the other process of a server holds under the same memory bound, in bytes by part.
 
-    Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
+    Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
     startup = startup or Startup()
     total = total_memory()
@@ -256,7 +256,7 @@ def build(
 
 
 def _coming_tokenizer(model: Model) -> int:
-    """Bytes that a model's tokenizer will take and does not take yet."""
+    """Bytes that the tokenizer of a model will take once it is read."""
     there = model.tokenizer is None or model.tokenizer.is_whole
     if there and not model.tokenizer_later:
         return 0
@@ -289,7 +289,7 @@ def _gate(scheduler: Scheduler, config: ResolvedConfig) -> BatchGate | None:
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:
-    """What floats are rounded to; decisions 0008 and 0031."""
+    """The format that float weights are rounded to; decisions 0008 and 0031."""
     if name == "i4":
         return WeightFormat("i4", Groups(size or INT4_GROUP))
     if name == "i8":

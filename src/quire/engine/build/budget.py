@@ -2,10 +2,10 @@
 
     bound = process + steps + server + weights + tables + activations + step + sampler + requests + per block · blocks
 
-`process` and `server` are what the engine's process and the server's hold when the plan is made, before weights are
-loaded; `steps` is what running steps adds to the first, and the server's share holds what serving adds to it. A block's
-price is its KV bytes plus its bookkeeping. What requests hold (bodies, prompts, answers, in both processes) is a part
-of its own, which a server admits them by (server/memory). docs/memory.md says what each part is for.
+`process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
+loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
+The cost of a block is its KV bytes plus its bookkeeping. What requests hold (bodies, prompts, answers, in both
+processes) is a separate part, which the server uses to admit them (server/memory). docs/memory.md explains each part.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = (
     8,
     8 * 2**20,
     2**30,
-)  # of what is left: an eighth, within these bounds
-# Bookkeeping of a block: a node of the prefix cache with its place in dictionaries and heaps, and for each token four
+)  # an eighth of the rest, within these bounds
+# Bookkeeping of a block: a node of the prefix cache with its slot in dictionaries and heaps, and per token four
 # bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
 BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
-# What steps add to the engine's process: pages of code that run for the first time (1.5 MiB measured), records of the
-# latest steps.
+# What steps add to the engine process: code pages that run for the first time (1.5 MiB measured), records of the latest
+# steps.
 STEP_GROWTH = 2 * 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
-# A position's logprobs in one step: in tables, as bytes, in a frame, in the socket.
+# The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
 MIN_MODEL_LEN = 128
-MAX_BLOCKS = 2**31 - 1  # as block tables name them
+MAX_BLOCKS = 2**31 - 1  # the largest number in a block table
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class MemoryPlan:
         return sum(self.parts.values())
 
     def lines(self) -> list[str]:
-        """The sum as people read it, one part a line."""
+        """The sum in readable form, one part per line."""
         width = max(len(name) for name in self.parts)
         lines = [f"{name:<{width}}  {format_size(size):>11}" for name, size in self.parts.items()]
         tokens = self.limits.num_blocks * self.limits.block_size
         lines.append(
-            f"{'sum':<{width}}  {format_size(self.total):>11}  at worst, of {format_size(self.bound)}"
+            f"{'sum':<{width}}  {format_size(self.total):>11}  at most, of {format_size(self.bound)}"
         )
         lines.append(
             f"{self.limits.num_blocks} KV blocks of {self.limits.block_size} tokens: {tokens} tokens"
@@ -95,9 +95,9 @@ def plan_memory(
 def _plan(
     program: Program, config: ResolvedConfig, kind: ExecutorKind, held: Mapping[str, int], length: int
 ) -> tuple[MemoryPlan, int]:
-    """A plan for a context length, and the least blocks in which one sequence of that length runs.
+    """A plan for a context length, and the fewest blocks in which one sequence of that length can run.
 
-    With those alone, chunks of a prompt get as short as the blocks behind the windows become free.
+    With only those, chunks of a prompt shrink to the blocks that become free behind the windows.
     """
     asked = config.asked
     limits = Limits(

@@ -1,4 +1,4 @@
-"""Getting a model's weights into an executor: mapped as they were packed before, or read, packed and kept."""
+"""Loading weights into an executor: mapped from the cache of packed weights, or read, packed and cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.program.program import Program
 from quire.records import dataclass
 from quire.util.sizes import format_size
 
-# Below this, packing takes no longer than a look into the cache would save.
+# Below this, packing takes no longer than checking the cache.
 SMALLEST = 16 * 2**20
 
 Progress = Callable[[int, int], None]
@@ -46,7 +46,7 @@ class Origin:
 class WeightsReport:
     """Where weights came from: "packed" (the cache), "checkpoint" or "random"; and notices for the user.
 
-    `dequantized` are the checkpoint's formats that were turned into floats.
+    `dequantized` are the formats of the checkpoint that were converted to floats.
     """
 
     source: str
@@ -93,9 +93,9 @@ def load_weights(
 ) -> WeightsReport:
     """Fill an executor. `progress(done, total)` gets bytes of weights.
 
-    `meanwhile` is called at least once: while packed weights are checked, or before others are read.
+    `meanwhile` is called at least once: while packed weights are being checked, or before others are read.
 
-    Raises CheckpointError for a checkpoint that is wrong. A cache that cannot be read or written only costs time.
+    Raises CheckpointError for an invalid checkpoint. A cache that cannot be read or written only costs time.
     """
     rules, asked = origin.rules, config.asked
     if asked.loading.load_format == "random":
@@ -122,7 +122,7 @@ def load_weights(
         if after is not None and after.key == place.key:
             notices += _keep(place, origin, summary, packer, progress)
         else:
-            notices.append("packed weights are not kept: the checkpoint's files changed while they were read")
+            notices.append("packed weights were not cached: the files of the checkpoint changed while they were read")
     return WeightsReport("checkpoint", summary.dequantized, tuple(notices))
 
 

@@ -72,7 +72,7 @@ class AsyncEngine:
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
-    Belongs to the event loop that starts it. `spawned` is an engine process that was started before.
+    Belongs to the event loop that starts it. `spawned` is an engine process started earlier.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine process; None in a thread, or while there is none."""
+        """Process id of the engine process; None for a thread, or while there is none."""
         return self._client.pid if self._client else None
 
     @property
@@ -155,7 +155,7 @@ class AsyncEngine:
         )
         loading = asyncio.create_task(client.start(self._progress))
         try:
-            # the tokenizer is read here while the engine reads the weights
+            # this process reads the tokenizer while the engine reads the weights
             opened = await loop.run_in_executor(None, self._open, folder, files)
             self._text = opened[1]
             await loading
@@ -198,12 +198,12 @@ class AsyncEngine:
         return self._client is not None and await self._client.ping(timeout)
 
     async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, for explanations of latency."""
+        """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
     async def memory(self) -> Mapping[str, Any]:
-        """What both processes hold, by part, and what was planned; see docs/memory.md."""
+        """What both processes hold, by part, and the plan; see docs/memory.md."""
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory()
@@ -240,9 +240,9 @@ class AsyncEngine:
         if client is None or admission is None or self._loop is None:
             raise EngineUnavailableError("the engine is loading")
         require_ready(self.state)
-        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "longest queue time")):
+        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "queue deadline")):
             if limit is not None and limit <= now:
-                raise DeadlineError(f"the request's {name} had passed before it started")
+                raise DeadlineError(f"the {name} of the request passed before it started")
         request = ask.request
         if request.request_id in self._names:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
@@ -299,7 +299,7 @@ class AsyncEngine:
             self._end(live, EngineUnavailableError(f"{reason}; the request was not completed"))
 
     def _stop_sample(self, handle: int, index: int) -> None:
-        """A stop string was found in a sample's text."""
+        """The text of a sample contains a stop string."""
         if self._client is not None:
             self._client.send(Finish(handle, index))
 
@@ -374,8 +374,8 @@ class AsyncEngine:
         return deaths
 
     def tick(self, now: float) -> None:
-        """End the requests of readers that do not read. Readers that have been woken come first: after a standstill
-        of this process there may be some.
+        """End the requests of slow readers. Readers that were woken are served first: after this process was suspended
+        there may be some.
         """
         assert self._loop is not None
         late = [live for live in self._live.values() if self._unread(live, now)]

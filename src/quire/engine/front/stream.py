@@ -21,7 +21,7 @@ class Live:
     """One request from admission to its end, and the engine's side of its stream: its text, unread deltas, sinks and
     timers. A sample has at most one unread delta: later ones are added to it.
 
-    So what a slow reader costs is bounded by its own output, and a step never waits for anybody.
+    So the cost of a slow reader is bounded by its own output, and no step waits for a reader.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class Live:
     ) -> None:
         self.handle = handle
         self.request = request
-        self.digest = digest  # of a request that came while there were suspects
+        self.digest = digest  # of the request, if it arrived while there were suspects
         self.following = following
         output = following.output
         self.request_id = output.request_id
@@ -59,7 +59,7 @@ class Live:
         self.idle = False  # a reader waits and has not been woken
         self.error: QuireError | None = None
         self.cached_tokens = 0
-        self.directs: list[Direct | None] = [None] * len(output.outputs)  # a sample's, where it has a sink
+        self.directs: list[Direct | None] = [None] * len(output.outputs)  # by sample; None without a sink
         self.timers: list[asyncio.TimerHandle] = []
 
     def set_timers(
@@ -121,13 +121,13 @@ class Live:
                 self.directs[index] = None
 
     def push(self, delta: StreamDelta, now: float) -> None:
-        """Add what a step made."""
+        """Add the result of a step."""
         direct = self.directs[delta.index]
         if direct is None or not direct.offer(delta, now):
             self.keep(delta, now)
 
     def keep(self, delta: StreamDelta, now: float) -> None:
-        """Add what is to be read."""
+        """Keep a delta for the reader."""
         if not self.pending:
             self.unread_since = now
         self.unread += len(delta.token_ids)
@@ -139,7 +139,7 @@ class Live:
         self.wake()
 
     def end(self, error: QuireError | None = None) -> None:
-        """Nothing more will come. Unread deltas can still be read, then the error is raised."""
+        """Nothing more will arrive. Unread deltas can still be read, then the error is raised."""
         self.error = error
         for timer in self.timers:
             timer.cancel()
@@ -147,32 +147,32 @@ class Live:
         self.wake()
 
     def wait(self) -> None:
-        """The reader waits: sinks may be asked."""
+        """The reader waits: sinks may be offered text."""
         self.idle = True
         for direct in self.directs:
             if direct is not None:
                 direct.opened()
 
     def busy(self) -> None:
-        """It no longer does."""
+        """The reader no longer waits."""
         self.idle = False
         for direct in self.directs:
             if direct is not None:
                 direct.settle()
 
     def wake(self) -> None:
-        """Let the reader look again."""
+        """Make the reader check again."""
         if self.idle and self.waiter is not None:
             self.busy()
-            if not self.waiter.done():  # it may have been cancelled in this moment
+            if not self.waiter.done():  # it may have been cancelled just now
                 self.waiter.set_result(None)
 
 
 class Direct:
-    """The way of a sample's tokens to its sink while the reader is idle.
+    """The path from the tokens of a sample to its sink while the reader is idle.
 
-    Nearly all tokens go it, and each finds the caches emptied by the engine's step: what costs here is the number of
-    objects that a token touches. So there are few, and bound methods are none of them.
+    Nearly all tokens take this path, and each finds the caches emptied by the engine's step: the cost depends on the
+    number of objects that a token touches. So it touches as few objects as possible, and creates no bound methods.
     """
 
     __slots__ = ("_ids", "_live", "_sample", "_settled", "_sink", "_text", "open")
@@ -181,18 +181,18 @@ class Direct:
         self._live, self._sample, self._sink = live, sample, sink
         self._ids = sample.output.token_ids
         self._text = sample.text
-        self._settled = 0  # length of _ids that usage knows of
-        self.open = False  # tokens may be taken
+        self._settled = 0  # length of _ids that usage already includes
+        self.open = False  # whether tokens are accepted
 
     def opened(self) -> None:
-        """The reader waits. A sample that its text may end goes the other way."""
+        """The reader waits. A sample whose text may end it takes the other path."""
         sample = self._sample
         ends = isinstance(sample.text, StoppedText) or sample.output.finish_reason is not None
         self.open = bool(self._ids) and not ends
         self._settled = len(self._ids)
 
     def take(self, token_ids: list[int], now: float) -> None:
-        """Take tokens that bring text and nothing else, while `open`."""
+        """Accept tokens that add only text, while `open`."""
         self._ids.extend(token_ids)
         text = "" if self._text is None else self._text.push(token_ids)
         try:
@@ -204,7 +204,7 @@ class Direct:
             self._live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
 
     def offer(self, delta: StreamDelta, now: float) -> bool:
-        """Give the sink a delta that `output` holds already; false when it must be read."""
+        """Offer the sink a delta that `output` already includes; false when it must be read."""
         if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
             return False
         if len(self._ids) <= len(delta.token_ids):
@@ -215,27 +215,27 @@ class Direct:
             return self._failed()
 
     def _failed(self) -> bool:
-        """The reader will meet the failure again; the step of all the others goes on."""
+        """The reader will see the failure again; the step goes on for all others."""
         logger.exception("writing a delta of %s failed", self._live.request_id)
         self._sink = _Nowhere()
         return False
 
     def settle(self) -> None:
-        """Tell usage of the tokens that were taken; what is to come goes another way."""
+        """Add the accepted tokens to usage; later tokens take another path."""
         if self.open:
             self.open = False
             self._live.output.usage.completion_tokens += len(self._ids) - self._settled
 
 
 class _Nowhere:
-    """A sink that takes nothing."""
+    """A sink that accepts nothing."""
 
     def take(self, _text: str, _now: float) -> bool:
         return False
 
 
 class LiveStream:
-    """api.Stream. One reader; dropped without being read to the end, it cancels itself."""
+    """api.Stream. It has one reader, and cancels itself when it is dropped before its end."""
 
     __slots__ = ("__weakref__", "_cancel", "_deliver", "_live", "_loop", "output", "request_id")
 
@@ -261,7 +261,7 @@ class LiveStream:
             if live.output.finished:
                 raise StopAsyncIteration
             if live.waiter is not None:
-                raise RuntimeError("a stream has one reader")
+                raise RuntimeError("a stream can have only one reader")
             live.waiter = self._loop.create_future()
             live.wait()
             try:
@@ -276,19 +276,19 @@ class LiveStream:
         return delta
 
     def deliver_to(self, sinks: Sequence[Sink]) -> None:
-        """Offer text to the sinks, one a sample, as it comes, before it becomes unread."""
+        """Offer text to the sinks, one per sample, as it arrives, before it becomes unread."""
         if not self.output.finished:
             live = self._live
             live.directs[:] = map(functools.partial(Direct, live), live.following.samples, sinks)
             self._deliver(live.rows())
 
     def cancel(self) -> None:
-        """Stop computing within one step and forget the request. Harmless when it has ended."""
+        """Stop computing within one step and forget the request. Does nothing when it has ended."""
         self._cancel(self._live)
 
     def __del__(self) -> None:
         if not self._live.output.finished and not self._loop.is_closed():
-            # a garbage collection may run on any thread
+            # the garbage collector may run on any thread
             self._loop.call_soon_threadsafe(self._cancel, self._live)
 
 

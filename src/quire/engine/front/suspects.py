@@ -1,4 +1,4 @@
-"""Which request kills the engine? Those that were being computed when it died are remembered by what they ask."""
+"""Finds requests that kill the engine: those being computed when it died are remembered by their content."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ENOUGH_DEATHS = 2
 @dataclass(slots=True)
 class _Record:
     deaths: int
-    since: float  # of the last one
+    since: float  # time of the last one
 
 
 class Suspects:
-    """Requests seen at a death of the engine, by digest: clients send again what failed.
+    """Requests that were being computed when the engine died, by digest, because clients retry what failed.
 
-    One death says little: a kill from outside has every running request for a witness. Present at two it is a
-    suspect: such requests are run one at a time (`careful`), until one completes, which clears it, or the engine
-    dies again. The request that was there more often than any other, and at least twice, is to blame: it is
-    refused from then on. Everything is forgotten after KEEP_SECONDS. Times are of one monotonic clock.
+    One death proves little: when the process is killed from outside, every running request was present. A request
+    present at two deaths is a suspect. Suspects run one at a time (`careful`) until one completes, which clears it, or
+    the engine dies again. The request that was present most often, and at least twice, is to blame: it is refused from
+    then on. Everything is forgotten after KEEP_SECONDS. All times are of one monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Suspects:
         self._blamed: dict[bytes, _Record] = {}
 
     def __bool__(self) -> bool:
-        """False when there is nobody to look for, as almost always."""
+        """False when there are no suspects, which is nearly always."""
         return bool(self._seen or self._blamed)
 
     def died(self, present: Collection[bytes], now: float) -> bytes | None:
-        """The engine died while these were being computed; the digest of the one to blame, if it is known now."""
+        """The engine died while computing these requests; returns the digest of the one to blame, if known by now."""
         self._forget_old(now)
         for digest in present:
             record = self._seen.setdefault(digest, _Record(0, now))
@@ -56,18 +56,18 @@ class Suspects:
         return worst[0]
 
     def deaths(self, digest: bytes, now: float) -> int:
-        """At how many deaths a request was that is to blame for them; 0 for any other."""
+        """The number of deaths that a request is to blame for; 0 for any other request."""
         self._forget_old(now)
         record = self._blamed.get(digest)
         return record.deaths if record else 0
 
     def careful(self, digest: bytes) -> bool:
-        """Whether a request is a suspect, to be run with no other suspect beside it."""
+        """Whether a request is a suspect, which must not run together with another suspect."""
         record = self._seen.get(digest)
         return record is not None and record.deaths >= ENOUGH_DEATHS
 
     def clear(self, digest: bytes) -> None:
-        """A request has completed: it is not what kills."""
+        """A request has completed, so it is not to blame."""
         self._seen.pop(digest, None)
 
     def _forget_old(self, now: float) -> None:
@@ -95,7 +95,7 @@ class Lane:
         return digest
 
     def enter(self, live: Live) -> bool:
-        """Whether a request may run now; else it waits."""
+        """Whether a request may run now; otherwise it waits."""
         if live.digest is None or not self._suspects.careful(live.digest):
             return True
         if self._running is not None:
@@ -105,7 +105,7 @@ class Lane:
         return True
 
     def leave(self, live: Live) -> list[Live]:
-        """A request has ended. Returns those that are to enter again, in order."""
+        """A request has ended. Returns those that should enter again, in order."""
         if live in self.waiting:
             self.waiting.remove(live)
         if live is not self._running:
@@ -131,7 +131,7 @@ class Lane:
         return deaths, guilty
 
     def clear(self) -> None:
-        """Forget all: every request ends."""
+        """Forget everything: all requests end."""
         self.waiting.clear()
 
 
@@ -143,6 +143,6 @@ def _blocked(deaths: int) -> RequestBlockedError:
 
 
 def digest_of(request: Request) -> bytes:
-    """What a request asks, whatever it is called: equal for a request that is sent again."""
+    """The content of a request without its id: equal when a request is sent again."""
     asked = msgspec.msgpack.encode((request.namespace, request.params))
     return hashlib.sha256(request.prompt_token_ids.tobytes() + asked).digest()

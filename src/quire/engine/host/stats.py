@@ -1,4 +1,4 @@
-"""Counters of the engine process, summed step by step and reported a few times a second."""
+"""Counters of the engine process, updated every step and reported a few times a second."""
 
 from __future__ import annotations
 
