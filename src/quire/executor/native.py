@@ -91,7 +91,7 @@ class NativeExecutor:
         self._limits: Limits | None = None
         self._arrays: StepArrays | None = None
         self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
-        self._plans = StepPlans(self._views)
+        self._plans: StepPlans[Outputs] = StepPlans()
         self._size = StepSize(0, 0, 0)  # of the last step
 
     @property
@@ -254,7 +254,7 @@ class NativeExecutor:
 
         Its tasks depend on positions, and to cut them takes less than a thousandth of a step (decision 0048).
         """
-        self._plans.prepare(sizes)
+        self._plans.prepare(sizes, self._views)
 
     @property
     def plans(self) -> PlanCounts:
@@ -381,7 +381,7 @@ class NativeExecutor:
     def close(self) -> None:
         """Free everything; the executor cannot be used again."""
         self._outputs.clear()
-        self._plans = StepPlans(self._views)
+        self._plans = StepPlans()
         self._arrays = None
         del self._core
 
