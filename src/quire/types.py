@@ -36,6 +36,9 @@ MAX_NAMED_TOKENS = 4096
 # Tokens that allowed_token_ids may hold before a vocabulary is known to compare with.
 MAX_ALLOWED_TOKENS = 2**20
 
+# Bytes of a token, on the average of a vocabulary that the engine may be given. Large vocabularies have 6 to 9.
+MAX_MEAN_BYTES = 10
+
 # Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
 NO_BLOCK = -1
 # In ScheduledSeq.token_ids: the token that the step before samples for the sequence, which the host does not know yet.
@@ -261,6 +264,26 @@ class TokenIds(_IntArray):
 
     def __new__(cls, ids: Iterable[int] = ()) -> TokenIds:
         return super().__new__(cls, "i", ids)  # type: ignore[return-value]
+
+
+@records.dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """The bytes that each token adds to a text: token i is data[ends[i - 1]:ends[i]], with `ends` as int32.
+
+    The memory plan has room for MAX_MEAN_BYTES a token.
+    """
+
+    data: bytes
+    ends: bytes
+
+    def __len__(self) -> int:
+        return len(self.ends) // 4
+
+    def __getitem__(self, token_id: int) -> bytes:
+        if not 0 <= token_id < len(self):
+            raise IndexError(f"{token_id} is not a token id below {len(self)}")
+        ends = memoryview(self.ends).cast("i")
+        return self.data[ends[token_id - 1] if token_id else 0 : ends[token_id]]
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from quire.engine.host.messages import (
     Stats,
     Step,
     Stop,
+    Vocabulary,
     command_decoder,
     frame,
     pack_handles,
@@ -46,7 +47,7 @@ from quire.engine.host.messages import (
     unpack_logprobs,
 )
 from quire.logprobs import LogprobTable, TokenLogprob
-from quire.types import CacheGroup, FinishReason, Request, SamplingParams, StepRecord, TokenIds
+from quire.types import CacheGroup, FinishReason, Request, SamplingParams, StepRecord, TokenBytes, TokenIds
 from quire.util.startup import Span
 
 PARAMS = SamplingParams(
@@ -73,6 +74,7 @@ COMMANDS: list[Command] = [
     ),
     Abort(1),
     Finish(2, 127),
+    Vocabulary(TokenBytes(b"ab", b"\1\0\0\0\2\0\0\0")),
     Ping(3),
     AskRecords(4),
     Stop(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
-from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord
+from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord, TokenBytes
 
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
@@ -64,6 +64,7 @@ class EngineCore:
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
         self.started: list[str] = []  # requests that the last step started or resumed
+        self.vocabulary: TokenBytes | None = None  # before the first request that needs it
         self._gate = gate
 
     @property

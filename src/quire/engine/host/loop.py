@@ -20,6 +20,7 @@ from quire.engine.host.messages import (
     Refused,
     Step,
     Stop,
+    Vocabulary,
     pack_handles,
     pack_ids,
     pack_logprobs,
@@ -88,6 +89,8 @@ class EngineLoop:
                 self._channel.send(Pong(number))
             case AskRecords(count):
                 self._channel.send(Records(list(self._core.records)[-count:]))
+            case Vocabulary(tokens):
+                self._core.vocabulary = tokens
             case _:
                 raise TypeError(f"{type(command).__name__} is not for a running engine")
 

@@ -16,7 +16,7 @@ import msgspec
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.logprobs import LogprobTable
-from quire.types import FinishReason, QuireError, Request, StepRecord, TokenIds
+from quire.types import FinishReason, QuireError, Request, StepRecord, TokenBytes, TokenIds
 from quire.util.startup import Span
 
 MAX_FRAME_BYTES = 2**30
@@ -81,7 +81,13 @@ class Stop(_Message, frozen=True, tag=7):
     """End the process."""
 
 
-Command = Load | Add | Abort | Finish | Ping | AskRecords | Stop
+class Vocabulary(_Message, frozen=True, tag=8):
+    """The bytes of all tokens, for requests whose grammar the engine steps; sent before the first of them."""
+
+    tokens: TokenBytes
+
+
+Command = Load | Add | Abort | Finish | Ping | AskRecords | Stop | Vocabulary
 
 
 # -- from the engine ----------------------------------------------------------------------------------------
