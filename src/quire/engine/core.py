@@ -36,13 +36,13 @@ class Grammars(Protocol):
     """Decides which tokens sequences may sample next, on threads of its own while the program runs."""
 
     def begin(self, out: SchedulerOutput) -> None:
-        """Begin to fill the masks of a step. Returns at once; the masks follow from what `out` says alone."""
+        """Begin to fill the masks of a step, which depend on `out` alone. Returns at once."""
 
     def masks(self) -> Masks:
         """The masks of the step that was begun last. Waits until they are filled."""
 
     def advance(self, out: SchedulerOutput, result: StepOutput) -> None:
-        """Step over the tokens that the rows of `out` accepted; drafts that they did not accept never were."""
+        """Step over the tokens that the rows of `out` accepted, not over drafts that they rejected."""
 
 
 class EngineCore:
@@ -73,15 +73,15 @@ class EngineCore:
         return self._worker
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError when it could never complete."""
+        """Queue a request. Raises RequestError if it could never complete."""
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> list[SeqEvent]:
-        """End a request now; its final events."""
+        """End a request now; returns its final events."""
         return self.scheduler.abort(request_id)
 
     def finish(self, request_id: str, sample_index: int) -> SeqEvent | None:
-        """End one sample because its text held a stop string; its final event."""
+        """End one sample because its text contains a stop string; returns its final event."""
         return self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
 
     def has_work(self) -> bool:

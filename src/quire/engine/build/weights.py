@@ -1,4 +1,4 @@
-"""Getting a model's weights into an executor: mapped as they were packed before, or read, packed and kept."""
+"""Load weights into an executor: map packed weights of an earlier start, or read, pack and keep them."""
 
 from __future__ import annotations
 
