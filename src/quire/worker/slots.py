@@ -14,7 +14,7 @@ from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq
 
 @dataclass(slots=True)
 class Slot:
-    """The state that the worker keeps of a running sequence."""
+    """What the worker remembers of one running sequence."""
 
     line: int
     filled: list[int]  # entries used of its line, per cache group
@@ -50,7 +50,7 @@ class Slots:
                 slot.filled[group] = start + len(ids)
 
     def release(self, seq_id: int) -> Slot | None:
-        """Free a sequence's line; None if it has none."""
+        """Take the line back; None when the sequence never had one."""
         slot = self._slots.pop(seq_id, None)
         if slot is not None:
             self._free.append(slot.line)

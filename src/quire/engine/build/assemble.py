@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine that is ready to run, and what it was built from."""
+    """A bound engine and how it came to be."""
 
     model: Model
     config: ResolvedConfig
@@ -60,7 +60,7 @@ class Built:
     weights: WeightsReport
 
     def notices(self) -> list[str]:
-        """Notices for the user about how the model runs."""
+        """What the user should know about how the model is run."""
         found = [*self.model.facts.notices, *self.config.notices]
         if self.weights.dequantized:
             stored = ", ".join(self.weights.dequantized)
@@ -73,14 +73,14 @@ class Built:
 
 
 class _LaterTokenizer:
-    """Reads the tokenizer of a model while its weights are checked."""
+    """A model whose tokenizer is read while its weights are checked."""
 
     def __init__(self, model: Model, startup: Startup, cache: KeptFiles | None) -> None:
         self.model = model
         self._startup, self._cache = startup, cache
 
     def read(self) -> None:
-        """Read the tokenizer, if the model has one that was not read yet."""
+        """Read it, the first time, if there is one to come."""
         model = self.model
         if model.tokenizer_later:
             found = folder_tokenizer(model.folder, model.facts, self._startup, self._cache)
@@ -89,7 +89,7 @@ class _LaterTokenizer:
 
 @contextmanager
 def open_weights(model: Model) -> Iterator[Source]:
-    """Open the weights of a model, by the names of its program. The files of a folder are closed at the end."""
+    """The weights of a model by the names it asks for; a folder's files are closed on leaving."""
     if model.gguf is not None:
         yield model.gguf.weights()
         return
@@ -104,7 +104,7 @@ def open_weights(model: Model) -> Iterator[Source]:
 
 
 def weight_origin(model: Model) -> Origin:
-    """Where the weights of a model are read from."""
+    """What the weights of a model are read from."""
     return Origin(
         model.folder,
         LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None),
@@ -114,7 +114,7 @@ def weight_origin(model: Model) -> Origin:
 
 
 def _weight_files(model: Model) -> list[Path]:
-    """All files that determine the weights."""
+    """Every file that decides what the weights are."""
     if model.gguf is not None:
         return shards(model.folder)
     files = list(checkpoint_files(model.folder))
@@ -122,7 +122,7 @@ def _weight_files(model: Model) -> list[Path]:
 
 
 def machine_facts(executor: str = "native") -> MachineFacts:
-    """What this machine has, and what this process holds now, including all that the executor imports.
+    """What this machine has, and what this process holds now, with everything that the executor imports.
 
     Raises CheckpointError if torch is asked for and missing.
     """
@@ -135,7 +135,7 @@ def machine_facts(executor: str = "native") -> MachineFacts:
 def choose(
     model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
 ) -> tuple[ResolvedConfig, Program]:
-    """Make all choices and lower the program, before memory is planned or weights are read.
+    """All choices and the program, before memory is planned or weights are read.
 
     `weights`: the model's, where they are open already.
     """
@@ -158,7 +158,7 @@ def choose(
 
 
 def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
-    """The config, with "auto" for a format that the checkpoint has. Raises ValueError for another format."""
+    """What was asked, with "auto" for a format that the checkpoint has. Raises ValueError for one that it has not."""
     quantization, form = model.facts.quantization, "safetensors" if model.gguf is None else "gguf"
     method = "GGUF" if model.gguf else quantization.method if quantization else "not quantized"
     layout = quantization.layout if quantization else ""
@@ -176,7 +176,7 @@ def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
 
 
 def _wide_head(program: Program, config: ResolvedConfig) -> str:
-    """A notice of the cost of a float32 head."""
+    """What an output head in float32 costs."""
     head = program.param("head")
     size, other = param_bytes(head), param_bytes(replace(head, dtype=_dtype(config.weights)))
     read = step_cost(program, [Row(1, 0)], 1).total.weight_bytes
@@ -226,11 +226,11 @@ def build(
     beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
 ) -> Built:
-    """Load the weights and bind an engine. `progress(done, total)` gets bytes of weights.
+    """Load the weights and bind an engine. `progress(done, total)` is told bytes of weights.
 
-    `beside` is what the other process of a server holds under the same memory bound, in bytes by part.
+    `beside` is what the server's other process holds under the same memory bound, in bytes by part.
 
-    Raises MemoryBudgetError, before anything large is allocated, if the bound cannot hold it.
+    Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
     """
     startup = startup or Startup()
     total = total_memory()
@@ -258,7 +258,7 @@ def build(
 
 
 def _coming_tokenizer(model: Model) -> int:
-    """Bytes that the tokenizer of a model will take once it has been read."""
+    """Bytes that a model's tokenizer will take and does not take yet."""
     there = model.tokenizer is None or model.tokenizer.is_whole
     if there and not model.tokenizer_later:
         return 0
@@ -291,7 +291,7 @@ def _gate(config: ResolvedConfig) -> BatchGate | None:
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:
-    """The format that floats are rounded to; see decisions 0008 and 0031."""
+    """What floats are rounded to; decisions 0008 and 0031."""
     if name == "i4":
         return WeightFormat("i4", Groups(size or INT4_GROUP))
     if name == "i8":

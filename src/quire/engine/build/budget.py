@@ -1,4 +1,4 @@
-"""The memory plan: every byte of the processes belongs to a named part, and the sum is known before it is allocated.
+"""The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
     bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + requests
             + per block · blocks
@@ -58,7 +58,7 @@ class MemoryPlan:
         return sum(self.parts.values())
 
     def lines(self) -> list[str]:
-        """The plan as text, one part per line."""
+        """The sum as people read it, one part a line."""
         width = max(len(name) for name in self.parts)
         lines = [f"{name:<{width}}  {format_size(size):>11}" for name, size in self.parts.items()]
         tokens = self.limits.num_blocks * self.limits.block_size

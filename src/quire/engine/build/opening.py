@@ -1,4 +1,4 @@
-"""Find, read and check a checkpoint up to its weights: config and tokenizer.
+"""A checkpoint as far as its config and tokenizer: found, read and checked, before any weight.
 
 All that the HTTP process needs of a model. It starts with what is imported here, so numpy and whatever reads, lowers or
 computes weights stays out: the parts for GGUF files and the hub are imported when they are asked for.
@@ -97,7 +97,7 @@ def open_model(
 
 
 def kept_files(asked: EngineConfig) -> KeptFiles | None:
-    """Where files that can be made again are kept; None if the config keeps none."""
+    """Where what can be made again is kept; None when nothing is to be."""
     if asked.weight_cache == "off":
         return None
     if asked.weight_cache_dir is not None:
@@ -136,7 +136,7 @@ def folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup, cache: K
 
 
 def tokenizer_outline(model: Model) -> TokenizerOutline | None:
-    """The outline of a model's tokenizer, from the part of its files before the merges; None if it has no tokenizer.
+    """What a model's tokenizer is, from what stands in its files before the merges; None when there is none.
 
     Checked against the model. Raises CheckpointError.
     """
@@ -156,12 +156,12 @@ def tokenizer_outline(model: Model) -> TokenizerOutline | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a checkpoint folder holds a tokenizer, readable or not."""
+    """Whether a checkpoint folder holds a tokenizer, of a kind that is read or not."""
     return any((folder / name).exists() for name in ("tokenizer.json", *OTHER_VOCABULARIES))
 
 
 def tokenizer_memory(folder: Path, files: GGUFFiles | None = None) -> int:
-    """Bytes that a checkpoint's tokenizer takes in memory, by the size of its file; 0 if it has none.
+    """Bytes that a checkpoint's tokenizer takes in memory, by the size of its file; 0 when it has none.
 
     `files`: of a GGUF model.
     """

@@ -1,4 +1,4 @@
-"""Load weights into an executor: map packed weights of an earlier start, or read, pack and keep them."""
+"""Getting a model's weights into an executor: mapped as they were packed before, or read, packed and kept."""
 
 from __future__ import annotations
 
