@@ -102,7 +102,7 @@ class NativeExecutor:
         self._limits: Limits | None = None
         self._arrays: StepArrays | None = None
         self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
-        self._plans = StepPlans(self._views)
+        self._plans: StepPlans[Outputs] = StepPlans()
         self._size = StepSize(0, 0, 0)  # of the last step
 
     @property
@@ -261,11 +261,12 @@ class NativeExecutor:
         )
 
     def prepare(self, sizes: Sequence[StepSize]) -> None:
-        """Make the views of the outputs ahead, which is all that a native step could keep from one of equal size.
+        """Make the views of the outputs of steps of these sizes.
 
-        Its tasks depend on positions, and to cut them takes less than a thousandth of a step (decision 0048).
+        Nothing else of a native step is worth keeping: its tasks depend on positions, and cutting them takes less than
+        a thousandth of the step (decision 0048).
         """
-        self._plans.prepare(sizes)
+        self._plans.prepare(sizes, self._views)
 
     @property
     def plans(self) -> PlanCounts:
@@ -405,7 +406,7 @@ class NativeExecutor:
     def close(self) -> None:
         """Free everything; the executor cannot be used again."""
         self._outputs.clear()
-        self._plans = StepPlans(self._views)
+        self._plans = StepPlans()
         self._arrays = None
         del self._core
 
@@ -428,7 +429,7 @@ def _fields(record: Any, prefix: str = "") -> dict[str, _Field]:
 
 
 def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
-    """What ops need beside buffers and cache; it is planned as csrc/context.h shares it."""
+    """Bytes that ops need besides buffers and cache, shared between ops as in csrc/context.h."""
     wanted = {need for op in program.ops for need in op.scratch(program.buffer)}
     rows = [need.cols * DTYPE_BYTES["f32"] for need in wanted if isinstance(need, RowScratch)]
     shapes = [

@@ -37,7 +37,7 @@ class Weights:
         return self._tensors[name]
 
     def get(self, name: str | None) -> Tensor | None:
-        """The parameter of that name; None for None, as ops name an optional one."""
+        """The parameter of that name; None for an optional one that is not there."""
         return None if name is None else self._tensors[name]
 
     def of_experts(self, name: str) -> Tensor:
@@ -83,7 +83,7 @@ class Weights:
             raise ValueError(f"parameters not put whole: {', '.join(missing[:5])} ({len(missing)} in all)")
 
     def clear(self) -> None:
-        """Give the tensors back; the parameters are then gone."""
+        """Free the tensors."""
         self._tensors.clear()
 
     @property
