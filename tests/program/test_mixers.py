@@ -11,6 +11,7 @@ from helpers.backends import BACKENDS, Backend
 from helpers.specs import BF16, F32, decoder_spec, moe_spec, with_latents
 from helpers.stepper import Stepper
 from quire.cli import inspect
+from quire.core.capacity import least_blocks
 from quire.executor.base import F32 as Floats
 from quire.executor.base import Limits
 from quire.executor.native import planned_bytes
@@ -143,6 +144,11 @@ def test_a_mixer_with_a_state_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> N
     for layer in program.state_layers:
         assert program.cache_groups[layer.group].layers[layer.index_in_group] == layer.layer
     assert kv_block_bytes(program, 16) == program.layers_per_group * 16 * 2 * 2 * 16 * 4
+    least = [least_blocks(program.cache_groups, length, 1, 16) for length in (100, 1000)]
+    assert least == [
+        2 * 7 + 2 + 2 * 2,
+        2 * 63 + 2 + 2 * 2,
+    ]  # two full groups, a window of 8, two groups of states
     planned = planned_bytes(program, LIMITS, 1)
     assert planned["kv"] == LIMITS.num_blocks * kv_block_bytes(program, 16)
     for backend in BACKENDS:
