@@ -112,7 +112,7 @@ def decay_ops(to: Lowering, index: int, mixer: Decay, hidden: str) -> str:
 DECAY = MixerKind(
     lambda to, index, mixer: to.buffer("hidden", to.spec.dim, "f32"),
     decay_ops,
-    lambda index, mixer: (StateLayer(index, mixer.bytes),),
+    lambda to, index, mixer: (StateLayer(index, mixer.bytes),),
 )
 
 
