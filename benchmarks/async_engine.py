@@ -1,4 +1,4 @@
-"""What the asynchronous engine costs: CPU of the API process a token, of the engine process a step, and delays.
+"""The cost of the asynchronous engine: CPU time per token in the API process and per step in the engine, and delays.
 
     python benchmarks/async_engine.py [--out benchmarks/results/async_engine.json]
 
@@ -65,7 +65,7 @@ def ask(name: str, tokens: int, **params: Any) -> GenerateAsk:
 
 
 async def drain(engine: AsyncEngine, name: str, tokens: int, **params: Any) -> tuple[int, int]:
-    """Tokens and deltas of one stream, read as they come."""
+    """Tokens and deltas of one stream, read as they arrive."""
     count = deltas = 0
     async for delta in engine.generate(ask(name, tokens, **params)):
         count += len(delta.token_ids)
@@ -100,7 +100,7 @@ async def streams(folder: Path, **params: Any) -> dict[str, float]:
 
 
 async def replay(folder: Path) -> dict[str, float]:
-    """Steps of STREAMS rows, recorded once, decoded and processed with nobody reading: no loop, no socket."""
+    """Steps of STREAMS rows, recorded once, decoded and processed without readers: no loop, no socket."""
     engine = await start(folder)
     recorded: list[bytes] = []
     client = engine._client
@@ -144,7 +144,7 @@ async def replay(folder: Path) -> dict[str, float]:
 
 
 async def loop_gap(folder: Path, characters: int) -> dict[str, float]:
-    """How long the event loop stands still while a long text is encoded beside it."""
+    """The longest pause of the event loop while a long text is encoded."""
     engine = await start(folder)
     gaps: list[float] = []
 
@@ -177,7 +177,7 @@ async def median(measure: Callable[[], Awaitable[float]]) -> float:
 
 
 async def delays(folder: Path) -> dict[str, float]:
-    """Milliseconds from a fault to what it causes."""
+    """Milliseconds from a fault to its effect."""
 
     async def start_ms(in_process: bool) -> float:
         begin = time.perf_counter()

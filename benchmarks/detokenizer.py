@@ -1,4 +1,4 @@
-"""Microseconds a token to turn ids into text as they are generated, and to match stop strings on the way.
+"""Microseconds per token to turn ids into text as they are generated, including the search for stop strings.
 
 Compares, on tokenizers trained here (byte level, and SentencePiece style with byte fallback), one id at a time:
 
@@ -115,7 +115,7 @@ METHODS: dict[str, Callable[[Tokenizer, list[int]], Iterator[str]]] = {
 def measure(
     method: Callable[[Tokenizer, list[int]], Iterator[str]], tokenizer: Tokenizer, ids: list[int]
 ) -> float:
-    """Seconds for one pass over the ids, the text thrown away."""
+    """Seconds for one pass over the ids; the text is discarded."""
     start = time.perf_counter()
     for _ in method(tokenizer, ids):
         pass

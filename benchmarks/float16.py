@@ -49,7 +49,7 @@ class Model:
         self.arrays.token_ids[:] = range(LIMITS.max_tokens)
 
     def seconds(self, rows: int, context: int) -> float:
-        """Of a decode step of so many sequences, or of one prompt without a context."""
+        """Seconds of a decode step of `rows` sequences, or of one prompt without a context."""
         arrays, sequences = self.arrays, rows if context else 1
         arrays.positions[:rows] = context or range(rows)
         arrays.query_start[: sequences + 1] = range(sequences + 1) if context else (0, rows)

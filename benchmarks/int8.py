@@ -1,10 +1,10 @@
-"""int8 with one scale an output beside int8 in rotated groups: time of whole steps, and distance from float32.
+"""int8 with one scale per output and int8 in rotated groups: time of whole steps, and distance from float32.
 
 python benchmarks/int8.py speed [--layers 4] [--rounds 12] [--threads 1]
 python benchmarks/int8.py kl MODEL TEXT [--tokens 10000]
 
 `speed` runs steps of random weights (Qwen3-0.6B's widths, a few layers and the head) in turns in one process, so
-that what else the machine does meets all alike; figures are quarter-best CPU times. `kl` runs a text through float32
+that other load on the machine affects all of them; figures are quarter-best CPU times. `kl` runs a text through float32
 and through each format, keys and values in float32.
 """
 
@@ -43,7 +43,7 @@ def spec_of(layers: int) -> ModelSpec:
 
 
 class Engine:
-    """One format's executor over random weights, ready for decode and prefill steps."""
+    """The executor of one format over random weights, ready for decode and prefill steps."""
 
     def __init__(self, spec: ModelSpec, form: WeightFormat, threads: int) -> None:
         program = lower(spec, NumberFormats("bf16", "bf16", form, form))
