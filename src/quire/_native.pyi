@@ -223,6 +223,12 @@ class BandwidthProbe:
 def measure_flops(executor: Executor, dtype: DType, iterations: int) -> float:
     """Operations per second of all threads of an executor."""
 
+def count_kernels(on: bool) -> None:
+    """Whether executors and samplers that are made from now on count calls."""
+
+def take_kernel_calls() -> dict[str, int]:
+    """Counted calls of every kernel, by name, since the last call of this."""
+
 class Tasks:
     def __init__(self, threads: int) -> None: ...
     def deal(self, tasks: int) -> None: ...

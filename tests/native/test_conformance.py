@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from quire.worker.sampler import Sampler
 
 from helpers.attention import Latent, Shape, random_tokens
 from helpers.group_codes import codes_of
@@ -26,6 +25,7 @@ from helpers.stepper import Stepper, StepSize, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
 from quire.executor.native import NativeExecutor
+from quire.executor.sampler import HostSampler
 from quire.executor.torch import TorchExecutor
 from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
@@ -246,10 +246,10 @@ def sampling(isa: str) -> None:
         SamplingParams(allowed_token_ids=[5, 700, 2999]),
     ):
         new = new_seq(params, [1, 2, 3])
-        for given_maxima in (None, maxima):
-            sampler = Sampler(3000, 1, isa)
+        for outputs in ({"logits": as_rows(logits)}, {"logits": as_rows(logits), "maxima": maxima}):
+            sampler = HostSampler(3000, 1, isa)
             sampler.add(0, new)
-            found = sampler.sample(as_rows(logits), ints(0), ints(3), maxima=given_maxima)
+            found = sampler.sample(outputs, ints(0), ints(3))
             token = int(found.token_ids[0])
             assert token in acceptable(logits, new, 3)
             if (table := found.logprobs[0]) is not None:
