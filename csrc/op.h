@@ -23,8 +23,8 @@ class Op {
   virtual int tasks() const = 0;
   virtual void run(int task, int thread) = 0;
 
-  // Whether the op reads its weights as long streams, and where a thread begins to in this step, or null: what the op
-  // that streams before it fetches when it comes to its end.
+  // Whether the op reads its weights as one long stream, and where a thread's part of it begins in this step, or null:
+  // the op that streams before it prefetches from there at its end.
   virtual bool streams() const { return false; }
   virtual const char* first_weights(int /*thread*/) const { return nullptr; }
   const Op* next_stream = nullptr;
