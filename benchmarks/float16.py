@@ -67,7 +67,7 @@ def main() -> None:
     asked = parser.parse_args()
     models = {form: Model(form, asked.layers, asked.isa) for form in FORMATS}
     core = models["f16"].executor.core
-    peak = max(core.measure_flops(_native.DType.f32, 20_000) for _ in range(300))
+    peak = max(_native.measure_flops(core, _native.DType.f32, 20_000) for _ in range(300))
     print(f"{core.isa}, one thread, float32 {peak / 1e9:.0f} GFLOP/s")
     for rows, context in STEPS:
         times: dict[str, list[float]] = {form: [] for form in FORMATS}

@@ -1,4 +1,4 @@
-"""int8 with one scale an output beside int8 in rotated groups: time of whole steps, and distance from float32.
+"""int8 in rotated groups of each size: time of whole steps, and distance from float32.
 
 python benchmarks/int8.py speed [--layers 4] [--rounds 12] [--threads 1]
 python benchmarks/int8.py kl MODEL TEXT [--tokens 10000]
@@ -25,12 +25,12 @@ from quire.executor.base import Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.loader import RandomWeights, load
 from quire.offline.quality import WINDOW, _predictions, _Scorer, _Sums, _windows
-from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.spec import ModelSpec
 from quire.spec.facts import read_model
 
-FORMATS = {"one scale": I8} | {
+FORMATS = {
     f"groups of {size}": WeightFormat("i8", Groups(size, "bf16", rotated=True)) for size in (128, 64, 32)
 }
 CONTEXT = 128  # tokens before a decode step
@@ -80,7 +80,7 @@ def speed(layers: int, rounds: int, threads: int) -> None:
                 taken = [engine.seconds(tokens, rows) for _ in range(repeats)]
                 times[name] += taken if turn else []  # the first warms caches up
         best = {name: float(np.quantile(found, 0.25)) for name, found in times.items()}
-        first = best["one scale"]
+        first = best["groups of 128"]
         cells = (f"{1e3 * each:.2f} ms ({first / each:.3f})" for each in best.values())
         print(f"| {shape} | " + " | ".join(cells) + " |", flush=True)
 

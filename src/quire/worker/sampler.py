@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from quire import _native
 from quire.logprobs import LogprobTable
-from quire.types import FinishReason, NewSeq
+from quire.types import MAX_LOGPROBS, FinishReason, NewSeq
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -72,10 +72,11 @@ class Sampler:
         max_rows: int | None = None,
     ) -> None:
         max_rows = max_slots if max_rows is None else max_rows
+        sizes = _native.SamplerSizes(vocab, max_slots, max_rows, MAX_LOGPROBS)
         if executor is None:
-            self._native = _native.Sampler(vocab, max_slots, max_rows, isa, threads)
+            self._native = _native.Sampler(sizes, isa, threads)
         else:
-            self._native = _native.Sampler(vocab, max_slots, max_rows, executor)
+            self._native = _native.Sampler(sizes, executor)
         self._tokens = self._native.tokens()
         self._status = self._native.status()
         self._top_n = [0] * max_slots  # prompt_logprobs of each slot
@@ -174,7 +175,7 @@ class Sampler:
         """Log-probabilities of target_token_ids[i] under row i of the raw logits, and of the top_n likeliest.
 
         `maxima` as in `sample`. None when a row holds NaN or +inf, or nothing but -inf: the sequence has
-        failed. Raises ValueError for a target outside the vocabulary or top_n outside [0, 64].
+        failed. Raises ValueError for a target outside the vocabulary or top_n outside [0, MAX_LOGPROBS].
         """
         scored = self._native.score(logits, target_token_ids, top_n, maxima)
         if scored is None:
@@ -197,7 +198,8 @@ class Sampler:
         named: the most tokens that one request lists in logit_bias, banned_token_ids and stop ids together.
         """
         max_rows = max_slots if max_rows is None else max_rows
-        return _native.Sampler.bound(vocab, max_slots, max_rows, threads, max_len, named)
+        sizes = _native.SamplerSizes(vocab, max_slots, max_rows, MAX_LOGPROBS)
+        return _native.Sampler.bound(sizes, threads, max_len, named)
 
 
 def _slot_params(new: NewSeq) -> _native.SlotParams:
