@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from quire.worker.sampler import Sampler
 
 from quire import _native
 from quire.core.capacity import peak_blocks
@@ -47,7 +48,6 @@ from quire.program.lower import lower
 from quire.program.program import Program
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput
-from quire.worker.sampler import Sampler
 from quire.worker.worker import Worker
 
 VOCAB, DIM, BLOCK, ROWS, DRAFTS = 150, 64, 16, 8, 12

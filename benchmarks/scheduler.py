@@ -21,10 +21,18 @@ from collections.abc import Callable
 from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import CacheGroup, Request, SamplingParams, SchedulerOutput, StepOutput
+from quire.types import (
+    CacheGroup,
+    FullGroup,
+    Request,
+    SamplingParams,
+    SchedulerOutput,
+    SlidingGroup,
+    StepOutput,
+)
 
-FULL = (CacheGroup((0,)),)
-HYBRID = (CacheGroup((0,)), *(CacheGroup((g,), 1024) for g in range(1, 6)))
+FULL = (FullGroup((0,)),)
+HYBRID = (FullGroup((0,)), *(SlidingGroup((g,), 1024) for g in range(1, 6)))
 
 
 def result_of(out: SchedulerOutput) -> StepOutput:

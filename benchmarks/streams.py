@@ -2,7 +2,6 @@
 
 python benchmarks/streams.py                     the real engine in its own process, a model of random weights
 python benchmarks/streams.py --model FOLDER      the same with a checkpoint
-python benchmarks/streams.py --stand-in          no engine: HTTP, events, metrics alone
 python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
@@ -29,7 +28,6 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,132 +36,12 @@ import uvloop
 
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.api import (
-    AsyncEngine,
-    EngineState,
-    EngineStats,
-    GenerateAsk,
-    ModelCard,
-    Sink,
-    Stream,
-    StreamDelta,
-)
+from quire.engine.api import GenerateAsk
 from quire.engine.build.opening import open_model
-from quire.engine.front.async_engine import AsyncEngine as RealEngine
+from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.messages import SAMPLE_BITS, Step, unpack_handles
-from quire.server.app import App
-from quire.server.context import ServerContext
-from quire.server.metrics import ServerMetrics
 from quire.server.run import HttpServer, bind
-from quire.text.chat import ChatAsk
-from quire.types import CompletionOutput, FinishReason, Request, RequestOutput, SamplingParams, TokenIds
-
-TEXT = " token"
-
-
-class PacedStream:
-    """One delta a tick of the engine, as a batch of sequences has it."""
-
-    def __init__(self, ask: GenerateAsk) -> None:
-        self.request_id = ask.request.request_id
-        self.output = RequestOutput(ask.request.request_id, None, [1], [CompletionOutput(0, "", [])])
-        self.left = ask.request.params.max_tokens or 1
-        self.ready = 0
-        self.waiter: asyncio.Future[None] | None = None
-        self.sink: Sink | None = None
-
-    def push(self) -> None:
-        """As stream.Live does it: to the sink if the reader is idle, else the reader is woken."""
-        idle = self.waiter is not None and not self.waiter.done()
-        if idle and self.sink is not None and not self.ready and self.left > 1:
-            if self.sink.take(self._delta(1).text, time.monotonic()):
-                return
-            self.left += 1
-        self.ready += 1
-        if idle and self.waiter is not None:
-            self.waiter.set_result(None)
-
-    def __aiter__(self) -> AsyncIterator[StreamDelta]:
-        return self
-
-    async def __anext__(self) -> StreamDelta:
-        while not self.ready:
-            if self.output.finished:
-                raise StopAsyncIteration
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-        tokens, self.ready = self.ready, 0
-        return self._delta(tokens)
-
-    def _delta(self, tokens: int) -> StreamDelta:
-        self.left -= tokens
-        self.output.usage.completion_tokens += tokens
-        self.output.finished = self.left <= 0
-        return StreamDelta(
-            0, TEXT * tokens, [1] * tokens, None, FinishReason.LENGTH if self.left <= 0 else None
-        )
-
-    def deliver_to(self, sinks: Sequence[Sink]) -> None:
-        (self.sink,) = sinks
-
-    def cancel(self) -> None:
-        self.left, self.output.finished = 0, True
-
-
-class PacedEngine:
-    """Ticks as often as everybody has read what the last tick made."""
-
-    state = EngineState.READY
-    card = ModelCard("paced", "None", 10**6, 1000, "0" * 64, None, 0)
-
-    def __init__(self) -> None:
-        self.streams: list[PacedStream] = []
-        self.stats = EngineStats()
-        self.ticks: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        self.ticks = asyncio.create_task(self._tick())
-
-    async def _tick(self) -> None:
-        while True:
-            self.streams = [s for s in self.streams if not s.output.finished]
-            for stream in self.streams:
-                stream.push()
-            await asyncio.sleep(0.002)
-
-    async def stop(self, drain_seconds: float) -> None:
-        if self.ticks is not None:
-            self.ticks.cancel()
-
-    def generate(self, ask: GenerateAsk) -> Stream:
-        self.streams.append(PacedStream(ask))
-        return self.streams[-1]
-
-    async def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
-    ) -> list[int]:
-        return [1] * len(text)
-
-    async def encode_chat(self, ask: ChatAsk) -> list[int]:
-        return [1, 2, 3]
-
-    async def render_chat(self, ask: ChatAsk) -> str:
-        return ""
-
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return ""
-
-    def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        return [TEXT] * len(token_ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return TEXT.encode()
-
-    async def ping(self, timeout: float) -> bool:
-        return True
-
-    async def debug(self) -> Mapping[str, Any]:
-        return {}
+from quire.types import Request, SamplingParams, TokenIds
 
 
 def read_streams(port: int, streams: int, tokens: int, done: Any) -> None:
@@ -218,7 +96,7 @@ def share(values: list[float], part: float) -> float:
     return values[min(len(values) - 1, int(part * len(values)))] * 1e3 if values else float("nan")
 
 
-class Bare(RealEngine):
+class Bare(AsyncEngine):
     """The real engine, and for each token of a step a constant event written to its socket: what is left when there
     is no text, no event to make, no metric and no back-pressure.
     """
@@ -261,39 +139,6 @@ def bare(engine: Bare, tokens: int) -> Any:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return app
-
-
-async def alone(streams: int, tokens: int) -> None:
-    """The application without sockets: events, metrics, the stand-in, and waking a task for each token."""
-    engine = PacedEngine()
-    app = App(ServerContext(engine, ServingConfig(), ServerMetrics(engine)))
-    body = b'{"messages":[{"role":"user","content":"Hi"}],"stream":true,"max_tokens":%d}' % tokens
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "http_version": "1.1",
-             "headers": [(b"content-type", b"application/json")]}  # fmt: skip
-
-    async def send(_: Any) -> None: ...
-
-    async def one() -> None:
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            if messages:
-                return messages.pop()
-            return await asyncio.Event().wait()  # nobody hangs up
-
-        await app(dict(scope), receive, send)
-
-    tasks = [asyncio.create_task(one()) for _ in range(streams)]
-    while len(engine.streams) < streams:
-        await asyncio.sleep(0)
-    start = time.process_time()
-    while engine.streams:
-        engine.streams = [s for s in engine.streams if not s.output.finished]
-        for stream in engine.streams:
-            stream.push()
-        await asyncio.sleep(0)
-    await asyncio.gather(*tasks)
-    print(f"without sockets: {(time.process_time() - start) / streams / tokens * 1e6:.1f} µs a token")
 
 
 def write_random_model(folder: Path) -> None:
@@ -372,11 +217,9 @@ async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str
 
 async def measure(args: argparse.Namespace, model: str) -> None:
     config = ServingConfig(port=0)
-    engine: AsyncEngine = PacedEngine()
-    if model:
-        weights = "auto" if args.model else "random"
-        options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
-        engine = (Bare if args.bare else RealEngine)(model, options, config)
+    weights = "auto" if args.model else "random"
+    options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
+    engine = (Bare if args.bare else AsyncEngine)(model, options, config)
     server = HttpServer(engine, config)
     if isinstance(engine, Bare):
         server._server.config.app = bare(engine, args.tokens)  # before it is loaded
@@ -390,12 +233,8 @@ async def measure(args: argparse.Namespace, model: str) -> None:
             print(told, flush=True)
     await engine.stop(0.0)
     await server.stop()
-    if args.bare:
-        return
-    if model:
+    if not args.bare:
         print(f"of it detokenization: {detokenizing(model, 20_000) * 1e6:.2f} µs a token")
-    else:
-        await alone(args.streams, args.tokens)
 
 
 def main() -> None:
@@ -405,23 +244,18 @@ def main() -> None:
     parser.add_argument(
         "--model", help="checkpoint folder; default: random weights of the default model's shape"
     )
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--stand-in", action="store_true", help="no engine: deltas out of nothing")
-    kind.add_argument("--bare", action="store_true", help="no application: a constant for each token")
+    parser.add_argument("--bare", action="store_true", help="no application: a constant for each token")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        model = "" if args.stand_in else args.model or name
-        if model == name:
+        if not args.model:
             write_random_model(Path(name))
-        what = args.model or ("random weights" if model else "stand-in engine")
-        print(
-            f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, {args.streams} streams of {args.tokens}, {what}"
-        )
-        uvloop.run(measure(args, model))
+        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, {args.streams} streams of {args.tokens}, "
+              f"{args.model or 'random weights'}")  # fmt: skip
+        uvloop.run(measure(args, args.model or name))
 
 
 if __name__ == "__main__":

@@ -77,19 +77,20 @@ def sampling(isa: str) -> Iterator[tuple[str, Timer]]:
     import numpy as np
 
     from quire.bench.kernel_sampler import HISTORY, WAYS, _maxima
+    from quire.executor.sampler import HostSampler
     from quire.types import NewSeq
-    from quire.worker.sampler import Sampler
 
     logits = (np.random.default_rng(0).standard_normal((8, 49_152)) * 3).astype(np.float32)
     maxima, slots, positions = _maxima(logits), np.arange(8, dtype=np.int32), np.full(8, HISTORY, np.int32)
     for way, params in WAYS.items():
-        sampler = Sampler(logits.shape[1], 8, isa)
+        sampler = HostSampler(logits.shape[1], 8, isa)
         for slot in range(8):
             sampler.add(slot, NewSeq(slot, list(range(HISTORY)), HISTORY, params, 0, slot, ()))
 
-        def timed(sampler: Sampler = sampler) -> float:
+        def timed(sampler: HostSampler = sampler) -> float:
             return min(
-                _seconds(lambda: sampler.sample(logits, slots, positions, maxima=maxima)) for _ in range(5)
+                _seconds(lambda: sampler.sample({"logits": logits, "maxima": maxima}, slots, positions))
+                for _ in range(5)
             )
 
         yield f"sampling, {way}|8", timed

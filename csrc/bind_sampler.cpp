@@ -51,16 +51,20 @@ class BoundSampler {
 
   quire::Sampler& sampler() { return sampler_; }
 
-  int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> bitmask, std::optional<Logits> maxima,
-             std::optional<Ids> drafts) {
+  int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> masks, std::optional<Ids> lines,
+             std::optional<Logits> maxima, std::optional<Ids> drafts) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     require(slots.shape(0) == logits.shape(0), "slots: as many slots as rows of logits are needed");
     require(positions.shape(0) == logits.shape(0), "positions: as many positions as rows of logits are needed");
-    quire::SampleTask task{logits.data(), slots.data(), positions.data(), nullptr, static_cast<int>(logits.shape(0))};
-    if (bitmask) {
-      require(bitmask->shape(0) == logits.shape(0) && bitmask->shape(1) == (logits.shape(1) + 31) / 32,
-              "bitmask: one row of ceil(vocab / 32) words for every row of logits is needed");
-      task.bitmask = reinterpret_cast<const uint32_t*>(bitmask->data());
+    quire::SampleTask task{logits.data(), slots.data(), positions.data(), static_cast<int>(logits.shape(0))};
+    if (masks) {
+      require(masks->shape(1) == (logits.shape(1) + 31) / 32, "bitmask: expected lines of ceil(vocab / 32) words");
+      require(lines && lines->shape(0) == logits.shape(0), "bitmask: expected the number of a line per row of logits");
+      for (size_t i = 0; i < lines->shape(0); ++i)
+        require(lines->data()[i] >= -1 && lines->data()[i] < static_cast<int64_t>(masks->shape(0)),
+                "bitmask: a row names a line that does not exist");
+      task.masks = reinterpret_cast<const uint32_t*>(masks->data());
+      task.lines = lines->data();
     }
     task.maxima = maxima_for(logits, maxima);
     if (drafts) {
@@ -165,8 +169,8 @@ void bind_sampler(nb::module_& m) {
       }, "slot"_a, "params"_a, "tokens"_a.noconvert())
       .def("drop", [](BoundSampler& s, int slot) { s.sampler().drop(slot); }, "slot"_a)
       .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "slots"_a.noconvert(),
-           "positions"_a.noconvert(), "bitmask"_a.noconvert().none(), "maxima"_a.noconvert().none(),
-           "drafts"_a.noconvert().none())
+           "positions"_a.noconvert(), "masks"_a.noconvert().none(), "lines"_a.noconvert().none(),
+           "maxima"_a.noconvert().none(), "drafts"_a.noconvert().none())
       .def("commit", &BoundSampler::commit, "slots"_a.noconvert(), "tokens"_a.noconvert())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
       .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a,

@@ -195,7 +195,8 @@ const float* Sampler::edit(const SampleTask& task, int row, RowSampler& rows) co
   const Slot& slot = *slots_[task.slots[row]];
   const SlotParams& p = slot.params;
   const float* x = task.logits + static_cast<size_t>(row) * vocab_;
-  const uint32_t* bitmask = task.bitmask ? task.bitmask + static_cast<size_t>(row) * mask_words(vocab_) : nullptr;
+  const bool masked = task.masks && task.lines[row] >= 0;
+  const uint32_t* bitmask = masked ? task.masks + static_cast<size_t>(task.lines[row]) * mask_words(vocab_) : nullptr;
   const bool hold_stops = task.positions[row] - p.prompt_len < p.min_tokens && !p.stop_ids.empty();
   if (!bitmask && slot.mask.empty() && p.banned.empty() && !hold_stops && p.bias_ids.empty() && !p.penalized())
     return x;

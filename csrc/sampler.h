@@ -47,8 +47,9 @@ struct SampleTask {
   const float* logits;       // [rows, vocab], not changed
   const int32_t* slots;      // [rows], without drafts no slot twice
   const int32_t* positions;  // [rows]
-  const uint32_t* bitmask;   // [rows, ceil(vocab/32)] of allowed tokens, or null
   int rows;
+  const uint32_t* masks = nullptr;  // [lines, ceil(vocab/32)] of allowed tokens, or null
+  const int32_t* lines = nullptr;   // [rows], with masks: the line of each row, -1 where every token is allowed
   const float* maxima = nullptr;  // [rows, maxima_of(vocab)] of the logits, or null: they are all read
   const int32_t* drafts = nullptr;  // [rows], or null
 };

@@ -1,4 +1,4 @@
-"""The tables of docs/formats.md, from the code: python -m tools.formats_table rewrites them, a test compares."""
+"""Generates the tables of docs/formats.md: python -m tools.formats_table rewrites them, a test compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of model families in docs/models.md, made from the registry and a released model of each family.
+"""Generates docs/models.md from the registry and a released model of each family.
 
 python -m tools.models_table > docs/models.md
 """

@@ -1,4 +1,4 @@
-"""The types of the compiled module, from the module: python -m tools.native_stub rewrites them, a test compares."""
+"""Generates the types of the compiled module: python -m tools.native_stub rewrites them, a test compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 STUB = ROOT / "src" / "quire" / "_native.pyi"
-# What the module's signatures leave open.
+# Types that the module's signatures leave open.
 _PATTERNS = r"""
 quire._native.Sampler.score:
     def score(self, logits: NDArray[numpy.float32], target_token_ids: NDArray[numpy.int32], count: int, maxima: NDArray[numpy.float32] | None) -> list[tuple[float, int, list[int], list[float]]] | None: ...
@@ -19,7 +19,7 @@ quire._native.Sampler.logprobs:
 
 
 def render(folder: Path) -> str:
-    """The stub of the module as it is built, by nanobind's generator; `folder` is for its files."""
+    """The stub of the built module, made by nanobind's generator; `folder` is for its files."""
     patterns, made = folder / "patterns", folder / STUB.name
     patterns.write_text(_PATTERNS)
     command = ["nanobind.stubgen", "-q", "-m", "quire._native", "-p", str(patterns), "-o", str(made)]

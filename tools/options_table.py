@@ -1,4 +1,4 @@
-"""The options in docs/server.md, from the parser: python -m tools.options_table rewrites them, a test compares."""
+"""Generates the options in docs/server.md: python -m tools.options_table rewrites them, a test compares."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _tables() -> Iterator[str]:
 
 
 def render(page: str) -> str:
-    """The page with its options as they are."""
+    """The page with its current options."""
     table = "\n".join(_tables())
     page, found = _PLACE.subn(lambda match: f"{match[1]}{table}{match[2]}", page)
     if found != 1:
-        raise ValueError(f"{PAGE.name}: {found} places for the options")
+        raise ValueError(f"{PAGE.name}: {found} markers for the options, expected one")
     return page
 
 

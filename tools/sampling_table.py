@@ -1,4 +1,4 @@
-"""The parameters in docs/sampling.md: python -m tools.sampling_table rewrites them, a test compares."""
+"""Generates the parameters in docs/sampling.md: python -m tools.sampling_table rewrites them, a test compares."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _row(name: str, known: Parameter) -> str:
 
 
 def render(page: str) -> str:
-    """The page with the parameters as they are."""
+    """The page with the current parameters."""
     rows = "\n".join(_row(name, known) for name, known in PARAMETERS.items())
     head = "| parameter | default | values | what it does | called elsewhere |\n|---|---|---|---|---|\n"
     page, found = _PLACE.subn(lambda match: f"{match[1]}{head}{rows}\n{match[2]}", page)
     if found != 1:
-        raise ValueError(f"{PAGE.name}: {found} places for the parameters")
+        raise ValueError(f"{PAGE.name}: {found} markers for the parameters, expected one")
     return page
 
 

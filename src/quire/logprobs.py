@@ -23,10 +23,10 @@ PositionLogprobs = list[TokenLogprob]
 
 
 class LogprobTable(Sequence[PositionLogprobs]):
-    """Logprobs of several positions in 12 bytes a candidate and 12 a position; what is read of it is made then.
+    """Logprobs of several positions in 12 bytes per candidate and 12 per position; entries are created when read.
 
-    `ids` and `values` hold the candidates of all positions, `ends` where each position's end, `ranks` the rank of
-    each position's chosen token; the likely ones after it have the ranks 1, 2, …
+    `ids` and `values` hold the candidates of all positions, `ends` the end of each position, `ranks` the rank of the
+    chosen token of each position; the likely ones after it have the ranks 1, 2, …
     """
 
     __slots__ = ("ends", "ids", "ranks", "values")
@@ -48,7 +48,7 @@ class LogprobTable(Sequence[PositionLogprobs]):
         return table
 
     def add(self, ids: Iterable[int], values: Iterable[float], rank: int) -> None:
-        """Append a position: the chosen token and the likely ones, and the chosen one's rank."""
+        """Append a position: the chosen token and the likely ones, and the rank of the chosen one."""
         self.ids.extend(ids)
         self.values.extend(values)
         self.ranks.append(rank)
@@ -80,7 +80,7 @@ class LogprobTable(Sequence[PositionLogprobs]):
 
     def _part(self, start: int, stop: int, step: int) -> LogprobTable:
         if step != 1:
-            raise ValueError("a part of a LogprobTable is a run of positions")
+            raise ValueError("a LogprobTable can be sliced only without steps")
         part, stop = LogprobTable(), max(start, stop)
         begin, end = (self.ends[i - 1] if i else 0 for i in (start, stop))
         part.ids, part.values, part.ranks = (

@@ -1,7 +1,7 @@
-"""What is known of a parameter of a request, written once: where its field is declared.
+"""Everything about a parameter of a request, written once: where its field is declared.
 
 `types.SamplingParams` declares its fields with `number`, `integer`, `switch` and `several`. The checks of values, the
-fields, bounds and descriptions of the HTTP API, the options of the command line, what is read from checkpoints and the
+fields, bounds and descriptions of the HTTP API, the options of the command line, the values in checkpoints and the
 table in docs/sampling.md all come from there.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeGuard
 from quire.records import dataclass
 
 MAX_INTEGER = 2**31 - 1
-# Files and APIs that have other names for parameters. Those of a GGUF file follow "general.sampling.".
+# Files and APIs with other names for parameters. Those of a GGUF file follow "general.sampling.".
 Source = Literal["generation_config", "GGUF", "llama-server", "Ollama", "TGI"]
 Names = Mapping[Source, str]
 _NONE: Names = {}
@@ -24,9 +24,9 @@ _NONE: Names = {}
 class Parameter:
     """One parameter of a request.
 
-    A float or an int has a range, a list or a dict holds up to `high` entries. `help` is what the command line,
-    OpenAPI and the docs say. `metavar` is the value in the help of the command line's option; a parameter without one
-    has no option that is made from here.
+    A float or an int has a range, a list or a dict holds up to `high` entries. `help` is the text of the command line,
+    OpenAPI and the docs. `metavar` stands for the value in the help of the option; a parameter without one has no
+    option generated from here.
     """
 
     kind: type
@@ -34,18 +34,18 @@ class Parameter:
     help: str
     low: float = 0
     high: float = 0
-    above: bool = False  # the low end itself is out of range
+    above: bool = False  # the low end itself is excluded
     metavar: str = ""
     names: Names = dataclasses.field(default_factory=dict)
 
     @property
     def range(self) -> str:
-        """The range in brackets; a round one where an end is out of range."""
+        """The range in brackets; a round bracket where the end is excluded."""
         low, high = (f"{end:g}" if self.kind is float else str(end) for end in (self.low, self.high))
         return f"{'(' if self.above else '['}{low}, {high}]"
 
     def refusal(self, value: Any) -> str | None:
-        """What is wrong with the value of a float or an int, or None. None is right when it is the default."""
+        """What is wrong with the value of a float or an int, or None. The value None is valid if it is the default."""
         right = type(value) is self.kind or (is_number if self.kind is float else is_integer)(value)
         if right and self.low <= value <= self.high and not (self.above and value == self.low):
             return None
@@ -71,7 +71,7 @@ def number(
 def integer(
     default: int | None, text: str, low: int, high: int, metavar: str = "", *, names: Names = _NONE
 ) -> Any:
-    """A dataclass field of an integer in [low, high]; with a default of None it may be left open."""
+    """A dataclass field of an integer in [low, high]; with the default None it is optional."""
     return _field(Parameter(int, default, text, low, high, False, metavar, names))
 
 
@@ -93,10 +93,10 @@ def _field(parameter: Parameter) -> Any:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value is an int; True and False are none."""
+    """Whether a value is an int; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is an int or a float; True and False are none."""
+    """Whether a value is an int or a float; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

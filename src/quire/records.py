@@ -1,8 +1,8 @@
 """dataclasses.dataclass for classes that are frozen and have slots, defined in half the time.
 
 The standard library compiles seven methods for each class. A command imports more than a hundred such classes, which
-was the largest part of its imports' time. Here only `__init__` is compiled; the other methods are the same for all
-classes and look at the fields when they are called. Everything in `dataclasses` that takes such a class works.
+took most of the time of its imports. Here only `__init__` is compiled; the other methods are the same for all
+classes and read the fields when they are called. All functions of `dataclasses` work with such a class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ else:
 
 def _frozen(cls: type, kw_only: bool) -> type:
     if cls.__doc__ is None:
-        cls.__doc__ = ""  # else the standard library writes the signature into it, which takes longest of all
+        cls.__doc__ = ""  # otherwise the standard library builds a signature for it, which is slow
     made: Any = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=True, kw_only=kw_only)
     made.__dataclass_params__.frozen = made.__dataclass_params__.eq = True
     fields = dataclasses.fields(made)
@@ -48,7 +48,7 @@ def _frozen(cls: type, kw_only: bool) -> type:
 
 
 def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
-    """The one method that is compiled: it is called often."""
+    """The only compiled method, because it is called often."""
     values: dict[str, Any] = {"_set": object.__setattr__}
     positional: list[str] = []
     keywords: list[str] = []
@@ -82,7 +82,7 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[...
 
 
 def _comparing(names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
-    """Equality and hash by the fields that are compared."""
+    """Equality and hash of the compared fields."""
     if len(names) > 1:
         get: Callable[[Any], Any] = attrgetter(*names)
     else:  # attrgetter gives a tuple for several names only

@@ -1,4 +1,4 @@
-"""Words everyone shares: what a user asks, what crosses the scheduling/compute seam, what comes back.
+"""Types that all parts share: what a user requests, what crosses between scheduling and computing, what comes back.
 
 Plain data only. Token ids are ints, sequences of them are lists; there are no tensors here.
 """
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire import records
 from quire.logprobs import LogprobTable, PositionLogprobs
@@ -27,17 +27,18 @@ from quire.parameters import (
 )
 
 MAX_LOGPROBS = 64
-_SHOWN_CHARS = 80  # of a text, in what a notebook shows of it
+_SHOWN_CHARS = 80  # the longest text shown in a repr, in characters
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 4096
 MAX_SAMPLES = 128
-# Tokens that logit_bias, banned_token_ids and stop_token_ids may name together.
+# Limit of the tokens in logit_bias, banned_token_ids and stop_token_ids together.
 MAX_NAMED_TOKENS = 4096
-# Tokens that allowed_token_ids may hold before a vocabulary is known to compare with.
+# Limit of allowed_token_ids before the vocabulary is known.
 MAX_ALLOWED_TOKENS = 2**20
 
-# Block-table entry of a sliding group that lies wholly behind the window of a prefix hit: never read.
+# Block-table entry of a sliding group for a block behind the window of a prefix hit: never read.
 NO_BLOCK = -1
+SOFT_DIGEST_BYTES = 32  # of what soft tokens stand for: a SHA-256
 # In ScheduledSeq.token_ids: the token that the step before samples for the sequence, which the host does not know yet.
 NEXT_TOKEN = -1
 
@@ -47,7 +48,7 @@ class QuireError(Exception):
 
 
 class RequestError(QuireError):
-    """A request asks for something out of range. `field` names the offending parameter."""
+    """A parameter of a request is out of range. `field` is its name."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -56,7 +57,7 @@ class RequestError(QuireError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt, or what is to be generated after it, does not fit."""
+    """A prompt, or the tokens to generate after it, exceed the context."""
 
 
 def check_window(
@@ -66,9 +67,9 @@ def check_window(
     name: str = "prompt_token_ids",
     asked: str = "max_tokens",
 ) -> None:
-    """Raise ContextLengthError when a prompt of so many tokens and what is asked for after it do not fit a context.
+    """Raise ContextLengthError when a prompt of `prompt` tokens and the tokens to generate exceed a context.
 
-    A length that was not asked for (None) is the rest of the context. `name` and `asked` are the caller's fields.
+    `max_tokens` None stands for the rest of the context. `name` and `asked` are the fields as the caller names them.
     """
     context = f"the model's context of {window} tokens (max_model_len)"
     if prompt >= window:
@@ -83,11 +84,11 @@ class CheckpointError(QuireError):
 
 
 class UnsupportedModelError(QuireError):
-    """A config asks for something Quire does not implement. The message names the key and value."""
+    """A config needs something that Quire does not implement. The message names the key and value."""
 
 
 class MemoryBudgetError(QuireError):
-    """The memory bound cannot hold what was asked for. The message says what to change."""
+    """The memory bound is too small. The message says what to change."""
 
 
 class FinishReason(enum.StrEnum):
@@ -95,19 +96,19 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"  # end-of-sequence token, stop id or stop string
     LENGTH = "length"  # max_tokens or the context window
-    ABORT = "abort"  # the caller gave up
+    ABORT = "abort"  # the caller cancelled it
     ERROR = "error"  # numerical failure
-    NO_TOKEN = "no_token"  # what the request allows, the model gives no probability
+    NO_TOKEN = "no_token"  # the model gives probability 0 to every token that the request allows
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to turn logits into tokens and when to stop. Field names follow the OpenAI API and vLLM.
 
-    This is the table of the parameters: what else has to know them reads it from PARAMETERS (see quire.parameters).
+    This is the one table of the parameters: all other code reads it from PARAMETERS (see quire.parameters).
 
     temperature 0 is argmax (lowest id on ties). top_k 0 or -1 is off. `max_tokens` None means up to the
-    context window. `logprobs`/`prompt_logprobs` N asks for the N most likely tokens beside the chosen one.
+    context window. `logprobs`/`prompt_logprobs` N adds the N most likely tokens to the chosen one.
     `seed` None lets the engine pick one; equal seeds give equal samples whatever else is running.
 
     Raises RequestError naming the field when a value is out of range.
@@ -141,7 +142,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = several(None, "sample only these tokens", MAX_ALLOWED_TOKENS)
     banned_token_ids: Sequence[int] = several((), "never sample these tokens", MAX_NAMED_TOKENS)
     max_tokens: int | None = integer(
-        None, "tokens to generate at most", 1, MAX_INTEGER,
+        None, "largest number of tokens to generate", 1, MAX_INTEGER,
         names={
             "generation_config": "max_new_tokens", "llama-server": "n_predict", "Ollama": "num_predict",
             "TGI": "max_new_tokens",
@@ -171,16 +172,16 @@ class SamplingParams:
             if (refusal := parameter.refusal(value)) is not None:
                 raise RequestError(name, refusal)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError("min_tokens", f"{self.min_tokens} is more than max_tokens {self.max_tokens}")
+            raise RequestError("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}")
         self._check_named_tokens()
         _stop_strings(self.stop)
 
     def _check_named_tokens(self) -> None:
-        """Lengths before contents: what is refused costs nothing, however long it is."""
+        """Check lengths before contents, so that refusing a long list costs nothing."""
         named = len(self.logit_bias) + len(self.banned_token_ids) + len(self.stop_token_ids)
         if named > MAX_NAMED_TOKENS:
             raise RequestError(
-                "logit_bias", f"{named} tokens in logit_bias, banned_token_ids and stop_token_ids are more than the "
+                "logit_bias", f"{named} tokens in logit_bias, banned_token_ids and stop_token_ids exceed the "
                 f"limit of {MAX_NAMED_TOKENS}",
             )  # fmt: skip
         _token_ids("banned_token_ids", self.banned_token_ids)
@@ -189,7 +190,7 @@ class SamplingParams:
         if allowed is not None:
             if len(allowed) > MAX_ALLOWED_TOKENS:
                 raise RequestError(
-                    "allowed_token_ids", f"{len(allowed)} tokens are more than the limit of {MAX_ALLOWED_TOKENS}"
+                    "allowed_token_ids", f"{len(allowed)} tokens exceed the limit of {MAX_ALLOWED_TOKENS}"
                 )  # fmt: skip
             _token_ids("allowed_token_ids", allowed)
             if not allowed or (banned and not set(allowed).difference(banned)):
@@ -203,8 +204,8 @@ class SamplingParams:
                 raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
 
     def check_vocab(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        """Raise RequestError when a named token id does not exist in a vocabulary of `vocab_size`, or no token is
-        left to sample."""
+        """Raise RequestError when a named token id is outside a vocabulary of `vocab_size`, or if no token could be
+        sampled."""
         named: dict[str, Collection[int]] = {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
@@ -231,7 +232,7 @@ class SamplingParams:
             )
             raise RequestError(
                 "min_tokens",
-                f"{self.min_tokens} tokens must come before one that ends the text, and {names} no other token",
+                f"{self.min_tokens} tokens must come before the end, but {names} no other token",
             )
 
 
@@ -241,7 +242,7 @@ _numbers = attrgetter(*(name for name, _ in _NUMBERS))
 
 
 def parameter_names(source: Source) -> dict[str, str]:
-    """What a file or an API calls parameters -> their names here."""
+    """Name of a parameter in a file or API -> its name here."""
     return {p.names[source]: name for name, p in PARAMETERS.items() if source in p.names}
 
 
@@ -252,9 +253,9 @@ else:
 
 
 class TokenIds(_IntArray):
-    """Token ids as int32 in one piece: a prompt from the tokenizer to the scheduler.
+    """Token ids as one int32 array: a prompt from the tokenizer to the scheduler.
 
-    Raises TypeError or OverflowError for what is no int32.
+    Raises TypeError or OverflowError for a value that is not an int32.
     """
 
     __slots__ = ()
@@ -263,15 +264,34 @@ class TokenIds(_IntArray):
         return super().__new__(cls, "i", ids)  # type: ignore[return-value]
 
 
+@records.dataclass(frozen=True, slots=True)
+class SoftSpan:
+    """Positions start … start + length - 1 of a prompt hold soft tokens: rows of embeddings in place of ids, as those
+    of an image or a sound. The ids there are placeholders.
+
+    `digest` is a hash of all that decides the rows, in SOFT_DIGEST_BYTES. Blocks of the cache are shared only where
+    digests are equal too.
+    """
+
+    start: int
+    length: int
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the engine is asked, in token ids. One request makes `params.n` sequences.
+    """A request to the engine, in token ids. It has `params.n` sequences.
 
-    It is made once, beside the client, and goes to the scheduler as it is.
+    It is made once, in the API process, and reaches the scheduler unchanged.
 
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
+    `soft_tokens` are in order and do not overlap.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     """
@@ -285,28 +305,61 @@ class Request:
     tenant: str = ""
     eos_token_ids: tuple[int, ...] = ()
     stepwise: bool = False
+    soft_tokens: tuple[SoftSpan, ...] = ()
+
+
+class CacheGroup:
+    """Layers whose blocks live and die together; one block table a group. Full, sliding, or of states.
+
+    `layers` are numbers of the model's layers. A token at position p reads what positions above p - `window` have
+    written, 0 stands for all of them: blocks before that are given back.
+    """
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        layers: tuple[int, ...]
+
+        @property
+        def window(self) -> int: ...
 
 
 @records.dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """Layers whose KV blocks live and die together; one block table a group.
+class FullGroup(CacheGroup):
+    """Keys and values of layers with full attention: every block is kept."""
 
-    `window` 0 means full attention: every block is kept. Otherwise a token at position p is read only by
-    positions below p + window, and blocks wholly behind the window are given back.
+    layers: tuple[int, ...]
+    window: ClassVar[int] = 0
+
+
+@records.dataclass(frozen=True, slots=True)
+class SlidingGroup(CacheGroup):
+    """Keys and values of layers with one attention window, in tokens."""
+
+    layers: tuple[int, ...]
+    window: int
+
+
+@records.dataclass(frozen=True, slots=True)
+class StateGroup(CacheGroup):
+    """States of layers that sum up all tokens before in `bytes` for each sequence, whatever its length.
+
+    A block holds the states after the last token computed of those that it stands for. A token reads the states that
+    the one before it left, hence the window. A state cannot be taken back: there are no drafts with such a group.
     """
 
     layers: tuple[int, ...]
-    window: int = 0
+    bytes: int
+    window: ClassVar[int] = 2
 
 
 @dataclass(slots=True)
 class NewSeq:
-    """Everything a worker must know of a sequence, sent once when it is (re)scheduled from scratch.
+    """Everything a worker needs to know about a sequence, sent once when it starts or resumes.
 
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
     `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
-    records only.
+    records only. `soft_tokens` are the request's: a row takes those at its positions.
     """
 
     seq_id: int
@@ -318,17 +371,18 @@ class NewSeq:
     blocks: tuple[list[int], ...]
     stop_ids: tuple[int, ...] = ()
     request_id: str = ""
+    soft_tokens: tuple[SoftSpan, ...] = ()
 
 
 @dataclass(slots=True)
 class ScheduledSeq:
     """One row of a step: run `token_ids` at positions start, start+1, … of sequence `seq_id`.
 
-    `new_blocks` per cache group are appended to the sequence's block table before the step. `logits` says how many
-    of the last positions' logits are wanted: 0, or 1 when the row reaches the end of the known tokens, so that they
-    give the next one, and 1 more for each draft, a guess at what follows the known tokens; see StepOutput.
-    `prompt_logprobs` is true when every position's logprobs for the following prompt token are wanted. With two steps
-    in flight the one token of a row may be NEXT_TOKEN.
+    `new_blocks` per cache group are appended to the sequence's block table before the step. `logits` is the number of
+    last positions whose logits are needed: 0, or 1 when the row reaches the end of the known tokens, plus 1 for each
+    draft, a guess at the tokens after the known ones; see StepOutput. `prompt_logprobs` is true when the logprobs of
+    the following prompt token are needed at every position. With two steps in flight the only token of a row may be
+    NEXT_TOKEN.
     """
 
     seq_id: int
@@ -340,21 +394,22 @@ class ScheduledSeq:
 
     @property
     def sample(self) -> bool:
-        """True when a token is sampled."""
+        """Whether a token is sampled."""
         return self.logits > 0
 
     @property
     def drafts(self) -> int:
-        """How many of the last tokens are drafts."""
+        """Number of drafts, the last tokens of the row."""
         return max(0, self.logits - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The content of a KV block copied from or to where blocks are kept besides the executor (see core.tier.Tier).
+    """A copy of the content of a KV block from or to storage outside of the executor (see core.tier.Tier).
 
-    `digest` and `group` say what it is: the KV of a cache group for a block of tokens after a certain prefix. A block
-    that is filled belongs to the move until StepOutput.filled names it. One that is copied out may be another's after.
+    `digest` and `group` identify the content: the KV of a cache group for a block of tokens after a certain prefix. A
+    block being filled belongs to the move until StepOutput.filled names it. A block copied out may be reused
+    afterwards.
     """
 
     block: int
@@ -365,10 +420,10 @@ class Move:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What to run in one step. Row i of every step array is scheduled[i]; nobody sorts.
+    """What to run in one step. Row i of every step array is scheduled[i]; nothing sorts them.
 
-    `gone` are sequences whose worker slot is to be released before this step: finished, aborted, preempted. `moves` are
-    begun in order before the rows run. Those out of a block have then ended, others may take longer than the step.
+    `gone` are sequences whose worker slot is released before this step: finished, aborted, preempted. `moves` start in
+    order before the rows run. Those out of a block then have ended, others may take longer than the step.
     """
 
     step: int
@@ -384,17 +439,18 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step made, row for row.
+    """The result of a step, row by row.
 
     `token_ids[i]` are the tokens accepted for scheduled[i] (empty when it did not sample); `logprobs[i]` one
-    entry per accepted token when asked for; `prompt_logprobs[i]` one entry per position of the row whose next
+    entry per accepted token when requested; `prompt_logprobs[i]` one entry per position of the row whose next
     prompt token is known. `failed` are rows without a token and why: ERROR where logits held NaN or Inf, NO_TOKEN.
     `seconds` is wall time by phase.
 
-    A row with drafts accepts those that are what would have been sampled, up to the first that is not, and the token
-    sampled after them. `drafts[i]` are guesses at what follows the tokens accepted for scheduled[i], for a later step.
+    A row with drafts accepts those equal to the tokens that would have been sampled, up to the first that differs, and
+    the token sampled after them. `drafts[i]` are guesses at the tokens after those accepted for scheduled[i], for a
+    later step.
 
-    `filled` names blocks whose moves have ended, of this step or earlier ones: True where the content came.
+    `filled` names blocks whose moves have ended, of this step or earlier ones: True if the content arrived.
     """
 
     token_ids: list[list[int]]
@@ -408,7 +464,7 @@ class StepOutput:
 
 @dataclass(slots=True)
 class SeqEvent:
-    """What one step changed for one sequence; the engine turns it into text for the caller."""
+    """What one step changed in one sequence; the engine turns it into text for the caller."""
 
     request_id: str
     sample_index: int
@@ -422,7 +478,7 @@ class SeqEvent:
 
 @records.dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One line of the engine's log book: what a step held and what it cost. Times in seconds."""
+    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
 
     step: int
     start: float
@@ -441,7 +497,7 @@ class StepRecord:
 
 @dataclass(slots=True, repr=False)
 class CompletionOutput:
-    """One sample of a request, so far or finished."""
+    """One sample of a request, running or finished."""
 
     index: int
     text: str
@@ -451,7 +507,7 @@ class CompletionOutput:
     logprobs: LogprobTable | None = None
 
     def __repr__(self) -> str:
-        """A line, however long the sample is: what a notebook shows."""
+        """One line, however long the sample is: shown by notebooks."""
         text = self.text if len(self.text) <= _SHOWN_CHARS else f"{self.text[: _SHOWN_CHARS - 1]}…"
         state = "unfinished" if self.finish_reason is None else str(self.finish_reason)
         return f"CompletionOutput({self.index}, {text!r}, {len(self.token_ids)} tokens, {state})"
@@ -468,7 +524,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Timings:
-    """Monotonic seconds of a request's life: arrival, first scheduled, first token, finished."""
+    """Times in the life of a request, in monotonic seconds: arrival, first scheduled, first token, finished."""
 
     arrival: float = 0.0
     scheduled: float = 0.0
@@ -478,7 +534,7 @@ class Timings:
 
 @dataclass(slots=True, repr=False)
 class RequestOutput:
-    """A request's samples with what was asked and what it cost."""
+    """The samples of a request, with its prompt, usage and timings."""
 
     request_id: str
     prompt: str | None
@@ -496,7 +552,7 @@ class RequestOutput:
 
 
 def _token_ids(name: str, ids: Sequence[int]) -> None:
-    """Raise RequestError for what is no token id; of good ones there may be very many, so these are not walked."""
+    """Raise RequestError for the first invalid token id; there may be very many valid ones, so these are not walked."""
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):
         return
     for token in ids:
@@ -506,7 +562,7 @@ def _token_ids(name: str, ids: Sequence[int]) -> None:
 
 def _stop_strings(stop: Sequence[str]) -> None:
     if len(stop) > MAX_STOP_STRINGS:
-        raise RequestError("stop", f"{len(stop)} strings are more than the limit of {MAX_STOP_STRINGS}")
+        raise RequestError("stop", f"{len(stop)} strings exceed the limit of {MAX_STOP_STRINGS}")
     for text in stop:
         if not isinstance(text, str) or not text:
             raise RequestError("stop", "every stop string must be a non-empty string")

@@ -35,7 +35,7 @@ def jobs(lengths: list[int], due: float = 0.0) -> list[Job]:
 
 
 def test_static_batches_last_as_long_as_their_longest_member() -> None:
-    run = replay(jobs([1, 2, 3, 10, 5, 5, 5, 5]), config(batching="static"), CostMachine(STEP))
+    run = replay(jobs([1, 2, 3, 10, 5, 5, 5, 5]), config(), CostMachine(STEP), "static")
     assert [record.finished for record in run.records] == [1, 2, 3, 10, 15, 15, 15, 15]
     assert len(run.steps) == 15
     assert run.slot_use == pytest.approx((1 + 2 + 3 + 10 + 20) / (4 * 15))
@@ -49,11 +49,11 @@ def test_continuous_fills_a_place_as_soon_as_it_is_free() -> None:
 
 def test_static_waits_for_a_full_batch_and_dynamic_for_a_while() -> None:
     work = [Job(0.0, [1], 2), Job(0.5, [2], 2), Job(9.0, [3], 2), Job(9.5, [4], 2)]
-    static = replay(work, config(batching="static"), CostMachine(STEP))
+    static = replay(work, config(), CostMachine(STEP), "static")
     assert [record.times[0] for record in static.records] == [10.5] * 4
-    dynamic = replay(work, config(batching="dynamic"), CostMachine(STEP), wait=2.0)
+    dynamic = replay(work, config(), CostMachine(STEP), "dynamic", wait=2.0)
     assert [record.times[0] for record in dynamic.records] == [3.0, 3.0, 10.5, 10.5]
-    full = replay(work, config(batching="dynamic", max_num_seqs=2), CostMachine(STEP), wait=100.0)
+    full = replay(work, config(max_num_seqs=2), CostMachine(STEP), "dynamic", wait=100.0)
     assert full.records[0].times[0] == 1.5  # full at 0.5
     now = replay(work, config(), CostMachine(STEP))
     assert [record.times[0] for record in now.records] == [1.0, 2.0, 10.0, 11.0]

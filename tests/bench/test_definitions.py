@@ -14,7 +14,7 @@ from quire.bench.timeline import RequestRecord, gaps, request_metrics, token_tim
 
 
 def record(times: list[float], *, scheduled: float = 0.0, **fields: object) -> RequestRecord:
-    """A success whose chunks came at `times`, one token each unless told."""
+    """A success whose chunks came at `times`, with one token each by default."""
     known = {
         "output_tokens": len(times),
         "output_source": "server",

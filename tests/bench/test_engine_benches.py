@@ -1,4 +1,4 @@
-"""Benchmarks of an engine in this process, and of fresh processes: what is counted, bounded and reported."""
+"""Benchmarks of an engine in this process, and of fresh processes: counts, limits and reports."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_a_judged_step_takes_the_longer_of_its_bounds(engine: BenchEngine) -> No
 def test_latency_figures(engine: BenchEngine) -> None:
     asked = latency.LatencyAsked(batch_size=2, input_len=10, output_len=5, iterations=2, warmup=1, seed=0)
     probe = LimitsProbe("", 1)
-    metrics, tables = latency.measure_latency(engine, probe, asked)
+    metrics, tables = latency.measure(engine, probe, asked)
     assert len(tables["iterations"]) == 2
-    assert set(metrics) == set(latency.UNITS) <= set(latency.DEFINITIONS)
+    assert set(metrics) == set(latency.FIGURES)
     for row in tables["iterations"]:
         assert row["ttft"] < row["latency"]
         assert row["decode_share"] > 0
@@ -111,7 +111,7 @@ def test_a_profile_names_the_limit_of_most_of_an_ops_time() -> None:
         bounds = op_bound(step_cost(program, step.rows, rows).ops[2], "bf16", 1e9, limits.compute, 1 << 40)
         assert bounds.by == ("compute" if rows > 1 else "memory")
         times.add([step], limits)
-    found = {row["name"] or row["op"]: row for row in times.rows()}
+    found = {row["name"] or row["op"]: row for row in times.table()["profile"]}
     assert found["qkv"]["bound"] == "compute"
     assert found["qkv"]["limit_share"] > 0
     assert found["norm 512"]["bound"] == "cache"  # of some steps is enough: there is no share
@@ -127,7 +127,7 @@ def test_a_profile_adds_up_to_its_steps(folder: Path) -> None:
         num_prompts=4, input_len=12, output_len=6, ratio=0.5, concurrency=2, iterations=1, warmup=0, seed=0
     )
     with BenchEngine(str(folder), config, profile=True) as engine:
-        _, tables = throughput.measure_throughput(engine, LimitsProbe("", 1), asked)
+        _, tables = throughput.measure(engine, LimitsProbe("", 1), asked)
         count = {"linear": 4 * 2 + 1, "attend": 2, "rope_write": 2, "gated_act": 2, "embed": 1}
         for kind in tables["composition"]:
             rows = [row for row in tables["profile"] if row["step"] == kind["kind"]]
@@ -147,7 +147,7 @@ def test_a_profile_adds_up_to_its_steps(folder: Path) -> None:
 
 def test_one_token_has_no_tpot(engine: BenchEngine) -> None:
     asked = latency.LatencyAsked(batch_size=1, input_len=4, output_len=1, iterations=1, warmup=0, seed=0)
-    metrics, _ = latency.measure_latency(engine, LimitsProbe("", 1), asked)
+    metrics, _ = latency.measure(engine, LimitsProbe("", 1), asked)
     assert metrics["tpot"].value is None
     assert metrics["decode"].value is None
     assert metrics["prefill"].value is not None
@@ -157,7 +157,7 @@ def test_throughput_figures(engine: BenchEngine) -> None:
     asked = throughput.ThroughputAsked(
         num_prompts=5, input_len=12, output_len=6, ratio=0.5, concurrency=3, iterations=1, warmup=1, seed=0
     )
-    metrics, tables = throughput.measure_throughput(engine, LimitsProbe("", 1), asked)
+    metrics, tables = throughput.measure(engine, LimitsProbe("", 1), asked)
     (row,) = tables["iterations"]
     assert row["output"] * row["seconds"] == pytest.approx(
         sum(s["decode_tokens"] for s in tables["steps"]) + 5
@@ -165,7 +165,7 @@ def test_throughput_figures(engine: BenchEngine) -> None:
     assert sum(kind["steps"] for kind in tables["composition"]) == len(tables["steps"])
     bound = sum(kind["bound_seconds"] for kind in tables["composition"])
     assert row["share"] == pytest.approx(bound / row["seconds"])
-    assert set(metrics) <= set(throughput.DEFINITIONS)
+    assert set(metrics) == set(throughput.FIGURES)
 
 
 def test_lengths_vary_within_their_range() -> None:

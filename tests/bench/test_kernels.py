@@ -19,6 +19,7 @@ from quire.bench.kernel_programs import Bench, Unit, copies_for, units, with_cop
 from quire.cli.main import main
 from quire.engine.build.opening import Model, open_model
 from quire.executor.base import Limits
+from quire.executor.kinds import native_kind
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.formats import DType
 from quire.program.lower import lower
@@ -46,7 +47,7 @@ def layer_program() -> Program:
 
 def outputs(program: Program, unit: Unit, copies: int, which: int) -> list[np.ndarray]:
     """What one copy of a unit writes for two sequences, after the ops before it."""
-    bench = Bench(with_copies(program, unit, copies), Limits(16, 2, 4, 48, 8), threads=1, isa="")
+    bench = Bench(with_copies(program, unit, copies), Limits(16, 2, 4, 48, 8), native_kind(1))
     bench.fill((Row(3, 40), Row(1, 7)))
     bench.run(which, which + 1)
     found = [bench.executor.read(name, 4) for name in writes(program.ops[unit.stop - 1])]
@@ -73,7 +74,7 @@ def test_a_copy_with_other_weights_would_be_seen() -> None:
     qkv, gate = (u for u in units(program) if u.name in {"qkv", "gate_up"})
     found = []
     for unit in (qkv, gate):
-        bench = Bench(with_copies(program, unit, 1), Limits(4, 4, 4, 16, 4), threads=1, isa="")
+        bench = Bench(with_copies(program, unit, 1), Limits(4, 4, 4, 16, 4), native_kind(1))
         bench.fill((Row(1, 0),) * 4)
         bench.run(0, 1)
         op = program.ops[unit.start]

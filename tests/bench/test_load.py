@@ -222,7 +222,7 @@ def test_prompts_as_token_ids() -> None:
 
 
 def test_what_each_server_is_asked() -> None:
-    """Options get their names in every dialect, and only servers that know ignore_eos are told it."""
+    """Options have the right names in every dialect, and only servers that know ignore_eos get it."""
 
     async def work(loop: VirtualLoop, way: tuple[str, str]) -> dict[str, Any]:
         bench = Bench(loop, Behaviour(), way, seed=5, temperature=0.5, extra={"more": 1})

@@ -17,7 +17,7 @@ from helpers.quantized_folders import quantized_folder
 from helpers.tokenizers import save_whole
 from quire.cli.main import COMMANDS, READ_ENVIRONMENT, command_parser, main
 from quire.cli.serve import settings
-from quire.config.schema import ALIASES, STORED
+from quire.config.schema import OPTIONS, STORED
 from quire.spec.quantization import METHODS
 
 
@@ -105,7 +105,7 @@ def test_without_a_model_values_are_values() -> None:
 
 def test_a_quantization_is_the_checkpoints_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = save_whole("llama2", tmp_path / "plain")
-    assert set(METHODS) <= {*STORED, *ALIASES["quantization"]}
+    assert set(METHODS) <= {*STORED, *OPTIONS["quantization"].metadata["aliases"]}
     for kind, asked, wrong in (
         ("awq", "awq_marlin", "gptq"), ("gptq", "gptq", "awq"), ("int-quantized", "compressed-tensors", "fp8"),
     ):  # fmt: skip
@@ -117,7 +117,7 @@ def test_a_quantization_is_the_checkpoints_own(tmp_path: Path, capsys: pytest.Ca
             found.append(json.loads(capsys.readouterr().out)["params"])
         assert found[0] == found[1]
         assert main([*inspect, wrong]) == 2
-        name = STORED[ALIASES["quantization"].get(asked, asked)]
+        name = STORED[OPTIONS["quantization"].metadata["aliases"].get(asked, asked)]
         assert f"'{wrong}' was asked for, but the checkpoint is {name}" in capsys.readouterr().err
 
 
@@ -180,7 +180,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_a_file(
         ("k",),
         7,
     )
-    assert engine.memory != 2**30  # --gpu-memory-utilization says it otherwise
+    assert engine.limits.memory != 2**30  # --gpu-memory-utilization says it otherwise
     asked = command_parser("generate").parse_args(["--prompt", "x", "--stop", "a"])
     assert (asked.model, asked.memory, asked.stop) == ("env", 2**30, ["a"])
 
@@ -218,7 +218,7 @@ def test_unknown_variables_are_named(
 ) -> None:
     monkeypatch.setenv("QUIRE_MAX_MODLE_LEN", "5")
     monkeypatch.setenv("QUIRE_HOST", "of serve")
-    monkeypatch.setenv("QUIRE_PORT", "tcp://10.0.0.7:8000")  # Kubernetes, beside a service of that name
+    monkeypatch.setenv("QUIRE_PORT", "tcp://10.0.0.7:8000")  # Kubernetes sets this for a service of that name
     monkeypatch.setenv("QUIRE_PORT_8000_TCP_ADDR", "10.0.0.7")
     monkeypatch.setenv("QUIRE_SERVICE_HOST", "10.0.0.7")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
@@ -290,7 +290,7 @@ def test_python_m_quire() -> None:
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", "2>&- <&- >&-"])
 def test_closed_streams(closed: str) -> None:
-    """The text comes, or the exit status says why not; what is opened never takes a stream's place."""
+    """The text is printed, or the exit status says why not; no opened file takes the place of a stream."""
     for words, status in (
         ("generate quire-mini --prompt Hi --max-tokens 3", 0),
         ("generate no/such/folder --prompt x", 1),

@@ -74,7 +74,7 @@ class Terminal:
         return True
 
     def say(self, text: str) -> str:
-        """Type a line; what came until the next prompt."""
+        """Type a line; returns the output up to the next prompt."""
         self.type(text + "\r")
         return self.expect(PROMPT)
 

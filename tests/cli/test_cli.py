@@ -224,12 +224,12 @@ def test_inspect_quality_of_one_format_and_its_refusals(
         (
             ("generate", "{}", "--prompt", "x", "--quantization", "awq"),
             2,
-            "'awq' was asked for, but the checkpoint is not",
+            "'awq' does not match the checkpoint, which is not",
         ),
         (
             ("generate", "{}", "--prompt", "x", "--load-format", "gguf"),
             2,
-            "'gguf' was asked for, but the model is in safe",
+            "'gguf' does not match the model, which is in safe",
         ),
         (("generate", "{}", "--prompt", ""), 1, "prompt"),
         (("generate", "{}", "--prompt-token-ids", "1,x"), 1, "prompt-token-ids"),

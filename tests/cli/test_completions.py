@@ -16,7 +16,7 @@ import pytest
 from quire.cli.completions import SHELLS, commands, options
 from quire.cli.main import main
 
-# words typed, what is among the answers, what is not
+# typed words, words that must be among the completions, words that must not
 TYPED = [
     ("", {"serve", "generate", "completions", "help"}, {"--dtype"}),
     ("se", {"serve"}, {"generate"}),
@@ -104,7 +104,7 @@ def zsh_answers(path: Path, typed: str) -> set[str]:
         shell.kill()
         shell.wait()
         os.close(ours)
-    lines = listed.splitlines()[1:-1]  # without what is typed
+    lines = listed.splitlines()[1:-1]  # without the typed line
     return {word for line in lines for word in line.partition(" -- ")[0].split()}
 
 

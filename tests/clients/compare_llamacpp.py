@@ -2,7 +2,7 @@
 
     python tests/clients/compare_llamacpp.py FILE.gguf … [--prompt 5,6,7] [--tokens 32]
 
-Needs llama-cpp-python beside Quire, in an environment of its own. No file: tiny models with random weights are written
+Needs llama-cpp-python and Quire in a separate environment. No file: tiny models with random weights are written
 (F32, F16, BF16 and Q8_0). Exits 1 when tokens differ where llama.cpp's choice leads by more than NEAR: both programs
 round, in other places, so a nearer tie may fall either way.
 """

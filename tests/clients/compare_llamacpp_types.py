@@ -2,7 +2,7 @@
 
     python tests/clients/compare_llamacpp_types.py
 
-Needs llama-cpp-python beside Quire, in an environment of its own. Both read the same numbers, and Quire computes them
+Needs llama-cpp-python and Quire in a separate environment. Both read the same numbers, and Quire computes them
 as floats and, as it does by default, in their own codes. What differs is how inputs are rounded: not at all; to int8 by
 groups of the weights (Quire), to int8 by 32 or 256 (llama.cpp). Distances are root mean squares in parts of the
 logits' own. Exits 1 when one is over LIMIT; a number read wrongly would be as far off as the type is from F32.

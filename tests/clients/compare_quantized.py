@@ -2,7 +2,7 @@
 
     python tests/clients/compare_quantized.py
 
-Needs auto-round, compressed-tensors, bitsandbytes and torch beside Quire, in an environment of its own. Each format
+Needs auto-round, compressed-tensors, bitsandbytes, torch and Quire in a separate environment. Each format
 rounds a tiny Llama to the nearest code, so the numbers that Quire reads must be within 1.6 steps of a group's range of
 the plain ones, and 0.4 in the mean: a wrong order of codes, a zero point that is one off, a scale of another group are
 several times that. Where the writer's own layers can be loaded, their weights (what they make of an identity matrix)

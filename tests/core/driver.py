@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.core.prefix_cache import BlockNode
@@ -12,16 +14,35 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.types import (
     NO_BLOCK,
+    SOFT_DIGEST_BYTES,
     FinishReason,
     Request,
     SamplingParams,
     SchedulerOutput,
     SeqEvent,
+    SoftSpan,
+    StateGroup,
     StepOutput,
 )
 
 from .host_tier import HostTier
 from .paged_worker import PagedWorker, first_hash, generate_alone, prefix_hashes
+
+
+def digest_of(name: str) -> bytes:
+    """Of an image of that name."""
+    return name.encode().ljust(SOFT_DIGEST_BYTES)
+
+
+def seen_in(key: bytes, size: int) -> list[object]:
+    """What a model computes of a block with that key."""
+    mark = struct.calcsize("<qq") + SOFT_DIGEST_BYTES
+    marks = [key[at : at + mark] for at in range(4 * size, len(key), mark)]
+    found: list[object] = list(array("i", key[: 4 * size]))
+    for start, length, digest in ((*struct.unpack("<qq", mark[:16]), mark[16:]) for mark in marks):
+        for place in range(max(0, start), min(size, start + length)):
+            found[place] = digest, place - start
+    return found
 
 
 @dataclass
@@ -43,10 +64,11 @@ class Driver:
         burst: int = 1,
         failing: frozenset[int] = frozenset(),
         tier: HostTier | None = None,
+        kind: type[Scheduler] = Scheduler,
     ) -> None:
         self.config = config
         self.tier = tier
-        self.scheduler = Scheduler(config, tier=tier)
+        self.scheduler = kind(config, tier=tier)
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
         self.worker = PagedWorker(
@@ -67,6 +89,7 @@ class Driver:
         tenant: str = "",
         eos: tuple[int, ...] = (),
         stepwise: bool = True,
+        soft: Iterable[tuple[int, int, str]] = (),
         **params: object,
     ) -> Request:
         index = len(self.requests)
@@ -80,6 +103,7 @@ class Driver:
             tenant=tenant,
             eos_token_ids=eos,
             stepwise=stepwise,
+            soft_tokens=tuple(SoftSpan(start, length, digest_of(name)) for start, length, name in soft),
         )
         self.scheduler.add(request)
         self.requests.append(request)
@@ -98,7 +122,7 @@ class Driver:
         self.scheduler.audit()
 
     def step(self) -> int:
-        """Start a step, and give back as many as leaves one less in flight than may be."""
+        """Start a step, and complete steps until one less than the maximum is in flight."""
         rows = self.start()
         while len(self.flights) >= self.config.steps_in_flight:
             self.settle()
@@ -197,15 +221,15 @@ class Driver:
         assert scheduler.blocks_cached == 0
         scheduler.audit()
 
-    def cached(self) -> dict[tuple[str, bytes], BlockNode]:
-        """Every node of the prefix caches, by its domain and its whole prefix."""
-        found: dict[tuple[str, bytes], BlockNode] = {}
+    def cached(self) -> dict[tuple[str, tuple[bytes, ...]], BlockNode]:
+        """Every node of the prefix caches, by its domain and the keys of all blocks of its prefix."""
+        found: dict[tuple[str, tuple[bytes, ...]], BlockNode] = {}
         for tenant, cache in self.scheduler._blocks.caches._caches.items():
             for name, root in cache._tree._top.children.items():
-                prefixes = {root: b""}
+                prefixes: dict[BlockNode, tuple[bytes, ...]] = {root: ()}
                 for node in cache._tree.nodes():
                     if node.parent in prefixes:
-                        prefix = prefixes[node] = prefixes[node.parent] + node.key
+                        prefix = prefixes[node] = (*prefixes[node.parent], node.key)
                         found[repr((tenant, name.decode().removeprefix("shared:"))), prefix] = node
         return found
 
@@ -213,12 +237,13 @@ class Driver:
         """What can be found is what the executor holds."""
         size = self.config.block_size
         for (where, prefix), node in self.cached().items():
-            tokens = array("i", prefix)
+            tokens = [token for key in prefix for token in seen_in(key, size)]
             hashes = prefix_hashes(tokens, first_hash(where))
             for group, block in enumerate(node.value):
+                of_states = isinstance(self.config.groups[group], StateGroup)
                 for place in range(size if block != NO_BLOCK else 0):
-                    held = self.worker.cells[block, place]
-                    assert held == (group, hashes[len(tokens) - size + place]), f"block {block} is another's"
+                    last = hashes[-1 if of_states else len(tokens) - size + place]
+                    assert self.worker.cells[block, place] == (group, last), f"block {block} is another's"
         if self.tier is not None:
             nodes = [node for _, node in self.cached().items()]
             found = {(node.digest, g): 1 for node in nodes for g, b in enumerate(node.value) if b != NO_BLOCK}

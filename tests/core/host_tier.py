@@ -1,4 +1,6 @@
-"""A tier for the driver: a scheduler's view of what is kept, and the copying of cells, late and sometimes in vain."""
+"""A tier for the driver: the scheduler's view of the stored blocks, and copies of cells that are late and sometimes
+fail.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class HostTier:
         return (digest, group) in self.kept
 
     def move(self, cells: dict[tuple[int, int], Cell], moves: list[Move]) -> dict[int, bool]:
-        """One step: what has ended of those of earlier steps and of `moves`."""
+        """One step: returns the moves that have ended, of earlier steps and of `moves`."""
         ended = {}
         for move in moves:
             places = [(move.block, place) for place in range(self.size)]

@@ -4,6 +4,9 @@ A cell of the memory remembers *which* token prefix was written into it, for whi
 its cells, then every cell its queries would read must hold the right prefix: wrong sharing, a block freed
 too early and a stale block all show. The next token is a hash of the whole prefix, so it is right only if
 the prefix is.
+
+All cells of a block of states remember one prefix, the last that was written. A row first looks for the prefix before
+its first token, as it changes states in place.
 """
 
 from __future__ import annotations
@@ -15,7 +18,17 @@ from dataclasses import dataclass, field
 
 from quire.core.scheduler_config import SchedulerConfig
 from quire.logprobs import LogprobTable, TokenLogprob
-from quire.types import NEXT_TOKEN, FinishReason, NewSeq, Request, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import (
+    NEXT_TOKEN,
+    FinishReason,
+    NewSeq,
+    Request,
+    ScheduledSeq,
+    SchedulerOutput,
+    SoftSpan,
+    StateGroup,
+    StepOutput,
+)
 
 from .host_tier import HostTier
 
@@ -23,11 +36,20 @@ VOCAB = 11  # small, so that stop ids are hit
 
 
 def domain(request: Request) -> str:
-    """Where a request's prefixes are found: by nobody else."""
+    """The namespace of a request's prefixes, which no other request shares."""
     return repr((request.tenant, request.namespace))
 
 
-def prefix_hashes(tokens: Sequence[int], last: int) -> list[int]:
+def seen(tokens: Sequence[int], spans: Sequence[SoftSpan]) -> list[object]:
+    """What a model computes: where tokens are soft, what they stand for in place of their placeholders."""
+    found: list[object] = list(tokens)
+    for span in spans:
+        for position in range(span.start, min(span.end, len(found))):
+            found[position] = span.digest, position - span.start
+    return found
+
+
+def prefix_hashes(tokens: Sequence[object], last: int) -> list[int]:
     """Of every prefix of `tokens` after what `last` is the hash of."""
     hashes = []
     for token in tokens:
@@ -49,7 +71,7 @@ def generate_alone(request: Request, index: int, limit: int) -> tuple[list[int],
     params = request.params
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_token_ids))
     tokens = list(request.prompt_token_ids)
-    last = prefix_hashes(tokens, first_hash(domain(request)))[-1]
+    last = prefix_hashes(seen(tokens, request.soft_tokens), first_hash(domain(request)))[-1]
     while True:
         token = next_token(last, (params.seed or 0) % 2**64, index)
         made = len(tokens) - len(request.prompt_token_ids)
@@ -78,7 +100,7 @@ class Slot:
     def extend(self, tokens: list[int]) -> None:
         self.tokens += tokens
         last = self.hashes[-1] if self.hashes else first_hash(self.namespace)
-        self.hashes += prefix_hashes(self.tokens[len(self.hashes) :], last)
+        self.hashes += prefix_hashes(seen(self.tokens, self.new.soft_tokens)[len(self.hashes) :], last)
 
 
 class PagedWorker:
@@ -146,16 +168,31 @@ class PagedWorker:
         for group, (table, ids) in enumerate(zip(slot.tables, row.new_blocks, strict=True)):
             assert all(0 <= block < self.config.num_blocks for block in ids)
             table.extend(ids)
+            if isinstance(self.config.groups[group], StateGroup):
+                self.write_states(group, table, row.start, hashes)
+                continue
             for p in range(row.start, end):
                 assert self.tier is None or table[p // size] not in self.tier.filling
                 self.cells[table[p // size], p % size] = (group, hashes[p])
         slot.computed = known
         self.computed_tokens += len(row.token_ids)
 
+    def write_states(self, group: int, table: list[int], start: int, hashes: list[int]) -> None:
+        size = self.config.block_size
+        before = self.cells.get((table[(start - 1) // size], size - 1)) if start else None
+        assert not start or before == (group, hashes[start - 1]), f"group {group}: wrong state before {start}"
+        for p in range(start, len(hashes)):
+            assert self.tier is None or table[p // size] not in self.tier.filling
+            self.cells.update({(table[p // size], place): (group, hashes[p]) for place in range(size)})
+
     def read(self, row: ScheduledSeq) -> None:
         slot, size = self.slots[row.seq_id], self.config.block_size
         hashes = slot.hashes[: slot.computed] + slot.guessed
         for g, group in enumerate(self.config.groups):
+            if isinstance(group, StateGroup):
+                last = len(hashes) - 1
+                assert self.cells.get((slot.tables[g][last // size], 0)) == (g, hashes[last]), "wrong state"
+                continue
             first = max(0, row.start - group.window + 1) if group.window else 0
             for p in range(first, len(hashes)):
                 cell = self.cells.get((slot.tables[g][p // size], p % size))

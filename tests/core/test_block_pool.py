@@ -45,14 +45,14 @@ def test_withdrawing_a_cached_block_frees_it() -> None:
 def test_every_block_is_handed_out_once() -> None:
     pool = BlockPool(5)
     assert sorted(pool.take(2) + pool.take(0) + pool.take(3)) == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="1 blocks asked for, 0 of 5 are free"):
+    with pytest.raises(ValueError, match="1 blocks requested, 0 of 5 are free"):
         pool.take(1)
 
 
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
-        (lambda pool: pool.release([0]), "nobody holds"),
+        (lambda pool: pool.release([0]), "but not held"),
         (lambda pool: pool.hold([0]), "free and cannot be shared"),
         (lambda pool: pool.publish(0), "not held"),
         (lambda pool: pool.withdraw(0), "not published"),

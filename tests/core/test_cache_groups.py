@@ -4,16 +4,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.cache_groups import plan_groups
+from quire.core.cache_groups import CachePlan, Kept, kv_group, plan_groups
 from quire.core.capacity import blocks_for, first_live_block, most_tokens, peak_blocks, window_blocks
-from quire.types import CacheGroup, UnsupportedModelError
+from quire.types import FullGroup, SlidingGroup, StateGroup, UnsupportedModelError
+
+
+def padded_layers(plan: CachePlan) -> int:
+    """Layer places that no layer uses."""
+    return sum(plan.layers_per_group - len(group.layers) for group in plan.groups)
 
 
 def test_equal_layers_make_one_group() -> None:
     plan = plan_groups([0] * 32)
-    assert plan.groups == (CacheGroup(tuple(range(32))),)
-    assert (plan.layers_per_group, plan.padded_layers) == (32, 0)
-    assert plan_groups([4096] * 3).groups == (CacheGroup((0, 1, 2), 4096),)
+    assert plan.groups == (FullGroup(tuple(range(32))),)
+    assert (plan.layers_per_group, padded_layers(plan)) == (32, 0)
+    assert plan_groups([4096] * 3).groups == (SlidingGroup((0, 1, 2), 4096),)
 
 
 def test_the_drawing() -> None:
@@ -40,7 +45,7 @@ def test_the_drawing() -> None:
 )
 def test_the_least_padding_within_the_limit(windows: list[int], size: int, groups: int, padded: int) -> None:
     plan = plan_groups(windows)
-    assert (plan.layers_per_group, len(plan.groups), plan.padded_layers) == (size, groups, padded)
+    assert (plan.layers_per_group, len(plan.groups), padded_layers(plan)) == (size, groups, padded)
 
 
 @settings(max_examples=200)
@@ -57,11 +62,23 @@ def test_every_layer_is_in_one_group_of_its_window(windows: list[int], max_group
     kinds = [windows.count(window) for window in set(windows)]
     for size in range(1, len(windows) + 1):
         groups = sum(blocks_for(count, size) for count in kinds)
-        assert groups > max_groups or groups * size - len(windows) >= plan.padded_layers
+        assert groups > max_groups or groups * size - len(windows) >= padded_layers(plan)
+
+
+def test_states_are_a_kind_of_their_own() -> None:
+    """Layer 2 keeps keys and values and a state, layer 1 nothing."""
+    kept = [Kept(0, 8), Kept(2), Kept(2, state_bytes=100), Kept(3, state_bytes=30), Kept(4), Kept(5, 8)]
+    plan = plan_groups(kept)
+    assert plan.groups == (FullGroup((2, 4)), SlidingGroup((0, 5), 8), StateGroup((2, 3), 130))
+    assert plan.places == ((1, 0), (0, 0), (2, 0), (2, 1), (0, 1), (1, 1))
+    assert [group.window for group in plan.groups] == [0, 8, 2]
+    assert plan_groups([Kept(0, state_bytes=8)]).groups == (StateGroup((0,), 8),)
+    with pytest.raises(UnsupportedModelError, match=r"8 distinct ones, the limit is 7"):
+        plan_groups([*range(8), Kept(8, state_bytes=1)])
 
 
 def test_what_cannot_be_planned() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"9 distinct ones, the limit is 8"):
+    with pytest.raises(UnsupportedModelError, match=r"9 distinct ones .* over the limit of 8"):
         plan_groups(range(9))
     for windows in ([], [-1]):
         with pytest.raises(ValueError, match="windows"):
@@ -93,7 +110,7 @@ def test_block_arithmetic_equals_counting(window: int, size: int, computed: int,
     chunk=st.integers(1, 60),
 )
 def test_peak_is_never_passed_on_the_way(windows: list[int], size: int, tokens: int, chunk: int) -> None:
-    groups = [CacheGroup((i,), window) for i, window in enumerate(windows)]
+    groups = [kv_group((i,), window) for i, window in enumerate(windows)]
     peak = peak_blocks(groups, tokens, chunk, size)
     for start in range(0, tokens, chunk):
         end = min(start + chunk, tokens)

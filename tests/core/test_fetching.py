@@ -1,4 +1,4 @@
-"""Blocks that leave for a tier and come back: who waits, who does not, and what is held meanwhile."""
+"""Blocks that move to a tier and back: which sequences wait, which do not, and which blocks are held meanwhile."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.tier import chain, root_digest
 from quire.types import (
-    CacheGroup,
     FinishReason,
+    FullGroup,
     Request,
     SamplingParams,
     SchedulerOutput,
     SeqEvent,
+    SlidingGroup,
     StepOutput,
 )
 
@@ -141,7 +142,7 @@ def test_blocks_of_an_aborted_fetch_are_held_until_nothing_writes_to_them() -> N
 
 
 def test_a_sliding_group_fetches_what_its_window_needs() -> None:
-    groups = (CacheGroup((0,)), CacheGroup((1,), window=5))
+    groups = (FullGroup((0,)), SlidingGroup((1,), 5))
     scheduler = evicted(groups=groups, num_blocks=12, max_num_batched_tokens=64)
     scheduler.add(ask("aa", PROMPT))
     fills = [(move.group, move.block) for move in scheduler.schedule().moves if move.fill]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 
-from quire.core import fetching, prefix_cache, scheduler, sequence_blocks
+from quire.core import fetching, prefix_cache, requests, scheduler, sequence_blocks
 from quire.core import tier as tier_module
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.fetching import Fetches
@@ -17,8 +18,18 @@ from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
+from quire.core.soft_tokens import Marks
 from quire.core.step import StepPlan
-from quire.types import CacheGroup, Move, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
+from quire.types import (
+    FullGroup,
+    Move,
+    ScheduledSeq,
+    SchedulerOutput,
+    SeqEvent,
+    SlidingGroup,
+    StateGroup,
+    StepOutput,
+)
 
 from .driver import Driver
 from .host_tier import HostTier
@@ -30,7 +41,7 @@ CONFIG = SchedulerConfig(
     max_num_seqs=6,
     max_num_batched_tokens=16,
     max_model_len=40,
-    groups=(CacheGroup((0,)), CacheGroup((1,), window=5)),
+    groups=(FullGroup((0,)), SlidingGroup((1,), 5)),
 )
 
 
@@ -58,6 +69,7 @@ def live(config: SchedulerConfig = CONFIG, tier: HostTier | None = None) -> Driv
 
 TWO_STEPS = replace(CONFIG, steps_in_flight=2, policy="priority", max_draft_tokens=3)
 DRAFTS = replace(CONFIG, max_draft_tokens=8, max_num_batched_tokens=10)
+STATES = replace(CONFIG, groups=(FullGroup((0,)), StateGroup((1,), 64)))
 
 
 def test_unbroken_it_passes() -> None:
@@ -65,6 +77,9 @@ def test_unbroken_it_passes() -> None:
     assert driver.scheduler.num_preemptions
     assert driver.scheduler.prefix_stats.hit_tokens
     assert live(DRAFTS).worker.accepted_drafts > 20
+    driver = live(STATES)
+    assert driver.scheduler.num_preemptions
+    assert driver.scheduler.prefix_stats.hit_tokens
     driver = live(TWO_STEPS)
     assert driver.scheduler.num_preemptions
     assert driver.scheduler.wasted_rows > 2
@@ -91,7 +106,9 @@ def hand_out_twice(patch: pytest.MonkeyPatch) -> None:
 def forget_namespaces(patch: pytest.MonkeyPatch) -> None:
     match = PrefixCache.match
     acquire = PrefixCache.acquire
-    patch.setattr(PrefixCache, "match", lambda self, key, most, name="": match(self, key, most, "all"))
+    patch.setattr(
+        PrefixCache, "match", lambda self, key, most, name, marks: match(self, key, most, "all", marks)
+    )
     patch.setattr(PrefixCache, "acquire", lambda self, hit, name="": acquire(self, hit, "all"))
 
 
@@ -131,10 +148,33 @@ def free_one_block_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(prefix_cache, "first_live_block", sequence_blocks.first_live_block)
 
 
+def let_go_of_the_state_at_the_end_of_a_block(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateGroup, "window", 1)
+
+
+def run_drafts_over_states(patch: pytest.MonkeyPatch) -> None:
+    """A rejected draft stays in the state."""
+    patch.setattr(SchedulerConfig, "__post_init__", lambda self: None)
+    patch.setattr(Driver, "__init__", partialmethod(with_drafts, Driver.__init__))
+
+
+def with_drafts(
+    self: Driver, right: Callable[..., None], config: SchedulerConfig, **others: HostTier | None
+) -> None:
+    right(self, replace(config, max_draft_tokens=8), **others)
+
+
+@pytest.mark.parametrize(
+    "break_it", [forget_the_window, let_go_of_the_state_at_the_end_of_a_block, run_drafts_over_states]
+)
+def test_broken_states_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    check(break_it, STATES)
+
+
 def key_by_last_block_only(patch: pytest.MonkeyPatch) -> None:
     """Blocks found by their own tokens, not by their whole prefix."""
 
-    def match(self: RadixTree[object], key: bytes, namespace: str = "") -> list[object]:
+    def match(self: RadixTree[object], key: bytes, namespace: str, marks: Marks) -> list[object]:
         known = {node.key: node for node in self.nodes()}
         path = []
         for start in range(0, len(key) - self.block_bytes + 1, self.block_bytes):
@@ -289,8 +329,8 @@ def test_broken_steps_in_flight_are_caught(break_it: Callable[[pytest.MonkeyPatc
 
 def test_a_sequence_that_starts_again_while_its_row_runs_is_caught() -> None:
     """Seeds in which a more urgent request makes one give way for blocks, and that one finds room again at once."""
-    flights = {"steps_in_flight": 2, "policy": "priority", "batching": "continuous"}
-    for seed in (22, 52):
+    flights = {"steps_in_flight": 2, "policy": "priority", "kind": Scheduler}
+    for seed in (2, 22):
         crowded_life(seed, **flights)
         with pytest.MonkeyPatch.context() as patch:
             start_again_too_soon(patch)
@@ -389,6 +429,43 @@ def never_tell_what_is_withdrawn(patch: pytest.MonkeyPatch) -> None:
         self._caches.tier = kept
 
     patch.setattr(PrefixCache, "_withdraw", withdraw)
+
+
+def images(config: SchedulerConfig, tier: HostTier | None = None) -> list[int]:
+    """Prompts of the same ids with one image, another, and the first again; how much of each was found."""
+    driver = Driver(replace(config, soft_tokens=True), tier=tier)
+    for image in "xyxy":
+        driver.add([1, 2, 9, 9, 9, 9, 9, 3, 4], soft=[(2, 5, image)], max_tokens=3)
+        driver.run_out()
+    driver.drain()
+    return [sample.cached_tokens for sample in driver.samples.values()]
+
+
+def forget_what_soft_tokens_stand_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(requests, "block_marks", lambda spans, size: {})
+
+
+def mark_by_placeholders(patch: pytest.MonkeyPatch) -> None:
+    """Where and how long images are, not what they show."""
+    right = requests.block_marks
+    patch.setattr(
+        requests, "block_marks",
+        lambda spans, size: right([replace(span, digest=bytes(32)) for span in spans], size),
+    )  # fmt: skip
+
+
+def test_images_are_shared_where_they_are_the_same() -> None:
+    assert images(CONFIG) == [0, 2, 8, 8]  # before the image, and all of it
+    assert images(STATES) == [0, 2, 8, 8]
+    assert images(CONFIG, HostTier(2)) == [0, 2, 8, 8]
+
+
+@pytest.mark.parametrize("break_it", [forget_what_soft_tokens_stand_for, mark_by_placeholders])
+def test_images_that_share_blocks_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        break_it(patch)
+        with pytest.raises(AssertionError):
+            images(CONFIG)
 
 
 @pytest.mark.parametrize("config", [CONFIG, TWO_STEPS], ids=["one", "two"])

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.prefix_cache import BlockNode, PrefixCache, PrefixCaches
-from quire.types import NO_BLOCK, CacheGroup
+from quire.types import NO_BLOCK, CacheGroup, FullGroup, SlidingGroup, StateGroup
 
-FULL = (CacheGroup((0,)),)
-HYBRID = (CacheGroup((0,)), CacheGroup((1,), window=5))
-SLIDING = (CacheGroup((0,), window=5),)
+FULL = (FullGroup((0,)),)
+STATES = (FullGroup((0,)), StateGroup((1,), 64))
+HYBRID = (FullGroup((0,)), SlidingGroup((1,), 5))
+SLIDING = (SlidingGroup((0,), 5),)
 SIZE = 2
 
 
@@ -116,6 +117,22 @@ def test_a_sliding_group_takes_only_its_window_and_limits_the_hit() -> None:
     check(cache)
 
 
+def test_a_prefix_is_hit_only_where_a_state_was_kept() -> None:
+    _, cache = make(STATES, 40)
+    tokens = list(range(10))
+    run = Run(cache, 2, tokens)
+    run.give_back(1, 4)
+    check(cache, run)
+    hit = cache.match(key(tokens), 10)
+    assert hit.length == 10
+    assert hit.blocks[1] == [NO_BLOCK] * 4 + run.tables[1][4:]  # the states after the prefix, no others
+    for index in (1, 3):
+        cache._withdraw(hit_blocks(cache, tokens, 1)[index])
+    assert [hit_length(cache, tokens[:end]) for end in range(2, 11, 2)] == [2, 2, 6, 6, 10]
+    run.end()
+    check(cache)
+
+
 def hit_blocks(cache: PrefixCache, tokens: list[int], group: int) -> list[int]:
     return [node.value[group] for node in cache._tree.match(key(tokens))]
 
@@ -212,7 +229,7 @@ def test_discard_forgets_a_damaged_prefix_but_nothing_others_use() -> None:
 def test_allocation_beyond_what_is_there_is_refused() -> None:
     _, cache = make(FULL, 3)
     run = Run(cache, 1, [1, 2])
-    with pytest.raises(ValueError, match="3 blocks asked for, 2 are available"):
+    with pytest.raises(ValueError, match="3 blocks requested, 2 are available"):
         cache.allocate(3)
     with pytest.raises(ValueError, match="in use"):
         cache.drop("")

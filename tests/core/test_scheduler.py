@@ -6,19 +6,22 @@ from typing import Any
 
 import pytest
 
+from quire.core.cache_groups import kv_group
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.logprobs import LogprobTable, TokenLogprob
 from quire.types import (
     NEXT_TOKEN,
     NO_BLOCK,
-    CacheGroup,
     FinishReason,
+    FullGroup,
     Request,
     RequestError,
     SamplingParams,
     SchedulerOutput,
     SeqEvent,
+    SlidingGroup,
+    StateGroup,
     StepOutput,
 )
 
@@ -216,7 +219,7 @@ def test_drafts_take_only_what_budget_blocks_and_length_leave() -> None:
     assert drafted(5) == [5, 2]  # the last token of b is never computed
     assert drafted(3, max_draft_tokens=4) == [3, 1]
     assert drafted(3, max_num_batched_tokens=6) == [3, 1]
-    assert drafted(5, num_blocks=3) == [4, 0]  # one block more, and nobody gives way
+    assert drafted(5, num_blocks=3) == [4, 0]  # with one block more there is no preemption
     assert drafted(5, max_draft_tokens=0) == [0, 0]
 
 
@@ -237,13 +240,13 @@ def test_the_second_step_is_scheduled_while_the_first_runs() -> None:
     scheduler.add(ask("a", [1, 2, 3], max_tokens=3))
     scheduler.add(ask("b", list(range(10)), max_tokens=2, arrival=1))
     first, second = scheduler.schedule(), scheduler.schedule()
-    with pytest.raises(ValueError, match="step 1 has not been given to update"):
+    with pytest.raises(ValueError, match="step 1 has not been passed to update"):
         scheduler.schedule()
     assert spans(first) == [(0, 0, 3), (1, 0, 5)]
     assert spans(second) == [(0, 3, 4), (1, 5, 10)]
     assert [row.token_ids for row in second.scheduled] == [[NEXT_TOKEN], [5, 6, 7, 8, 9]]
     assert [row.sample for row in second.scheduled] == [True, True]
-    with pytest.raises(ValueError, match="step 2 is not the one being run"):
+    with pytest.raises(ValueError, match="step 2 is not the oldest one in flight"):
         scheduler.update(second, answer(second, [[7], [7]]))
     [event] = scheduler.update(first, answer(first, [[7], []]))
     assert event.new_token_ids == [7]
@@ -366,7 +369,7 @@ def test_samples_wait_for_the_first_and_share_its_prompt(caching: bool) -> None:
 def test_samples_start_as_soon_as_the_prompt_is_computed_and_share_nothing_else(
     windows: tuple[int, ...],
 ) -> None:
-    groups = tuple(CacheGroup((g,), window) for g, window in enumerate(windows))
+    groups = tuple(kv_group((g,), window) for g, window in enumerate(windows))
     scheduler = make(enable_prefix_caching=False, max_num_batched_tokens=12, groups=groups)
     scheduler.add(ask("a", list(range(1, 15)), n=2, max_tokens=12))
     assert [spans(run(scheduler)[0]) for _ in range(3)] == [
@@ -582,7 +585,7 @@ def test_nobody_gives_way_in_vain() -> None:
 
 
 def test_a_sliding_group_gives_back_what_left_the_window() -> None:
-    groups = (CacheGroup((0,)), CacheGroup((1,), window=6))
+    groups = (FullGroup((0,)), SlidingGroup((1,), 6))
     scheduler = make(groups=groups, num_blocks=40, enable_prefix_caching=False)
     scheduler.add(ask("a", [1] * 16, max_tokens=40, ignore_eos=True))
     run(scheduler)
@@ -593,8 +596,34 @@ def test_a_sliding_group_gives_back_what_left_the_window() -> None:
     scheduler.audit()
 
 
+def test_states_take_the_blocks_of_one_position_whatever_the_length() -> None:
+    groups = (FullGroup((0,)), StateGroup((1,), 64))
+    scheduler = make(groups=groups, num_blocks=40, enable_prefix_caching=False)
+    scheduler.add(ask("a", [1] * 16, max_tokens=40, ignore_eos=True))
+    run(scheduler)
+    assert scheduler.blocks_used == 4 + 1
+    for length in range(17, 47):
+        run(scheduler)
+        assert scheduler.blocks_used == -(-length // 4) + 1
+    scheduler.audit()
+
+
+def test_a_preempted_sequence_goes_on_from_a_state_that_was_kept() -> None:
+    groups = (FullGroup((0,)), StateGroup((1,), 64))
+    scheduler = make(groups=groups, num_blocks=40, max_num_seqs=1, policy="priority")
+    scheduler.add(ask("a", list(range(1, 15)), priority=1, max_tokens=20, ignore_eos=True))
+    run(scheduler)
+    scheduler.add(ask("b", [9] * 34, max_tokens=4))
+    starts = []
+    while scheduler.has_work():
+        out, _ = run(scheduler)
+        starts += [row.start for new in out.new for row in out.scheduled if row.seq_id == new.seq_id == 0]
+    assert scheduler.num_preemptions == 1
+    assert starts == [12]  # of 14 known tokens: where a block ends
+
+
 def test_a_hit_in_a_sliding_group_starts_with_entries_that_nobody_reads() -> None:
-    groups = (CacheGroup((0,)), CacheGroup((1,), window=6))
+    groups = (FullGroup((0,)), SlidingGroup((1,), 6))
     scheduler = make(groups=groups, num_blocks=40)
     scheduler.add(ask("a", list(range(1, 17)), max_tokens=1))
     run(scheduler)
@@ -619,10 +648,10 @@ def test_what_does_not_fit_the_step_is_refused_and_changes_nothing() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             scheduler.update(out, bad)
-    with pytest.raises(ValueError, match="has not been given to update"):
+    with pytest.raises(ValueError, match="has not been passed to update"):
         scheduler.schedule()
     good = StepOutput([[7]], [None], [two])
-    with pytest.raises(ValueError, match="step 9 is not the one"):
+    with pytest.raises(ValueError, match="step 9 is not the oldest one"):
         scheduler.update(SchedulerOutput(9, out.scheduled, [], []), good)
     [event] = scheduler.update(out, good)
     assert event.prompt_logprobs == two

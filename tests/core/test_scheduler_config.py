@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import CacheGroup, Request, RequestError, SamplingParams
+from quire.types import FullGroup, Request, RequestError, SamplingParams, SlidingGroup, StateGroup
 
 
 def config(**changes: Any) -> SchedulerConfig:
@@ -35,7 +35,7 @@ def limit(config: SchedulerConfig, prompt: Any, max_tokens: int | None = None) -
         ("max_draft_tokens", -1),
         ("steps_in_flight", 3),
         ("groups", ()),
-        ("groups", (CacheGroup((0,), -4),)),
+        ("groups", (SlidingGroup((0,), -4),)),
         ("policy", "random"),
     ],
 )
@@ -46,7 +46,16 @@ def test_a_config_out_of_range_is_refused_by_name(field: str, value: object) -> 
 
 def test_a_pool_too_small_for_one_token_is_refused() -> None:
     with pytest.raises(ValueError, match="num_blocks: 1 cannot hold one token in 2 groups"):
-        config(num_blocks=1, groups=(CacheGroup((0,)), CacheGroup((1,), 8)))
+        config(num_blocks=1, groups=(FullGroup((0,)), SlidingGroup((1,), 8)))
+
+
+def test_drafts_are_refused_where_there_are_states() -> None:
+    groups = (FullGroup((0,)), StateGroup((1,), 64))
+    config(groups=groups)
+    with pytest.raises(
+        ValueError, match="max_draft_tokens: 4 must be 0 for a model with a state per sequence"
+    ):
+        config(groups=groups, max_draft_tokens=4)
 
 
 def test_the_limit_is_prompt_and_max_tokens_within_the_model() -> None:
@@ -64,8 +73,8 @@ def test_without_max_tokens_the_limit_is_what_the_pool_holds() -> None:
 
 def test_sliding_groups_count_by_their_window() -> None:
     # 16 tokens at any alignment touch 5 blocks, whatever the length.
-    assert limit(config(groups=(CacheGroup((0,), 16),)), [1] * 50) == 100
-    mixed = config(groups=(CacheGroup((0,)), CacheGroup((1,), 4)))  # 2 for the window, 8 full blocks
+    assert limit(config(groups=(SlidingGroup((0,), 16),)), [1] * 50) == 100
+    mixed = config(groups=(FullGroup((0,)), SlidingGroup((1,), 4)))  # 2 for the window, 8 full blocks
     assert limit(mixed, [1] * 10) == 33
 
 
@@ -98,10 +107,10 @@ def test_sliding_groups_count_by_their_window() -> None:
             [1] * 21,
             5,
             "prompt_token_ids",
-            "21 tokens are more than max_num_batched_tokens 20",
+            "21 tokens exceed max_num_batched_tokens 20",
         ),
         (
-            {"enable_chunked_prefill": False, "num_blocks": 4, "groups": (CacheGroup((0,), 2),)},
+            {"enable_chunked_prefill": False, "num_blocks": 4, "groups": (SlidingGroup((0,), 2),)},
             [1] * 17,
             5,
             "prompt_token_ids",

@@ -9,35 +9,48 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from quire.core.cache_groups import kv_group
 from quire.core.capacity import peak_blocks
+from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import NO_BLOCK, CacheGroup, RequestError
+from quire.engine.whole_batches import WholeBatchScheduler
+from quire.types import NO_BLOCK, CacheGroup, RequestError, StateGroup
 
 from .driver import Driver
 from .host_tier import HostTier
 
 BASES = [[1, 2, 3, 4, 5, 6, 7, 8, 9] * 5, [7, 7, 7, 1, 7, 7, 2] * 7, [1, 2, 3, 4, 9, 9] * 8]
 
+KINDS = (Scheduler, Scheduler, WholeBatchScheduler)
+STATE = -1  # in place of a window: states
+
+
+def group_of(layer: int, window: int) -> CacheGroup:
+    return StateGroup((layer,), 64) if window == STATE else kv_group((layer,), window)
+
 
 @st.composite
 def configs(draw: st.DrawFn) -> SchedulerConfig:
-    windows = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 13]), min_size=1, max_size=3))
+    windows = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 13, STATE]), min_size=1, max_size=3))
+    groups = tuple(group_of(g, window) for g, window in enumerate(windows))
     return SchedulerConfig(
         num_blocks=draw(st.integers(len(windows) * 2, 60)),
         block_size=draw(st.sampled_from([1, 2, 3, 4, 8])),
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 40)),
         max_model_len=draw(st.integers(4, 60)),
-        max_draft_tokens=draw(st.sampled_from([0, 0, 1, 4, 12])),
+        max_draft_tokens=0 if STATE in windows else draw(st.sampled_from([0, 0, 1, 4, 12])),
         steps_in_flight=draw(st.integers(1, 2)),
-        groups=tuple(CacheGroup((g,), window) for g, window in enumerate(windows)),
+        groups=groups,
+        soft_tokens=True,
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
-        batching=draw(st.sampled_from(["continuous", "continuous", "static"])),
     )
 
 
+# Where a prompt has images, and which.
+IMAGES = [((1, 3, "x"),), ((1, 3, "y"),), ((2, 7, "x"),), ((0, 1, "x"), (1, 2, "y"), (4, 5, "x"))]
 prompts = st.one_of(
     st.tuples(st.sampled_from(BASES), st.integers(1, 40)).map(lambda t: t[0][: t[1]]),
     st.tuples(st.sampled_from(BASES), st.integers(1, 30), st.lists(st.integers(0, 9), max_size=6)).map(
@@ -58,6 +71,7 @@ asks = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "prompt_logprobs": st.sampled_from([None, None, 0]),
         "stepwise": st.booleans(),
+        "soft": st.sampled_from([(), (), *IMAGES]),
     }
 )
 actions = st.lists(
@@ -99,14 +113,22 @@ def play(driver: Driver, script: list[tuple[str, Any]]) -> None:
     burst=st.sampled_from([1, 1, 3]),
     failing=st.sets(st.integers(0, 9)),
     keeps=st.sampled_from([0, 0, 5, 40]),
+    kind=st.sampled_from(KINDS),
 )
 def test_any_life_keeps_every_promise(
-    config: SchedulerConfig, script: list[tuple[str, Any]], burst: int, failing: set[int], keeps: int
+    config: SchedulerConfig,
+    script: list[tuple[str, Any]],
+    burst: int,
+    failing: set[int],
+    keeps: int,
+    kind: type[Scheduler],
 ) -> None:
     tier = HostTier(config.block_size, keeps) if keeps and config.enable_prefix_caching else None
-    driver = Driver(config, burst=burst, failing=frozenset(failing if len(failing) < 3 else ()), tier=tier)
+    failing = failing if len(failing) < 3 else set()
+    driver = Driver(config, burst=burst, failing=frozenset(failing), tier=tier, kind=kind)
     play(driver, script)
     event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
+    event(f"states: {any(isinstance(group, StateGroup) for group in config.groups)}")
     if tier is not None:
         event(f"blocks fetched: {tier.came > 0}")
 
@@ -143,8 +165,8 @@ def compare_flights(seed: int) -> Driver:
 
 def crowded_config(rng: random.Random) -> SchedulerConfig:
     """A pool that holds little more than one of the longest sequences, so that nearly everything collides."""
-    windows = [rng.choice([0, 0, 2, 4, 7, 12]) for _ in range(rng.randint(1, 3))]
-    groups = tuple(CacheGroup((g,), window) for g, window in enumerate(windows))
+    windows = [rng.choice([0, 0, 2, 4, 7, 12, STATE]) for _ in range(rng.randint(1, 3))]
+    groups = tuple(group_of(g, window) for g, window in enumerate(windows))
     size, length, budget = rng.choice([1, 2, 4]), rng.randint(20, 60), rng.randint(4, 80)
     chunked = rng.random() < 0.7
     if not chunked:
@@ -156,13 +178,13 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         max_num_seqs=rng.randint(1, 8),
         max_num_batched_tokens=budget,
         max_model_len=length,
-        max_draft_tokens=rng.choice([0, 0, 3, 20]),
+        max_draft_tokens=0 if STATE in windows else rng.choice([0, 0, 3, 20]),
         steps_in_flight=rng.randint(1, 2),
         groups=groups,
+        soft_tokens=True,
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
         policy=rng.choice(["fcfs", "priority"]),
-        batching=rng.choice(["continuous", "continuous", "dynamic"]),
     )
 
 
@@ -183,16 +205,20 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "max_tokens": rng.choice([None, 1, rng.randint(1, config.max_model_len - len(base[:longest]))]),
         "prompt_logprobs": rng.choice([None, None, None, 2]),
         "stepwise": rng.random() < 0.4,
+        "soft": [s for s in rng.choice([(), *IMAGES]) if s[0] + s[1] <= len(base[:longest])],
     }
 
 
 def crowded_life(seed: int, **changes: Any) -> Driver:
     rng = random.Random(seed)
-    config = replace(crowded_config(rng), **changes)
+    config, kind = crowded_config(rng), rng.choice(KINDS)
+    kind = changes.pop("kind", kind)
+    config = replace(config, **changes)
     failing = frozenset(rng.sample(range(20), 2)) if rng.random() < 0.3 else frozenset()
     tier = HostTier(config.block_size, rng.randint(5, 60)) if config.enable_prefix_caching else None
+    burst = rng.choice([1, 1, 2])
     driver = Driver(
-        config, burst=rng.choice([1, 1, 2]), failing=failing, tier=tier if rng.random() < 0.6 else None
+        config, burst=burst, failing=failing, tier=tier if rng.random() < 0.6 else None, kind=kind
     )
     added = 0
     while added < 20:
@@ -217,6 +243,7 @@ def crowded_life(seed: int, **changes: Any) -> Driver:
 @given(seed=st.integers(0, 2**32))
 def test_a_crowded_life_keeps_every_promise(seed: int) -> None:
     driver = crowded_life(seed)
+    event(f"states: {any(isinstance(group, StateGroup) for group in driver.config.groups)}")
     event(f"preemptions: {'none' if not driver.scheduler.num_preemptions else 'some'}")
     event(f"wasted rows: {driver.scheduler.wasted_rows > 0}")
     event(f"blocks fetched: {driver.tier is not None and driver.tier.came > 0}")

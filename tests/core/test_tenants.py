@@ -8,10 +8,10 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from quire.core.cache_groups import kv_group
 from quire.core.capacity import peak_blocks
 from quire.core.prefix_cache import PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
-from quire.types import CacheGroup
 
 from .driver import Driver
 
@@ -20,7 +20,7 @@ MINE = [*range(600)]
 
 
 def run(driver: Driver) -> None:
-    """To the end; what is cached stays."""
+    """Run to the end; the cached blocks stay."""
     while driver.scheduler.has_work():
         driver.step()
 
@@ -44,7 +44,7 @@ def test_a_flood_leaves_the_caches_of_others(together: int, output: int) -> None
     driver = Driver(CONFIG)
     cached(driver, "mine")
     flood(driver, "other", together=together, output=output)
-    assert driver.scheduler.blocks_cached > 100  # what is idle was lent
+    assert driver.scheduler.blocks_cached > 100  # idle blocks were lent
     assert cached(driver, "mine") == 592
 
 
@@ -144,7 +144,7 @@ def life_of_others(seed: int) -> tuple[Driver, int]:
     rng = random.Random(seed)
     others = ["b", "c"][: rng.randint(1, 2)]
     windows = [rng.choice([0, 0, 5, 12]) for _ in range(rng.randint(1, 2))]
-    groups = tuple(CacheGroup((g,), window) for g, window in enumerate(windows))
+    groups = tuple(kv_group((g,), window) for g, window in enumerate(windows))
     size, length = rng.choice([2, 4]), rng.randint(20, 30)
     config = SchedulerConfig(
         num_blocks=2 * len(others) * peak_blocks(groups, length, length, size) + rng.randint(0, 20),

@@ -135,7 +135,7 @@ def test_a_model_copies_from_birth() -> None:
     made = Decoder(MINI)
     wiring.initialize(made, torch.Generator().manual_seed(1))
     assert _copied(made.eval()) > 0.6
-    with torch.no_grad():  # without the head that notes what came before, nothing is left
+    with torch.no_grad():  # without the head that notes the previous token, nothing is left
         made.layers[0].self_attn.o_proj.weight[:, : MINI.head_dim] = 0.0
     assert _copied(made) < 0.05
 

@@ -53,7 +53,7 @@ def test_one_block_fewer_is_refused(model: tuple[Path, int]) -> None:
     with LLM(folder, num_kv_blocks=least, **COMMON) as llm:
         scheduler, asked = llm.built.core.scheduler, SamplingParams(max_tokens=LENGTH - 100)
         scheduler.config = replace(scheduler.config, num_blocks=least - 1)
-        with pytest.raises(RequestError, match="do not fit the KV cache"):
+        with pytest.raises(RequestError, match="exceed the KV cache"):
             llm.generate([[3] * 100], asked, progress=False)
 
 

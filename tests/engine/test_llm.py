@@ -283,7 +283,7 @@ with LLM(sys.argv[1], memory=bound, max_num_seqs=16, load_format="random", progr
 
 
 def test_the_memory_bound_holds(checkpoint: Folder, tmp_path: Path) -> None:
-    """A process under more load than its cache can take stays below its bound, and holds what was planned."""
+    """A process under more load than its cache can hold stays below its bound, and uses the planned memory."""
     config = json.loads((checkpoint("qwen3") / "config.json").read_text())
     config |= {
         "max_position_embeddings": 1024,

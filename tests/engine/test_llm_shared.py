@@ -86,16 +86,16 @@ def test_a_stream_that_is_dropped_ends_its_request(llm: LLM) -> None:
 def test_an_interrupt_ends_the_call_and_nothing_else(
     llm: LLM, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute, steps = llm.built.core.worker.execute, 0
+    forward, steps = llm.built.core.worker.forward, 0
 
     def interrupted(out: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        return execute(out)
+        return forward(out)
 
-    monkeypatch.setattr(llm.built.core.worker, "execute", interrupted)
+    monkeypatch.setattr(llm.built.core.worker, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([ONCE] * 4, LONG)
     assert not llm.built.core.has_work()
@@ -112,11 +112,13 @@ def test_after_a_failed_step_every_caller_hears_why(
         def fail(_: Any) -> Any:
             raise MemoryError("none left")
 
-        monkeypatch.setattr(llm.built.core.worker, "execute", fail)
+        monkeypatch.setattr(llm.built.core.worker, "forward", fail)
         with pytest.raises(MemoryError):
             llm.generate(AGO, GREEDY)
         for call in (lambda: next(stream), lambda: llm.generate(AGO, GREEDY)):
-            with pytest.raises(QuireError, match=r"a step failed \(MemoryError: none left\); make a new LLM"):
+            with pytest.raises(
+                QuireError, match=r"a step failed \(MemoryError: none left\); create a new LLM"
+            ):
                 call()
 
 
@@ -161,7 +163,7 @@ def test_a_forked_child_is_refused_and_ends(checkpoint: Folder) -> None:
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     message, status = done.stdout.splitlines()
-    assert "a forked child has none of its threads" in message
+    assert "its threads do not exist in a forked child" in message
     assert status == "7"
 
 
@@ -241,7 +243,7 @@ def test_turns_go_round() -> None:
         threads.append(thread)
     assert not turns.acquire(blocking=False)
     turns.release()
-    turns.acquire()  # after all of those who came before
+    turns.acquire()  # after all earlier callers
     assert order == [0, 1, 2, 3]
     turns.release()
     for thread in threads:

@@ -17,8 +17,8 @@ from helpers.checkpoints import TinyModel
 from helpers.process import Process, running, until
 from helpers.tokenizers import save_whole
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
+from quire.executor.sampler import HostSampler
 from quire.types import MAX_NAMED_TOKENS
-from quire.worker.sampler import Sampler
 
 MIB = 2**20
 NAMED = 100  # tokens in a request's logit_bias
@@ -74,7 +74,7 @@ def test_an_engine_holds_what_was_predicted() -> None:
 
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, *(model.name for model in MODELS)])
 def test_a_server_holds_what_was_predicted(name: str, tmp_path: Path) -> None:
-    """Both processes, within two per cent of the plan for what is asked, once all is loaded that ever is."""
+    """Both processes use the planned memory within two per cent, once everything has been loaded."""
     tiny = next((model for model in MODELS if model.name == name), None)
     folder = shipped_models()[name] if tiny is None else save_whole(tiny, tmp_path / "model")
     options = ("--memory", "384MiB", "--request-memory", "12MiB", "--max-connections", "64", "--threads", "2",
@@ -88,7 +88,7 @@ def test_a_server_holds_what_was_predicted(name: str, tmp_path: Path) -> None:
         for connection in connections:
             connection.close()
     vocab = 4096 if tiny is None else _SIZES["vocab_size"]
-    worst, here = (Sampler.memory_bound(vocab, 64, 2, 512, named) for named in (MAX_NAMED_TOKENS, NAMED))
+    worst, here = (HostSampler.memory_bound(vocab, 64, 2, 512, named) for named in (MAX_NAMED_TOKENS, NAMED))
     assert planned["sampler"] == worst
     of_server = planned["server"] + planned["connections"]
     predicted = {

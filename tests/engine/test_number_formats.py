@@ -1,4 +1,4 @@
-"""Number formats of weights and the output head: what is chosen, what it says, what it refuses."""
+"""Number formats of weights and the output head: choices, notices and refusals."""
 
 from __future__ import annotations
 

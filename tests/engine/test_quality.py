@@ -1,4 +1,6 @@
-"""What formats cost, on the model in the box: texts that it knows, its own, and a cache beside unrounded weights."""
+"""The loss of formats on the bundled model: texts that it knows, its own texts, and a quantized cache with float
+weights.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def test_a_text_is_known_or_not(found: Quality) -> None:
 
 
 def test_int8_is_near_and_the_cache_has_a_cost(found: Quality) -> None:
-    """int8 weights move predictions less than a twentieth of int4's; an int8 cache shows beside unrounded weights."""
+    """int8 weights change predictions less than a twentieth as much as int4; an int8 cache shows with float weights."""
     int8, int4, cache = ({text.text: text for text in form.texts}["known"] for form in found.formats)
     assert [form.kv for form in found.formats] == ["bf16", "bf16", "i8"]
     assert 0 < 20 * int8.kl_mean < int4.kl_mean
@@ -48,7 +50,7 @@ def test_int8_is_near_and_the_cache_has_a_cost(found: Quality) -> None:
 
 
 def test_formats_that_are_asked_for(model: Model) -> None:
-    """Weights, cache, and both together: each beside the same reference."""
+    """Weights, cache, and both together, each compared with the same reference."""
     assert model.tokenizer is not None
     asked = EngineConfig(threads=1, quantization="int8", kv_cache_dtype="int8", quantization_group_size=32)
     found = measure(model, asked, {"known": model.tokenizer.encode(KNOWN)}, [])

@@ -107,16 +107,13 @@ def test_cached_tokens_are_reported(tiny: Path) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("how", ["cancel", "drop", "task", "aclose"])
+@pytest.mark.parametrize("how", ["cancel", "drop", "task"])
 def test_a_caller_that_leaves_costs_nothing_more(endless: Path, how: str) -> None:
     async def leave(engine: Any) -> None:
         stream = engine.generate(ask("left"))
         async for _ in stream:
             if how == "cancel":
                 stream.cancel()
-                break
-            if how == "aclose":
-                await stream.aclose()
                 break
             if how == "task":
                 await asyncio.sleep(3600)
@@ -189,7 +186,7 @@ def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
             assert len(tokens[0]) == 200
             await until(lambda: slow.output.finished)
             rest = [delta async for delta in slow]
-            assert len(rest) <= 2  # merged while nobody read
+            assert len(rest) <= 2  # merged while unread
             assert first.text + "".join(delta.text for delta in rest) == texts[0]
             assert [*first.token_ids, *(t for delta in rest for t in delta.token_ids)] == tokens[0]
             assert [first, *rest][-1].finish_reason is FinishReason.LENGTH
@@ -198,7 +195,7 @@ def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
 
 
 def test_a_sink_takes_what_it_will_in_order(endless: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Text goes to the sink or to the reader, each once; a sink that raises is asked no more and harms nobody."""
+    """Text goes to the sink or to the reader, once; a sink that raises gets no more text and harms no other."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     taken: list[str] = []
 
@@ -308,7 +305,7 @@ def test_a_standstill_of_the_process_ends_no_reader_that_reads(endless: Path) ->
             stream = engine.generate(ask("r"))
             for _ in range(20):
                 await anext(stream)
-            await until(lambda: stream.output.finished)  # now nobody reads
+            await until(lambda: stream.output.finished)  # no reader from here on
             with pytest.raises(QuireError, match="unread"):
                 await collect(stream)
 
@@ -320,7 +317,7 @@ def test_deadlines(endless: Path) -> None:
         async with running(endless, max_num_seqs=1) as engine:
             now = time.monotonic()
             for late in ({"deadline": now - 1}, {"queue_deadline": now - 1}):
-                with pytest.raises(DeadlineError, match="had passed"):
+                with pytest.raises(DeadlineError, match="passed before it started"):
                     engine.generate(ask("late", **late))
             for seconds in (0.1, 1.0, 10.0):  # until it is enough for a first token
                 runs = engine.generate(ask("runs", deadline=time.monotonic() + seconds))
@@ -331,7 +328,7 @@ def test_deadlines(endless: Path) -> None:
             assert runs.output.outputs[0].token_ids
             await anext(runs := engine.generate(ask("runs", queue_deadline=time.monotonic() + 3600)))
             waits = engine.generate(ask("waits", queue_deadline=time.monotonic() + 0.05))
-            with pytest.raises(DeadlineError, match="waited for"):
+            with pytest.raises(DeadlineError, match="not started within"):
                 await collect(waits)
             assert not waits.output.timings.scheduled
             runs.cancel()

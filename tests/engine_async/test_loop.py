@@ -88,8 +88,9 @@ def test_aborting_all_goes_idle_at_once_and_says_so(built: Built) -> None:
     assert len(script.rows()) == 2
     last = script.reports[-1]
     assert isinstance(last, Stats)
-    assert (last.running, last.waiting, last.blocks_used, last.kv_waste_tokens) == (0, 0, 0, 0)
-    assert last.decode_tokens + last.prefill_tokens == 3
+    stats = last.stats
+    assert (stats.running, stats.waiting, stats.blocks_used, stats.kv_waste_tokens) == (0, 0, 0, 0)
+    assert stats.decode_tokens + stats.prefill_tokens == 3
 
 
 def test_finish_ends_one_sample_of_several(built: Built) -> None:

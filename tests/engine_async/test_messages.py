@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.api import EngineStats
 from quire.engine.host.messages import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -46,7 +47,17 @@ from quire.engine.host.messages import (
     unpack_logprobs,
 )
 from quire.logprobs import LogprobTable, TokenLogprob
-from quire.types import CacheGroup, FinishReason, Request, SamplingParams, StepRecord, TokenIds
+from quire.types import (
+    FinishReason,
+    FullGroup,
+    Request,
+    SamplingParams,
+    SlidingGroup,
+    SoftSpan,
+    StateGroup,
+    StepRecord,
+    TokenIds,
+)
 from quire.util.startup import Span
 
 PARAMS = SamplingParams(
@@ -69,6 +80,7 @@ COMMANDS: list[Command] = [
             namespace="salt",
             tenant="key",
             eos_token_ids=(7,),
+            soft_tokens=(SoftSpan(0, 1, bytes(32)),),
         ),
     ),
     Abort(1),
@@ -77,16 +89,17 @@ COMMANDS: list[Command] = [
     AskRecords(4),
     Stop(),
 ]
+GROUPS = FullGroup((0, 2)), SlidingGroup((1,), 8), StateGroup((3,), 640)
 REPORTS: list[Report] = [
     Progress(1, 2),
-    Ready(SchedulerConfig(num_blocks=9, groups=(CacheGroup((0, 2)), CacheGroup((1,), 8))), 128, (1, 2), ("hm",),
+    Ready(SchedulerConfig(num_blocks=9, groups=GROUPS), 128, (1, 2), ("hm",),
           9, {"kv": 4}, ("line",), (("kv", 2**46, 8),), (Span("engine", "weights", 1.0, 2.5),)),
     Fatal("CheckpointError", "why"),
     Step(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
          (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),
     Refused(1, "prompt", "no"),
     Pong(2),
-    Stats(1, 2, 3, 4, 5, 16, 7, 8, 9, 10, 11, 1.5, {"forward": 0.5}, 12, 13, (1, 2), 14),
+    Stats(EngineStats(1, 2, 3, 4, 5, 16, step_phase_seconds={"forward": 0.5}, step_tokens=(1, 2), resident_bytes=14)),
     Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13)]),
 ]  # fmt: skip
 
@@ -113,6 +126,16 @@ def test_parameters_mean_the_same_on_the_other_side() -> None:
     assert (params.seed, list(params.stop), params.n) == (2**64 - 1, ["a", "é"], 4)
     assert isinstance(add.request.prompt_token_ids, TokenIds)
     assert add.request.prompt_token_ids.tolist() == [0, 2**31 - 1]
+    assert add.request.soft_tokens == (SoftSpan(0, 1, bytes(32)),)
+
+
+def test_cache_groups_come_back_as_what_they_are() -> None:
+    (ready,) = (report_decoder().decode(body) for body in FrameReader().feed(bytes(frame(REPORTS[1]))))
+    assert isinstance(ready, Ready)
+    assert ready.scheduler.groups == GROUPS
+    strange = bytes(frame(REPORTS[1])).replace(b"\xa6window\x08", b"\xa6widow_\x08")
+    with pytest.raises((ProtocolError, msgspec.ValidationError), match="no cache group"):
+        [report_decoder().decode(body) for body in FrameReader().feed(strange)]
 
 
 def test_packed_numbers_come_back() -> None:
@@ -133,5 +156,5 @@ def test_what_is_no_message_is_refused() -> None:
         list(FrameReader().feed((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little")))
     with pytest.raises(ProtocolError, match="differ in length"):
         unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), pack_handles([1])))
-    with pytest.raises(ProtocolError, match="no whole numbers"):
+    with pytest.raises(ProtocolError, match="incomplete numbers"):
         unpack_logprobs(Logprobs(pack_ids([1]), b"", pack_ids([1]), b"1"))

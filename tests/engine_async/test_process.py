@@ -51,7 +51,7 @@ def test_a_killed_engine_ends_its_streams_and_is_started_again(
                 with pytest.raises(EngineUnavailableError, match="ended unexpectedly"):
                     await collect(stream)
             assert engine.state is EngineState.RESTARTING
-            with pytest.raises(EngineUnavailableError, match="being started again") as refused:
+            with pytest.raises(EngineUnavailableError, match="is restarting") as refused:
                 engine.generate(ask("too early"))
             assert refused.value.retry_after > 0
             await until(lambda: engine.state is EngineState.READY)
@@ -76,9 +76,9 @@ def test_an_engine_that_keeps_dying_is_given_up(
             (folder / "model.safetensors").unlink()
             signal_engine(engine, signal.SIGKILL)
             await until(lambda: engine.state is EngineState.FAILED)
-            with pytest.raises(EngineUnavailableError, match="could not be started again"):
+            with pytest.raises(EngineUnavailableError, match="could not be restarted"):
                 engine.generate(ask("r"))
-        assert caplog.text.count("could not be started again") == 2
+        assert caplog.text.count("could not be restarted") == 2
         assert "giving up" in caplog.text
 
     run(work())
@@ -149,7 +149,7 @@ def test_interrupts_are_the_parent_s_business(endless: Path) -> None:
                 signal_engine(engine, number)
             await collect(stream)
             assert (engine.pid, engine.state) == (pid, EngineState.READY)
-        assert gone(pid)  # and told to stop, it stops
+        assert gone(pid)  # a Stop command ends it
 
     run(work())
 

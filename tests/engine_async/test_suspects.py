@@ -79,7 +79,7 @@ def poison(variant: int = 0) -> Sequence[int]:
 
 
 async def dies(engine: AsyncEngine, *names: str, variant: int = 0) -> None:
-    """The poison runs beside others, all of which are told to try again; then the engine is back."""
+    """The poison runs together with others, which all get a retryable error; then the engine is back."""
     others = [engine.generate(ask(name, (50 + i, 51), ON_AND_ON)) for i, name in enumerate(names)]
     if others:
         await anext(aiter(others[-1]))
@@ -105,7 +105,7 @@ def test_a_request_that_kills_is_refused_and_the_engine_lives(
         async with running(endless, in_process=False, serving=serving, host=PoisonedHost) as engine:
             await dies(engine, "neighbour")
             last = engine.generate(ask("poison", poison(), SHORT))
-            with pytest.raises(RequestBlockedError, match="2 deaths"):
+            with pytest.raises(RequestBlockedError, match="died 2 times"):
                 await collect(last)
             await until(lambda: engine.state is EngineState.READY)
             pid = engine.pid
@@ -117,7 +117,7 @@ def test_a_request_that_kills_is_refused_and_the_engine_lives(
             with pytest.raises(RequestBlockedError):
                 await collect(engine.generate(ask("poison", poison(1), SHORT)))
             await until(lambda: engine.state is EngineState.READY)
-        assert "request poison was being computed at 2 deaths" in caplog.text
+        assert "the engine died 2 times while computing request poison" in caplog.text
 
     run(work())
 
@@ -132,13 +132,13 @@ def test_suspects_run_one_at_a_time(endless: Path) -> None:
             b = engine.generate(ask("b", (51, 51), ON_AND_ON))
             killer = engine.generate(ask("poison", poison(), SHORT))
             free = engine.generate(ask("free", (9, 9), SHORT))
-            await collect(free)  # no suspect: beside them
+            await collect(free)  # not a suspect: runs at the same time
             await anext(aiter(a))
             assert not b.output.timings.scheduled
             assert not killer.output.timings.scheduled
             b.cancel()  # one that waits may leave
             a.cancel()  # so the poison is next
-            with pytest.raises(RequestBlockedError, match="3 deaths"):
+            with pytest.raises(RequestBlockedError, match="died 3 times"):
                 await collect(killer)
             await until(lambda: engine.state is EngineState.READY)
             await asyncio.gather(

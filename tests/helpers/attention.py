@@ -54,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Latent:
-    """One layer of latent attention: a latent of `rank` and a rotated key of `rope` numbers a token."""
+    """One layer of latent attention: per token a latent of `rank` and a rotated key of `rope` numbers."""
 
     heads: int
     rank: int

@@ -26,7 +26,7 @@ def last_logits(
     block_size: int = 16,
     others: int = 0,
 ) -> F32:
-    """Logits of a sequence's tokens from position 2080 on, run in the given chunks beside `others` sequences.
+    """Logits of a sequence's tokens from position 2080 on, run in the given chunks together with `others` sequences.
 
     The cache is full of NaN at first.
     """
@@ -66,7 +66,7 @@ def assert_unwritten_positions_are_seen(shape: Shape | Latent, kv: DType) -> Non
 
 
 def assert_nan_stays_with_its_sequence(shape: Shape | Latent, kv: DType, isa: str) -> None:
-    """A token whose embedding is NaN spoils what comes after it, and no other sequence."""
+    """A token whose embedding is NaN spoils all later tokens of its sequence, and no other sequence."""
     program, token = shape.program(NumberFormats("f32", kv)), VOCAB - 1
 
     def run(poison: bool) -> dict[int, F32]:

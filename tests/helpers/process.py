@@ -53,7 +53,7 @@ class Process:
                 assert line, f"ended without {text!r}"
 
     def ended(self) -> tuple[int, str]:
-        """Wait for its end; exit status and what was logged since."""
+        """Wait for its end; returns the exit status and the log since the last call."""
         assert self.process.stderr is not None
         with self._guarded():
             rest = self.process.stderr.read()
@@ -82,7 +82,7 @@ class Process:
         return pid
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal and wait; exit status and what was logged."""
+        """Send a signal and wait; returns the exit status and the log."""
         self.process.send_signal(number)
         return self.ended()
 
@@ -125,7 +125,7 @@ class Process:
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
-        """Its engine is stopped meanwhile: what is asked is not answered."""
+        """Its engine is stopped meanwhile, so requests are not answered."""
         engine = self.engine
         os.kill(engine, signal.SIGSTOP)
         try:
@@ -164,7 +164,7 @@ def children(pid: int) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """No such process, or only what nobody has collected yet."""
+    """The process does not exist, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

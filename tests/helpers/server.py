@@ -22,8 +22,7 @@ from helpers.checkpoints import TinyModel
 from helpers.tokenizers import save_whole
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine as AsyncEngineApi
-from quire.engine.api import ModelCard
+from quire.engine.api import Engine, ModelCard
 from quire.engine.front.async_engine import AsyncEngine
 from quire.server.memory import RequestMemory
 from quire.server.run import HttpServer, bind
@@ -207,7 +206,7 @@ class _Planned:
 
 def plenty(size: int = 2**30) -> RequestMemory:
     """Memory for requests, without an engine."""
-    return RequestMemory(cast(AsyncEngineApi, _Planned(size)), 100)
+    return RequestMemory(cast(Engine, _Planned(size)), 100)
 
 
 def request_bytes(path: str, body: Any, *, headers: str = "", version: str = "1.1") -> bytes:

@@ -84,7 +84,7 @@ def programs(draw: st.DrawFn) -> Program:
 def with_latents(spec: ModelSpec, q_rank: int = 0, bias: bool = False) -> ModelSpec:
     """The spec with latent attention in every layer: three heads of 10 + 4, a latent of 22, values of 6."""
     attention = LatentAttention(3, q_rank, 22, 10, 4, 6, Rope(theta=1e4, dim=4), 0.25, bias=bias)
-    return replace(spec, layers=tuple(replace(x, attention=attention) for x in spec.layers))
+    return replace(spec, layers=tuple(replace(x, mixer=attention) for x in spec.layers))
 
 
 def rearranged(draw: st.DrawFn, spec: ModelSpec) -> ModelSpec:
@@ -97,12 +97,10 @@ def rearranged(draw: st.DrawFn, spec: ModelSpec) -> ModelSpec:
             [(True, False, False), (True, True, False), (False, True, False), (True, False, True)]
         )
     )
-    rope = draw(
-        st.sampled_from([None, Rope(theta=1e4, dim=2, interleaved=True), spec.layers[0].attention.rope])
-    )
+    rope = draw(st.sampled_from([None, Rope(theta=1e4, dim=2, interleaved=True), spec.layers[0].mixer.rope]))
     qk_norm = draw(st.sampled_from([None, QKNorm(norm, whole=True), QKNorm(norm, shared=False)]))
     layers = tuple(
-        replace(x, attention=replace(x.attention, rope=rope, qk_norm=qk_norm or x.attention.qk_norm),
+        replace(x, mixer=replace(x.mixer, rope=rope, qk_norm=qk_norm or x.mixer.qk_norm),
                 pre_norm=pre, post_norm=post, parallel=parallel)
         for x in spec.layers
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The HTTP protocol without a socket: what is fed to it, and what it writes."""
+"""The HTTP protocol without a socket: feed it bytes, and see what it writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.server.protocol import LimitedProtocol
 
 
 class Wire(asyncio.Transport):
-    """Notes what is written, on a list that all wires share."""
+    """Records what is written, in a list that all wires share."""
 
     def __init__(self, name: str, log: list[tuple[str, bytes]], extra: dict[str, Any] | None = None) -> None:
         super().__init__(extra)
@@ -78,7 +78,7 @@ def connect(
 
 
 async def ask(*pieces: bytes) -> bytes:
-    """What is answered to what comes in several reads."""
+    """The answer to bytes that arrive in several reads."""
     ((server, wire),) = connect(Connections(10, 600.0), "a", [])
     for piece in pieces:
         if not wire.closing:

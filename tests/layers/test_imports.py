@@ -1,4 +1,4 @@
-"""The rooms of the architecture: who may import whom, counted over every import there is."""
+"""The rooms of the architecture: which room may import which, checked for every import."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rooms_import_downwards(path: Path) -> None:
         assert below, f"{path.relative_to(ROOT)}:{line}: {room} (rank {RANK[room]}) imports {target}"
 
 
-PARTS_OF_ENGINE = ("api", "core", "build", "host", "front", "sync_engine", "shared_engine")
+PARTS_OF_ENGINE = ("api", "whole_batches", "core", "build", "host", "front", "sync_engine", "shared_engine")
 
 
 def test_parts_of_the_engine_import_downwards() -> None:
@@ -146,6 +146,25 @@ def test_torch_stays_in_its_room(path: Path) -> None:
             assert all(a.name.split(".")[0] not in {"torch", "transformers"} for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.module.split(".")[0] not in {"torch", "transformers"}
+
+
+KINDS = {"NativeExecutor", "NativeKind", "TorchExecutor", "TorchKind"}
+
+
+def test_one_module_knows_which_executors_there_are() -> None:
+    """Others use the protocols of executor/base: they import no kind of executor, and ask none for its class."""
+    graph, homes = import_graph(), ("quire.executor.native", "quire.executor.torch")
+    importers = {
+        module
+        for module, targets in graph.items()
+        if not module.startswith(homes) and any(target.startswith(homes) for target in targets)
+    }
+    assert importers == {"quire.executor.kinds"}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                asked = {getattr(name, "id", "") for name in ast.walk(node.args[1])}
+                assert not asked & {*KINDS, "Executor"}, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
 def test_models_are_named_only_in_families() -> None:

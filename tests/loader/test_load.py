@@ -210,7 +210,7 @@ def test_hints(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_before_all_is_checked() -> None:
-    """A source that cannot be read still shows what is wrong with its names."""
+    """A source that cannot be read still shows errors in its names."""
 
     class Unreadable:
         def names(self) -> list[str]:

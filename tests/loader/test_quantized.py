@@ -54,7 +54,7 @@ def test_weights_and_tokens(
         ([], kind in FLOATS),
     ):
         assert main([*options, *more]) == 0
-        assert ("are dequantized at load" in capsys.readouterr().err) == dequantized
+        assert ("are dequantized when loaded" in capsys.readouterr().err) == dequantized
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -142,7 +142,7 @@ def test_mxfp4_stacks_in_turns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "qwen2-moe-dense-layers"])
 def test_both_ways_that_transformers_writes(name: str, tmp_path: Path) -> None:
-    """transformers 5 keeps experts stacked in memory, and on disk when it is told to."""
+    """transformers 5 keeps experts stacked in memory, and on disk on request."""
     one, two = tmp_path / "each", tmp_path / "stacked"
     reference = save(tiny_model(name), one)
     reference.save_pretrained(two, save_original_format=False)

@@ -139,8 +139,7 @@ def test_frequencies_that_have_no_key_go_as_a_tensor(tmp_path: Path) -> None:
     save(tiny_model("llama3.1"), tmp_path / "in", torch.float32)
     assert convert(tmp_path / "in", tmp_path / "out.gguf") == 0
     ropes = [
-        open_model(path).facts.spec.layers[0].attention.rope
-        for path in (tmp_path / "in", tmp_path / "out.gguf")
+        open_model(path).facts.spec.layers[0].mixer.rope for path in (tmp_path / "in", tmp_path / "out.gguf")
     ]
     assert ropes[0] is not None
     assert ropes[1] is not None
@@ -223,10 +222,10 @@ def test_what_gguf_cannot_say_is_refused(
 def test_nothing_is_overwritten(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.gguf").write_text("mine")
     assert convert(folder, tmp_path / "a.gguf") == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "a.gguf").read_text() == "mine"
     assert convert(folder, tmp_path / "b", "--dtype", "q8_0") == 1
-    assert "q8_0 is a format of GGUF files only" in capsys.readouterr().err
+    assert "q8_0 is available for GGUF files only" in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_a_name_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -125,15 +125,15 @@ def check_same_spec(found: ModelSpec, expected: ModelSpec) -> None:
         if field.name not in {"names", "layers", "ignored"}:
             assert getattr(found, field.name) == getattr(expected, field.name), field.name
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
-        a, b = ours.attention.rope, theirs.attention.rope
+        a, b = ours.mixer.rope, theirs.mixer.rope
         assert (a is None) == (b is None)
         if a is not None and b is not None:
             for length in (64, 4096):
                 np.testing.assert_array_equal(inverse_frequencies(a, length), inverse_frequencies(b, length))
             assert np.float32(a.attention_factor) == np.float32(b.attention_factor)
             assert (a.dim, a.interleaved) == (b.dim, b.interleaved)
-        attention = dataclasses.replace(ours.attention, rope=b)
-        assert dataclasses.replace(ours, attention=attention) == theirs
+        attention = dataclasses.replace(ours.mixer, rope=b)
+        assert dataclasses.replace(ours, mixer=attention) == theirs
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3-longrope", "granite", "gemma3", "qwen2-moe", "gpt-oss"])
@@ -162,7 +162,7 @@ def test_a_pattern_of_windows_that_is_not_the_usual_one(
         folder, tmp_path / "x.gguf", arch, **{f"{arch}.attention.sliding_window_pattern": given}
     )
     with GGUFFiles(path) as files:
-        found = [layer.attention.window > 0 for layer in files.model().facts.spec.layers]
+        found = [layer.mixer.window > 0 for layer in files.model().facts.spec.layers]
     expected = [layer % 3 < 2 for layer in range(count)] if isinstance(given, int) else given.tolist()
     assert found == expected
 

@@ -246,7 +246,7 @@ def test_malformed_metadata_is_named(changes: dict[str, Any], message: str) -> N
 
 
 class Long:
-    """An array that says it is longer than the limit; nobody may ask for what is in it."""
+    """An array that claims to be longer than the limit; reading its elements fails the test."""
 
     def __len__(self) -> int:
         return 2**31

@@ -94,7 +94,9 @@ def test_every_visible_partition_is_worked_on_once(
 
 
 def test_one_long_row_keeps_every_thread_busy() -> None:
-    """A decode beside a short one: no part takes more than half of its thread's share, cut in partitions or heads."""
+    """Decode of a long and a short sequence: no part takes more than half of its thread's share, cut in partitions or
+    heads.
+    """
     for threads, kv_heads in ((2, 1), (3, 2), (8, 1), (8, 4)):
         shape = (128, 8 * kv_heads, kv_heads, 0)
         for position in (32_767, 1_023):

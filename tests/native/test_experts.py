@@ -14,7 +14,7 @@ from helpers.specs import EXPERTS, moe_spec
 from helpers.stepper import Stepper, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
-from quire.executor.native import NativeExecutor, planned_bytes
+from quire.executor.native import NativeExecutor, NativeKind
 from quire.executor.torch import TorchExecutor
 from quire.executor.torch import experts as definitions
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
@@ -96,7 +96,7 @@ def test_buffers(kind: int, formats: str, isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("formats", FORMATS)
 def test_same_bits_whatever_else_runs(formats: str, isa: str) -> None:
-    """400 tokens at once, more than a task takes of one expert, one by one, and beside others, on 1 to 3 threads."""
+    """400 tokens at once, more than one task takes of one expert; one by one; and with others; on 1 to 3 threads."""
     program = lower(moe_spec(Router(3, 2, renormalise=True), 40, dim=56, layers=1), FORMATS[formats])
     found = []
     for threads, steps in ((1, [{0: 400}]), (3, [{0: 201, 1: 50}, *[{0: 1, 1: 1}] * 3, {0: 196, 1: 9}])):
@@ -159,7 +159,7 @@ def defined(router: Router, logits: F32, correction: F32 | None) -> tuple[F32, F
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ROUTERS)
 def test_route(name: str, isa: str) -> None:
-    """Random logits, equal ones, some that are not finite; what is chosen is equal, weights to float32's rounding."""
+    """Random logits, equal ones, some not finite: equal choices, and weights equal to the rounding of float32."""
     router, random = ROUTERS[name], np.random.default_rng(2)
     logits = (3 * random.standard_normal((130, router.experts))).astype(np.float32)
     logits[:20] = np.round(logits[:20])  # many ties
@@ -264,7 +264,7 @@ def test_codes_of_experts(isa: str) -> None:
 def test_memory_is_what_was_planned(formats: str) -> None:
     program = lower(spec_of(1), FORMATS[formats])
     executor, _ = bound(program, 2, "")
-    planned = planned_bytes(program, LIMITS, 2)
+    planned = NativeKind(2).planned_bytes(program, LIMITS)
     held = executor.memory()
     assert 0 <= held["activations"] - planned["activations"] < 3 * 4096  # three arenas of whole pages
     assert 0 <= held["weights"] - planned["weights"] < 4096

@@ -296,7 +296,7 @@ def test_one_flipped_weight_is_found() -> None:
 
 
 def test_poisoned_neighbours_leave_no_trace() -> None:
-    """A sequence whose cache is all NaN shares tiles' memory with nobody: others keep their bits."""
+    """A sequence whose cache is all NaN does not affect others that share its tiles: they keep their bits."""
     executor, stepper = bound("odd", "bf16", "", 2, 3)
     a, b, _ = start(stepper)
     clean = steps_of(stepper, executor, [{a: 40}, {a: 30}])[a]

@@ -122,7 +122,7 @@ def test_a_thread_stays_where_nobody_else_is_or_when_no_other_is_free() -> None:
 
 @pytest.fixture
 def memory() -> Iterator[mmap.mmap]:
-    """8 chunks that nobody has touched."""
+    """8 untouched chunks."""
     area = mmap.mmap(-1, 8 * CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     area.madvise(mmap.MADV_NOHUGEPAGE)  # so that a page that is in memory is one that was touched
     yield area
@@ -143,7 +143,7 @@ def resident(area: mmap.mmap) -> list[bool]:
 
 
 def reaches(warmer: _native.PageWarmer, wanted: int) -> bool:
-    """Whether so much is warmed within a minute; it has the lowest priority on a busy machine."""
+    """Whether this much memory is warmed within a minute; warming has the lowest priority on a busy machine."""
     deadline = time.monotonic() + 60
     while warmer.warmed < wanted and time.monotonic() < deadline:
         time.sleep(0.005)

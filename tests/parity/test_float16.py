@@ -1,4 +1,4 @@
-"""float16 weights: the numbers of float32 with the same weights; a float32 output head beside bfloat16 ones."""
+"""float16 weights give the results of float32 with the same weights; a float32 output head on bfloat16 weights."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_each_format_costs(trained: Path) -> None:
 
 
 def test_a_float32_head_is_nearer_to_float32(trained: Path) -> None:
-    """Logits beside bfloat16 weights; the tied embedding is the head's, whole."""
+    """Logits with bfloat16 weights; the tied embedding belongs to the head, in full."""
     exact = logits(trained, F32)
     wide = NumberFormats("bf16", "bf16", head=WeightFormat("f32"))
     for other in (BF16, NumberFormats("bf16", "f32")):

@@ -1,4 +1,4 @@
-"""The same answer whatever else is running: equal bits whole, in chunks, decoded, beside other sequences."""
+"""The same answer whatever else is running: equal bits whole, in chunks, decoded, together with other sequences."""
 
 from __future__ import annotations
 

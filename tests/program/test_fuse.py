@@ -1,4 +1,4 @@
-"""Fused programs: what is joined, what must stay, and that no bit changes."""
+"""Fused programs: which ops are joined, which must stay, and that no bit changes."""
 
 from __future__ import annotations
 

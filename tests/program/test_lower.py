@@ -146,7 +146,7 @@ def test_weights_into_and_out_of_latents_are_never_quantized() -> None:
 
 
 def test_linears_of_one_input_may_have_other_formats() -> None:
-    """Queries in int8 beside a latent in bfloat16: the norm writes float32, rounded for each."""
+    """Queries in int8 and a latent in bfloat16: the norm writes float32, which is rounded for each."""
     spec = with_latents(decoder_spec(100, 64, 32, (2, 1, 4), [0]))
     program = lower(spec, NumberFormats("bf16", "bf16", params={"layers.0.q": I8}))
     linears = {op.weight: program.buffer(op.x).dtype for op in program.body if isinstance(op, Linear)}
@@ -176,7 +176,7 @@ def test_every_tensor_of_a_layer_is_asked_for_once() -> None:
 
 def with_second_layer(spec: ModelSpec, width: int, rope: Rope) -> ModelSpec:
     layer = spec.layers[1]
-    other = replace(layer, mlp=MLP(width), attention=replace(layer.attention, rope=rope))
+    other = replace(layer, mlp=MLP(width), mixer=replace(layer.mixer, rope=rope))
     return replace(spec, layers=(spec.layers[0], other))
 
 

@@ -139,7 +139,7 @@ def test_int8_kv_is_half_of_bfloat16_and_its_scales(head_dim: int) -> None:
 
 
 def test_kv_of_latents_is_held_once() -> None:
-    """A latent of 22 and a rotated key of 4, together in whole vectors; 61 layers of 512 + 64: 70,272 bytes a token."""
+    """A latent of 22 and a rotated key of 4 in whole vectors; 61 layers of 512 + 64: 70,272 bytes per token."""
     program = lower(with_latents(decoder_spec(128, 64, 64, (4, 2, 16), [0, 0, 0])), BF16)
     assert kv_block_bytes(program, 16) == 3 * 32 * 16 * 2
     released = replace(program, kv_layers=(replace(program.kv_layers[0], head_dim=576),), layers_per_group=61)

@@ -1,4 +1,4 @@
-"""An op has one home: what is known of it follows from its class, and few files name it."""
+"""An op has one home: everything about it follows from its class, and few files name it."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from quire import _native
+from quire.executor.sampler import HostSampler
 from quire.logprobs import TokenLogprob
 from quire.types import NewSeq, SamplingParams
-from quire.worker.sampler import Sampler
 
 EPSILON = 2e-6
 
@@ -47,10 +47,10 @@ def new_seq(
 
 def sample_one(logits: np.ndarray, new: NewSeq, position: int | None = None, isa: str = "") -> int:
     """The token a fresh sampler draws for one row; -1 when the row fails."""
-    sampler = Sampler(logits.shape[-1], 1, isa)
+    sampler = HostSampler(logits.shape[-1], 1, isa)
     sampler.add(0, new)
     where = len(new.token_ids) if position is None else position
-    return int(sampler.sample(as_rows(logits), ints(0), ints(where)).token_ids[0])
+    return int(sampler.sample({"logits": as_rows(logits)}, ints(0), ints(where)).token_ids[0])
 
 
 def as_rows(logits: np.ndarray) -> np.ndarray:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import _native
+from quire.executor.sampler import HostSampler
 from quire.types import SamplingParams
-from quire.worker.sampler import Sampler
 
 from .reference import acceptable, as_rows, ints, kept, new_seq, sample_one
 
@@ -58,12 +58,14 @@ def test_matches_the_definition(mode: str, kind: str) -> None:
     rng = np.random.default_rng(abs(hash_of(mode + kind)))
     for size in SIZES:
         logits, rows = make_logits(kind, size, rng), 12
-        sampler = Sampler(size, rows)
+        sampler = HostSampler(size, rows)
         new = [new_seq(MODES[mode], seed=int(rng.integers(2**63)), sample_index=i % 3) for i in range(rows)]
         for i, seq in enumerate(new):
             sampler.add(i, seq)
         positions = rng.integers(0, 2**31 - 1, rows).astype(np.int32)
-        got = sampler.sample(np.tile(logits, (rows, 1)), np.arange(rows, dtype=np.int32), positions).token_ids
+        got = sampler.sample(
+            {"logits": np.tile(logits, (rows, 1))}, np.arange(rows, dtype=np.int32), positions
+        ).token_ids
         for i, seq in enumerate(new):
             assert got[i] in acceptable(logits, seq, int(positions[i])), (size, i)
 
@@ -90,12 +92,12 @@ def test_large_vocabulary(mode: str, kind: str) -> None:
     size, rows = 20011, 24
     rng = np.random.default_rng(hash_of(mode + kind))
     logits = make_logits(kind, size, rng)
-    sampler = Sampler(size, rows)
+    sampler = HostSampler(size, rows)
     new = [new_seq(LARGE[mode], seed=i) for i in range(rows)]
     for i, seq in enumerate(new):
         sampler.add(i, seq)
     slots = np.arange(rows, dtype=np.int32)
-    got = sampler.sample(np.tile(logits, (rows, 1)), slots, slots + 5).token_ids
+    got = sampler.sample({"logits": np.tile(logits, (rows, 1))}, slots, slots + 5).token_ids
     for i, seq in enumerate(new):
         assert got[i] in acceptable(logits, seq, i + 5), i
 
@@ -108,12 +110,12 @@ def test_top_k_keeps_exactly_k(k: int) -> None:
     for logits in (rng.normal(0, 3, size), rng.integers(0, 5, size), np.round(rng.normal(0, 1, size), 1)):
         order = np.lexsort((np.arange(size), -logits))
         expected = np.sort(order[:k])
-        sampler = Sampler(size, 64)
+        sampler = HostSampler(size, 64)
         params = SamplingParams(temperature=1e4, top_k=min(k, 2**31 - 1))
         for slot in range(64):
             sampler.add(slot, new_seq(params, seed=slot))
         slots = np.arange(64, dtype=np.int32)
-        got = sampler.sample(np.tile(as_rows(logits), (64, 1)), slots, slots).token_ids
+        got = sampler.sample({"logits": np.tile(as_rows(logits), (64, 1))}, slots, slots).token_ids
         assert np.isin(got, expected).all()
         uniform = np.array([_native.uniform(s, 0, s) for s in range(64)])
         assert (
@@ -140,11 +142,13 @@ def test_top_p_examples() -> None:
 
 
 def drawn(logits: np.ndarray, params: SamplingParams, draws: int = 400) -> set[int]:
-    sampler = Sampler(len(logits), draws)
+    sampler = HostSampler(len(logits), draws)
     for slot in range(draws):
         sampler.add(slot, new_seq(params))
     slots = np.arange(draws, dtype=np.int32)
-    return set(sampler.sample(np.tile(as_rows(logits), (draws, 1)), slots, slots).token_ids.tolist())
+    return set(
+        sampler.sample({"logits": np.tile(as_rows(logits), (draws, 1))}, slots, slots).token_ids.tolist()
+    )
 
 
 def test_min_p_is_relative_to_the_likeliest() -> None:
@@ -208,9 +212,12 @@ def test_reference_sees_a_wrong_cut() -> None:
     logits = rng.normal(0, 1, 200).astype(np.float32)
     for wrong in (49, 51):
         new = new_seq(SamplingParams(top_k=50, temperature=5.0))
-        sampler = Sampler(200, 1)
+        sampler = HostSampler(200, 1)
         sampler.add(0, new)
-        got = [int(sampler.sample(as_rows(logits), ints(0), ints(p)).token_ids[0]) for p in range(400)]
+        got = [
+            int(sampler.sample({"logits": as_rows(logits)}, ints(0), ints(p)).token_ids[0])
+            for p in range(400)
+        ]
         other = new_seq(SamplingParams(top_k=wrong, temperature=5.0))
         assert any(token not in acceptable(logits, other, p) for p, token in enumerate(got))
         assert all(token in acceptable(logits, new, p) for p, token in enumerate(got))

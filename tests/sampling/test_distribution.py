@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from quire.executor.sampler import HostSampler
 from quire.types import SamplingParams
-from quire.worker.sampler import Sampler
 
 from .reference import as_rows, kept, new_seq
 
@@ -17,7 +17,7 @@ DRAWS = 20000
 def frequencies(logits: np.ndarray, params: SamplingParams, *, by: str) -> np.ndarray:
     """Counts of DRAWS tokens whose uniforms differ by seed, by position or by sample index."""
     rows = 500
-    sampler = Sampler(len(logits), rows)
+    sampler = HostSampler(len(logits), rows)
     tiled = np.tile(as_rows(logits), (rows, 1))
     slots = np.arange(rows, dtype=np.int32)
     counts = np.zeros(len(logits), np.int64)
@@ -27,7 +27,7 @@ def frequencies(logits: np.ndarray, params: SamplingParams, *, by: str) -> np.nd
             seq = new_seq(params, seed=at if by == "seed" else 7, sample_index=at if by == "sample" else 0)
             sampler.add(slot, seq)
         positions = slots + batch * rows if by == "position" else np.full(rows, 11, np.int32)
-        tokens = sampler.sample(tiled, slots, positions.astype(np.int32)).token_ids
+        tokens = sampler.sample({"logits": tiled}, slots, positions.astype(np.int32)).token_ids
         counts += np.bincount(tokens, minlength=len(logits))
         for slot in range(rows):
             sampler.drop(slot)
@@ -67,7 +67,7 @@ def test_frequencies(mode: str, by: str) -> None:
 
 
 def test_chi_square_sees_a_wrong_distribution() -> None:
-    """Negative control: a slightly wrong temperature, k or p is told apart."""
+    """Negative control: a slightly wrong temperature, k or p is detected."""
     counts = frequencies(LOGITS, SamplingParams(temperature=0.9, top_k=40), by="seed")
     assert p_value(counts, *kept(LOGITS, SamplingParams(temperature=0.9, top_k=40))) > 1e-3
     for wrong in (
@@ -82,11 +82,14 @@ def test_chi_square_sees_a_wrong_distribution() -> None:
 def test_successive_positions_are_independent() -> None:
     """Pairs of tokens at neighbouring positions of one sequence fill the product distribution."""
     logits = np.zeros(8, np.float32)
-    sampler = Sampler(8, 1)
+    sampler = HostSampler(8, 1)
     sampler.add(0, new_seq(SamplingParams(), seed=99))
     slot = np.zeros(1, np.int32)
     tokens = np.array(
-        [sampler.sample(logits[None], slot, np.array([p], np.int32)).token_ids[0] for p in range(8000)]
+        [
+            sampler.sample({"logits": logits[None]}, slot, np.array([p], np.int32)).token_ids[0]
+            for p in range(8000)
+        ]
     )
     pairs = np.bincount(tokens[:-1:2] * 8 + tokens[1::2], minlength=64)
     assert p_value(pairs, np.arange(64), np.full(64, 1 / 64)) > 1e-3

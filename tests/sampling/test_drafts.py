@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.executor.sampler import HostSampler
 from quire.types import SamplingParams
-from quire.worker.sampler import Sampler
 
 from .reference import ints, new_seq, penalties
 
@@ -25,7 +25,7 @@ def test_verified_and_committed_is_what_one_at_a_time_gives(
 ) -> None:
     """Two sequences run together with drafts of which some are right; each also runs alone without any."""
     rng = np.random.default_rng(seed)
-    drafting, alone = Sampler(VOCAB, 4, max_rows=12, threads=2), Sampler(VOCAB, 4)
+    drafting, alone = HostSampler(VOCAB, 4, max_rows=12, threads=2), HostSampler(VOCAB, 4)
     table = rng.normal(0, 2, (2, 64, VOCAB)).astype(np.float32)  # a sequence's logits at each position
     tokens = [list(prompt), list(prompt)]
     for slot, wanted in enumerate(asked):
@@ -34,10 +34,10 @@ def test_verified_and_committed_is_what_one_at_a_time_gives(
     for _ in range(6):
         slots, positions, drafts, expected = [], [], [], []
         for slot, known in enumerate(tokens):
-            ahead = Sampler(VOCAB, 1)
+            ahead = HostSampler(VOCAB, 1)
             ahead.add(0, new_seq(asked[slot], known, len(prompt), seed=seed % 97, stop_ids=[0, 1]))
             right = [
-                int(ahead.sample(table[slot, p][None], ints(0), ints(p)).token_ids[0])
+                int(ahead.sample({"logits": table[slot, p][None]}, ints(0), ints(p)).token_ids[0])
                 for p in range(len(known), len(known) + 5)
             ]
             guesses = [
@@ -49,14 +49,16 @@ def test_verified_and_committed_is_what_one_at_a_time_gives(
             positions += range(len(known), len(known) + len(guesses) + 1)
             drafts += [*guesses, -1]
         rows = np.stack([table[s, p] for s, p in zip(slots, positions, strict=True)])
-        seen = drafting.verify(rows, ints(*slots), ints(*positions), ints(*drafts))
+        seen = drafting.verify({"logits": rows}, ints(*slots), ints(*positions), ints(*drafts))
         assert not seen.failed
         accepted = []
         for slot, made in enumerate(expected):
             first = slots.index(slot)
             assert seen.token_ids[first : first + len(made)].tolist() == made
             for k, token in enumerate(made):
-                one = alone.sample(table[slot, len(tokens[slot])][None], ints(slot), ints(len(tokens[slot])))
+                one = alone.sample(
+                    {"logits": table[slot, len(tokens[slot])][None]}, ints(slot), ints(len(tokens[slot]))
+                )
                 assert one.token_ids.tolist() == [token]
                 assert one.logprobs == seen.logprobs[first + k : first + k + 1]
                 tokens[slot].append(token)
@@ -66,19 +68,22 @@ def test_verified_and_committed_is_what_one_at_a_time_gives(
 
 def test_what_is_only_looked_at_is_not_counted() -> None:
     greedy = SamplingParams(temperature=0.0, presence_penalty=5.0)
-    sampler = Sampler(4, 1, max_rows=3)
+    sampler = HostSampler(4, 1, max_rows=3)
     sampler.add(0, new_seq(greedy))
     logits = np.tile(np.array([4.0, 3.0, 2.0, 1.0], np.float32), (3, 1))
     for _ in range(2):
-        seen = sampler.verify(logits, ints(0, 0, 0), ints(0, 1, 2), ints(0, 1, -1))
+        seen = sampler.verify({"logits": logits}, ints(0, 0, 0), ints(0, 1, 2), ints(0, 1, -1))
         assert seen.token_ids.tolist() == [0, 1, 2]
-    assert sampler.verify(logits[:2], ints(0, 0), ints(0, 1), ints(3, -1)).token_ids.tolist() == [0, 0]
+    assert sampler.verify({"logits": logits[:2]}, ints(0, 0), ints(0, 1), ints(3, -1)).token_ids.tolist() == [
+        0,
+        0,
+    ]
     sampler.commit(ints(0, 0), ints(0, 1))
-    assert sampler.sample(logits[:1], ints(0), ints(2)).token_ids.tolist() == [2]
+    assert sampler.sample({"logits": logits[:1]}, ints(0), ints(2)).token_ids.tolist() == [2]
 
 
 def test_rows_that_do_not_follow_on_each_other_are_refused() -> None:
-    sampler = Sampler(4, 2, max_rows=3)
+    sampler = HostSampler(4, 2, max_rows=3)
     sampler.add(0, new_seq(SamplingParams(presence_penalty=1.0)))
     sampler.add(1, new_seq(SamplingParams()))
     logits = np.zeros((3, 4), np.float32)
@@ -91,9 +96,11 @@ def test_rows_that_do_not_follow_on_each_other_are_refused() -> None:
         ([0, 0, 1], [0, 1, 0], [1, -1], "drafts: expected one per row"),
     ):
         with pytest.raises(ValueError, match=message):
-            sampler.verify(logits, ints(*slots), ints(*positions), ints(*drafts))
+            sampler.verify({"logits": logits}, ints(*slots), ints(*positions), ints(*drafts))
     with pytest.raises(ValueError, match="4 rows, the limit is 3"):
-        sampler.verify(np.zeros((4, 4), np.float32), ints(0, 0, 0, 0), ints(0, 1, 2, 3), ints(1, 1, 1, -1))
+        sampler.verify(
+            {"logits": np.zeros((4, 4), np.float32)}, ints(0, 0, 0, 0), ints(0, 1, 2, 3), ints(1, 1, 1, -1)
+        )
     with pytest.raises(ValueError, match="slot 2 is not in use"):
         sampler.commit(ints(0, 2), ints(1, 1))
     with pytest.raises(ValueError, match="tokens: token id 4"):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import _native
+from quire.executor.sampler import HostSampler
 from quire.types import NewSeq, SamplingParams
-from quire.worker.sampler import Sampler
 
 from .reference import as_rows, ints, new_seq, sample_one
 
@@ -54,13 +54,13 @@ def test_neighbours_order_and_threads(rows: list[tuple[NewSeq, int]], random: ob
     alone = [sample_one(logits_of(seed), seq) for seq, seed in rows]
     order = list(range(len(rows)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    sampler = Sampler(SIZE, 9, threads=threads)
+    sampler = HostSampler(SIZE, 9, threads=threads)
     for i, (seq, _) in enumerate(rows):
         sampler.add(8 - i, seq)
     logits = np.stack([logits_of(rows[i][1]) for i in order])
     slots = ints(*(8 - i for i in order))
     positions = ints(*(len(rows[i][0].token_ids) for i in order))
-    result = sampler.sample(logits, slots, positions)
+    result = sampler.sample({"logits": logits}, slots, positions)
     assert result.token_ids.tolist() == [alone[i] for i in order]
     assert list(result.failed) == [k for k, i in enumerate(order) if alone[i] == -1]
 
@@ -93,15 +93,15 @@ def test_instruction_sets_on_a_large_vocabulary(isa: str) -> None:
 
 def test_the_row_number_does_not_matter() -> None:
     logits = np.tile(as_rows(np.random.default_rng(1).normal(0, 1, SIZE)), (7, 1))
-    sampler = Sampler(SIZE, 7)
+    sampler = HostSampler(SIZE, 7)
     for slot in range(7):
         sampler.add(slot, new_seq(SamplingParams(temperature=2.0), seed=4))
-    got = sampler.sample(logits, np.arange(7, dtype=np.int32), np.full(7, 3, np.int32)).token_ids
+    got = sampler.sample({"logits": logits}, np.arange(7, dtype=np.int32), np.full(7, 3, np.int32)).token_ids
     assert len(set(got.tolist())) == 1
 
 
 def maxima_of(logits: np.ndarray) -> np.ndarray:
-    """What an executor leaves beside its logits; see program.Output."""
+    """The maxima that an executor computes along with its logits; see program.Output."""
     padded = np.pad(logits, ((0, 0), (0, -logits.shape[1] % 64)), constant_values=-np.inf)
     spans = padded.reshape(len(logits), -1, 64)
     with np.errstate(invalid="ignore"):
@@ -119,10 +119,10 @@ def test_maxima_change_nothing(row: tuple[NewSeq, int], isa: str, ties: int) -> 
         logits[:, seed :: ties + 1] = -np.inf
     found = []
     for maxima in (None, maxima_of(logits)):
-        sampler = Sampler(SIZE, 1, isa)
+        sampler = HostSampler(SIZE, 1, isa)
         sampler.add(0, seq)
-        sampled = sampler.sample(logits, ints(0), ints(len(seq.token_ids)), maxima=maxima)
-        scored = sampler.prompt_logprobs(logits, ints(7), 3, maxima)
+        sampled = sampler.sample({"logits": logits, "maxima": maxima}, ints(0), ints(len(seq.token_ids)))
+        scored = sampler.prompt_logprobs({"logits": logits, "maxima": maxima}, ints(7), 3)
         found.append((sampled.token_ids.tolist(), sampled.failed, sampled.logprobs, scored))
     assert found[0] == found[1]
 
@@ -130,19 +130,19 @@ def test_maxima_change_nothing(row: tuple[NewSeq, int], isa: str, ties: int) -> 
 def test_maxima_are_what_is_read() -> None:
     """Negative control: with another row's maxima the greatest logit is not looked for."""
     logits = as_rows(np.arange(SIZE))
-    sampler = Sampler(SIZE, 1)
+    sampler = HostSampler(SIZE, 1)
     sampler.add(0, new_seq(SamplingParams(temperature=0)))
     wrong = maxima_of(logits)
     wrong[0, 8:] = -np.inf  # a span of the first block is the greatest
-    assert sampler.sample(logits, ints(0), ints(0), maxima=wrong).token_ids[0] == 511
+    assert sampler.sample({"logits": logits, "maxima": wrong}, ints(0), ints(0)).token_ids[0] == 511
     with pytest.raises(ValueError, match="maxima"):
-        sampler.sample(logits, ints(0), ints(0), maxima=wrong[:, 1:].copy())
+        sampler.sample({"logits": logits, "maxima": wrong[:, 1:].copy()}, ints(0), ints(0))
 
 
 def test_an_executor_lends_its_threads() -> None:
     executor = _native.Executor("", 2)
-    lent = Sampler(SIZE, 8, executor=executor)
-    own = Sampler(SIZE, 8)
+    lent = HostSampler(SIZE, 8, executor=executor)
+    own = HostSampler(SIZE, 8)
     logits = as_rows(np.random.default_rng(1).normal(0, 3, (8, SIZE)))
     slots = np.arange(8, dtype=np.int32)
     for slot in range(8):
@@ -150,8 +150,8 @@ def test_an_executor_lends_its_threads() -> None:
             sampler.add(slot, new_seq(SamplingParams(top_p=0.9), seed=slot))
     for position in range(30):
         positions = np.full(8, position, np.int32)
-        expected = own.sample(logits, slots, positions).token_ids
-        assert (lent.sample(logits, slots, positions).token_ids == expected).all()
+        expected = own.sample({"logits": logits}, slots, positions).token_ids
+        assert (lent.sample({"logits": logits}, slots, positions).token_ids == expected).all()
 
 
 def test_logits_are_left_alone() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import _native
+from quire.executor.sampler import HostSampler
 from quire.logprobs import TokenLogprob
 from quire.types import MAX_LOGPROBS, SamplingParams
-from quire.worker.sampler import Sampler
 
 from .reference import as_rows, ints, new_seq, position_logprobs
 
@@ -30,10 +30,10 @@ def test_sampled_logprobs(size: int, count: int) -> None:
     )
     for logits in (rng.normal(0, 4, size), rng.integers(0, 4, size)):
         row = as_rows(logits)
-        sampler = Sampler(size, 1)
+        sampler = HostSampler(size, 1)
         sampler.add(0, new_seq(params, [0, 0], 1))
         for position in range(2, 12):
-            result = sampler.sample(row, ints(0), ints(position))
+            result = sampler.sample({"logits": row}, ints(0), ints(position))
             entry = result.logprobs[0]
             assert entry is not None
             assert_same(entry[0], position_logprobs(row[0], int(result.token_ids[0]), count))
@@ -43,7 +43,7 @@ def test_matches_torch_log_softmax() -> None:
     logits = as_rows(np.random.default_rng(1).normal(0, 5, (4, 50257)))
     expected = torch.log_softmax(torch.tensor(logits).double(), -1)
     targets = ints(0, 7, 50256, 999)
-    got = Sampler(50257, 1).prompt_logprobs(logits, targets, 10)
+    got = HostSampler(50257, 1).prompt_logprobs({"logits": logits}, targets, 10)
     assert got is not None
     for i, entry in enumerate(got):
         best = torch.topk(expected[i], 10)
@@ -65,7 +65,7 @@ def test_prompt_logprobs_with_ties_and_impossible_tokens(
 ) -> None:
     row = as_rows(np.array(values))
     target = data.draw(st.integers(0, len(values) - 1))
-    got = Sampler(len(values), 1).prompt_logprobs(row, ints(target), count)
+    got = HostSampler(len(values), 1).prompt_logprobs({"logits": row}, ints(target), count)
     if max(values) == -np.inf:
         assert got is None
     else:
@@ -74,27 +74,27 @@ def test_prompt_logprobs_with_ties_and_impossible_tokens(
 
 
 def test_only_those_who_ask_get_logprobs() -> None:
-    sampler = Sampler(9, 3)
+    sampler = HostSampler(9, 3)
     for slot, count in enumerate((None, 2, None)):
         sampler.add(slot, new_seq(SamplingParams(logprobs=count)))
     rows = np.zeros((3, 9), np.float32)
-    got = sampler.sample(rows, ints(2, 1, 0), ints(0, 0, 0)).logprobs
+    got = sampler.sample({"logits": rows}, ints(2, 1, 0), ints(0, 0, 0)).logprobs
     assert got[0] is None
     assert got[2] is None
     assert got[1] is not None
     assert len(got[1][0]) == 3
     sampler.drop(1)
     sampler.add(1, new_seq(SamplingParams()))
-    assert sampler.sample(rows, ints(0, 1, 2), ints(0, 0, 0)).logprobs == [None] * 3
+    assert sampler.sample({"logits": rows}, ints(0, 1, 2), ints(0, 0, 0)).logprobs == [None] * 3
 
 
 def test_failed_row_has_no_logprobs() -> None:
-    sampler = Sampler(9, 2)
+    sampler = HostSampler(9, 2)
     for slot in range(2):
         sampler.add(slot, new_seq(SamplingParams(logprobs=1)))
     rows = np.zeros((2, 9), np.float32)
     rows[0, 3] = np.nan
-    result = sampler.sample(rows, ints(0, 1), ints(0, 0))
+    result = sampler.sample({"logits": rows}, ints(0, 1), ints(0, 0))
     assert list(result.failed) == [0]
     assert result.logprobs[0] is None
     assert result.logprobs[1] is not None
@@ -104,22 +104,22 @@ def test_failed_row_has_no_logprobs() -> None:
 def test_prompt_logprobs_of_a_broken_row(bad: float) -> None:
     rows = np.zeros((3, 700), np.float32)
     rows[1, 650] = bad
-    assert Sampler(700, 1).prompt_logprobs(rows, ints(0, 0, 0), 2) is None
+    assert HostSampler(700, 1).prompt_logprobs({"logits": rows}, ints(0, 0, 0), 2) is None
 
 
 def test_prompt_logprobs_refuses_bad_arguments() -> None:
-    sampler, rows = Sampler(10, 1), np.zeros((1, 10), np.float32)
+    sampler, rows = HostSampler(10, 1), np.zeros((1, 10), np.float32)
     with pytest.raises(ValueError, match="target_token_ids: token id 10"):
-        sampler.prompt_logprobs(rows, ints(10), 1)
+        sampler.prompt_logprobs({"logits": rows}, ints(10), 1)
     with pytest.raises(ValueError, match="top_n"):
-        sampler.prompt_logprobs(rows, ints(1), MAX_LOGPROBS + 1)
+        sampler.prompt_logprobs({"logits": rows}, ints(1), MAX_LOGPROBS + 1)
     with pytest.raises(ValueError, match="target_token_ids: as many"):
-        sampler.prompt_logprobs(rows, ints(1, 2), 1)
-    assert sampler.prompt_logprobs(np.zeros((0, 10), np.float32), ints(), 1) == []
+        sampler.prompt_logprobs({"logits": rows}, ints(1, 2), 1)
+    assert sampler.prompt_logprobs({"logits": np.zeros((0, 10), np.float32)}, ints(), 1) == []
 
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
 def test_same_bits_on_every_instruction_set(isa: str) -> None:
     rows = as_rows(np.random.default_rng(2).normal(0, 3, (3, 3001)))
-    expected = Sampler(3001, 1).prompt_logprobs(rows, ints(1, 2, 3), 20)
-    assert Sampler(3001, 1, isa).prompt_logprobs(rows, ints(1, 2, 3), 20) == expected
+    expected = HostSampler(3001, 1).prompt_logprobs({"logits": rows}, ints(1, 2, 3), 20)
+    assert HostSampler(3001, 1, isa).prompt_logprobs({"logits": rows}, ints(1, 2, 3), 20) == expected

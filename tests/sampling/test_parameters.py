@@ -1,4 +1,4 @@
-"""One table of sampling parameters: what is made from it says the same everywhere."""
+"""One table of sampling parameters: everything generated from it agrees."""
 
 from __future__ import annotations
 

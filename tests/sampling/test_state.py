@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.executor.base import Bitmask
+from quire.executor.sampler import HostSampler
 from quire.types import FinishReason, SamplingParams
-from quire.worker.sampler import Sampler
 
 from .reference import acceptable, as_rows, ints, new_seq, penalties, sample_one
 
@@ -45,13 +46,13 @@ def test_masks_combine(allowed: set[int], banned: set[int], seed: int) -> None:
     bits[:70] = grammar
     words = (bits.reshape(3, 32) << np.arange(32, dtype=np.uint32)).sum(1, dtype=np.uint32).view(np.int32)
     left = sorted((allowed - banned) & set(np.flatnonzero(grammar).tolist()))
-    sampler = Sampler(70, 1)
+    sampler = HostSampler(70, 1)
     if allowed <= banned:
         return
     params = SamplingParams(**GREEDY, allowed_token_ids=sorted(allowed), banned_token_ids=sorted(banned))
     sampler.add(0, new_seq(params))
     logits = rng.normal(0, 1, 70).astype(np.float32)
-    result = sampler.sample(logits[None], ints(0), ints(0), words[None])
+    result = sampler.sample({"logits": logits[None]}, ints(0), ints(0), Bitmask(words[None], ints(0)))
     if left:
         assert int(result.token_ids[0]) == max(left, key=lambda t: logits[t])
     else:
@@ -60,11 +61,11 @@ def test_masks_combine(allowed: set[int], banned: set[int], seed: int) -> None:
 
 def test_a_row_whose_tokens_have_no_probability_fails_for_its_own_reason() -> None:
     logits = np.array([[0.0, 1.0, -np.inf, -np.inf]] * 3 + [[-np.inf] * 4], np.float32)
-    sampler = Sampler(4, 4)
+    sampler = HostSampler(4, 4)
     asked = [{"allowed_token_ids": [2, 3]}, {"banned_token_ids": [0, 1]}, {}, {}]
     for slot, more in enumerate(asked):
         sampler.add(slot, new_seq(SamplingParams(**GREEDY, **more)))
-    result = sampler.sample(logits, ints(0, 1, 2, 3), ints(0, 0, 0, 0))
+    result = sampler.sample({"logits": logits}, ints(0, 1, 2, 3), ints(0, 0, 0, 0))
     assert result.failed == {0: FinishReason.NO_TOKEN, 1: FinishReason.NO_TOKEN, 3: FinishReason.ERROR}
     assert result.token_ids.tolist() == [-1, -1, 1, -1]
 
@@ -116,14 +117,14 @@ def test_a_whole_life_with_preemption(
 ) -> None:
     """State kept step by step equals state rebuilt from the tokens so far, and both the definition."""
     rng = np.random.default_rng(seed)
-    sampler, tokens = Sampler(20, 3), list(prompt)
+    sampler, tokens = HostSampler(20, 3), list(prompt)
     sampler.add(1, new_seq(params, prompt, seed=seed, stop_ids=[0, 1]))
     for step in range(15):
         if step == preempted_at:
             sampler.drop(1)
             sampler.add(1, new_seq(params, tokens, len(prompt), seed=seed, stop_ids=[0, 1]))
         logits = rng.normal(0, 1, (1, 20)).astype(np.float32)
-        got = int(sampler.sample(logits, ints(1), ints(len(tokens))).token_ids[0])
+        got = int(sampler.sample({"logits": logits}, ints(1), ints(len(tokens))).token_ids[0])
         now = new_seq(params, tokens, len(prompt), seed=seed, stop_ids=[0, 1])
         assert got in acceptable(logits[0], now, len(tokens))
         tokens.append(got)
@@ -145,20 +146,20 @@ def test_counts_survive_growth() -> None:
     "params", [SamplingParams(**GREEDY), SamplingParams(top_p=0.5, banned_token_ids=[0, 15])]
 )
 def test_broken_rows_fail_alone(bad: float, at: int, params: SamplingParams) -> None:
-    sampler = Sampler(1300, 3)
+    sampler = HostSampler(1300, 3)
     for slot in range(3):
         sampler.add(slot, new_seq(params))
     logits = np.random.default_rng(0).normal(0, 1, (3, 1300)).astype(np.float32)
-    expected = sampler.sample(logits, ints(0, 1, 2), ints(0, 0, 0))
+    expected = sampler.sample({"logits": logits}, ints(0, 1, 2), ints(0, 0, 0))
     assert expected.failed == {}
     broken = logits.copy()
     broken[1, at] = bad
-    result = sampler.sample(broken, ints(0, 1, 2), ints(0, 0, 0))
+    result = sampler.sample({"logits": broken}, ints(0, 1, 2), ints(0, 0, 0))
     assert result.failed == {1: FinishReason.ERROR}
     assert result.token_ids.tolist() == [expected.token_ids[0], -1, expected.token_ids[2]]
     masked = logits.copy()
     masked[1, at] = -np.inf
-    assert sampler.sample(masked, ints(0, 1, 2), ints(0, 0, 0)).failed == {}
+    assert sampler.sample({"logits": masked}, ints(0, 1, 2), ints(0, 0, 0)).failed == {}
 
 
 def test_nothing_left_to_sample_fails() -> None:
@@ -173,11 +174,11 @@ def test_nothing_left_to_sample_fails() -> None:
 
 
 def test_a_failed_row_is_not_counted() -> None:
-    sampler = Sampler(4, 1)
+    sampler = HostSampler(4, 1)
     sampler.add(0, new_seq(SamplingParams(**GREEDY, frequency_penalty=2.0)))
-    sampler.sample(np.full((1, 4), np.nan, np.float32), ints(0), ints(0))
+    sampler.sample({"logits": np.full((1, 4), np.nan, np.float32)}, ints(0), ints(0))
     logits = as_rows(np.array([1.0, 0.0, 0.0, 0.0]))
-    assert [int(sampler.sample(logits, ints(0), ints(p)).token_ids[0]) for p in (0, 1)] == [0, 1]
+    assert [int(sampler.sample({"logits": logits}, ints(0), ints(p)).token_ids[0]) for p in (0, 1)] == [0, 1]
 
 
 def test_penalties_overflow_to_the_largest_number_not_to_infinity() -> None:
@@ -189,28 +190,28 @@ def test_penalties_overflow_to_the_largest_number_not_to_infinity() -> None:
 
 
 def test_results_are_the_callers_own() -> None:
-    sampler = Sampler(3, 1)
+    sampler = HostSampler(3, 1)
     sampler.add(0, new_seq(SamplingParams(**GREEDY)))
-    first = sampler.sample(as_rows(np.array([0.0, 1.0, 0.0])), ints(0), ints(0)).token_ids
-    sampler.sample(as_rows(np.array([1.0, 0.0, 0.0])), ints(0), ints(1))
+    first = sampler.sample({"logits": as_rows(np.array([0.0, 1.0, 0.0]))}, ints(0), ints(0)).token_ids
+    sampler.sample({"logits": as_rows(np.array([1.0, 0.0, 0.0]))}, ints(0), ints(1))
     assert first.tolist() == [1]
 
 
 def test_no_rows() -> None:
-    result = Sampler(3, 1).sample(np.zeros((0, 3), np.float32), ints(), ints())
+    result = HostSampler(3, 1).sample({"logits": np.zeros((0, 3), np.float32)}, ints(), ints())
     assert (len(result.token_ids), result.failed, result.logprobs) == (0, {}, [])
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="vocab"):
-        Sampler(0, 1)
+        HostSampler(0, 1)
     with pytest.raises(ValueError, match="max_slots"):
-        Sampler(5, 0)
+        HostSampler(5, 0)
     with pytest.raises(ValueError, match="threads"):
-        Sampler(5, 1, threads=0)
+        HostSampler(5, 1, threads=0)
     with pytest.raises(ValueError, match="instruction set"):
-        Sampler(5, 1, "sse9")
-    sampler, rows = Sampler(5, 2), np.zeros((1, 5), np.float32)
+        HostSampler(5, 1, "sse9")
+    sampler, rows = HostSampler(5, 2), np.zeros((1, 5), np.float32)
     sampler.add(0, new_seq(SamplingParams(), [1, 2]))
     with pytest.raises(ValueError, match="slot: 0 is taken"):
         sampler.add(0, new_seq(SamplingParams()))
@@ -219,19 +220,24 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="slot: 1 is not in use"):
         sampler.drop(1)
     with pytest.raises(ValueError, match="slot 1 is not in use"):
-        sampler.sample(rows, ints(1), ints(2))
+        sampler.sample({"logits": rows}, ints(1), ints(2))
     with pytest.raises(ValueError, match="another row"):
-        sampler.sample(np.zeros((2, 5), np.float32), ints(0, 0), ints(2, 3))
+        sampler.sample({"logits": np.zeros((2, 5), np.float32)}, ints(0, 0), ints(2, 3))
     with pytest.raises(ValueError, match="inside the prompt"):
-        sampler.sample(rows, ints(0), ints(1))
+        sampler.sample({"logits": rows}, ints(0), ints(1))
     with pytest.raises(ValueError, match="vocabulary size"):
-        sampler.sample(np.zeros((1, 4), np.float32), ints(0), ints(2))
+        sampler.sample({"logits": np.zeros((1, 4), np.float32)}, ints(0), ints(2))
     with pytest.raises(ValueError, match="slots"):
-        sampler.sample(rows, ints(0, 1), ints(2, 2))
+        sampler.sample({"logits": rows}, ints(0, 1), ints(2, 2))
     with pytest.raises(ValueError, match="positions"):
-        sampler.sample(rows, ints(0), ints(2, 2))
+        sampler.sample({"logits": rows}, ints(0), ints(2, 2))
     with pytest.raises(ValueError, match="bitmask"):
-        sampler.sample(rows, ints(0), ints(2), np.zeros((1, 2), np.int32))
+        sampler.sample({"logits": rows}, ints(0), ints(2), Bitmask(np.zeros((1, 2), np.int32), ints(0)))
+    for lines in ((), (1,), (-2,), (0, 0)):
+        with pytest.raises(ValueError, match="bitmask"):
+            sampler.sample(
+                {"logits": rows}, ints(0), ints(2), Bitmask(np.zeros((1, 1), np.int32), ints(*lines))
+            )
     for name, params in {
         "logit_bias": SamplingParams(logit_bias={5: 1.0}),
         "allowed_token_ids": SamplingParams(allowed_token_ids=[5]),
@@ -246,16 +252,16 @@ def test_refusals() -> None:
 
 @pytest.mark.parametrize("wrong", [np.float64, np.float16, np.int32])
 def test_logits_must_be_float32(wrong: type) -> None:
-    sampler = Sampler(5, 1)
+    sampler = HostSampler(5, 1)
     sampler.add(0, new_seq(SamplingParams()))
     with pytest.raises(TypeError):
-        sampler.sample(np.zeros((1, 5), wrong), ints(0), ints(0))
+        sampler.sample({"logits": np.zeros((1, 5), wrong)}, ints(0), ints(0))
 
 
 def test_memory_stays_below_its_bound() -> None:
     size, slots, max_len, named = 3000, 6, 900, 300
-    bound = Sampler.memory_bound(size, slots, 2, max_len, named)
-    sampler = Sampler(size, slots, threads=2)
+    bound = HostSampler.memory_bound(size, slots, 2, max_len, named)
+    sampler = HostSampler(size, slots, threads=2)
     empty = sampler.memory()
     rng = np.random.default_rng(0)
     for slot in range(slots):
@@ -267,18 +273,18 @@ def test_memory_stays_below_its_bound() -> None:
         )
         sampler.add(slot, new_seq(params, rng.integers(0, size, max_len).tolist(), 100))
     assert empty < sampler.memory() <= bound
-    more = Sampler.memory_bound(size, slots, 2, max_len, named, 80)
-    assert Sampler(size, slots, threads=2, max_rows=80).memory() - empty == more - bound
+    more = HostSampler.memory_bound(size, slots, 2, max_len, named, 80)
+    assert HostSampler(size, slots, threads=2, max_rows=80).memory() - empty == more - bound
     for slot in range(slots):
         sampler.drop(slot)
     assert sampler.memory() == empty
-    assert Sampler.memory_bound(151936, 64, 2, 32768, 1024) < 64 << 20
+    assert HostSampler.memory_bound(151936, 64, 2, 32768, 1024) < 64 << 20
 
 
 def test_views_and_lists_are_not_copied_behind_the_callers_back() -> None:
-    sampler = Sampler(5, 2)
+    sampler = HostSampler(5, 2)
     sampler.add(0, new_seq(SamplingParams()))
     with pytest.raises(TypeError):
-        sampler.sample(np.zeros((1, 10), np.float32)[:, ::2], ints(0), ints(0))
+        sampler.sample({"logits": np.zeros((1, 10), np.float32)[:, ::2]}, ints(0), ints(0))
     with pytest.raises(TypeError):
-        sampler.sample(np.zeros((1, 5), np.float32), np.zeros(1, np.int64), ints(0))  # type: ignore[arg-type]
+        sampler.sample({"logits": np.zeros((1, 5), np.float32)}, np.zeros(1, np.int64), ints(0))  # type: ignore[arg-type]

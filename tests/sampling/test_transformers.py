@@ -10,8 +10,8 @@ import torch
 from transformers.generation import logits_process as hf
 
 from quire import _native
+from quire.executor.sampler import HostSampler
 from quire.types import SamplingParams
-from quire.worker.sampler import Sampler
 
 from .reference import EPSILON, as_rows, ints, invert, new_seq, sample_one
 
@@ -95,15 +95,15 @@ def test_min_tokens_matches_min_new_tokens() -> None:
 
 
 def test_penalties_see_what_generate_sees() -> None:
-    """A greedy loop with a repetition penalty, step by step beside transformers' processor."""
+    """A greedy loop with a repetition penalty, compared step by step with transformers' processor."""
     rng = np.random.default_rng(5)
     table = rng.normal(0, 2, (64, 64)).astype(np.float32)  # a language model: the row of the last token
     processor = hf.RepetitionPenaltyLogitsProcessor(1.5)
     tokens = [1, 2, 3]
-    sampler = Sampler(64, 1)
+    sampler = HostSampler(64, 1)
     sampler.add(0, new_seq(SamplingParams(temperature=0.0, repetition_penalty=1.5), tokens))
     for _ in range(60):
         scores = processor(torch.tensor([tokens]), torch.tensor(table[tokens[-1]][None]))
-        got = sampler.sample(table[tokens[-1]][None], ints(0), ints(len(tokens))).token_ids
+        got = sampler.sample({"logits": table[tokens[-1]][None]}, ints(0), ints(len(tokens))).token_ids
         assert int(got[0]) == int(scores.argmax())
         tokens.append(int(got[0]))

@@ -1,4 +1,4 @@
-"""The API's answers: shapes, streams, logprobs, tokens; what is streamed is what is not streamed."""
+"""The API's answers: shapes, streams, logprobs, tokens; streamed and complete answers are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad requests get one structured error each, at once; whoever else is served does not notice.
+"""Bad requests get one structured error each, at once; other clients do not notice.
 
 A neighbour streams the same seeded answer throughout: its text never changes. At the end no block and no descriptor
 is held.

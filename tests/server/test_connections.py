@@ -163,12 +163,12 @@ def test_many_slow_connections_do_not_keep_others_out(folder: Path) -> None:
 
 
 def test_connections_that_are_all_in_use_are_as_many_as_there_may_be(folder: Path) -> None:
-    """Whoever comes then hears so; health probes are answered."""
+    """A further connection is refused with a message; health probes are answered."""
     with serving(folder, ENDLESS, max_connections=3, **PATIENT) as live:
         with live.busy(3):
             assert [live.get(path).status for path in ("/health", "/health/live")] == [200, 200]
             refused = live.get("/v1/models")
-            assert "there are 3 connections" in refused.error(429, "too_many_connections")
+            assert "the limit of 3 connections" in refused.error(429, "too_many_connections")
             assert refused.headers["retry-after"] == "1"
         live.wait(lambda: live.get("/health").status == 200)
 
@@ -217,12 +217,12 @@ def test_a_client_that_never_reads_is_ended(folder: Path) -> None:
         neighbour.stop()
         live.wait(live.idle)
         assert neighbour.differences == []
-        read_all(sock)  # what was buffered, then the end
+        read_all(sock)  # the buffered output, then the end
         sock.close()
 
 
 def test_a_slow_client_gets_everything_in_order(folder: Path) -> None:
-    """Its output waits again and again, so that what is written at once and what had to wait take turns."""
+    """Its output is blocked again and again, so that data written at once and data that had to wait take turns."""
     body = {**LONG, "max_tokens": 1900, "seed": 4, "temperature": 1.5}
     with serving(folder, {"max_model_len": 2000}) as live:
         whole = live.post(CHAT, {**body, "stream": False}).json["choices"][0]["message"]["content"]
@@ -394,7 +394,7 @@ def test_host_and_origin(server: LiveServer) -> None:
 
 
 def raw(server: LiveServer, head: bytes) -> tuple[int, str]:
-    """Status and error code of what is asked so."""
+    """Status and error code of the answer."""
     with server.connect() as sock:
         sock.sendall(head + b"connection: close\r\n\r\n")
         answer, _, body = read_all(sock).partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A live server under hostile bytes: whoever else asks is served as before. `make test-fuzz`."""
+"""A live server under hostile bytes: all other clients are served as before. `make test-fuzz`."""
 
 from __future__ import annotations
 

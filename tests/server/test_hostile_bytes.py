@@ -120,7 +120,7 @@ def test_nothing_grows(name: str, size: int) -> None:
     "name", ["trailer name", "trailer", "header", "header name", "chunk extension", "address"]
 )
 def test_nothing_grows_in_small_reads(name: str) -> None:
-    """Each read may copy what is kept, and that is little: reads are what counts."""
+    """Each read may copy the buffered bytes, which are few: the number of reads counts."""
     sent, peak, calls = asyncio.run(feed(name, 16, MAX_BESIDE_BYTES + 64))
     assert sent.startswith(b"HTTP/1.1 431 ")
     assert peak < KEPT
@@ -128,7 +128,9 @@ def test_nothing_grows_in_small_reads(name: str) -> None:
 
 
 def test_headers_of_all_connections_have_one_budget() -> None:
-    """The longest idle that hold more than their share go; whoever asks in one piece is answered meanwhile."""
+    """The longest idle connections above their share are closed; a client that sends in one piece is answered
+    meanwhile.
+    """
 
     async def work() -> None:
         table, logs = Connections(10, 600.0, buffers=100_000), [[] for _ in range(9)]
@@ -144,7 +146,7 @@ def test_headers_of_all_connections_have_one_budget() -> None:
             other.connection_lost(None)
         sent = [wire.sent() for _, wire in held]
         assert [text[9:12] for text in sent] == [b"503"] * 7 + [b""] * 2
-        assert b"of the 97.66 KiB that the memory bound gives" in sent[0]
+        assert b"of their limit of 97.66 KiB" in sent[0]
         held[-1][0].data_received(b"\r\n\r\n")
         await turns()
         assert held[-1][1].sent().startswith(b"HTTP/1.1 200 ")
@@ -198,7 +200,7 @@ def test_bodies_count_as_they_arrive() -> None:
 
 
 def test_trailers_are_not_headers() -> None:
-    """They come behind the checks of who may call."""
+    """They come after the access checks."""
     seen: list[Any] = []
 
     async def work() -> None:

@@ -82,7 +82,7 @@ def watched(folder: Path) -> Iterator[tuple[LiveServer, Watch]]:
     watch = Watch()
     end, stepped, obey = AsyncEngine._end, AsyncEngine.stepped, EngineLoop._obey
 
-    def watched_end(self: AsyncEngine, live: Live, error: Any) -> None:
+    def watched_end(self: AsyncEngine, live: Live, error: Any = None) -> None:
         known = live.handle in self._live
         end(self, live, error)
         if known:

@@ -207,8 +207,8 @@ def test_a_connection_holds_what_is_planned_for_it(folder: Path, tmp_path: Path,
             2,
             "max_num_seqs: 99999999999 exceeds the limit of 65536",
         ),
-        ("serve", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is over the "),
-        ("generate", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is over the "),
+        ("serve", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is more than "),
+        ("generate", "--memory", "99999999GiB", 1, "memory: 97656.25 TiB is more than "),
         ("serve", "--request-memory", "99999999GiB", 1, "lower --request-memory"),
         ("serve", "--num-kv-blocks", "99999999999", 2, "num_kv_blocks: 99999999999 exceeds the limit of"),
     ],
@@ -254,12 +254,12 @@ def test_too_few_processes_for_the_threads(folder: Path) -> None:
 
 def test_no_descriptors_to_serve_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
-    with pytest.raises(TooFewDescriptorsError, match="64 open files"):
+    with pytest.raises(TooFewDescriptorsError, match="only 64 files"):
         fit_descriptors(4096)
 
 
 def test_a_listener_that_is_out_of_descriptors_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who waits is turned away, and the loop does not spin."""
+    """No waiting client is turned away, and the loop does not spin."""
     with serving(folder) as live:
         calls: list[int] = []
 

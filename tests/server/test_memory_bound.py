@@ -180,7 +180,7 @@ class Mix:
                 sock.sendall(b"GET / HTTP/1.1\r\na: " + b"x" * 60_000)
             self._ended.wait(1.0)
 
-    # ---- what is asked for
+    # ---- requests
 
     def logprobs(self, chance: random.Random) -> Ask:
         """Samples with as many logprobs as there are."""
@@ -250,7 +250,7 @@ def fill(server: Bound, window: int) -> None:
 
 
 def hold(server: Bound, window: int, seconds: float) -> None:
-    """Everything at once, beside connections that ask for nothing."""
+    """Everything at once, together with idle connections."""
     idle = [socket.create_connection(("127.0.0.1", server.process.port)) for _ in range(200)]
     attack(server, window)
     fill(server, window)

@@ -46,7 +46,8 @@ def test_names_and_types(server: LiveServer) -> None:
     for name, kind in VLLM.items():
         if name != "vllm:cache_config_info":
             assert found.get(name.replace("vllm:", "quire_")) == kind, name
-    for name in ("http_requests", "quire_kv_waste_tokens", "quire_wasted_tokens", "quire_step_phase_seconds",
+    for name in ("http_requests", "quire_step_plans", "quire_step_plan_padding", "quire_kv_waste_tokens",
+                 "quire_wasted_tokens", "quire_step_phase_seconds",
                  "quire_memory_bytes", "quire_engine_resident_bytes", "http_request_duration_seconds",
                  "quire_startup_seconds", "quire_engine_restarts", "quire_build_info", "process_resident_memory_bytes",
                  "process_cpu_seconds", "process_open_fds", "process_start_time_seconds"):  # fmt: skip
@@ -76,9 +77,10 @@ def test_counts(server: LiveServer) -> None:
 
 
 def test_tokens_of_steps(server: LiveServer) -> None:
-    """A prompt of one step, then one token a step."""
+    """A prompt of one step, then one token a step, for which the executor has a plan."""
     server.wait(server.idle)
-    names = ("vllm:iteration_tokens_total_count", "vllm:iteration_tokens_total_sum")
+    names = ("vllm:iteration_tokens_total_count", "vllm:iteration_tokens_total_sum", "quire_step_plan_hits_total",
+             "quire_step_plan_fallbacks_total")  # fmt: skip
     before = {name: server.metric(name) for name in names}
     ones = server.metric("vllm:iteration_tokens_total_bucket", le="1.0")
     prompt = server.complete("0123456789", max_tokens=21, ignore_eos=True, cache_salt="steps").json["usage"]
@@ -88,6 +90,8 @@ def test_tokens_of_steps(server: LiveServer) -> None:
     after = {name: server.metric(name) for name in names}
     assert after[names[0]] - before[names[0]] == 21
     assert after[names[1]] - before[names[1]] == 30
+    assert [after[name] - before[name] for name in names[2:]] == [20, 1]
+    assert server.metric("quire_step_plans") > 0
     assert server.metric("vllm:iteration_tokens_total_bucket", le="1.0") - ones == 20
     assert server.metric("quire_iteration_tokens_total_bucket", le="+Inf") == after[names[0]]
 

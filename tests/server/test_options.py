@@ -12,7 +12,7 @@ from tools import options_table
 from quire.cli.elsewhere import ALWAYS, CALLED, PASSING, REFUSED, explain
 from quire.cli.parser import Parser
 from quire.cli.serve import add_arguments, settings
-from quire.config.schema import EngineConfig
+from quire.config.schema import OPTIONS
 from quire.config.serving import ServingConfig
 
 KNOWN = [
@@ -35,7 +35,7 @@ BROUGHT = """
     parallel max-input-tokens max-total-tokens max-batch-prefill-tokens max-concurrent-requests speculate
     model-id graceful-termination-timeout
 """
-FIELDS = [f.name for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)]
+FIELDS = [*OPTIONS, *(f.name for f in dataclasses.fields(ServingConfig))]
 EVERY = [f"--{name.replace('_', '-')}" for name in FIELDS]
 
 
@@ -73,7 +73,7 @@ def test_options_of_other_servers_are_there_or_explained(
 
 
 def test_what_asks_for_nothing_else_is_taken(parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
-    """vLLM's command lines as they are: what is done anyway passes with the value that says so, and no other."""
+    """Command lines of vLLM: an option passes only with the value that requests the default behaviour."""
     flags = [name if name.startswith("-") else f"--{name}" for name in ALWAYS]
     found = parser.parse_args([*flags, "m", "--tensor-parallel-size", "1", "-ngl", "0", "--runner=generate"])
     assert found.model == "m"

@@ -100,9 +100,7 @@ def test_a_key_leaves_places_and_bytes_to_others() -> None:
         assert pool.try_take(50, "b")  # its only one
         waiting = [asyncio.create_task(pool.take(10, "a")) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(
-            OverloadedError, match=r"2 requests with this API key wait for memory .* limit is 2"
-        ):
+        with pytest.raises(OverloadedError, match=r"2 requests with this API key wait for memory \(limit 2;"):
             await pool.take(10, "a")
         waiting.append(asyncio.create_task(pool.take(10, "b")))
         await asyncio.sleep(0)
@@ -136,7 +134,7 @@ def test_too_many_that_wait_are_refused_with_the_numbers() -> None:
         waiting = asyncio.create_task(pool.take(100))
         await asyncio.sleep(0)
         with pytest.raises(
-            OverloadedError, match=r"1 requests wait for memory \(answers: 3.91 KiB of 4.00 KiB"
+            OverloadedError, match=r"1 requests wait for memory \(limit 1; answers: 3.91 KiB of 4.00 KiB"
         ):
             await pool.take(100)
         waiting.cancel()
@@ -325,7 +323,7 @@ def test_unread_answers_hold_their_memory_until_they_are_read(tight: LiveServer)
     tight.wait(lambda: memory.answers.used == 0)
 
 
-# ---- what is reported
+# ---- reports
 
 
 def test_debug_memory_adds_up(folder: Path) -> None:
@@ -347,7 +345,7 @@ def test_debug_memory_adds_up(folder: Path) -> None:
     assert found["processes"]["engine"]["kv"] > 0
     assert found["requests"]["answers"]["limit"] == 8 * 2**20
     assert found["requests"]["answers"]["taken"] == 0
-    assert any("at worst, of 300.00 MiB" in line for line in server.lines)
+    assert any("at most, of 300.00 MiB" in line for line in server.lines)
 
 
 def test_debug_memory_is_for_the_operator(folder: Path) -> None:

@@ -65,7 +65,7 @@ def test_it_is_served(toys: LiveServer) -> None:
     assert toys.post("/toy", {"text": "ab", "loud": False}, key).status == 200
     assert (
         toys.get("/toy", key).error(405, "method_not_allowed")
-        == "GET is not allowed here, only OPTIONS, POST"
+        == "GET is not allowed on this path; use OPTIONS, POST"
     )
 
 

@@ -59,7 +59,7 @@ def test_a_second_signal_ends_at_once(folder: Path) -> None:
         server.said("SIGINT: draining")
         status, log = server.end(signal.SIGINT)
         assert status == 1
-        assert "SIGINT: ending at once" in log
+        assert "SIGINT: stopping at once" in log
         assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
         sock.close()
 
@@ -223,9 +223,14 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
         "access_log": True, "port": 80, "stall_timeout": 10.0, "served_model_name": ["007"],
     }  # fmt: skip
     model, engine, serving = settings({"max_model_len": 400, "port": 1234}, read_config(toml))
-    assert (model, engine.max_model_len, engine.memory, serving.port) == ("m", 400, 2 << 30, 1234)
+    assert (model, engine.limits.max_model_len, engine.limits.memory, serving.port) == (
+        "m",
+        400,
+        2 << 30,
+        1234,
+    )
     assert (serving.api_key, serving.served_model_name, serving.reader_timeout) == (("a", "b"), ("one",), 3.0)
-    assert not engine.enable_prefix_caching
+    assert not engine.cache.enable_prefix_caching
     shared = settings({"model": "m", "gpu_memory_utilization": 0.5}, {"memory": 5})[1].memory
     assert shared is not None
     assert shared > 5

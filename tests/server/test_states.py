@@ -1,4 +1,4 @@
-"""Health, generation and shutdown in every state of an engine: a stand-in that can be told what to be."""
+"""Health, generation and shutdown in every state of an engine, which a stand-in takes on request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
-    AsyncEngine,
     DeadlineError,
+    Engine,
     EngineState,
     EngineStats,
     EngineUnavailableError,
@@ -76,6 +76,7 @@ class StandInEngine:
 
     async def start(self) -> None: ...
     async def stop(self, drain_seconds: float) -> None: ...
+    async def failed(self) -> None: ...
     async def ping(self, timeout: float) -> bool:
         return True
 
@@ -118,7 +119,7 @@ class Answer:
     """Calls the application as a server would, without one."""
 
     def __init__(self, engine: StandInEngine, path: str, body: bytes | None = None) -> None:
-        checked: AsyncEngine = engine
+        checked: Engine = engine
         context = ServerContext(checked, ServingConfig(), ServerMetrics(checked))
         self.status, self.headers, self.body = 0, {}, b""
         self._messages = [{"type": "http.request", "body": body or b"", "more_body": False}]
@@ -250,7 +251,7 @@ def test_error_bodies_stay_small() -> None:
 def test_a_request_that_kills_is_not_to_be_tried_again() -> None:
     """A status that no client retries."""
     engine = StandInEngine()
-    engine.failure = RequestBlockedError("this request was being computed at 2 deaths of the engine")
+    engine.failure = RequestBlockedError("the engine died 2 times while computing this request")
     answer = Answer(engine, "/v1/chat/completions", CHAT)
     assert answer.status == 400
     assert b'"code":"request_blocked"' in answer.body

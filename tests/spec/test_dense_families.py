@@ -1,4 +1,4 @@
-"""Keys of the families beside Llama's: old and new style, defaults of transformers, and what is refused."""
+"""Keys of the families other than Llama: old and new style, defaults of transformers, and refusals."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def saved(config_class: str, **changes: Any) -> ModelSpec:
 
 
 def ropes(spec: ModelSpec) -> list[Rope]:
-    found = [layer.attention.rope for layer in spec.layers]
+    found = [layer.mixer.rope for layer in spec.layers]
     return [rope for rope in found if rope is not None]
 
 
 def windows(spec: ModelSpec) -> list[int]:
-    return [layer.attention.window for layer in spec.layers]
+    return [layer.mixer.window for layer in spec.layers]
 
 
 SHORT, LONG = [1.0 + 0.1 * k for k in range(6)], [2.0 + k for k in range(6)]
@@ -88,17 +88,17 @@ def test_gemma_gelu_is_its_tanh_approximation() -> None:
         assert spec_of("gemma", **keys).layers[0].mlp.act == "gelu_tanh"
     spec = spec_of("gemma")
     assert (spec.embed_scale, spec.norm.plus, spec.tied) == (8.0, 1.0, True)
-    assert spec.layers[0].attention.head_dim == 256
+    assert spec.layers[0].mixer.head_dim == 256
 
 
 def test_gemma2() -> None:
     spec = spec_of("gemma2", sliding_window=9, query_pre_attn_scalar=144)
     assert windows(spec) == [9, 0, 9, 0, 9, 0]
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     assert (attention.softcap, spec.logits_cap, attention.scale) == (50.0, 30.0, 1 / 12)
     assert (spec.layers[0].pre_norm, spec.layers[0].post_norm) == (True, True)
     off = spec_of("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
-    assert (off.layers[0].attention.softcap, off.logits_cap) == (0.0, 0.0)
+    assert (off.layers[0].mixer.softcap, off.logits_cap) == (0.0, 0.0)
     assert saved("Gemma2Config", sliding_window=9, query_pre_attn_scalar=144).layers == spec.layers
 
 
@@ -127,7 +127,7 @@ def test_gemma3_with_an_image_tower_is_read_as_text() -> None:
     )
     spec, architecture = read_spec(config)
     assert architecture == "Gemma3ForConditionalGeneration"
-    assert (spec.vocab, spec.layers[0].attention.heads) == (262_208, 8)
+    assert (spec.vocab, spec.layers[0].mixer.heads) == (262_208, 8)
     assert any("image tower" in notice for notice in config.notices)
     with pytest.raises(CheckpointError, match="text_config"):
         read_spec(ConfigReader({"model_type": "gemma3"}))
@@ -148,7 +148,7 @@ def test_olmo3_old_and_new_keys() -> None:
 
 def test_layers_that_do_not_rotate() -> None:
     spec = spec_of("cohere2", sliding_window=9)
-    assert [layer.attention.rope is None for layer in spec.layers] == [
+    assert [layer.mixer.rope is None for layer in spec.layers] == [
         False,
         False,
         False,
@@ -157,9 +157,9 @@ def test_layers_that_do_not_rotate() -> None:
         False,
     ]
     assert windows(spec) == [9, 9, 9, 0, 9, 9]
-    assert [x.attention.rope is None for x in spec_of("smollm3").layers] == [False] * 3 + [True] + [False] * 2
+    assert [x.mixer.rope is None for x in spec_of("smollm3").layers] == [False] * 3 + [True] + [False] * 2
     chosen = spec_of("smollm3", no_rope_layers=[1, 0, 1, 1, 1, 0])
-    assert [layer.attention.rope is None for layer in chosen.layers] == [
+    assert [layer.mixer.rope is None for layer in chosen.layers] == [
         False,
         True,
         False,
@@ -180,7 +180,7 @@ def test_rotated_part_of_a_head() -> None:
 
 def test_cohere() -> None:
     spec = spec_of("cohere", use_qk_norm=True)
-    norm = spec.layers[0].attention.qk_norm
+    norm = spec.layers[0].mixer.qk_norm
     assert norm is not None
     assert (norm.norm.kind, norm.shared, norm.whole) == ("layer", False, False)
     assert (spec.logits_scale, spec.layers[0].parallel, spec.tied) == (0.0625, True, True)
@@ -189,7 +189,7 @@ def test_cohere() -> None:
 def test_granite_multipliers_default_to_one() -> None:
     spec = spec_of("granite")
     assert (spec.embed_scale, spec.residual_scale, spec.logits_scale) == (1.0, 1.0, 1.0)
-    assert spec.layers[0].attention.scale == 1.0
+    assert spec.layers[0].mixer.scale == 1.0
     assert spec_of("granite", logits_scaling=8.0).logits_scale == 0.125
 
 

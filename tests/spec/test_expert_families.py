@@ -1,4 +1,4 @@
-"""Keys of the families with experts: old and new style, defaults of transformers, and what is refused."""
+"""Keys of the families with experts: old and new style, defaults of transformers, and refusals."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_gpt_oss_as_released() -> None:
         experts_per_token=4, sliding_window=128, attention_bias=True,
     )  # fmt: skip
     assert released == spec_of("gpt_oss", **keys)
-    attention = [layer.attention for layer in released.layers]
+    attention = [layer.mixer for layer in released.layers]
     assert all(isinstance(a, Attention) and a.sinks and a.qkv_bias and a.out_bias for a in attention)
     assert [a.window for a in attention if isinstance(a, Attention)] == [128, 0, 128, 0]
     moe = experts(released)[0]

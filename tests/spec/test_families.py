@@ -53,7 +53,7 @@ def spec_of(model_type: str, **changes: Any) -> ModelSpec:
 
 
 def windows(spec: ModelSpec) -> list[int]:
-    return [layer.attention.window for layer in spec.layers]
+    return [layer.mixer.window for layer in spec.layers]
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16, "truncate": False}
@@ -115,7 +115,7 @@ def test_every_tensor_of_a_transformers_model_is_accounted_for(model_type: str) 
 
 def test_llama_biases_and_tying() -> None:
     spec = spec_of("llama", attention_bias=True, tie_word_embeddings=True, pretraining_tp=4)
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     assert (attention.qkv_bias, attention.out_bias, spec.layers[0].mlp.bias) == (True, True, False)
     assert spec.tied
     assert spec_of("llama", mlp_bias=True).layers[0].mlp.bias
@@ -129,7 +129,7 @@ def test_defaults_of_absent_keys_are_those_of_transformers() -> None:
         config = getattr(transformers, name)(**kept)
         absent = dict.fromkeys(set(TINY) - set(kept), ...)
         spec = spec_of(model_type, **absent, **kept)
-        attention = spec.layers[0].attention
+        attention = spec.layers[0].mixer
         assert attention.kv_heads == config.num_key_value_heads
         assert attention.head_dim == (getattr(config, "head_dim", None) or 32)
         assert attention.rope.theta == config.rope_parameters["rope_theta"]
@@ -142,15 +142,15 @@ def test_defaults_of_absent_keys_are_those_of_transformers() -> None:
 
 def test_null_kv_heads_mean_as_many_as_heads() -> None:
     for model_type in CLASSES:
-        assert spec_of(model_type, num_key_value_heads=None).layers[0].attention.kv_heads == 4
+        assert spec_of(model_type, num_key_value_heads=None).layers[0].mixer.kv_heads == 4
 
 
 def test_head_dim() -> None:
-    assert spec_of("llama", head_dim=24).layers[0].attention.head_dim == 24
-    assert spec_of("llama", head_dim=24, hidden_size=66).layers[0].attention.rope.dim == 24
-    assert spec_of("qwen3").layers[0].attention.head_dim == 128
-    assert spec_of("mistral", head_dim=None).layers[0].attention.head_dim == 16
-    assert spec_of("qwen3").layers[0].attention.qk_norm
+    assert spec_of("llama", head_dim=24).layers[0].mixer.head_dim == 24
+    assert spec_of("llama", head_dim=24, hidden_size=66).layers[0].mixer.rope.dim == 24
+    assert spec_of("qwen3").layers[0].mixer.head_dim == 128
+    assert spec_of("mistral", head_dim=None).layers[0].mixer.head_dim == 16
+    assert spec_of("qwen3").layers[0].mixer.qk_norm
 
 
 def test_mistral_window() -> None:
@@ -220,7 +220,7 @@ def test_max_positions_follow_the_scaling() -> None:
 def test_architecture_alone_identifies_a_family() -> None:
     spec, name = read_spec(ConfigReader({**TINY, "architectures": ["Qwen2ForCausalLM"]}))
     assert name == "Qwen2ForCausalLM"
-    assert spec.layers[0].attention.qkv_bias
+    assert spec.layers[0].mixer.qkv_bias
 
 
 def test_registry_names_exist_in_transformers() -> None:

@@ -1,4 +1,4 @@
-"""Configs of released models with latent attention: what they say, in old and new keys, and what is refused."""
+"""Configs of released models with latent attention: their values, in old and new keys, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(model_type: str, **changes: Any) -> ModelSpec:
 
 
 def attention(spec: ModelSpec) -> LatentAttention:
-    (found,) = {layer.attention for layer in spec.layers}
+    (found,) = {layer.mixer for layer in spec.layers}
     assert isinstance(found, LatentAttention)
     return found
 

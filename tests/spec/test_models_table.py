@@ -47,7 +47,7 @@ def test_kv_of_released_models(
     ("model_type", "layers", "heads", "nbytes"), [("deepseek_v2", 27, 16, 31_104), ("deepseek_v3", 61, 128, 70_272)]
 )  # fmt: skip
 def test_kv_of_latent_attention(model_type: str, layers: int, heads: int, nbytes: int) -> None:
-    """(latent + rotated key) x layers, once: 70,272 bytes a token of DeepSeek-V3 in bfloat16."""
+    """(latent + rotated key) x layers, once: 70,272 bytes per token of DeepSeek-V3 in bfloat16."""
     spec, _ = read_spec(ConfigReader({"model_type": model_type, **example_config(model_type)}))
     assert kv_elements(spec) == layers * (512 + 64)
     assert 2 * kv_elements(spec) == nbytes
@@ -55,7 +55,7 @@ def test_kv_of_latent_attention(model_type: str, layers: int, heads: int, nbytes
 
 
 def test_ratios_of_the_kinds_of_attention() -> None:
-    """DeepSeek-V2, table 1: 2·n·d : 2·g·d : 2·d : 4.5·d numbers a token and layer, here n = 128, g = 8, d = 128."""
+    """DeepSeek-V2, table 1: 2·n·d : 2·g·d : 2·d : 4.5·d numbers per token and layer, here n = 128, g = 8, d = 128."""
     kinds = (heads(128, 128), heads(128, 8), heads(128, 1), LATENT)
     found = [kv_elements(one_layer(att)) for att in kinds]
     assert found == [32_768, 2_048, 256, 576]

@@ -50,7 +50,7 @@ def spec_of(config: LlamaConfig | Qwen3Config) -> ModelSpec:
 
 
 def rope_of(config: LlamaConfig | Qwen3Config) -> Rope:
-    return spec_of(config).layers[0].attention.rope
+    return spec_of(config).layers[0].mixer.rope
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,7 +111,7 @@ def test_only_dynamic_depends_on_the_length() -> None:
 def test_top_level_original_length_wins() -> None:
     """transformers gives priority to a top-level original_max_position_embeddings."""
     config = {**llama(YARN).to_dict(), "original_max_position_embeddings": 256}
-    rope = read_spec(ConfigReader(config))[0].layers[0].attention.rope
+    rope = read_spec(ConfigReader(config))[0].layers[0].mixer.rope
     assert rope.original_max == 256
 
 
@@ -119,7 +119,7 @@ def test_ignored_rope_keys_are_reported() -> None:
     values = llama({"rope_type": "default"}).to_dict()
     values["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "beta_fast": 32, "rope_theta": 5e5}
     config = ConfigReader({**values, "rope_theta": 1e4, "dtype": "float32"})
-    assert read_spec(config)[0].layers[0].attention.rope.theta == 5e5
+    assert read_spec(config)[0].layers[0].mixer.rope.theta == 5e5
     assert len(config.notices) == 2
     assert "rope_theta" in config.notices[0]
     assert "beta_fast" in config.notices[1]

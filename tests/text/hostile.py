@@ -1,4 +1,4 @@
-"""Conversations in which every text is hostile, each beside one of the same shape that is harmless."""
+"""Conversations in which every text is hostile, each with a harmless one of the same shape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPECIAL = [
     ),
     *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<s>", "</s>", "<|\u00e9t\u00e9|>"),
 ]
-# Declared as ordinary added tokens by some checkpoints, and as ones that take in the white space beside them.
+# Declared as ordinary added tokens by some checkpoints, or as tokens that absorb adjacent white space.
 ORDINARY = ["<|role|>", "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<think>", "</think>"]
 STRIPPING = [
     AddedToken("<|left|>", lstrip=True, special=True),

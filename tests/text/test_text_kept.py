@@ -102,7 +102,7 @@ def test_same_facts(pairs: dict[str, tuple[Tokenizer, Tokenizer]]) -> None:
 
 
 def test_the_library_gets_few_tokens(folders: dict[str, Path], cache: KeptFiles, monkeypatch: Any) -> None:
-    """Negative control for speed: what is built for a short text is a part of the vocabulary, once for each text."""
+    """Negative control for speed: a short text builds only a part of the vocabulary, once per text."""
     monkeypatch.setattr(kept, "SMALLEST", 0)
     again = Tokenizer.from_dir(folders["gpt2"], cache=cache)
     built: list[int] = []

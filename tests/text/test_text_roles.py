@@ -41,7 +41,7 @@ def check_conversation(
     except RequestError:
         return 0, 0
     ids = renderer.encode(evil)
-    # Some control tokens take in the white space beside them.
+    # Some control tokens absorb adjacent white space.
     assert tokenizer.decode(ids, skip_special_tokens=False).translate(SPACES) == chat.text.translate(SPACES)
     expected = tokenizer.encode(harmless.text, add_special_tokens=False)
     assert renderer.encode(good) == expected  # as transformers reads the rendered text

@@ -22,6 +22,7 @@ from helpers.stepper import Stepper
 from quire import _native
 from quire.executor.base import Limits
 from quire.executor.native import NativeExecutor
+from quire.executor.sampler import HostSampler
 from quire.loader import Checkpoint, LoadRules, load
 from quire.program.formats import GROUP_SIZES, I8, Groups, NumberFormats, OffsetKind, ScaleKind, WeightFormat
 from quire.program.lower import lower
@@ -29,7 +30,6 @@ from quire.program.ops.linear import MAXIMA_COLS
 from quire.program.program import Program
 from quire.spec.facts import read_model
 from quire.types import NewSeq, SamplingParams
-from quire.worker.sampler import Sampler
 
 LENGTH = 45
 LIMITS = Limits(max_tokens=64, max_rows=5, max_logit_rows=8, max_len=LENGTH, num_blocks=40)
@@ -85,7 +85,7 @@ def fill(program: Program, executor: NativeExecutor) -> None:
 def drawn(isa: str, vocab: int = 50_000, rows: int = 6) -> bytes:
     """Tokens and logprobs of flat and peaked logits, row by row with other parameters."""
     random = np.random.default_rng(0)
-    sampler = Sampler(vocab, rows, isa)
+    sampler = HostSampler(vocab, rows, isa)
     for slot in range(rows):
         params = SamplingParams(
             temperature=0.3 * slot, top_k=(0, 50, 5000)[slot % 3], top_p=(1.0, 0.9)[slot % 2], logprobs=4,
@@ -101,7 +101,7 @@ def drawn(isa: str, vocab: int = 50_000, rows: int = 6) -> bytes:
             .max(axis=2)
         )
         slots, positions = np.arange(rows, dtype=np.int32), np.full(rows, position, np.int32)
-        sampled = sampler.sample(x, slots, positions, maxima=maxima)
+        sampled = sampler.sample({"logits": x, "maxima": maxima}, slots, positions)
         found += [
             sampled.token_ids.tobytes(),
             *(t.values.tobytes() for t in sampled.logprobs if t is not None),

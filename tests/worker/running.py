@@ -14,11 +14,11 @@ from helpers.backends import NATIVE, Backend
 from helpers.specs import F32, decoder_spec
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.core import Grammars
 from quire.executor.base import U8, Executor, Limits
-from quire.executor.native import NativeExecutor
 from quire.program.lower import lower
 from quire.types import Request, SamplingParams, SchedulerOutput, SeqEvent, StepOutput
-from quire.worker.sampler import Sampler
+from quire.worker.slots import EmbeddingStore
 from quire.worker.worker import Worker
 
 VOCAB, LENGTH, BLOCK = 100, 80, 16
@@ -113,13 +113,16 @@ Propose = Callable[[Key, int], list[int]]
 
 
 class Rig:
-    """A scheduler and a worker. `propose(sample, outputs)` gives drafts for a sample of so many outputs."""
+    """A scheduler and a worker. `propose(sample, outputs)` gives drafts for a sample of so many outputs; `grammars`
+    masks, which a thread fills while the program runs."""
 
     def __init__(
         self,
         backend: Backend = NATIVE,
         propose: Propose | None = None,
         tier: RamTier | None = None,
+        grammars: Grammars | None = None,
+        embeddings: EmbeddingStore | None = None,
         **options: object,
     ) -> None:
         asked: dict[str, object] = {
@@ -133,15 +136,18 @@ class Rig:
             config.max_num_batched_tokens, config.max_num_seqs, rows, LENGTH, config.num_blocks, BLOCK
         )
         executor = executor_of(backend)
-        core = executor.core if isinstance(executor, NativeExecutor) else None
-        sampler = Sampler(VOCAB, config.max_num_seqs, executor=core, max_rows=rows)
-        self.worker = Worker(executor, sampler, limits, tier)
-        self.propose = propose
+        self.worker = Worker(executor, limits, tier, embeddings)
+        self.propose, self.grammars = propose, grammars
         self.drafts = self.accepted = 0
         self.seqs: dict[int, tuple[Key, int]] = {}  # and the prompt's length
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
-        result = self.worker.execute(out)
+        if self.grammars:
+            self.grammars.begin(out)
+        self.worker.forward(out)
+        result = self.worker.sample(self.grammars.masks() if self.grammars else None)
+        if self.grammars:
+            self.grammars.advance(out, result)
         for new in out.new:
             self.seqs[new.seq_id] = (new.request_id, new.sample_index), new.prompt_len
         for i, row in enumerate(out.scheduled):

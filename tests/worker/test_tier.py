@@ -28,5 +28,5 @@ def test_with_blocks_from_a_tier_every_bit_is_that_without(backend: Backend, fli
 
 
 def test_a_tier_without_prefix_caching_is_refused() -> None:
-    with pytest.raises(ValueError, match="tier: what it keeps is found only with prefix caching"):
+    with pytest.raises(ValueError, match="tier: needs prefix caching"):
         Rig(tier=RamTier(), enable_prefix_caching=False)

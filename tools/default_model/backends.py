@@ -1,11 +1,11 @@
-"""What runs the model under evaluation: this folder's torch code, Quire, or transformers."""
+"""Backends that run the model under evaluation: this folder's torch code, Quire, or transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# Prompts in token ids, most tokens to make -> continuations in token ids, without the stop token.
+# Prompts as token ids, largest number of tokens -> continuations as token ids, without the stop token.
 Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 
 
@@ -21,7 +21,7 @@ def torch_backend(folder: Path, stops: set[int]) -> Generate:
 
 
 def quire_backend(folder: Path, stops: set[int]) -> Generate:
-    """Quire in float32, all prompts handed over at once."""
+    """Quire in float32, with all prompts in one call."""
     from quire import LLM, SamplingParams
 
     llm = LLM(folder, dtype="float32", progress=False)

@@ -1,6 +1,6 @@
-"""From conversations to training steps: token ids, targets, and groups of documents of like length.
+"""From conversations to training steps: token ids, targets, and groups of documents of similar length.
 
-Step `n` is a pure function of the seed and n: a run that stops can go on as if it had not.
+Step `n` is a pure function of the seed and n, so an interrupted run can continue as if it had not stopped.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How a step is put together. `pool` conversations are sorted by length and dealt to `steps_per_pool` steps.
+    """The assembly of a step. `pool` conversations are sorted by length and dealt to `steps_per_pool` steps.
 
-    `learn_all` also learns what the user and the tools say. `repeat_tokens` more tokens of a step are random sequences
-    said twice, see `repeats`.
+    `learn_all` also learns the text of the user and the tools. `repeat_tokens` additional tokens per step are random
+    sequences repeated once, see `repeats`.
     """
 
     seed: int
@@ -63,7 +63,7 @@ class BatchPlan:
 
 
 def encode(conversation: Conversation, tokenizer: Tokenizer, *, learn_all: bool = False) -> Example:
-    """Token ids of the rendered conversation; segment by segment, which equals encoding it whole."""
+    """Token ids of the rendered conversation, segment by segment, which equals encoding it as a whole."""
     ids: list[int] = []
     learn: list[bool] = []
     pieces = segments(conversation)
@@ -96,7 +96,7 @@ class Batches:
             batches[-1].append(group)
         made = [_micro_batch(batch, self._pad) for batch in batches if batch]
         if plan.repeat_tokens:
-            vocabulary = range(self._tokenizer.get_vocab_size() - len(SPECIAL + MARKS))  # those come last
+            vocabulary = range(self._tokenizer.get_vocab_size() - len(SPECIAL + MARKS))  # which come last
             rows = repeats(Draw(f"repeats:{plan.seed}:{step}", Split.TRAIN), vocabulary, plan.repeat_tokens)
             made.append(_micro_batch([rows], self._pad))
         return made
@@ -128,7 +128,7 @@ def repeats(draw: Draw, vocabulary: range, tokens: int) -> list[Example]:
 
 
 def _cut(examples: Iterable[Example], group_tokens: int) -> list[list[Example]]:
-    """Neighbours by length, as many as fit `group_tokens` when padded to the longest."""
+    """Neighbours by length, up to `group_tokens` when padded to the longest."""
     groups: list[list[Example]] = [[]]
     for example in examples:
         if groups[-1] and len(example.ids) * (len(groups[-1]) + 1) > group_tokens:

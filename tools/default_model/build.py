@@ -1,8 +1,8 @@
-"""The whole run: tokenizer, model, draft, adapters, evaluation, cards. Every part is skipped when it is done.
+"""The whole run: tokenizer, model, draft, adapters, evaluation, cards. Finished parts are skipped.
 
 python -m tools.default_model.build build/default_model
 
-It may be stopped at any time; the same command goes on from the last checkpoint.
+It may be interrupted at any time; the same command continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGE = "tools.default_model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long each part trains, in steps."""
+    """The length of each part's training, in steps."""
 
     mini: int
     draft: int
@@ -33,13 +33,13 @@ class Budget:
 
 
 FULL = Budget(mini=2200, draft=600, adapter=160, tokenizer=40_000, items=80)
-# Minutes on one core, to see that every part works; the models are of no use.
+# Takes minutes on one core and checks that every part works; the models are useless.
 TRIAL = Budget(mini=20, draft=20, adapter=4, tokenizer=5_000, items=3)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A command and the file that shows that it is done."""
+    """A command, and the file that shows that it has finished."""
 
     done: Path
     command: tuple[str, ...]
@@ -87,7 +87,7 @@ def _module(name: str, *arguments: object) -> tuple[str, ...]:
 
 
 def run(steps: Sequence[Part]) -> None:
-    """Run what is not done. Raises CalledProcessError when a part fails."""
+    """Run the unfinished parts. Raises CalledProcessError when one fails."""
     for part in steps:
         if part.done.exists():
             print("done:", part.done, flush=True)
@@ -97,7 +97,7 @@ def run(steps: Sequence[Part]) -> None:
 
 
 def collect(out: Path) -> Path:
-    """Put what ships into one folder: models with their cards and curves, adapters."""
+    """Collect the shipped files in one folder: models with their cards and curves, adapters."""
     ship = out / "ship"
     for name, folder in (("quire-mini", "mini"), ("quire-mini-draft", "draft")):
         shutil.copytree(out / folder / "model", ship / name, dirs_exist_ok=True)
@@ -120,11 +120,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=0, help="0 takes every core")
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument(
         "--machine", default="2 cores of an x86-64 CPU with AVX-512 BF16", help="for the cards"
     )
-    parser.add_argument("--trial", action="store_true", help="minutes instead of hours, models of no use")
+    parser.add_argument(
+        "--trial", action="store_true", help="takes minutes instead of hours; the models are useless"
+    )
     args = parser.parse_args()
     budget = TRIAL if args.trial else FULL
     run(parts(args.out, budget, args.seed, args.threads, args.machine))

@@ -1,4 +1,4 @@
-"""Writes the model card of a finished run: what it is, how it was made, what it can and cannot do."""
+"""Writes the model card of a finished run: the model, its training, its abilities and limits."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="output folder of the trainer")
     parser.add_argument("--results", type=Path, nargs="+", required=True, help="tables of the evaluation")
     parser.add_argument("--command", required=True, help="how the run was started")
-    parser.add_argument("--machine", required=True, help="what it ran on, in words")
+    parser.add_argument("--machine", required=True, help="description of the machine")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     results = "\n".join(path.read_text() for path in args.results)

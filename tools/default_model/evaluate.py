@@ -1,4 +1,4 @@
-"""Grades a model folder on conversations that training never saw; tables in Markdown.
+"""Grades a model folder on held-out conversations; prints tables in Markdown.
 
 python -m tools.default_model.evaluate DIR --backend torch --items 100 --out results.md
 """
@@ -29,7 +29,7 @@ MAX_TOKENS = 320
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One graded answer: what the model reads, how the answer is checked, and the answer of the generator."""
+    """One graded answer: the prompt, the check of the answer, and the answer of the generator."""
 
     domain: str
     prompt: str
@@ -44,7 +44,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """An item with what the model said."""
+    """An item with the answer of the model."""
 
     item: Item
     said: str
@@ -52,7 +52,7 @@ class Graded:
 
 
 def items_of(conversations: Sequence[Conversation]) -> list[Item]:
-    """Every turn that has a check, each after the true turns before it."""
+    """Every turn with a check, each after the true turns before it."""
     return [
         Item(made.domain, prompt(made, i), turn.check, answer(turn))
         for made in conversations

@@ -15,7 +15,7 @@ def greedy(
 ) -> list[list[int]]:
     """The most likely continuation of each prompt, without the stop token that ends it.
 
-    Prompts of like length run together; a batch goes on until its last row has stopped or has `max_tokens`.
+    Prompts of similar length run together; a batch continues until its last row has stopped or has `max_tokens`.
     """
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     out: list[list[int]] = [[] for _ in prompts]

@@ -1,4 +1,4 @@
-"""Whether an answer is right: one function a kind of check."""
+"""Whether an answer is right: one function per kind of check."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def grade(check: Check, answer: str) -> Grade:
 
 
 def parse_json(text: str) -> Any:
-    """The value, or a marker that equals nothing when the text is no JSON."""
+    """The value, or a marker that equals nothing when the text is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Model folders in the Hugging Face form: config.json, model.safetensors, tokenizer files."""
+"""Model folders in Hugging Face format: config.json, model.safetensors, tokenizer files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 def save(model: Decoder, folder: Path, tokenizer_folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a folder that transformers and Quire load unchanged. The tied output matrix is not written twice."""
+    """Write a folder that transformers and Quire load unchanged. The tied output matrix is written once."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if tokenizer_folder.resolve() != folder.resolve():

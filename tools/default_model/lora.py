@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021) on the trained model, and their folders in the form of PEFT."""
+"""Low-rank adapters (Hu et al. 2021) for the trained model, and their folders in PEFT format."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Attention(nn.Module):
     def step(
         self, x: Tensor, rope: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor
     ) -> Tensor:
-        """One new token a row: x [rows, hidden] at position at[row]; the cache holds what came before."""
+        """One new token per row: x [rows, hidden] at position at[row]; the cache holds all tokens before."""
         q, k, v = self.project(x, rope)
         keys, values = cache
         rows = torch.arange(x.shape[0], device=x.device)
@@ -178,7 +178,7 @@ class Decoder(nn.Module):
         return self.norm(x).view(rows, length, -1)
 
     def step(self, ids: Tensor, at: Tensor, cache: Cache) -> Tensor:
-        """Hidden states [rows, hidden] of one new token a row; `at` are their positions. Writes the cache."""
+        """Hidden states [rows, hidden] of one new token per row; `at` are their positions. Writes the cache."""
         rope = (self.cos[at], self.sin[at])
         x = self.embed_tokens(ids)
         for i, block in enumerate(self.layers):

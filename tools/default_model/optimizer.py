@@ -1,4 +1,4 @@
-"""Optimizers and their schedule, and checkpoints of a run as safetensors."""
+"""Optimizers, their schedule, and checkpoints of a run as safetensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Schedule:
     peak: float
     steps: int
     warmup: int
-    horizon: int = 0  # 0: as many as steps
+    horizon: int = 0  # 0: the number of steps
     cooldown: int = 0
     floor: float = 0.02
 
@@ -104,7 +104,7 @@ def save_run(path: Path, step: int, model: nn.Module, optimizer: Optimizer) -> N
 
 
 def load_run(path: Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Put the run back; returns the next step."""
+    """Restore a run; returns the next step."""
     tensors = load_file(str(path))
     with safe_open(str(path), "pt") as file:
         step = int(json.loads(file.metadata()["run"])["step"])

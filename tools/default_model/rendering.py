@@ -1,4 +1,4 @@
-"""Conversations as text: what the chat template renders, cut where learning starts and stops."""
+"""Conversations as text: the output of the chat template, divided where learning starts and stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOOLS_TAIL = (
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of the rendered text. `learn`: the model is to write it (the answer and its end mark)."""
+    """A piece of the rendered text. `learn`: the model should write it (the answer and its end mark)."""
 
     text: str
     learn: bool
@@ -35,13 +35,13 @@ def segments(conversation: Conversation) -> list[Segment]:
 
 
 def prompt(conversation: Conversation, turn: int) -> str:
-    """What the model reads before it writes assistant turn `turn`."""
+    """The text before assistant turn `turn`, which the model reads."""
     before = _render(conversation.turns[:turn], conversation.tools)
     return "".join(s.text for s in before) + GENERATION_PROMPT
 
 
 def answer(turn: Turn) -> str:
-    """What the model writes for an assistant turn, without the end mark."""
+    """The text of an assistant turn, which the model writes, without the end mark."""
     parts = [turn.content] if turn.content else []
     for call in turn.calls:
         arguments = json.dumps(call.arguments, ensure_ascii=False)

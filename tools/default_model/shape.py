@@ -88,6 +88,6 @@ VOCAB = 4096
 # Few wide heads: what a head copies passes through head_dim numbers, and 32 are too few to tell 4,096 tokens apart.
 MINI = Shape(vocab=VOCAB, hidden=256, intermediate=640, layers=6, heads=4, kv_heads=2, head_dim=64)
 DRAFT = Shape(vocab=VOCAB, hidden=128, intermediate=256, layers=3, heads=2, kv_heads=1, head_dim=64)
-# For tests and trials of the pipeline: seconds on one core, no skill to speak of.
+# For tests and trials of the pipeline: takes seconds on one core; the model learns nothing useful.
 TOY = Shape(vocab=VOCAB, hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 SHAPES = {"mini": MINI, "draft": DRAFT, "toy": TOY}

@@ -1,7 +1,7 @@
-"""Byte-level BPE trained on generated text, saved as the files that Hugging Face tokenizers are made of.
+"""Byte-level BPE trained on generated text, saved as the files of Hugging Face tokenizers.
 
-Digits stand alone, so that arithmetic is learned digit by digit. A space is glued to a lower-case word but not to a
-capitalised one: a name has the same tokens in prose and inside JSON quotes, which makes it easy to copy.
+Digits are separate tokens, so that arithmetic is learned digit by digit. A space is part of a lower-case word but not
+of a capitalised one: a name has the same tokens in prose and inside JSON quotes, which makes it easy to copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .rendering import END_OF_TEXT, IM_END, IM_START, segments
 from .shape import MAX_POSITIONS, VOCAB
 
 SPECIAL = (END_OF_TEXT, IM_START, IM_END)
-# Marks the model writes or reads as text: kept when special tokens are skipped.
+# Marks that the model writes or reads as text: kept when special tokens are skipped.
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 SPLIT = "|".join((
@@ -59,7 +59,7 @@ def train(texts: Iterator[str], vocab: int = VOCAB) -> Tokenizer:
 
 
 def training_text(seed: int, conversations: int) -> Iterator[str]:
-    """Rendered text without its marks, which are entries of their own."""
+    """Rendered text without its marks, which have their own entries."""
     for made in islice(stream(seed, Split.TRAIN), conversations):
         text = "".join(s.text for s in segments(made))
         for mark in (*SPECIAL, *MARKS):
@@ -112,7 +112,7 @@ def _write(path: Path, value: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the files go")
+    parser.add_argument("folder", type=Path, help="output folder")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--conversations", type=int, default=40_000)
     parser.add_argument("--vocab", type=int, default=VOCAB)

@@ -32,7 +32,7 @@ COLUMNS = ("step", "tokens", "loss", "eval_loss", "rate", "norm", "seconds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Everything that decides the result of a run, and where it goes."""
+    """Everything that determines the result of a run, and its output folder."""
 
     shape: str
     tokenizer: Path
@@ -99,7 +99,7 @@ class Trainer:
         return source
 
     def _resume(self) -> None:
-        """Go on from the checkpoint in the output folder; refuse one of another run."""
+        """Continue from the checkpoint in the output folder; refuse one of another run."""
         out = self.options.out
         out.mkdir(parents=True, exist_ok=True)
         decides = {k: str(v) for k, v in asdict(self.options).items() if k not in _FREE}
@@ -170,7 +170,7 @@ class Trainer:
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
-        """Mean cross-entropy of the answers of `held_out` held-out conversations, in nats a token."""
+        """Mean cross-entropy of the answers of `held_out` held-out conversations, in nats per token."""
         self.model.eval()
         total, rows = 0.0, 0
         for batch in self.held_out.step(0):
@@ -215,7 +215,7 @@ def main() -> None:
         "--repeat-tokens",
         type=int,
         default=1024,
-        help="tokens of a step that are random sequences said twice",
+        help="tokens per step of random sequences repeated once",
     )
     parser.add_argument("--pool", type=int, default=512, help="conversations sorted by length together")
     parser.add_argument("--steps-per-pool", type=int, default=12)
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--eval-every", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=200)
     parser.add_argument(
-        "--stop-after", type=int, default=0, help="stop after so many steps; run again to go on"
+        "--stop-after", type=int, default=0, help="stop after this many steps; run again to continue"
     )
     Trainer(Options(**vars(parser.parse_args()))).run()
 

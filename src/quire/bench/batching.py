@@ -15,9 +15,10 @@ from typing import Protocol
 
 from quire.bench.metrics import Summary, summarize
 from quire.bench.timeline import RequestRecord
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.core import StepExecutor
+from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 POLICIES = ("static", "dynamic", "continuous")
@@ -82,8 +83,8 @@ class CostMachine:
 class RealMachine:
     """A worker with a model, and this computer's clock."""
 
-    def __init__(self, execute: Callable[[SchedulerOutput], StepOutput]) -> None:
-        self._execute = execute
+    def __init__(self, worker: StepExecutor) -> None:
+        self._worker = worker
 
     def now(self) -> float:
         return time.perf_counter()
@@ -92,7 +93,8 @@ class RealMachine:
         time.sleep(seconds)
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
-        return self._execute(out)
+        self._worker.forward(out)
+        return self._worker.sample()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +126,21 @@ class Replay:
 
 
 def replay(
-    jobs: Sequence[Job], config: SchedulerConfig, machine: StepMachine, wait: float = math.inf
+    jobs: Sequence[Job],
+    config: SchedulerConfig,
+    machine: StepMachine,
+    policy: str = "continuous",
+    wait: float = math.inf,
 ) -> Replay:
     """Add each job when it is due and run all to their end. `wait` is the limit of dynamic batching, in seconds.
 
     After the last arrival an incomplete batch starts at once, because no further job can complete it. Raises
     RequestError for a job that the scheduler refuses.
     """
-    scheduler = Scheduler(config)
-    gate = (
-        None
-        if config.batching == "continuous"
-        else BatchGate(config.max_num_seqs, wait if config.batching == "dynamic" else math.inf)
-    )
+    scheduler, gate = Scheduler(config), None
+    if policy != "continuous":
+        scheduler = queue = WholeBatchScheduler(config)
+        gate = BatchGate(queue, config.max_num_seqs, wait if policy == "dynamic" else math.inf)
     order = sorted(range(len(jobs)), key=lambda i: jobs[i].due)
     records = [
         RequestRecord(index=i, scheduled=jobs[i].due, asked_tokens=jobs[i].output_tokens)
@@ -149,7 +153,7 @@ def replay(
         while added < len(order) and jobs[order[added]].due <= now:
             _add(scheduler, jobs[order[added]], records[order[added]], now)
             added += 1
-        opens = -math.inf if gate is None or added == len(order) else gate.opens(scheduler)
+        opens = -math.inf if gate is None or added == len(order) else gate.opens()
         if scheduler.has_work() and opens <= now:
             _step(scheduler, machine, zero, records, steps)
         else:
@@ -254,7 +258,7 @@ def compare_batching(
     found: dict[str, list[Replay]] = {policy: [] for policy in POLICIES}
     for _ in range(rounds):
         for policy, runs in found.items():
-            runs.append(replay(jobs, replace(config, batching=policy), machine(), wait))
+            runs.append(replay(jobs, config, machine(), policy, wait))
     order = sorted(jobs, key=lambda job: job.due)
     return Comparison(
         {policy: _median(runs) for policy, runs in found.items()},

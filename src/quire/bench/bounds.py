@@ -7,9 +7,10 @@ no measured limit applies: the bound is called "cache", and there is no share to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from quire.program.cost import Cost, StepCost
 from quire.program.op import Op, param_names
@@ -74,3 +75,23 @@ def step_bound(
     total = cost.total
     moved = total.weight_bytes + total.kv_read_bytes + total.kv_written_bytes
     return computing, moved / bandwidth
+
+
+def measured_row(cost: Cost, seconds: Sequence[float], bounds: Sequence[Bound]) -> dict[str, Any]:
+    """Figures of work of a cost: seconds and bounds round by round, medians, and the share of the limit."""
+    median = statistics.median(seconds)
+    middle = sorted(bounds, key=lambda bound: bound.seconds)[len(bounds) // 2]
+    shares = [bound.share(one) for bound, one in zip(bounds, seconds, strict=True)]
+    known = [share for share in shares if share is not None]
+    return {
+        "seconds": median,
+        "samples": list(seconds),
+        "flops": cost.flops,
+        "bytes": cost.bytes,
+        "bytes_per_second": cost.bytes / median,
+        "flops_per_second": cost.flops / median,
+        "bound": middle.by,
+        "bound_seconds": middle.seconds,
+        "peak": middle.peak,
+        "share": statistics.median(known) if known else None,
+    }

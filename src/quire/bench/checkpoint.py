@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.loader import RandomWeights
+from quire.loader.safetensors_writer import write_safetensors
+from quire.loader.source import Array, TensorInfo
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.spec.facts import read_model
@@ -51,22 +53,14 @@ def write_tokenizer(folder: Path, *, merges: bool = False) -> None:
 
 
 def write_weights(folder: Path, seed: int = 0) -> None:
-    """model.safetensors for the folder's config.json: an eight-byte length, a JSON header, the tensors in order."""
+    """model.safetensors for the folder's config.json."""
     program = lower(read_model(folder).spec, NumberFormats("bf16", "bf16"))
     source = RandomWeights(program.params, seed)
-    infos = [source.info(name) for name in sorted(source.names())]
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for info in infos:
-        header[info.name] = {
-            "dtype": info.dtype, "shape": list(info.shape), "data_offsets": [offset, offset + info.nbytes]
-        }  # fmt: skip
-        offset += info.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for info in infos:
-            for start in range(0, info.shape[0], BLOCK_ROWS):
-                stop = min(start + BLOCK_ROWS, info.shape[0])
-                file.write(source.read(info.name, start, stop).tobytes())
+
+    def pieces(info: TensorInfo) -> Iterator[Array]:
+        for start in range(0, info.shape[0], BLOCK_ROWS):
+            yield source.read(info.name, start, min(start + BLOCK_ROWS, info.shape[0]))
+
+    write_safetensors(
+        folder / "model.safetensors", [source.info(name) for name in sorted(source.names())], pieces
+    )

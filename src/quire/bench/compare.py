@@ -7,7 +7,6 @@ interval.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +16,12 @@ from quire.bench.goodput import parse_slo
 from quire.bench.results import Result
 from quire.bench.server_bench import records_of
 from quire.bench.statistics import CONFIDENCE, PERCENTILES, cluster_draws
-from quire.bench.timeline import request_metrics
+from quire.bench.timeline import gap_clusters, latencies, request_metrics
 from quire.types import QuireError
 
 RESAMPLES = 400
 _FREE = frozenset(
-    (
+    [
         "url",
         "backend",
         "model",
@@ -32,7 +31,7 @@ _FREE = frozenset(
         "words_per_token",
         "workload",
         "workload_facts",
-    )
+    ]
 )
 Draws = NDArray[np.float64]
 
@@ -128,27 +127,18 @@ def _request_draws(result: Result, rng: np.random.Generator) -> dict[str, Draws]
     records = [record for record in records_of(result.tables["requests"]) if not record.warm_up]
     metrics = [None if record.failed else request_metrics(record) for record in records]
     good = [one for one in metrics if one is not None]
-    columns: dict[str, Sequence[float]] = {
-        "ttft": [one.ttft * 1e3 for one in good if one.ttft is not None],
-        "tpot": [one.tpot * 1e3 for one in good if one.tpot is not None],
-        "e2el": [one.e2e * 1e3 for one in good],
-        "stream_rate": [rate for one in good if (rate := one.tokens_per_second) is not None],
-    }
     found: dict[str, Draws] = {}
-    for name, samples in columns.items():
-        if len(samples) >= 3:
-            drawn = rng.choice(np.asarray(samples), (RESAMPLES, len(samples)))
+    for name, samples in latencies(good).items():
+        if len(samples) >= 3 and name != "send_lag":
+            factor = 1.0 if name == "stream_rate" else 1e3
+            drawn = rng.choice(np.asarray(samples) * factor, (RESAMPLES, len(samples)))
             found[f"{name}_mean"] = drawn.mean(axis=1)
             for percent, row in zip(PERCENTILES, np.percentile(drawn, PERCENTILES, axis=1), strict=True):
                 found[f"{name}_p{percent:g}"] = row
-    for name, clusters in (
-        ("itl", [one.itl for one in good if one.itl]),
-        ("icl", [one.icl for one in good if one.icl]),
-    ):
+    for name, clusters in gap_clusters(good).items():
         if len(clusters) >= 3:
             drawn = cluster_draws(clusters, PERCENTILES, rng, RESAMPLES) * 1e3
-            for i, percent in enumerate(PERCENTILES):
-                found[f"{name}_p{percent:g}"] = drawn[:, i]
+            found |= {f"{name}_p{percent:g}": drawn[:, i] for i, percent in enumerate(PERCENTILES)}
     text = result.settings.get("goodput")
     if text and len(metrics) >= 3:
         slo = parse_slo([text])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from quire.bench.sse import Decoder, LineDecoder, SseDecoder, StreamError
@@ -42,6 +43,9 @@ class RequestOptions:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+Body = Callable[[Prompt, RequestOptions], dict[str, Any]]
+
+
 @dataclass(slots=True)
 class Event:
     """One part of an answer. `tokens` counts this part, `total` the answer so far; None if the server does not say."""
@@ -66,7 +70,7 @@ class Endpoint:
 
     name: str
     path: str
-    body: Callable[[Prompt, RequestOptions], dict[str, Any]]
+    body: Body
     read: Callable[[dict[str, Any]], Event]
     chat: bool = False
     ids: bool = False
@@ -116,51 +120,57 @@ def _error_text(error: Any) -> str:
     return str(error)
 
 
+def _given(**values: Any) -> dict[str, Any]:
+    """The fields that have a value."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    return prompt.messages or [{"role": "user", "content": prompt.text}]
+
+
+def _ids_or_text(prompt: Prompt) -> list[int] | str | None:
+    return prompt.text if prompt.token_ids is None else prompt.token_ids
+
+
+def _timings(found: dict[str, Any]) -> dict[str, float]:
+    """llama-server's split of its time, in every chunk if requested."""
+    timings = found.get("timings")
+    items = timings.items() if isinstance(timings, dict) else ()
+    return {name: float(value) for name, value in items if isinstance(value, int | float)}
+
+
 # ---- OpenAI
 
-
-def _openai(ask: RequestOptions, backend: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": ask.model, "stream": ask.stream}
-    if ask.stream:
-        body["stream_options"] = {"include_usage": True}
-    if ask.max_tokens is not None:
-        body["max_tokens"] = ask.max_tokens
-    if ask.temperature is not None:
-        body["temperature"] = ask.temperature
-    if ask.seed is not None:
-        body["seed"] = ask.seed
-    if ask.ignore_eos and backend in _KNOW_EOS:
-        body["ignore_eos"] = True
-    if ask.count_tokens:
-        if backend == "quire":
-            body["return_token_ids"] = True
-        elif backend in {"vllm", "sglang"}:
-            body.setdefault("stream_options", {})["continuous_usage_stats"] = True
-        elif backend == "llama-server":
-            body["timings_per_token"] = True
-    return body
-
-
 _KNOW_EOS = frozenset(("quire", "vllm", "sglang", "llama-server"))
+# The field that requests the token count of every chunk.
+_COUNTING: dict[str, dict[str, Any]] = {
+    "quire": {"return_token_ids": True},
+    "vllm": {"stream_options": {"continuous_usage_stats": True}},
+    "sglang": {"stream_options": {"continuous_usage_stats": True}},
+    "llama-server": {"timings_per_token": True},
+}
 
 
-def _chat_body(backend: str) -> Callable[[Prompt, RequestOptions], dict[str, Any]]:
+def _openai_body(backend: str, *, chat: bool) -> Body:
     def body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
-        messages = prompt.messages or [{"role": "user", "content": prompt.text}]
-        return {**_openai(ask, backend), "messages": messages, **ask.extra}
+        counting = _COUNTING.get(backend, {}) if ask.count_tokens else {}
+        usage = {"include_usage": True} if ask.stream else {}
+        options = {**usage, **counting.get("stream_options", {})}
+        return {
+            "model": ask.model, "stream": ask.stream,
+            **_given(max_tokens=ask.max_tokens, temperature=ask.temperature, seed=ask.seed),
+            **({"ignore_eos": True} if ask.ignore_eos and backend in _KNOW_EOS else {}),
+            **counting, **({"stream_options": options} if options else {}),
+            **({"messages": _messages(prompt)} if chat else {"prompt": _ids_or_text(prompt)}),
+            **ask.extra,
+        }  # fmt: skip
 
     return body
 
 
-def _completions_body(backend: str) -> Callable[[Prompt, RequestOptions], dict[str, Any]]:
-    def body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
-        given = prompt.token_ids if prompt.token_ids is not None else prompt.text
-        return {**_openai(ask, backend), "prompt": given, **ask.extra}
-
-    return body
-
-
-def _usage(found: dict[str, Any], event: Event) -> None:
+def _read_openai(found: dict[str, Any]) -> Event:
+    event = Event(server=_timings(found))
     usage = found.get("usage")
     if isinstance(usage, dict):
         event.input_tokens = usage.get("prompt_tokens")
@@ -168,16 +178,8 @@ def _usage(found: dict[str, Any], event: Event) -> None:
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
             event.cached_tokens = details.get("cached_tokens")
-    timings = found.get("timings")
-    if isinstance(timings, dict):
-        if "predicted_n" in timings:  # llama-server, in every chunk if requested
-            event.total = timings["predicted_n"]
-        event.server = {k: float(v) for k, v in timings.items() if isinstance(v, int | float)}
-
-
-def _read_openai(found: dict[str, Any]) -> Event:
-    event = Event()
-    _usage(found, event)
+    if "predicted_n" in event.server:
+        event.total = found["timings"]["predicted_n"]
     for choice in (found.get("choices") or [])[:1]:
         # a stream's part, a whole chat answer, or a completion's text
         part = choice.get("delta") or choice.get("message") or {}
@@ -197,19 +199,11 @@ def _read_openai(found: dict[str, Any]) -> Event:
 
 
 def _ggml_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "prompt": prompt.token_ids if prompt.token_ids is not None else prompt.text,
-        "stream": ask.stream,
-        "n_predict": -1 if ask.max_tokens is None else ask.max_tokens,
-        "ignore_eos": ask.ignore_eos,
-        "return_tokens": True,
-    }
-    return body | _sampled(ask) | ask.extra
-
-
-def _sampled(ask: RequestOptions) -> dict[str, Any]:
-    given = {"temperature": ask.temperature, "seed": ask.seed}
-    return {name: value for name, value in given.items() if value is not None}
+    return {
+        "prompt": _ids_or_text(prompt), "stream": ask.stream,
+        "n_predict": -1 if ask.max_tokens is None else ask.max_tokens, "ignore_eos": ask.ignore_eos,
+        "return_tokens": True, **_given(temperature=ask.temperature, seed=ask.seed), **ask.extra,
+    }  # fmt: skip
 
 
 def _read_ggml(found: dict[str, Any]) -> Event:
@@ -218,12 +212,9 @@ def _read_ggml(found: dict[str, Any]) -> Event:
     if isinstance(tokens, list) and tokens:
         event.tokens = len(tokens)
     if found.get("stop"):
-        event.finish = str(found.get("stop_type") or "stop")
-        event.output_tokens = found.get("tokens_predicted")
-        event.input_tokens = found.get("tokens_evaluated")
-        timings = found.get("timings") or {}
-        event.cached_tokens = timings.get("cache_n")
-        event.server = {k: float(v) for k, v in timings.items() if isinstance(v, int | float)}
+        event.finish, event.server = str(found.get("stop_type") or "stop"), _timings(found)
+        event.input_tokens, event.output_tokens = found.get("tokens_evaluated"), found.get("tokens_predicted")
+        event.cached_tokens = (found.get("timings") or {}).get("cache_n")
     return event
 
 
@@ -231,11 +222,9 @@ def _read_ggml(found: dict[str, Any]) -> Event:
 
 
 def _sglang_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
-    params: dict[str, Any] = {"ignore_eos": ask.ignore_eos}
-    if ask.max_tokens is not None:
-        params["max_new_tokens"] = ask.max_tokens
-    if ask.temperature is not None:
-        params["temperature"] = ask.temperature
+    params = {
+        "ignore_eos": ask.ignore_eos, **_given(max_new_tokens=ask.max_tokens, temperature=ask.temperature)
+    }  # fmt: skip
     given = {"input_ids": prompt.token_ids} if prompt.token_ids is not None else {"text": prompt.text}
     return {**given, "sampling_params": params, "stream": ask.stream, **ask.extra}
 
@@ -246,7 +235,7 @@ def _read_sglang(found: dict[str, Any]) -> Event:
     finish = reason.get("type", "stop") if isinstance(reason, dict) else reason or ""
     event = Event(text=found.get("text") or "", total=meta.get("completion_tokens"), finish=str(finish))
     if event.finish:
-        event.input_tokens, event.output_tokens = meta.get("prompt_tokens"), meta.get("completion_tokens")
+        event.input_tokens, event.output_tokens = meta.get("prompt_tokens"), event.total
         event.cached_tokens = meta.get("cached_tokens")
     return event
 
@@ -255,13 +244,9 @@ def _read_sglang(found: dict[str, Any]) -> Event:
 
 
 def _tgi_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"details": True, "decoder_input_details": False}
-    if ask.max_tokens is not None:
-        parameters["max_new_tokens"] = ask.max_tokens
-    if ask.temperature:
-        parameters |= {"do_sample": True, "temperature": ask.temperature}
-    if ask.seed is not None:
-        parameters["seed"] = ask.seed
+    sampled = {"do_sample": True, "temperature": ask.temperature} if ask.temperature else {}
+    given = _given(max_new_tokens=ask.max_tokens, seed=ask.seed)
+    parameters = {"details": True, "decoder_input_details": False, **given, **sampled}
     return {"inputs": prompt.text, "parameters": parameters, **ask.extra}
 
 
@@ -282,18 +267,10 @@ def _read_tgi(found: dict[str, Any]) -> Event:
 # ---- Ollama
 
 
-def _native_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
-    options = _sampled(ask)
-    if ask.max_tokens is not None:
-        options["num_predict"] = ask.max_tokens
-    return {"model": ask.model, "prompt": prompt.text, "raw": True, "stream": ask.stream, "options": options,
-            **ask.extra}  # fmt: skip
-
-
-def _native_chat_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
-    body = _native_body(prompt, ask)
-    del body["raw"], body["prompt"]
-    return {**body, "messages": prompt.messages or [{"role": "user", "content": prompt.text}], **ask.extra}
+def _native_body(prompt: Prompt, ask: RequestOptions, *, chat: bool = False) -> dict[str, Any]:
+    options = _given(temperature=ask.temperature, seed=ask.seed, num_predict=ask.max_tokens)
+    given = {"messages": _messages(prompt)} if chat else {"prompt": prompt.text, "raw": True}
+    return {"model": ask.model, **given, "stream": ask.stream, "options": options, **ask.extra}
 
 
 def _read_native(found: dict[str, Any]) -> Event:
@@ -311,7 +288,6 @@ def _read_native(found: dict[str, Any]) -> Event:
 # ---- selection
 
 BACKENDS = ("quire", "vllm", "sglang", "llama-server", "tgi", "ollama", "openai")
-APIS = ("chat", "completions", "native")
 # owners of models in GET /v1/models
 _OWNERS = {
     "quire": "quire",
@@ -320,33 +296,29 @@ _OWNERS = {
     "llamacpp": "llama-server",
     "library": "ollama",
 }
+_NATIVE = {  # (backend, API)
+    ("llama-server", "native"): Endpoint("llama-server", "/completion", _ggml_body, _read_ggml, ids=True),
+    ("sglang", "native"): Endpoint("sglang", "/generate", _sglang_body, _read_sglang, ids=True, cumulative=True),
+    ("tgi", "native"): Endpoint("tgi", "/generate_stream", _tgi_body, _read_tgi, eos=False, whole_path="/generate"),
+    ("ollama", "native"): Endpoint("ollama", "/api/generate", _native_body, _read_native, lines=True, eos=False),
+    ("ollama", "native-chat"): Endpoint(
+        "ollama-chat", "/api/chat", partial(_native_body, chat=True), _read_native, chat=True, lines=True, eos=False
+    ),
+}  # fmt: skip
 
 
 def endpoint(backend: str, api: str) -> Endpoint:
     """Return the endpoint of a backend. Raises ValueError if it has no such API."""
     if backend not in BACKENDS:
         raise ValueError(f"backend: {backend!r} is not one of {', '.join(BACKENDS)}")
-    eos = backend in _KNOW_EOS
-    if api == "chat":
-        return Endpoint("chat", "/v1/chat/completions", _chat_body(backend), _read_openai, chat=True, eos=eos)
-    if api == "completions":
-        ids = backend in _KNOW_EOS
-        return Endpoint(
-            "completions", "/v1/completions", _completions_body(backend), _read_openai, ids=ids, eos=eos
-        )
-    native = {
-        "llama-server": Endpoint("llama-server", "/completion", _ggml_body, _read_ggml, ids=True),
-        "sglang": Endpoint("sglang", "/generate", _sglang_body, _read_sglang, ids=True, cumulative=True),
-        "tgi": Endpoint("tgi", "/generate_stream", _tgi_body, _read_tgi, eos=False, whole_path="/generate"),
-        "ollama": Endpoint("ollama", "/api/generate", _native_body, _read_native, lines=True, eos=False),
-    }
-    if api == "native" and backend in native:
-        return native[backend]
-    if api == "native-chat" and backend == "ollama":
-        return Endpoint(
-            "ollama-chat", "/api/chat", _native_chat_body, _read_native, chat=True, lines=True, eos=False
-        )
-    has = ", ".join(["chat", "completions", *(["native"] if backend in native else [])])
+    if api in {"chat", "completions"}:
+        chat, eos = api == "chat", backend in _KNOW_EOS
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        body = _openai_body(backend, chat=chat)
+        return Endpoint(api, path, body, _read_openai, chat=chat, ids=eos and not chat, eos=eos)
+    if (backend, api) in _NATIVE:
+        return _NATIVE[backend, api]
+    has = ", ".join(["chat", "completions", *(["native"] if (backend, "native") in _NATIVE else [])])
     raise ValueError(f"api: {backend} has {has}, not {api!r}")
 
 

@@ -8,27 +8,33 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from quire.bench import shapes
 from quire.bench.bounds import step_bound
-from quire.bench.limits import LimitsSample
+from quire.bench.limits import LimitsProbe, LimitsSample, mean
+from quire.bench.results import Better, Metric, metric
 from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import Model, open_model
 from quire.engine.core import EngineCore, StepExecutor
 from quire.engine.sync_engine import SyncEngine
-from quire.executor.native import NativeExecutor
+from quire.executor.base import Inspectable
+from quire.executor.plans import PlanCounts
 from quire.program.cost import Row, step_cost
 from quire.program.program import Program
-from quire.types import RequestOutput, SamplingParams, SchedulerOutput, StepOutput
+from quire.types import RequestOutput, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.util.progress import ByteProgress
+from quire.worker.worker import Masks
 
+Figures = dict[str, tuple[str, Better, str]]  # name -> unit, which way is better, definition
+Tables = dict[str, list[dict[str, Any]]]
 NATIVE_PHASES = ("forward", "sample")  # the parts of a step that are native calls
 
 
@@ -90,15 +96,24 @@ class _Recorder:
     """A worker that records its inputs."""
 
     worker: StepExecutor
-    profiled: NativeExecutor | None = None
+    profiled: Inspectable | None = None
+    scheduled: list[ScheduledSeq] = field(default_factory=list)
     steps: list[EngineStep] = field(default_factory=list)
     noting: float = 0.0
 
-    def execute(self, out: SchedulerOutput) -> StepOutput:
-        result = self.worker.execute(out)
+    @property
+    def plans(self) -> PlanCounts:
+        return self.worker.plans
+
+    def forward(self, out: SchedulerOutput) -> None:
+        self.scheduled = out.scheduled
+        self.worker.forward(out)
+
+    def sample(self, masks: Masks | None = None) -> StepOutput:
+        result = self.worker.sample(masks)
         start = time.perf_counter()
-        rows = [Row(len(item.token_ids), item.start) for item in out.scheduled]
-        wanted = sum(item.sample for item in out.scheduled)
+        rows = [Row(len(item.token_ids), item.start) for item in self.scheduled]
+        wanted = sum(item.sample for item in self.scheduled)
         step = EngineStep(rows, wanted, dict(result.seconds))
         if self.profiled is not None:
             step.op_seconds, step.op_waited = self.profiled.take_profile()
@@ -111,7 +126,7 @@ class BenchEngine:
     """Builds the engine of a model and runs requests on it. A context manager.
 
     `model` is a folder, a hub name, or "shape:NAME" for random weights of a released shape. Without `tokenizer`, tokens
-    are not converted to text. `profile` measures every op of every step; ValueError if the executor can't.
+    are not converted to text. `profile` measures every op of every step.
     """
 
     def __init__(
@@ -128,8 +143,6 @@ class BenchEngine:
             built = build(opened, asked, bar)
         self._recorder = _Recorder(built.core.worker)
         if profile:
-            if not isinstance(built.executor, NativeExecutor):
-                raise ValueError("profile: only the native executor measures its ops")
             built.executor.profile(True)
             self._recorder.profiled = built.executor
         self.built: Built = replace(built, core=EngineCore(built.core.scheduler, self._recorder))
@@ -181,7 +194,7 @@ def open_bench_model(model: str, asked: EngineConfig, *, tokenizer: bool) -> tup
         return open_model(model, tokenizer=tokenizer), asked
     with tempfile.TemporaryDirectory() as folder:
         written = shapes.write(model.removeprefix(shapes.PREFIX), Path(folder))
-        return open_model(written, tokenizer=False), replace(asked, load_format="random")
+        return open_model(written, tokenizer=False), asked.replace(load_format="random")
 
 
 class Prompts:
@@ -219,6 +232,11 @@ class Judged:
         """The sum of every step's bound, divided by the seconds of the steps."""
         return self.bound_seconds / self.seconds if self.seconds else None
 
+    @property
+    def bound(self) -> str:
+        """The limit that is nearer over all steps."""
+        return "compute" if self.compute_seconds > self.memory_seconds else "memory"
+
 
 def judge(program: Program, steps: Sequence[EngineStep], limits: LimitsSample) -> Judged:
     """Compare steps with the limits measured around them."""
@@ -242,3 +260,38 @@ def judge(program: Program, steps: Sequence[EngineStep], limits: LimitsSample) -
         flops=flops,
         engine_seconds=sum(step.engine for step in steps),
     )
+
+
+def iterations(
+    probe: LimitsProbe, count: int, warmup: int, run: Callable[[bool], EngineRun]
+) -> Iterator[tuple[int, EngineRun, LimitsSample]]:
+    """Runs with their numbers and the limits sampled just before and after, once `run(True)` has warmed up."""
+    for _ in range(warmup):
+        run(True)
+    for number in range(count):
+        before = probe.sample()
+        one = run(False)
+        yield number, one, mean(before, probe.sample())
+
+
+def metrics_of(rows: Sequence[dict[str, Any]], figures: Figures) -> dict[str, Metric]:
+    """Metrics over the iterations."""
+    return {
+        name: metric([row[name] for row in rows if row[name] is not None], unit, better)
+        for name, (unit, better, _) in figures.items()
+    }
+
+
+def settings(asked: Any, engine: BenchEngine) -> dict[str, Any]:
+    """The requested options, and the choices of the engine."""
+    config = engine.built.config
+    return {
+        **asdict(asked),
+        "weights": config.quantized or config.weights,
+        "kv": config.kv,
+        "threads": config.threads,
+        "isa": getattr(engine.built.executor, "isa", "torch"),
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "architecture": engine.built.model.facts.architecture,
+    }

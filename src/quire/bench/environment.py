@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -67,7 +68,7 @@ def _version(package: str) -> str:
 class Watch:
     """Counts the CPU time of other processes and the hypervisor from now on.
 
-    Child processes count as this one. Without /proc, all counts are 0.
+    Child processes that have ended count as this one. Without /proc, all counts are 0.
     """
 
     def __init__(self) -> None:
@@ -83,31 +84,15 @@ class Watch:
 
 
 def _cpu_seconds() -> tuple[float, float, float]:
-    """CPU seconds since boot: all processes, this process tree, and time stolen by the hypervisor."""
+    """CPU seconds: all processes since boot, this one and its ended children, and time stolen by the hypervisor."""
     line = _text(_PROC / "stat").partition("\n")[0].split()
     if len(line) < 9:
         return 0.0, 0.0, 0.0
     tick = os.sysconf("SC_CLK_TCK")
     user, nice, system, _, _, irq, softirq, steal = (int(word) / tick for word in line[1:9])
-    return user + nice + system + irq + softirq, _tree_seconds() / tick, steal
-
-
-def _tree_seconds() -> int:
-    """Clock ticks of this process and its descendants, including those that have ended."""
-    spent: dict[int, int] = {}
-    parent: dict[int, int] = {}
-    for folder in _PROC.iterdir():
-        if folder.name.isdigit() and (fields := _text(folder / "stat").rpartition(")")[2].split()):
-            parent[int(folder.name)] = int(fields[1])
-            spent[int(folder.name)] = sum(int(value) for value in fields[11:15])
-    return sum(ticks for process, ticks in spent.items() if _descends(process, parent))
-
-
-def _descends(process: int, parent: dict[int, int]) -> bool:
-    own = os.getpid()
-    while process > 1 and process != own:
-        process = parent.get(process, 0)
-    return process == own
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return user + nice + system + irq + softirq, own, steal
 
 
 def _text(path: Path) -> str:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from quire.bench.batching_plots import batching_plots, interference_plot
 from quire.bench.goodput import parse_slo
-from quire.bench.results import Result
+from quire.bench.results import Result, write_text
 from quire.bench.roofline_plot import roofline
-from quire.bench.serve_result import figure
 from quire.bench.server_bench import records_of
-from quire.bench.svg import Bars, Lane, Plot, Series, histogram, timeline
-from quire.bench.timeline import RequestRecord, request_metrics
+from quire.bench.svg import Bars, Lane, Plot, Series, histogram, stacked, timeline
+from quire.bench.text import figure
+from quire.bench.timeline import RequestRecord, gap_clusters, latencies, request_metrics
 
 MOST_SAMPLES = 200_000
 MOST_STEPS = 1000
-# Tables with a row per request or step: shown as plots only.
-_PLOTTED = {"requests", "server", "steps", "policy_steps", "policy_requests", "stream_gaps"}
 _TITLES = {
     "ttft": "Time to first token", "tpot": "Time per output token", "itl": "Inter-token latency: every gap",
     "icl": "Inter-chunk latency: every gap", "e2el": "End-to-end latency", "stream_rate": "Speed of one stream",
@@ -37,13 +33,7 @@ _PHASES = (
 
 def write_report(results: Sequence[Result], path: Path) -> None:
     """Write the page atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(page(results))
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    write_text(path, page(results))
 
 
 def page(results: Sequence[Result]) -> str:
@@ -62,25 +52,13 @@ def _section(result: Result) -> str:
     if result.notes:
         parts.append(f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in result.notes)}</ul>')
     parts.append(_tiles(result))
-    plots: list[str] = []
     if result.kind == "kernels" and result.limits is not None:
         parts.append(f"<figure>{roofline(result)}</figure>")
-    if result.tables.get("loads"):
-        plots += _load_plots(result)
-    if result.tables.get("requests"):
-        plots += _request_plots(result)
-    if result.tables.get("server"):
-        plots += _server_plots(result.tables["server"])
-    if result.tables.get("steps"):
-        plots += _step_plots(result.tables["steps"])
-    if result.tables.get("policy_steps"):
-        plots += batching_plots(result)
-    if result.tables.get("stream_gaps"):
-        plots.append(interference_plot(result.tables["stream_gaps"]))
+    plots = [plot for name, draw in _PLOTS.items() if result.tables.get(name) for plot in draw(result)]
     if plots:
         parts += ['<div class="plots">', *plots, "</div>"]
     for name, rows in result.tables.items():
-        if name not in _PLOTTED and rows:
+        if rows and name not in _PLOTTED:
             parts += [f"<h3>{escape(name.replace('_', ' '))}</h3>", _table(rows)]
     parts += [_metrics_table(result), _definitions(result), _settings(result)]
     return f"<section>{''.join(parts)}</section>"
@@ -115,16 +93,12 @@ def _request_plots(result: Result) -> Iterator[str]:
     records = [r for r in records_of(result.tables["requests"]) if not r.warm_up]
     metrics = [request_metrics(record) for record in records if not record.failed]
     bounds = _bounds(result)
-    samples: dict[str, list[float]] = {
-        "ttft": [m.ttft * 1e3 for m in metrics if m.ttft is not None],
-        "tpot": [m.tpot * 1e3 for m in metrics if m.tpot is not None],
-        "itl": [gap * 1e3 for m in metrics for gap in m.itl],
-        "e2el": [m.e2e * 1e3 for m in metrics],
-    }
+    one = latencies(metrics)
+    gaps = [gap for cluster in gap_clusters(metrics)["itl"] for gap in cluster]
     points = {row["name"]: row for row in result.tables.get("latencies", [])}
-    for name, values in samples.items():
-        if values:
-            values = values[:: len(values) // MOST_SAMPLES + 1]  # noqa: PLW2901
+    for name, seconds in (("ttft", one["ttft"]), ("tpot", one["tpot"]), ("itl", gaps), ("e2el", one["e2el"])):
+        if seconds:
+            values = [1e3 * value for value in seconds[:: len(seconds) // MOST_SAMPLES + 1]]
             row = points.get(name, {})
             rules = [(row[p], f"{p} {figure(row[p])}", "rule") for p in ("p50", "p90", "p99")
                      if row.get(p) is not None]  # fmt: skip
@@ -205,26 +179,14 @@ def _server_plots(rows: Sequence[dict[str, float]]) -> Iterator[str]:
     stacks = [Bars(name.replace("_", " "), [row.get(name, 0.0) for row in rows], kind)
               for name, kind in (("decode_tokens", "c1"), ("prefill_tokens", "c2")) if name in rows[0]]  # fmt: skip
     if stacks:
-        top = max(sum(stack.heights[i] for stack in stacks) for i in range(len(rows)))
-        plot = Plot(
-            "Contents of the server's steps",
-            "seconds",
-            "tokens",
-            (edges[0], edges[-1]),
-            (0, max(1.0, top * 1.1)),
-        )
-        plot.bars(edges, stacks)
-        yield plot.svg()
+        yield stacked("Contents of the server's steps", "tokens", edges, stacks, least=1.0)
     names = [name for name in ("running", "waiting") if name in rows[0]]
     if names:
-        top = max(row.get(name, 0.0) for row in rows for name in names)
-        plot = Plot(
-            "Requests in the server", "seconds", "requests", (edges[0], edges[-1]), (0, max(1.0, top * 1.1))
-        )
+        top = max(1.0, *(1.1 * row.get(name, 0.0) for row in rows for name in names))
+        plot = Plot("Requests in the server", "seconds", "requests", (edges[0], edges[-1]), (0, top))
         for name, kind in zip(names, ("c1", "c3"), strict=False):
-            plot.line(
-                Series(name, [(row["at"], row.get(name, 0.0)) for row in rows], kind, dots=len(rows) < 60)
-            )
+            points = [(row["at"], row.get(name, 0.0)) for row in rows]
+            plot.line(Series(name, points, kind, dots=len(rows) < 60))
         yield plot.svg()
 
 
@@ -233,24 +195,27 @@ def _step_plots(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     rows = [row for row in rows if row["iteration"] == rows[0]["iteration"]][:MOST_STEPS]
     edges = [*(row["begin"] for row in rows), rows[-1]["begin"] + rows[-1]["seconds"]]
     cut = f" (the first {MOST_STEPS})" if len(rows) == MOST_STEPS else ""
-    stacks = [
+    yield stacked(f"Contents of each step{cut}", "tokens", edges, [
         Bars("decode tokens", [row["decode_tokens"] for row in rows], "c1"),
         Bars("prefill tokens", [row["prefill_tokens"] for row in rows], "c2"),
-    ]
-    top = max(sum(stack.heights[i] for stack in stacks) for i in range(len(rows)))
-    ends = (edges[0], edges[-1])
-    plot = Plot(f"Contents of each step{cut}", "seconds", "tokens", ends, (0, max(1.0, top * 1.1)))
-    plot.bars(edges, stacks)
-    yield plot.svg()
-    times = [
+    ], least=1.0)  # fmt: skip
+    yield stacked(f"Duration of each step{cut}", "ms", edges, [
         Bars("forward", [1e3 * row["forward"] for row in rows], "c1"),
         Bars("sampling", [1e3 * (row["seconds"] - row["forward"] - row["engine"]) for row in rows], "c3"),
         Bars("engine: outside the native calls", [1e3 * row["engine"] for row in rows], "c2"),
-    ]
-    longest = 1e3 * max(row["seconds"] for row in rows)
-    plot = Plot(f"Duration of each step{cut}", "seconds", "ms", ends, (0, longest * 1.1))
-    plot.bars(edges, times)
-    yield plot.svg()
+    ])  # fmt: skip
+
+
+_PLOTS: dict[str, Callable[[Result], Iterable[str]]] = {  # by the table that a plot shows
+    "loads": _load_plots,
+    "requests": _request_plots,
+    "server": lambda result: _server_plots(result.tables["server"]),
+    "steps": lambda result: _step_plots(result.tables["steps"]),
+    "policy_steps": batching_plots,
+    "stream_gaps": lambda result: [interference_plot(result.tables["stream_gaps"])],
+}
+# Tables with a row per request or step: shown as plots only.
+_PLOTTED = _PLOTS.keys() - {"loads"} | {"policy_requests"}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.core.cache_groups import kv_group
 from quire.engine.build.assemble import choose, machine_facts
 from quire.engine.build.opening import Model
-from quire.executor.base import Limits, StepArrays
-from quire.executor.native import NativeExecutor, planned_bytes
+from quire.executor.base import ExecutorKind, Limits, StepArrays
 from quire.loader import RandomWeights, load
 from quire.loader.source import Array, TensorInfo
 from quire.program.cost import Cost, Row, step_cost
@@ -30,7 +30,7 @@ from quire.program.memory import param_bytes
 from quire.program.op import Op, param_names, reads, writes
 from quire.program.program import Program
 from quire.program.tensors import KVLayer, Param
-from quire.types import CacheGroup, MemoryBudgetError
+from quire.types import MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size
 
@@ -164,7 +164,7 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
         body=everything[:split],
         head=everything[split:],
         kv_layers=_kv_layers(program.kv_layers[0], len(layers)),
-        cache_groups=(CacheGroup(tuple(layers), program.cache_groups[0].window),),
+        cache_groups=(kv_group(tuple(layers), program.cache_groups[0].window),),
         layers_per_group=len(layers),
     )
     return Copied(copied, first, copies, len(timed))
@@ -224,12 +224,12 @@ class _Remembered:
 
 
 class Bench:
-    """A program with copies in a native executor, with loaded weights and the arrays of its steps."""
+    """A program with copies in an executor, with loaded weights and the arrays of its steps."""
 
-    def __init__(self, copied: Copied, limits: Limits, *, threads: int, isa: str) -> None:
+    def __init__(self, copied: Copied, limits: Limits, kind: ExecutorKind) -> None:
         self.copied, self.limits = copied, limits
-        _check_memory(copied.program, limits, threads)
-        self.executor = NativeExecutor(copied.program, threads=threads, isa=isa)
+        _check_memory(copied.program, limits, kind)
+        self.executor = kind.make(copied.program)
         load(copied.program.params, _Remembered(copied.program.params), self.executor)
         self.arrays = StepArrays(limits, 1)
         self.executor.bind(limits, self.arrays)
@@ -285,8 +285,8 @@ class Bench:
         self.executor.close()
 
 
-def _check_memory(program: Program, limits: Limits, threads: int) -> None:
-    need, have = sum(planned_bytes(program, limits, threads).values()), available_memory()
+def _check_memory(program: Program, limits: Limits, kind: ExecutorKind) -> None:
+    need, have = sum(kind.planned_bytes(program, limits).values()), available_memory()
     if need > 0.8 * have:
         raise MemoryBudgetError(
             f"this benchmark needs {format_size(need)} for copies of weights and KV; {format_size(have)} is available"

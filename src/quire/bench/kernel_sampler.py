@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from quire import _native
-from quire.bench.bounds import op_bound
+from quire.bench.bounds import measured_row, op_bound
 from quire.bench.environment import largest_cache
 from quire.bench.limits import LimitsProbe, mean
+from quire.executor.base import F32
+from quire.executor.sampler import HostSampler
 from quire.program.cost import Cost
 from quire.program.ops.linear import MAXIMA_COLS
 from quire.types import NewSeq, SamplingParams
-from quire.worker.sampler import F32, Sampler
 
 LOGIT_BYTES = 4
 HISTORY = 512  # tokens for penalties
@@ -45,7 +46,7 @@ def measure_sampler(
     maxima = _maxima(logits)
     found = []
     for way, params in WAYS.items():
-        sampler = Sampler(vocab, max(rows), executor=core)
+        sampler = HostSampler(vocab, max(rows), executor=core)
         for slot in range(max(rows)):
             history = random.integers(0, vocab, HISTORY).tolist()
             sampler.add(slot, NewSeq(slot, history, HISTORY, params, 0, slot, ()))
@@ -70,7 +71,7 @@ def _maxima(logits: F32) -> F32:
     return np.ascontiguousarray(padded.reshape(rows, -1, MAXIMA_COLS).max(axis=2))
 
 
-def _seconds(sampler: Sampler, logits: F32, maxima: F32, seconds: float) -> float:
+def _seconds(sampler: HostSampler, logits: F32, maxima: F32, seconds: float) -> float:
     """Median seconds of one call."""
     rows = len(logits)
     slots = np.arange(rows, dtype=np.int32)
@@ -79,24 +80,16 @@ def _seconds(sampler: Sampler, logits: F32, maxima: F32, seconds: float) -> floa
     while sum(samples) < seconds or len(samples) < 5:
         positions = np.full(rows, position, np.int32)
         start = time.perf_counter()
-        sampler.sample(logits, slots, positions, maxima=maxima)
+        sampler.sample({"logits": logits, "maxima": maxima}, slots, positions)
         samples.append(time.perf_counter() - start)
         position += 1
     return statistics.median(samples[1:])  # the first call touches the scratch
 
 
 def _row(way: str, rows: int, vocab: int, samples: list[tuple[float, float]]) -> dict[str, Any]:
-    seconds, cost = (
-        statistics.median(one for one, _ in samples),
-        Cost(activation_bytes=rows * vocab * LOGIT_BYTES),
-    )
-    cache = largest_cache()
+    cost, cache = Cost(activation_bytes=rows * vocab * LOGIT_BYTES), largest_cache()
     bounds = [op_bound(cost, "f32", bandwidth, {"f32": 1.0}, cache) for _, bandwidth in samples]
-    shares = [bound.share(one) for bound, (one, _) in zip(bounds, samples, strict=True)]
     return {
         "format": "f32", "kv": "", "op": "sample", "name": way, "rows": rows, "sequences": rows, "context": 0,
-        "seconds": seconds, "samples": [one for one, _ in samples], "flops": 0, "bytes": cost.bytes,
-        "bytes_per_second": cost.bytes / seconds, "flops_per_second": 0.0,
-        "bound": bounds[0].by, "bound_seconds": statistics.median(bound.seconds for bound in bounds), "peak": "f32",
-        "share": statistics.median(s for s in shares if s is not None) if None not in shares else None, "copies": 1,
+        **measured_row(cost, [one for one, _ in samples], bounds), "copies": 1,
     }  # fmt: skip

@@ -7,14 +7,13 @@ Reported figures are medians of the rounds.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.bench.bounds import Bound, op_bound, peak_of
+from quire.bench.bounds import Bound, measured_row, op_bound, peak_of
 from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import (
     SMALL_VOCAB,
@@ -30,9 +29,10 @@ from quire.bench.kernel_programs import (
 )
 from quire.bench.kernel_sampler import measure_sampler
 from quire.bench.limits import LimitsProbe, LimitsSample, mean
-from quire.config.schema import STORED, EngineConfig
+from quire.config.schema import OPTIONS, STORED, EngineConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits
+from quire.executor.kinds import native_kind
 from quire.program.cost import Cost, Row
 from quire.program.program import Program
 from quire.spec import LatentAttention
@@ -79,12 +79,11 @@ def weight_formats() -> dict[str, dict[str, Any]]:
     """Every weight format of the engine, by name, with its options. int4 has groups of the default size; other sizes
     are in the name, like "int4-128".
     """
-    fields = {field.name: field.metadata["choices"] for field in dataclasses.fields(EngineConfig)}
     found: dict[str, dict[str, Any]]
-    found = {SHORT[name]: {"dtype": name} for name in fields["dtype"] if name in SHORT}
+    found = {SHORT[name]: {"dtype": name} for name in OPTIONS["dtype"].metadata["choices"] if name in SHORT}
     found |= {
         name: {"dtype": "bfloat16", "quantization": name}
-        for name in fields["quantization"]
+        for name in OPTIONS["quantization"].metadata["choices"]
         if name not in {"auto", "none", *STORED}
     }
     for size in OTHER_GROUPS:
@@ -103,8 +102,8 @@ SHORT = {
 
 def kv_formats() -> dict[str, str]:
     """Every format of the KV cache, by name, with its value of --kv-cache-dtype."""
-    field = next(f for f in dataclasses.fields(EngineConfig) if f.name == "kv_cache_dtype")
-    return {SHORT.get(name, name): name for name in field.metadata["choices"] if name != "auto"}
+    choices = OPTIONS["kv_cache_dtype"].metadata["choices"]
+    return {SHORT.get(name, name): name for name in choices if name != "auto"}
 
 
 def chosen(asked: Sequence[str], known: Iterable[str], field: str, left_out: Sequence[str] = ()) -> list[str]:
@@ -125,7 +124,7 @@ def cases(model: Model, asked: Asked) -> Iterator[Case]:
             if case.unit.kind not in CACHED:
                 yield case
         yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)
-    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
+    latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
     for kv in chosen(
         asked.kv_formats, kvs, "kv_formats", ("f32", "f16", "int8") if latent else ("f32", "f16")
     ):
@@ -210,7 +209,7 @@ class Runner:
         smallest = min(case.steps, key=lambda rows: sum(row.query_len for row in rows))
         copies = copies_for(case.program, case.unit, smallest, self.spill)
         copied = with_copies(case.program, case.unit, copies)
-        bench = Bench(copied, _limits(case), threads=self.probe.threads, isa=self.probe.isa)
+        bench = Bench(copied, _limits(case), native_kind(self.probe.threads, self.probe.isa))
         try:
             timed = self._rounds(bench, case)
         finally:
@@ -246,13 +245,6 @@ class Runner:
         tokens = sum(row.query_len for row in step)
         cost = unit_cost(case.program, case.unit, step, tokens)
         bounds = [self._bound(case, step, cost, limits) for _, limits in rounds]
-        shares = [
-            share
-            for bound, (seconds, _) in zip(bounds, rounds, strict=True)
-            if (share := bound.share(seconds)) is not None
-        ]
-        seconds = statistics.median(one for one, _ in rounds)
-        middle = sorted(bounds, key=lambda bound: bound.seconds)[len(bounds) // 2]
         return {
             "format": case.format,
             "kv": case.kv,
@@ -261,16 +253,7 @@ class Runner:
             "rows": tokens,
             "sequences": len(step),
             "context": step[0].context_len + step[0].query_len,
-            "seconds": seconds,
-            "samples": [one for one, _ in rounds],
-            "flops": cost.flops,
-            "bytes": cost.bytes,
-            "bytes_per_second": cost.bytes / seconds,
-            "flops_per_second": cost.flops / seconds,
-            "bound": middle.by,
-            "bound_seconds": middle.seconds,
-            "peak": middle.peak,
-            "share": statistics.median(shares) if shares else None,
+            **measured_row(cost, [seconds for seconds, _ in rounds], bounds),
         }
 
     def _bound(self, case: Case, step: Sequence[Row], cost: Cost, limits: LimitsSample) -> Bound:

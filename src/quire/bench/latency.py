@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.engine_run import BenchEngine, EngineRun, Judged, Prompts, judge
-from quire.bench.limits import LimitsProbe, LimitsSample, mean
+from quire.bench.engine_run import (
+    BenchEngine,
+    EngineRun,
+    Figures,
+    Prompts,
+    Tables,
+    iterations,
+    judge,
+    metrics_of,
+)
+from quire.bench.limits import LimitsProbe, LimitsSample
 from quire.bench.profile import OpTimes
-from quire.bench.results import Metric, metric
+from quire.bench.results import Metric
+from quire.bench.statistics import percentile
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
-DEFINITIONS = {
-    "latency": "seconds from adding the batch to its last token",
-    "ttft": "seconds from adding a request to its first token, median of the batch",
-    "tpot": "(latency - ttft) / (output length - 1), of each request, median of the batch",
-    "prefill": "prompt tokens of the batch / seconds of the steps without a decoding row",
-    "decode": "tokens of the batch's decode steps / their seconds",
-    "decode_bandwidth": "bytes of weights and visible keys and values of the decode steps / their seconds",
-    "decode_share": "bound of the decode steps on this machine / their seconds: every step takes the longer of moving "
-    "its weights, keys and values at the bandwidth and computing at the peaks measured around the iteration",
-    "prefill_share": "the same for the steps without decoding rows",
-    "engine": "seconds of a decode step outside the native calls (forward and sampling), median",
-}
+FIGURES: Figures = {
+    "latency": ("s", "lower", "seconds from adding the batch to its last token"),
+    "ttft": ("s", "lower", "seconds from adding a request to its first token, median of the batch"),
+    "tpot": ("s", "lower", "(latency - ttft) / (output length - 1), of each request, median of the batch"),
+    "prefill": ("tokens/s", "higher", "prompt tokens of the batch / seconds of the steps without a decoding row"),
+    "decode": ("tokens/s", "higher", "tokens of the batch's decode steps / their seconds"),
+    "decode_bandwidth": ("B/s", "higher", "bytes of weights and visible keys and values of the decode steps / their "
+                         "seconds"),
+    "decode_share": ("", "higher", "bound of the decode steps on this machine / their seconds: every step takes the "
+                     "longer of moving its weights, keys and values at the bandwidth and computing at the peaks "
+                     "measured around the iteration"),
+    "prefill_share": ("", "higher", "the same for the steps without decoding rows"),
+    "engine": ("s", "lower", "seconds of a decode step outside the native calls (forward and sampling), median"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +52,20 @@ class LatencyAsked:
     seed: int
 
 
-def measure_latency(
-    engine: BenchEngine, probe: LimitsProbe, asked: LatencyAsked
-) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
-    """Return metrics and tables; limits are sampled before and after each iteration."""
-    prompts = Prompts(engine.program.vocab, asked.seed)
-    lengths = [asked.output_len] * asked.batch_size
+def measure(engine: BenchEngine, probe: LimitsProbe, asked: LatencyAsked) -> tuple[dict[str, Metric], Tables]:
+    """Return metrics and tables."""
+    prompts, lengths = Prompts(engine.program.vocab, asked.seed), [asked.output_len] * asked.batch_size
+
+    def run(_warm: bool) -> EngineRun:
+        return engine.run(prompts.make(asked.batch_size, asked.input_len), lengths)
+
     rows: list[dict[str, Any]] = []
     times = OpTimes(engine.program)
-    for number in range(-asked.warmup, asked.iterations):
-        batch = prompts.make(asked.batch_size, asked.input_len)
-        if number < 0:
-            engine.run(batch, lengths)
-            continue
-        before = probe.sample()
-        run = engine.run(batch, lengths)
-        limits = mean(before, probe.sample())
-        rows.append({"iteration": number, **figures(engine, run, limits)})
-        times.add([step for step in run.steps if step.op_seconds], limits)
+    for number, one, limits in iterations(probe, asked.iterations, asked.warmup, run):
+        rows.append({"iteration": number, **figures(engine, one, limits)})
+        times.add(one.steps, limits)
     tables = {"iterations": rows, "percentiles": percentiles([r["latency"] for r in rows])}
-    return metrics(rows), tables | ({"profile": profile} if (profile := times.rows()) else {})
+    return metrics_of(rows, FIGURES), tables | times.table()
 
 
 def figures(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> dict[str, Any]:
@@ -82,8 +88,8 @@ def figures(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> dict[s
         "prefill_share": prefilling.share,
         "engine": statistics.median(step.engine for step in decode) if decode else None,
         "bandwidth": limits.bandwidth,
-        "decode_bound": _nearer(decoding),
-        "prefill_bound": _nearer(prefilling),
+        "decode_bound": decoding.bound if decode else None,
+        "prefill_bound": prefilling.bound if prefill else None,
         "phases": phase_seconds(run, "decode"),
     }
 
@@ -99,50 +105,6 @@ def _rate(amount: float, seconds: float) -> float | None:
     return amount / seconds if seconds else None
 
 
-def _nearer(judged: Judged) -> str | None:
-    if not judged.steps:
-        return None
-    return "compute" if judged.compute_seconds > judged.memory_seconds else "memory"
-
-
-UNITS: dict[str, tuple[str, Any]] = {
-    "latency": ("s", "lower"),
-    "ttft": ("s", "lower"),
-    "tpot": ("s", "lower"),
-    "prefill": ("tokens/s", "higher"),
-    "decode": ("tokens/s", "higher"),
-    "decode_bandwidth": ("B/s", "higher"),
-    "decode_share": ("", "higher"),
-    "prefill_share": ("", "higher"),
-    "engine": ("s", "lower"),
-}
-
-
-def metrics(rows: Sequence[dict[str, Any]]) -> dict[str, Metric]:
-    """Metrics over the iterations."""
-    return {
-        name: metric([row[name] for row in rows if row[name] is not None], unit, better)
-        for name, (unit, better) in UNITS.items()
-    }
-
-
 def percentiles(samples: Sequence[float]) -> list[dict[str, Any]]:
     """Percentiles by linear interpolation between the two nearest ranks."""
-    import numpy as np
-
-    return [{"percentile": p, "seconds": float(np.percentile(samples, p))} for p in PERCENTILES]
-
-
-def settings(asked: Any, engine: BenchEngine) -> dict[str, Any]:
-    """The requested options, and the choices of the engine."""
-    config = engine.built.config
-    return {
-        **asdict(asked),
-        "weights": config.quantized or config.weights,
-        "kv": config.kv,
-        "threads": config.threads,
-        "isa": getattr(engine.built.executor, "isa", "torch"),
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "architecture": engine.built.model.facts.architecture,
-    }
+    return [{"percentile": p, "seconds": percentile(sorted(samples), p)} for p in PERCENTILES]

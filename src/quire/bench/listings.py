@@ -155,14 +155,18 @@ def kv_cache_sizes() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """An example. `note` explains differences from published figures."""
+    """An example."""
 
     run: Callable[[], None]
-    note: str = ""
 
     @property
     def name(self) -> str:
         return self.run.__name__.replace("_", "-")
+
+    @property
+    def note(self) -> str:
+        """Explains differences from published figures."""
+        return _NOTES.get(self.name, "")
 
     @property
     def about(self) -> str:
@@ -180,34 +184,17 @@ class Listing:
         return out.getvalue()
 
 
-LISTINGS = (
-    Listing(measure_prefill_and_decode),
-    Listing(route_latency_investigation, "the thresholds are examples: choose those of your product"),
-    Listing(estimate_sharded_bandwidth_bound),
-    Listing(calculate_kv_cache_footprint),
-    Listing(check_capacity_with_runtime_headroom),
-    Listing(
-        dynamic_token_budgeting,
-        "without the reserve of 40 GB it is 10,986, not 110,000 as sometimes published",
-    ),
-    Listing(admit_request_by_token_budget),
-    Listing(
-        interleave_prefill_with_active_decode,
-        "in Quire, chunk and decode share a step: neither waits for the other",
-    ),
-    Listing(compare_disaggregation_overhead),
-    Listing(estimate_kv_quantization_gain),
-    Listing(estimate_throughput),
-    Listing(metrics_of_one_request, "a single token gives None for TPOT, not 0"),
-    Listing(tpot_by_hand),
-    Listing(end_to_end_latency, "200 tokens have 199 gaps: 8.26 s; 200 × 40 ms would give 8.3"),
-    Listing(
-        mean_itl_over_requests,
-        "n tokens have n − 1 gaps: (9 × 30 + 999 × 50) / 1008; with n it would be 49.80",
-    ),
-    Listing(
-        goodput_of_100_requests, "rates are per second: give `seconds` if the requests took longer than one"
-    ),
-    Listing(goodput_and_throughput),
-    Listing(kv_cache_sizes, "0.50, 1.25 and 40 GiB, not 0.25, 1.07 and 34.4 as sometimes published"),
+_NOTES = {
+    "route-latency-investigation": "the thresholds are examples: choose those of your product",
+    "dynamic-token-budgeting": "without the reserve of 40 GB it is 10,986, not 110,000 as sometimes published",
+    "interleave-prefill-with-active-decode": "in Quire, chunk and decode share a step: neither waits for the other",
+    "metrics-of-one-request": "a single token gives None for TPOT, not 0",
+    "end-to-end-latency": "200 tokens have 199 gaps: 8.26 s; 200 × 40 ms would give 8.3",
+    "mean-itl-over-requests": "n tokens have n − 1 gaps: (9 × 30 + 999 × 50) / 1008; with n it would be 49.80",
+    "goodput-of-100-requests": "rates are per second: give `seconds` if the requests took longer than one",
+    "kv-cache-sizes": "0.50, 1.25 and 40 GiB, not 0.25, 1.07 and 34.4 as sometimes published",
+}
+# Every function of this file is an example.
+LISTINGS = tuple(
+    Listing(run) for run in list(globals().values()) if inspect.isfunction(run) and run.__module__ == __name__
 )

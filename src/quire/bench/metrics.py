@@ -12,7 +12,14 @@ from typing import Any
 from quire.bench.goodput import SLO, Goodput, goodput
 from quire.bench.results import Better, Metric
 from quire.bench.statistics import PERCENTILES, Estimate, carried, cluster_estimates, estimate, percentile
-from quire.bench.timeline import RequestMetrics, RequestRecord, gaps, request_metrics
+from quire.bench.timeline import (
+    RequestMetrics,
+    RequestRecord,
+    gap_clusters,
+    gaps,
+    latencies,
+    request_metrics,
+)
 
 TAIL_RATIO = 10.0  # p99 / p50 above this is a tail problem
 
@@ -190,14 +197,7 @@ def summarize(records: Iterable[RequestRecord], slo: SLO | None = None) -> Summa
 
 
 def _distributions(good: Sequence[RequestMetrics], failed: int) -> dict[str, Distribution]:
-    per_request: dict[str, list[float]] = {
-        "ttft": [one.ttft for one in good if one.ttft is not None],
-        "tpot": [one.tpot for one in good if one.tpot is not None],
-        "e2el": [one.e2e for one in good],
-        "stream_rate": [rate for one in good if (rate := one.tokens_per_second) is not None],
-        "send_lag": [one.send_lag for one in good],
-    }
-    clusters = {"itl": [one.itl for one in good if one.itl], "icl": [one.icl for one in good if one.icl]}
+    per_request, clusters = latencies(good), gap_clusters(good)
     if clusters["itl"] == clusters["icl"]:
         del clusters["icl"]  # one token per chunk: the same figures twice
     found = {}

@@ -34,7 +34,7 @@ DEFINITIONS = {
 
 
 class OpTimes:
-    """Accumulates profiled steps; `rows` is the table."""
+    """Accumulates profiled steps; `table` has them."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -44,8 +44,8 @@ class OpTimes:
         self._kinds: dict[str, _Kind] = {}
 
     def add(self, steps: Sequence[EngineStep], limits: LimitsSample) -> None:
-        """Add profiled steps, with the limits measured around them."""
-        for step in steps:
+        """Add those of the steps that were profiled, with the limits measured around them."""
+        for step in (step for step in steps if step.op_seconds):
             kind = self._kinds.setdefault(step.kind, _Kind())
             kind.steps += 1
             kind.tokens += step.tokens
@@ -64,13 +64,11 @@ class OpTimes:
                 line.waited += step.op_waited[index]
                 line.bounds[bound.by] = line.bounds.get(bound.by, 0.0) + bound.seconds
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per kind of step and op; times are per step."""
-        found: list[dict[str, Any]] = []
-        for name in ("prefill", "mixed", "decode"):
-            if (kind := self._kinds.get(name)) is not None:
-                found += kind.rows(name)
-        return found
+    def table(self) -> dict[str, list[dict[str, Any]]]:
+        """The table "profile", if steps were profiled: one row per kind of step and op; times are per step."""
+        names = [name for name in ("prefill", "mixed", "decode") if name in self._kinds]
+        rows = [row for name in names for row in self._kinds[name].rows(name)]
+        return {"profile": rows} if rows else {}
 
 
 class _Line:

@@ -136,8 +136,12 @@ def to_json(result: Result) -> str:
 
 def save(result: Result, path: Path) -> None:
     """Write a result file atomically."""
+    write_text(path, json.dumps(msgspec.to_builtins(result), indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(msgspec.to_builtins(result), indent=1, ensure_ascii=False) + "\n"
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
     ) as file:

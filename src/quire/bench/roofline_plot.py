@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
 
 from quire.bench.kernels import CACHED
 from quire.bench.results import MachineLimits, Result
+from quire.bench.svg import AxisScale
 
 _WIDTH, _HEIGHT = 960, 560
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 230, 50, 50
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, _WIDTH - 230, 50, _HEIGHT - 50
 _COLOURS = ("#3465a4", "#cc0000", "#4e9a06", "#c4a000", "#75507b", "#ce5c00", "#06989a", "#555753")
-_SHAPES = ("circle", "square", "diamond", "triangle")
-
-
-class _Axes:
-    """Log scales: intensity in FLOP/byte to the right, FLOP/s upwards."""
-
-    def __init__(self, points: Sequence[dict[str, Any]], limits: MachineLimits) -> None:
-        top = max(peak.median for peak in limits.compute.values())
-        rates = [p["flops_per_second"] for p in points] or [limits.bandwidth.median]
-        intensities = [p["flops"] / p["bytes"] for p in points] or [1.0]
-        self.x0 = math.floor(math.log10(min(*intensities, 0.5)))
-        self.x1 = math.ceil(math.log10(max(*intensities, top / limits.bandwidth.median)))
-        self.y0 = math.floor(math.log10(min(*rates, top)))
-        self.y1 = math.ceil(math.log10(max(*rates, top)))
-
-    def x(self, intensity: float) -> float:
-        part = (math.log10(intensity) - self.x0) / (self.x1 - self.x0)
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * part
-
-    def y(self, rate: float) -> float:
-        part = (math.log10(rate) - self.y0) / max(self.y1 - self.y0, 1)
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * part
+_SHAPES = {  # corners of marks; a circle has none
+    "circle": (),
+    "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
+    "diamond": ((0, -5), (5, 0), (0, 5), (-5, 0)),
+    "triangle": ((0, -5), (5, 4), (-5, 4)),
+}
 
 
 def roofline(result: Result) -> str:
@@ -43,24 +28,37 @@ def roofline(result: Result) -> str:
     if limits is None:
         raise ValueError("plot: the result contains no measured limits")
     points = [row for row in result.tables.get("ops", []) if row["flops"] and row["bytes"]]
-    axes = _Axes(points, limits)
-    formats = list(dict.fromkeys(_series(p) for p in points))
-    kinds = list(dict.fromkeys(p["op"] for p in points))
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(formats)}
-    shapes = {name: _SHAPES[i % len(_SHAPES)] for i, name in enumerate(kinds)}
+    x, y = _axes(points, limits)
+    colours = {
+        name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(dict.fromkeys(map(_series, points)))
+    }
+    kinds = dict.fromkeys(point["op"] for point in points)
+    shapes = {name: list(_SHAPES)[i % len(_SHAPES)] for i, name in enumerate(kinds)}
+    title = (
+        f"Ops and the limits of the machine: {result.environment.cpu}, {limits.threads} threads, {limits.isa}"
+    )
+    marks = (_point(x, y, point, colours[_series(point)], shapes[point["op"]]) for point in points)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plain" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         ' font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="24" font-size="15">Ops and the limits of the machine: '
-        f"{escape(result.environment.cpu)}, {limits.threads} threads, {escape(limits.isa)}</text>",
-        *_grid(axes),
-        *_roofs(axes, limits),
-        *(_point(axes, p, colours[_series(p)], shapes[p["op"]]) for p in points),
-        *_legend(colours, shapes),
-        "</svg>",
-    ]
+        f'<text x="{_LEFT}" y="24" font-size="15">{escape(title)}</text>',
+        *_grid(x, y), *_roofs(x, y, limits), *marks, *_legend(colours, shapes), "</svg>",
+    ]  # fmt: skip
     return "\n".join(parts) + "\n"
+
+
+def _axes(points: Sequence[dict[str, Any]], limits: MachineLimits) -> tuple[AxisScale, AxisScale]:
+    """Whole powers of ten: intensity in FLOP/byte to the right, FLOP/s upwards."""
+    top, bandwidth = max(peak.median for peak in limits.compute.values()), limits.bandwidth.median
+    rates = [top, *(point["flops_per_second"] for point in points)]
+    intensities = [0.5, top / bandwidth, *(point["flops"] / point["bytes"] for point in points)]
+
+    def scale(values: list[float], start: float, end: float) -> AxisScale:
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        return AxisScale(10.0**low, 10.0 ** max(high, low + 1), start, end, log=True)
+
+    return scale(intensities, _LEFT, _RIGHT), scale(rates, _BOTTOM, _TOP)
 
 
 def _series(point: dict[str, Any]) -> str:
@@ -68,90 +66,70 @@ def _series(point: dict[str, Any]) -> str:
     return f"{shape}{point['kv']} KV" if point["op"] in CACHED else f"{shape}{point['format']}"
 
 
-def _grid(axes: _Axes) -> list[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    lines = []
-    for power in range(axes.x0, axes.x1 + 1):
-        x = axes.x(10.0**power)
-        lines.append(f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>')
-        lines.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{10.0**power:,g}</text>')
-    for power in range(axes.y0, axes.y1 + 1):
-        y = axes.y(10.0**power)
-        lines.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>')
-        lines.append(
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0 ** (power - 9):,g}</text>'
-        )
-    middle = (_LEFT + right) / 2
-    lines.append(f'<text x="{middle}" y="{_HEIGHT - 10}" text-anchor="middle">FLOP per byte</text>')
-    lines.append(f'<text x="14" y="{_TOP - 12}">GFLOP/s</text>')
-    return lines
+def _line(x1: float, y1: float, x2: float, y2: float, stroke: str, title: str = "") -> str:
+    return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" {stroke}><title>{escape(title)}</title></path>'
 
 
-def _roofs(axes: _Axes, limits: MachineLimits) -> list[str]:
-    """The slope of the memory bandwidth, and the flat roof of each number format."""
-    bandwidth = limits.bandwidth.median
+def _text(x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(text)}</text>'
+
+
+def _powers(scale: AxisScale) -> list[float]:
+    first = round(math.log10(scale.low))
+    return [10.0**power for power in range(first, round(math.log10(scale.high)) + 1)]
+
+
+def _grid(x: AxisScale, y: AxisScale) -> Iterator[str]:
+    for value in _powers(x):
+        yield _line(x(value), _TOP, x(value), _BOTTOM, 'stroke="#ddd"')
+        yield _text(x(value), _BOTTOM + 18, f"{value:,g}", ' text-anchor="middle"')
+    for value in _powers(y):
+        yield _line(_LEFT, y(value), _RIGHT, y(value), 'stroke="#ddd"')
+        yield _text(_LEFT - 6, y(value) + 4, f"{value / 1e9:,g}", ' text-anchor="end"')
+    yield _text((_LEFT + _RIGHT) / 2, _HEIGHT - 10, "FLOP per byte", ' text-anchor="middle"')
+    yield _text(14, _TOP - 12, "GFLOP/s")
+
+
+def _roofs(x: AxisScale, y: AxisScale, limits: MachineLimits) -> Iterator[str]:
+    """The slope of the memory bandwidth, its rate written along it, and the flat roof of each number format."""
+    bandwidth, stroke = limits.bandwidth.median, 'stroke="#222" stroke-width="1.5"'
     top = max(peak.median for peak in limits.compute.values())
-    left = max(10.0**axes.x0, 10.0**axes.y0 / bandwidth)
-    start = f"{axes.x(left):.1f},{axes.y(left * bandwidth):.1f}"
-    corner = f"{axes.x(top / bandwidth):.1f},{axes.y(top):.1f}"
-    lines = [
-        f'<polyline points="{start} {corner}" stroke="#222" stroke-width="1.5" fill="none">'
-        f"<title>memory reads {bandwidth / 1e9:.1f} GB/s</title></polyline>",
-        _slope_label(axes, left, bandwidth),
-    ]
+    left = max(x.low, y.low / bandwidth)
+    slope, rate = (x(left), y(left * bandwidth)), f"memory reads {bandwidth / 1e9:.1f} GB/s"
+    yield _line(*slope, x(top / bandwidth), y(top), stroke, rate)
+    rise, run = y(10 * left * bandwidth) - slope[1], x(10 * left) - slope[0]
+    turn = f"rotate({math.degrees(math.atan2(rise, run)):.1f} {slope[0]:.1f} {slope[1]:.1f})"
+    yield _text(slope[0] + 16, slope[1] - 6, rate, f' transform="{turn}"')
     for name, peak in limits.compute.items():
-        y, x = axes.y(peak.median), axes.x(peak.median / bandwidth)
-        label = f"{name} {peak.median / 1e9:.0f} GFLOP/s"
-        right = axes.x(10.0**axes.x1)
-        lines.append(
-            f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}" stroke="#222" stroke-width="1.5"/>'
-        )
-        lines.append(f'<text x="{right - 4:.1f}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>')
-    return lines
+        at = y(peak.median)
+        yield _line(x(peak.median / bandwidth), at, _RIGHT, at, stroke)
+        yield _text(_RIGHT - 4, at - 5, f"{name} {peak.median / 1e9:.0f} GFLOP/s", ' text-anchor="end"')
 
 
-def _slope_label(axes: _Axes, left: float, bandwidth: float) -> str:
-    """The bandwidth, written along its line."""
-    x, y = axes.x(left), axes.y(left * bandwidth)
-    x2, y2 = axes.x(10 * left), axes.y(10 * left * bandwidth)
-    angle = math.degrees(math.atan2(y2 - y, x2 - x))
-    return (
-        f'<text x="{x + 16:.1f}" y="{y - 6:.1f}" transform="rotate({angle:.1f} {x:.1f} {y:.1f})">'
-        f"memory reads {bandwidth / 1e9:.1f} GB/s</text>"
-    )
-
-
-def _point(axes: _Axes, point: dict[str, Any], colour: str, shape: str) -> str:
-    x, y = axes.x(point["flops"] / point["bytes"]), axes.y(point["flops_per_second"])
+def _point(x: AxisScale, y: AxisScale, point: dict[str, Any], colour: str, shape: str) -> str:
     share = f"{point['share']:.0%} of {point['bound']}" if point["share"] is not None else "in caches"
     title = (
         f"{point.get('shape', '')} {point['format']} {point['op']} {point['name']}, {point['rows']} rows: "
         f"{point['bytes_per_second'] / 1e9:.1f} GB/s, {point['flops_per_second'] / 1e9:.0f} GFLOP/s, {share}"
     )
-    return _mark(shape, x, y, colour, title.strip())
+    return _mark(
+        shape, x(point["flops"] / point["bytes"]), y(point["flops_per_second"]), colour, title.strip()
+    )
 
 
 def _mark(shape: str, x: float, y: float, colour: str, title: str = "") -> str:
-    style = f'fill={quoteattr(colour)} fill-opacity="0.7"'
+    style = f'fill="{colour}" fill-opacity="0.7"'
     tooltip = f"<title>{escape(title)}</title>" if title else ""
-    if shape == "circle":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}>{tooltip}</circle>'
-    corners = {
-        "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
-        "diamond": ((0, -5), (5, 0), (0, 5), (-5, 0)),
-        "triangle": ((0, -5), (5, 4), (-5, 4)),
-    }[shape]
-    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
-    return f'<polygon points="{points}" {style}>{tooltip}</polygon>'
+    if corners := _SHAPES[shape]:
+        points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+        return f'<polygon points="{points}" {style}>{tooltip}</polygon>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}>{tooltip}</circle>'
 
 
-def _legend(colours: dict[str, str], shapes: dict[str, str]) -> list[str]:
-    lines, x, y = [], _WIDTH - _RIGHT + 20, _TOP + 10
-    for name, colour in colours.items():
-        lines += [_mark("circle", x, y - 4, colour), f'<text x="{x + 12}" y="{y}">{escape(name)}</text>']
-        y += 18
-    y += 8
-    for name, shape in shapes.items():
-        lines += [_mark(shape, x, y - 4, "#555753"), f'<text x="{x + 12}" y="{y}">{escape(name)}</text>']
-        y += 18
-    return lines
+def _legend(colours: dict[str, str], shapes: dict[str, str]) -> Iterator[str]:
+    formats = [(name, "circle", colour) for name, colour in colours.items()]
+    kinds = [(name, shape, "#555753") for name, shape in shapes.items()]
+    for row, (name, shape, colour) in enumerate([*formats, *kinds]):
+        y = _TOP + 10 + 18 * row + (8 if row >= len(formats) else 0)
+        yield _mark(shape, _RIGHT + 20, y - 4, colour)
+        yield _text(_RIGHT + 32, y, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from quire.bench.metrics import DEFINITIONS, Summary
 from quire.bench.recording import Recording
 from quire.bench.results import Metric, Result, plain_word
 from quire.bench.server_bench import Outcome, Pace, ServerBench, request_rows
+from quire.bench.text import aligned, figure
 from quire.bench.workloads import Workload
 
 _DEFINED = ("percentiles", "seconds", "request_rate", "input_token_rate", "output_token_rate", "total_token_rate",
@@ -130,12 +130,7 @@ def latency_table(rows: Sequence[dict[str, Any]]) -> list[str]:
                 "–" if name not in row else "∞" if row[name] is None else figure(row[name]) for name in names
             ]
             table.append(["  with failures", "", "", "", "", *late, ""])
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    return ["  " + "  ".join(_cell(row[i], width, i) for i, width in enumerate(widths)) for row in table]
-
-
-def _cell(text: str, width: int, column: int) -> str:
-    return text.ljust(width) if column < 2 else text.rjust(width)
+    return [f"  {line}" for line in aligned(table, left=(0, 1))]
 
 
 def _client_lines(value: dict[str, float | None]) -> list[str]:
@@ -159,18 +154,3 @@ def _server_lines(value: dict[str, float | None]) -> list[str]:
         hits = value.get("server_prefix_hits") or 0.0
         text.append(f"  server says  {100 * hits / asked:.1f} % of prompt tokens were prefix hits")
     return text
-
-
-def figure(value: float | None) -> str:
-    """Three to four significant digits; "–" for None."""
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    if 0 < size < 0.1:
-        return f"{value:.3g}"
-    digits = 0 if size >= 100 or not size else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:.{digits}f}"

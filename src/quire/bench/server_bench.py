@@ -28,7 +28,6 @@ from quire.types import QuireError
 CALIBRATION = (32, 160)  # words of the two prompts that show how the server counts
 BUSY_CLIENT = 0.5  # of one core; above this the client itself may be the limit
 CACHED_SHARE = 0.05  # of prompt tokens; more changes what a run measures
-LATE_CLIENT = 0.1  # of the median TTFT; above this the client's own delay is reported
 Progress = Callable[[RequestRecord], None]
 
 

@@ -20,12 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from quire.bench.results import Metric, metric
-from quire.config.schema import EngineConfig
+from quire.config.schema import OPTIONS, EngineConfig
 from quire.engine.build.opening import find_model
 from quire.types import QuireError
 
@@ -52,8 +51,8 @@ class StartupError(QuireError):
 def engine_flags(config: EngineConfig) -> list[str]:
     """The command-line options for a config: those that differ from the defaults."""
     found: list[str] = []
-    for field in fields(config):
-        value, flag = getattr(config, field.name), field.name.replace("_", "-")
+    for name, value in config.values().items():
+        field, flag = OPTIONS[name], name.replace("_", "-")
         if value == field.default:
             continue
         if isinstance(field.default, bool):

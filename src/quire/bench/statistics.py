@@ -63,14 +63,9 @@ def order_interval(count: int, percent: float) -> tuple[int | None, int | None]:
         low, high = math.floor(middle - reach), math.ceil(middle + reach)
         return (low if low >= 0 else None), (high if high < count else None)
     # k samples lie below the percentile with probability Binomial(count, share).
-    total, low_place, high_place = 0.0, None, None
-    for k, chance in enumerate(_binomial(count, share)):
-        if total <= tail and total + chance > tail:
-            low_place = k - 1 if k else None
-        if total < 1 - tail <= total + chance:
-            high_place = k if k < count else None
-        total += chance
-    return low_place, high_place
+    below = np.cumsum(_binomial(count, share))
+    first, last = int(np.searchsorted(below, tail, "right")), int(np.searchsorted(below, 1 - tail))
+    return (first - 1 if first else None), (last if last < count else None)
 
 
 def estimate(samples: Sequence[float], percent: float) -> Estimate:
@@ -152,12 +147,10 @@ def wilson(passed: int, count: int) -> Interval:
     return max(0.0, (centre - reach) / scale), min(1.0, (centre + reach) / scale)
 
 
-def _binomial(count: int, share: float) -> list[float]:
-    if share <= 0.0 or share >= 1.0:
-        return [float(k == (count if share >= 1.0 else 0)) for k in range(count + 1)]
-    log_p, log_q = math.log(share), math.log1p(-share)
-    whole = math.lgamma(count + 1)
-    return [
-        math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * log_p + (count - k) * log_q)
-        for k in range(count + 1)
-    ]
+def _binomial(count: int, share: float) -> Floats:
+    """The probability of each number of successes, for a share within 0 and 1."""
+    k = np.arange(count + 1)
+    log_factorial = np.cumsum(np.log(np.maximum(k, 1)))
+    ways = log_factorial[-1] - log_factorial - log_factorial[::-1]
+    found: Floats = np.exp(ways + k * math.log(share) + (count - k) * math.log1p(-share))
+    return found

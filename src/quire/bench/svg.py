@@ -74,6 +74,16 @@ class Bars:
     kind: str = "c1"
 
 
+def _mark(tag: str, kind: str, tip: str = "", **places: float | str) -> str:
+    """An SVG element of a class, with a text that a reader sees when pointing at it."""
+    numbers = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in places.items())
+    return f'<{tag} class="{kind}"{numbers}>' + (f"<title>{escape(tip)}</title>" if tip else "") + f"</{tag}>"
+
+
+def _text(kind: str, x: float, y: float, text: str, more: str = "") -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}"{more}>{escape(text)}</text>'
+
+
 @dataclass(slots=True)
 class Plot:
     """A plot: add marks, then call `svg()`. Text describes it for screen readers."""
@@ -98,17 +108,13 @@ class Plot:
 
     def line(self, series: Series) -> None:
         """A polyline through the points, with a dot and its values at each."""
-        x, y = self.x, self.y
-        at = [(x(a), y(b)) for a, b in series.points]
-        path = " ".join(f"{a},{b}" for a, b in at)
-        self.marks.append(f'<polyline class="line {series.kind}" points="{path}"/>')
-        if series.dots:
-            for (a, b), (px, py) in zip(series.points, at, strict=True):
-                tip = escape(f"{series.name}: {number(b)} at {number(a)}")
-                self.marks.append(
-                    f'<circle class="dot {series.kind}" cx="{px}" cy="{py}" r="3.5"><title>{tip}</title></circle>'
-                )
-        self.legend.append((series.name, series.kind))
+        x, y, kind = self.x, self.y, series.kind
+        path = " ".join(f"{x(a)},{y(b)}" for a, b in series.points)
+        self.marks.append(_mark("polyline", f"line {kind}", points=path))
+        for a, b in series.points if series.dots else ():
+            tip = f"{series.name}: {number(b)} at {number(a)}"
+            self.marks.append(_mark("circle", f"dot {kind}", tip, cx=x(a), cy=y(b), r=3.5))
+        self.legend.append((series.name, kind))
 
     def bars(self, edges: Sequence[float], stacks: Sequence[Bars]) -> None:
         """Bars over the intervals between edges, stacked."""
@@ -117,15 +123,9 @@ class Plot:
         for stack in stacks:
             for i, height in enumerate(stack.heights):
                 if height > 0:
-                    left, right = x(edges[i]), x(edges[i + 1])
-                    top, bottom = y(base[i] + height), y(base[i])
-                    tip = escape(
-                        f"{stack.name}: {number(height)} ({number(edges[i])} to {number(edges[i + 1])})"
-                    )
-                    self.marks.append(
-                        f'<rect class="bar {stack.kind}" x="{left}" y="{top}" width="{max(0.5, right - left - 1):.2f}" '
-                        f'height="{max(0.0, bottom - top):.2f}"><title>{tip}</title></rect>'
-                    )
+                    tip = f"{stack.name}: {number(height)} ({number(edges[i])} to {number(edges[i + 1])})"
+                    spans = (x(edges[i]), x(edges[i + 1]) - 1), (y(base[i] + height), y(base[i]))
+                    self.marks.append(_bar(stack.kind, *spans, tip))
                 base[i] += height
             if len(stacks) > 1:
                 self.legend.append((stack.name, stack.kind))
@@ -136,49 +136,59 @@ class Plot:
         """A labelled line across the plot at a value."""
         if vertical:
             at = self.x(value)
-            right = at > WIDTH - RIGHT - 70
-            self.marks.append(f'<line class="{kind}" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-            place = f'x="{at - 4 if right else at + 4}" y="{TOP + 10 + 13 * row}"'
-            self.marks.append(f'<text class="note{" end" if right else ""}" {place}>{escape(text)}</text>')
-            return
-        at = self.y(value)
-        self.marks.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-        self.marks.append(
-            f'<text class="note end" x="{WIDTH - RIGHT - 4}" y="{at - 4}">{escape(text)}</text>'
-        )
+            right, x, y = at > WIDTH - RIGHT - 70, at, TOP + 10.0 + 13 * row
+            self.marks.append(_line(kind, at, at, TOP, HEIGHT - BOTTOM))
+        else:
+            at = self.y(value)
+            right, x, y = True, WIDTH - RIGHT, at - 4
+            self.marks.append(_line(kind, LEFT, WIDTH - RIGHT, at, at))
+        self.marks.append(_text("note end" if right else "note", x - 4 if right else x + 4, y, text))
 
     def zone(self, top: float, text: str) -> None:
         """Shade everything up to a value of the y axis."""
         at = self.y(top)
-        width, height = WIDTH - LEFT - RIGHT, max(0, HEIGHT - BOTTOM - at)
-        shape = f'<rect class="zone" x="{LEFT}" y="{at}" width="{width}" height="{height}">'
-        self.marks.insert(0, f"{shape}<title>{escape(text)}</title></rect>")
+        height = max(0, HEIGHT - BOTTOM - at)
+        self.marks.insert(
+            0, _mark("rect", "zone", text, x=LEFT, y=at, width=WIDTH - LEFT - RIGHT, height=height)
+        )
         if height > 24:
-            self.marks.append(f'<text class="label" x="{LEFT + 6}" y="{at + 16}">{escape(text)}</text>')
+            self.marks.append(_text("label", LEFT + 6, at + 16, text))
 
     def svg(self) -> str:
         """Render the plot."""
-        return _frame(self, HEIGHT, self._axes() + self.marks)
-
-    def _axes(self) -> list[str]:
-        x, y = self.x, self.y
+        x, y, bottom = self.x, self.y, HEIGHT - BOTTOM
         found = []
         for tick in y.ticks():
-            at = y(tick)
-            found.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
-            found.append(f'<text class="tick end" x="{LEFT - 6}" y="{at + 4}">{number(tick)}</text>')
-        bottom = HEIGHT - BOTTOM
-        found += [
-            f'<text class="tick mid" x="{x(tick)}" y="{bottom + 16}">{number(tick)}</text>'
-            for tick in x.ticks()
-        ]
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        found.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>')
-        found.append(f'<text class="label mid" x="{middle}" y="{HEIGHT - 8}">{escape(self.x_label)}</text>')
-        height = (TOP + bottom) / 2
-        found.append(f'<text class="label mid" x="14" y="{height}" transform="rotate(-90 14 {height})">'
-                     f"{escape(self.y_label)}</text>")  # fmt: skip
-        return found
+            found.append(_line("grid", LEFT, WIDTH - RIGHT, y(tick), y(tick)))
+            found.append(_text("tick end", LEFT - 6, y(tick) + 4, number(tick)))
+        found += [_text("tick mid", x(tick), bottom + 16, number(tick)) for tick in x.ticks()]
+        found.append(_line("axis", LEFT, WIDTH - RIGHT, bottom, bottom))
+        found.append(_text("label mid", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x_label))
+        middle = (TOP + bottom) / 2
+        found.append(_text("label mid", 14, middle, self.y_label, f' transform="rotate(-90 14 {middle:g})"'))
+        return self.figure(HEIGHT, found + self.marks)
+
+    def figure(self, height: float, marks: Sequence[str]) -> str:
+        """Marks under the title and the legend."""
+        legend = "".join(
+            f'<span class="key"><i class="swatch {kind}"></i>{escape(name)}</span>'
+            for name, kind in self.legend
+        )
+        return (
+            f'<figure><figcaption>{escape(self.title)}</figcaption><div class="keys">{legend}</div>'
+            f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(self.title, quote=True)}">'
+            f"{''.join(marks)}</svg></figure>"
+        )
+
+
+def _line(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    return _mark("line", kind, x1=x1, x2=x2, y1=y1, y2=y2)
+
+
+def _bar(kind: str, xs: tuple[float, float], ys: tuple[float, float], tip: str) -> str:
+    """A rectangle that can be seen however narrow its span is."""
+    width, height = f"{max(0.5, xs[1] - xs[0]):.2f}", f"{max(0.0, ys[1] - ys[0]):.2f}"
+    return _mark("rect", f"bar {kind}", tip, x=xs[0], y=round(ys[0], 2), width=width, height=height)
 
 
 def _open(ends: tuple[float, float], *, log: bool) -> tuple[float, float]:
@@ -189,15 +199,14 @@ def _open(ends: tuple[float, float], *, log: bool) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1.0)
 
 
-def _frame(plot: Plot, height: float, marks: Sequence[str]) -> str:
-    legend = "".join(
-        f'<span class="key"><i class="swatch {kind}"></i>{escape(name)}</span>' for name, kind in plot.legend
-    )
-    return (
-        f'<figure><figcaption>{escape(plot.title)}</figcaption><div class="keys">{legend}</div>'
-        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(plot.title, quote=True)}">'
-        f"{''.join(marks)}</svg></figure>"
-    )
+def stacked(
+    title: str, y_label: str, edges: Sequence[float], stacks: Sequence[Bars], *, least: float = 0.0
+) -> str:
+    """Stacked bars over time in seconds; the axis reaches `least` at least."""
+    top = max(map(sum, zip(*(stack.heights for stack in stacks), strict=True)))
+    plot = Plot(title, "seconds", y_label, (edges[0], edges[-1]), (0, max(least, 1.1 * top)))
+    plot.bars(edges, stacks)
+    return plot.svg()
 
 
 def histogram(
@@ -251,19 +260,12 @@ def timeline(title: str, lanes: Sequence[Lane], end: float, legend: Sequence[tup
     plot = Plot(title, "seconds", "", (0, end), (0, 1), legend=list(legend))
     x, marks = plot.x, []
     for tick in x.ticks():
-        at = x(tick)
-        marks.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{TOP}" y2="{height - BOTTOM}"/>')
-        marks.append(f'<text class="tick mid" x="{at}" y="{height - BOTTOM + 16:g}">{number(tick)}</text>')
+        marks.append(_line("grid", x(tick), x(tick), TOP, height - BOTTOM))
+        marks.append(_text("tick mid", x(tick), height - BOTTOM + 16, number(tick)))
     for i, lane in enumerate(lanes):
         y = TOP + i * row
-        for start, stop, kind, text in lane.spans:
-            left = x(start)
-            marks.append(
-                f'<rect class="bar {kind}" x="{left}" y="{y:.2f}" width="{max(0.5, x(stop) - left):.2f}" '
-                f'height="{row * 0.8:.2f}"><title>{escape(text)}</title></rect>'
-            )
-    middle = (LEFT + WIDTH - RIGHT) / 2
+        marks += [_bar(kind, (x(at), x(to)), (y, y + row * 0.8), text) for at, to, kind, text in lane.spans]
     marks.append(
-        f'<text class="label mid" x="{middle}" y="{height - 8:g}">seconds from the start of the run</text>'
+        _text("label mid", (LEFT + WIDTH - RIGHT) / 2, height - 8, "seconds from the start of the run")
     )
-    return _frame(plot, height, marks)
+    return plot.figure(height, marks)

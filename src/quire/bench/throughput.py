@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.engine_run import BenchEngine, EngineRun, EngineStep, Prompts, judge
-from quire.bench.limits import LimitsProbe, LimitsSample, mean
+from quire.bench.engine_run import (
+    BenchEngine,
+    EngineRun,
+    EngineStep,
+    Figures,
+    Prompts,
+    Tables,
+    iterations,
+    judge,
+    metrics_of,
+)
+from quire.bench.limits import LimitsProbe, LimitsSample
 from quire.bench.profile import OpTimes
-from quire.bench.results import Metric, metric
+from quire.bench.results import Metric
 
-DEFINITIONS = {
-    "requests": "requests / seconds from adding the first to the last token of the last",
-    "output": "output tokens / the same seconds",
-    "total": "prompt and output tokens / the same seconds",
-    "share": "bound of the run's steps on this machine / seconds of the run: every step takes the longer of moving its "
-    "weights, keys and values at the bandwidth and computing at the peaks measured around the run",
-    "engine": "seconds of a step outside the native calls (forward and sampling), median over all steps",
-    "engine_of_full": "the same over the steps with the most rows",
-    "ttft": "seconds from adding a request to its first token, including queueing, median",
-}
-
-UNITS: dict[str, tuple[str, Any]] = {
-    "requests": ("requests/s", "higher"),
-    "output": ("tokens/s", "higher"),
-    "total": ("tokens/s", "higher"),
-    "share": ("", "higher"),
-    "engine": ("s", "lower"),
-    "engine_of_full": ("s", "lower"),
-    "ttft": ("s", "lower"),
-}
+FIGURES: Figures = {
+    "requests": ("requests/s", "higher", "requests / seconds from adding the first to the last token of the last"),
+    "output": ("tokens/s", "higher", "output tokens / the same seconds"),
+    "total": ("tokens/s", "higher", "prompt and output tokens / the same seconds"),
+    "share": ("", "higher", "bound of the run's steps on this machine / seconds of the run: every step takes the "
+              "longer of moving its weights, keys and values at the bandwidth and computing at the peaks measured "
+              "around the run"),
+    "engine": ("s", "lower", "seconds of a step outside the native calls (forward and sampling), median over all "
+               "steps"),
+    "engine_of_full": ("s", "lower", "the same over the steps with the most rows"),
+    "ttft": ("s", "lower", "seconds from adding a request to its first token, including queueing, median"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +50,35 @@ class ThroughputAsked:
     seed: int
 
 
-def measure_throughput(
+def measure(
     engine: BenchEngine, probe: LimitsProbe, asked: ThroughputAsked
-) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
-    """Return metrics and tables; limits are sampled before and after each iteration."""
+) -> tuple[dict[str, Metric], Tables]:
+    """Return metrics and tables."""
     prompts = Prompts(engine.program.vocab, asked.seed)
-    rows: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
-    kinds: list[dict[str, Any]] = []
-    times = OpTimes(engine.program)
-    for number in range(-asked.warmup, asked.iterations):
+
+    def run(warm: bool) -> EngineRun:
         inputs = prompts.lengths(asked.num_prompts, asked.input_len, asked.ratio)
         outputs = prompts.lengths(asked.num_prompts, asked.output_len, asked.ratio)
         batch = [prompts.make(1, length)[0] for length in inputs]
-        if number < 0:  # a few requests, to touch pages and wake threads
-            count = min(asked.num_prompts, asked.concurrency or 4)
-            engine.run(batch[:count], [min(4, n) for n in outputs[:count]])
-            continue
-        before = probe.sample()
-        run = engine.run(batch, outputs, asked.concurrency)
-        limits = mean(before, probe.sample())
-        rows.append({"iteration": number, **figures(engine, run, limits)})
-        steps += [{"iteration": number, **step_row(step)} for step in run.steps]
-        kinds += [{"iteration": number, **row} for row in composition(engine, run, limits)]
-        times.add([step for step in run.steps if step.op_seconds], limits)
-    found = {name: metric([row[name] for row in rows], *UNITS[name]) for name in UNITS}
-    tables = {"iterations": rows, "composition": kinds, "steps": steps}
-    return found, tables | ({"profile": profile} if (profile := times.rows()) else {})
+        if not warm:
+            return engine.run(batch, outputs, asked.concurrency)
+        count = min(
+            asked.num_prompts, asked.concurrency or 4
+        )  # a few requests, to touch pages and wake threads
+        return engine.run(batch[:count], [min(4, n) for n in outputs[:count]])
+
+    tables: Tables = {"iterations": [], "composition": [], "steps": []}
+    times = OpTimes(engine.program)
+    for number, one, limits in iterations(probe, asked.iterations, asked.warmup, run):
+        found = {
+            "iterations": [figures(engine, one, limits)],
+            "composition": composition(engine, one, limits),
+            "steps": [step_row(step) for step in one.steps],
+        }
+        for name, rows in found.items():
+            tables[name] += [{"iteration": number, **row} for row in rows]
+        times.add(one.steps, limits)
+    return metrics_of(tables["iterations"], FIGURES), tables | times.table()
 
 
 def figures(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> dict[str, Any]:
@@ -108,6 +111,7 @@ def composition(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> li
         if not steps:
             continue
         judged = judge(engine.program, steps, limits)
+        each = Counter(judge(engine.program, [step], limits).bound for step in steps)
         found.append(
             {
                 "kind": kind,
@@ -116,21 +120,12 @@ def composition(engine: BenchEngine, run: EngineRun, limits: LimitsSample) -> li
                 "tokens": judged.tokens,
                 "seconds": judged.seconds,
                 "bound_seconds": judged.bound_seconds,
-                "bound": _bounds(engine, steps, limits),
+                "bound": each.most_common(1)[0][0],  # of most of the steps
                 "share": judged.share,
                 "engine_seconds": judged.engine_seconds,
             }
         )
     return found
-
-
-def _bounds(engine: BenchEngine, steps: Sequence[EngineStep], limits: LimitsSample) -> str:
-    """The limit of most of the steps."""
-    count: Counter[str] = Counter()
-    for step in steps:
-        one = judge(engine.program, [step], limits)
-        count["compute" if one.compute_seconds > one.memory_seconds else "memory"] += 1
-    return count.most_common(1)[0][0]
 
 
 def step_row(step: EngineStep) -> dict[str, Any]:

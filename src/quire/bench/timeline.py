@@ -114,3 +114,19 @@ def request_metrics(record: RequestRecord) -> RequestMetrics:
         exact=exact is not None,
         send_lag=max(0.0, (start if record.sent is None else record.sent) - start),
     )
+
+
+def latencies(good: Sequence[RequestMetrics]) -> dict[str, list[float]]:
+    """Figures with one value per request, in seconds (the rate of a stream in tokens per second)."""
+    return {
+        "ttft": [one.ttft for one in good if one.ttft is not None],
+        "tpot": [one.tpot for one in good if one.tpot is not None],
+        "e2el": [one.e2e for one in good],
+        "stream_rate": [rate for one in good if (rate := one.tokens_per_second) is not None],
+        "send_lag": [one.send_lag for one in good],
+    }
+
+
+def gap_clusters(good: Sequence[RequestMetrics]) -> dict[str, list[list[float]]]:
+    """Gaps of tokens and chunks in seconds, those of one request together."""
+    return {"itl": [one.itl for one in good if one.itl], "icl": [one.icl for one in good if one.icl]}

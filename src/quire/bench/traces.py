@@ -22,8 +22,10 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from quire.types import QuireError
 
@@ -75,30 +77,47 @@ def read_trace(path: Path, *, limit: int | None = None, start: float = 0.0, seed
     return rows
 
 
-def _rows(path: Path) -> Iterator[TraceRow]:
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Errors of a file, and of what is in it, become a TraceError that names it."""
     try:
         size = path.stat().st_size
         if size > MAX_TRACE_BYTES:
             raise TraceError(f"{path}: {size} bytes, the limit is {MAX_TRACE_BYTES}")
-        with path.open(encoding="utf-8", newline="") as file:
-            head = file.readline(1 << 20)
-            if head.lstrip().startswith("{"):
-                file.seek(0)
-                yield from _mooncake(path, file)
-                return
-            columns = [word.strip() for word in head.strip().split(",")]
-            reader = next((make for names, make in _CSV.items() if set(names) <= set(columns)), None)
-            if reader is None:
-                known = "; ".join(", ".join(names) for names in _CSV)
-                raise TraceError(f"{path}: line 1: unknown columns; known traces have {known}, or JSON lines")
-            for number, row in enumerate(csv.DictReader(file, columns), 2):
-                yield reader(row, f"{path}: line {number}")
+        yield
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise TraceError(f"{path}: not UTF-8 text") from None
     except csv.Error as error:
         raise TraceError(f"{path}: {error}") from None
+
+
+def json_line(text: str, where: str) -> dict[str, Any]:
+    """A JSON object. Raises TraceError saying where it is."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise TraceError(f"{where}: not JSON") from None
+    if not isinstance(found, dict):
+        raise TraceError(f"{where}: not an object")
+    return found
+
+
+def _rows(path: Path) -> Iterator[TraceRow]:
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
+        head = file.readline(1 << 20)
+        if head.lstrip().startswith("{"):
+            file.seek(0)
+            yield from _mooncake(path, file)
+            return
+        columns = [word.strip() for word in head.strip().split(",")]
+        reader = next((make for names, make in _CSV.items() if set(names) <= set(columns)), None)
+        if reader is None:
+            known = "; ".join(", ".join(names) for names in _CSV)
+            raise TraceError(f"{path}: line 1: unknown columns; known traces have {known}, or JSON lines")
+        for number, row in enumerate(csv.DictReader(file, columns), 2):
+            yield reader(row, f"{path}: line {number}")
 
 
 def _azure(row: dict[str, str], where: str) -> TraceRow:
@@ -132,12 +151,7 @@ def _mooncake(path: Path, file: Iterator[str]) -> Iterator[TraceRow]:
         if not line.strip():
             continue
         where = f"{path}: line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise TraceError(f"{where}: not JSON") from None
-        if not isinstance(row, dict):
-            raise TraceError(f"{where}: not an object")
+        row = json_line(line, where)
         blocks = row.get("hash_ids", [])
         if not isinstance(blocks, list) or len(blocks) > MAX_HASHES:
             raise TraceError(f"{where}: hash_ids: not a list of at most {MAX_HASHES} ids")
@@ -207,10 +221,8 @@ def _client(path: Path, start: float, rng: random.Random) -> Iterator[TraceRow]:
 
 def _windows(path: Path) -> list[_Window]:
     found: list[tuple[float, float, str, float, float]] = []
-    try:
+    with reading(path):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: {error}") from None
     for number, line in enumerate(lines, 1):
         words = line.split(",")
         where = f"{path}: line {number}"
@@ -242,16 +254,8 @@ Histogram = tuple[list[int], list[float]]  # token counts, and the cumulative su
 
 def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogram | None]]:
     """Return a function from a time to the histograms of input and output lengths of its window."""
-    try:
-        if path.stat().st_size > MAX_TRACE_BYTES:
-            raise TraceError(f"{path}: {path.stat().st_size} bytes, the limit is {MAX_TRACE_BYTES}")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise TraceError(f"{path}: not JSON") from None
-    if not isinstance(data, dict):
-        raise TraceError(f"{path}: not an object")
+    with reading(path):
+        data = json_line(path.read_text(encoding="utf-8"), str(path))
     windows: list[tuple[float, Histogram | None, Histogram | None]] = []
     for key, value in data.items():
         where = f"{path}: {key}"

@@ -8,17 +8,14 @@ prompts share become prefix hits on the server.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.bench.traces import TraceError, TraceRow
-
-MAX_PROMPT_FILE_BYTES = 1 << 30
+from quire.bench.traces import TraceError, TraceRow, json_line, reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,24 +234,15 @@ def from_file(
     """
     rng = random.Random(f"lengths {seed}")
     sessions: list[Session] = []
-    try:
-        if path.stat().st_size > MAX_PROMPT_FILE_BYTES:
-            raise TraceError(f"{path}: more than {MAX_PROMPT_FILE_BYTES} bytes")
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    turn, at = _file_turn(line, f"{path}: line {number}")
-                    if turn.output_tokens is None and output_len is not None:
-                        turn = Turn(
-                            text=turn.text, messages=turn.messages, output_tokens=output_len.draw(rng)
-                        )
-                    sessions.append(Session((turn,), at))
-                if limit is not None and len(sessions) >= limit:
-                    break
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{path}: not UTF-8 text") from None
+    with reading(path), path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                turn, at = _file_turn(line, f"{path}: line {number}")
+                if turn.output_tokens is None and output_len is not None:
+                    turn = replace(turn, output_tokens=output_len.draw(rng))
+                sessions.append(Session((turn,), at))
+            if limit is not None and len(sessions) >= limit:
+                break
     if not sessions:
         raise TraceError(f"{path}: no prompts")
     return Workload(sessions, f"{len(sessions)} prompts of {path.name}", {"file": path.name})
@@ -263,10 +251,7 @@ def from_file(
 def _file_turn(line: str, where: str) -> tuple[Turn, float | None]:
     if not line.lstrip().startswith("{"):
         return Turn(text=line.rstrip("\r\n")), None
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise TraceError(f"{where}: not JSON") from None
+    row = json_line(line, where)
     prompt, messages = row.get("prompt"), row.get("messages")
     if (prompt is None) == (messages is None):
         raise TraceError(f'{where}: needs either "prompt" or "messages"')

@@ -50,5 +50,8 @@ def bench_parser(name: str) -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     options = bench_parser(args.bench).parse_args(args.rest)
-    options.words = ["quire", "bench", args.bench, *args.rest]  # the command, for the result file
+    options.bench, options.words = (
+        args.bench,
+        ["quire", "bench", args.bench, *args.rest],
+    )  # for the result file
     return int(importlib.import_module(BENCHES[args.bench][0]).run(options))

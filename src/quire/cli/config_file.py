@@ -11,7 +11,7 @@ from typing import Any
 from quire.cli.elsewhere import explain, passes
 from quire.cli.options import value_type
 from quire.cli.parser import nearest, switch
-from quire.config.schema import SIZES, EngineConfig
+from quire.config.schema import OPTIONS
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object
@@ -27,7 +27,7 @@ def read_config(path: Path) -> dict[str, Any]:
         values = _parse(path.read_bytes(), path)
     except (OSError, ValueError, CheckpointError) as error:
         raise ValueError(f"config: {path}: {error}") from None
-    known = {f.name: f for schema in (EngineConfig, ServingConfig) for f in dataclasses.fields(schema)}
+    known = OPTIONS | {f.name: f for f in dataclasses.fields(ServingConfig)}
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
@@ -81,7 +81,7 @@ def _value(value: Any, name: str, field: dataclasses.Field[Any] | None, *, texts
         raise ValueError(f"{value!r} is not a string or a list of strings")
     annotation = _EXTRA[name].__name__ if field is None else str(field.type)
     if isinstance(value, str):
-        if texts or "str" in annotation or name in SIZES:
+        if texts or "str" in annotation or (field is not None and field.metadata["size"]):
             read = _EXTRA[name] if field is None else switch if annotation == "bool" else value_type(field)
             return read(value)
     elif annotation == "bool":

@@ -50,7 +50,6 @@ REFUSED: dict[str, str] = {
     "structured-outputs-config": _STRUCTURED,
     "guided-decoding-backend": _STRUCTURED,
     "grammar-backend": _STRUCTURED,
-    "attention-backend": "Quire has only its own kernels",
     "override-generation-config": _REQUEST,
     "default-chat-template-kwargs": _REQUEST,
     "temp": _REQUEST,

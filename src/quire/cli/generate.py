@@ -82,10 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def engine_fields(args: argparse.Namespace) -> dict[str, Any]:
-    import dataclasses
-
-    config = engine_config(args)
-    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return engine_config(args).values()
 
 
 def _prompt(args: argparse.Namespace) -> str | list[int]:

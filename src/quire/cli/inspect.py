@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli import quality
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
-from quire.types import CheckpointError, MemoryBudgetError
+from quire.types import CacheGroup, CheckpointError, MemoryBudgetError, StateGroup
 from quire.util.printable import printable
 from quire.util.sizes import format_size
 
@@ -102,7 +102,7 @@ def _report(
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
-    facts = machine_facts()
+    facts = machine_facts(asked.execution.executor)
     config, program = choose(model, asked, facts, weights)
     files = model.gguf.files if model.gguf else None
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
@@ -232,7 +232,7 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
-    from quire.program.memory import KV_SCALE_BYTES, kv_block_bytes, kv_vector_bytes
+    from quire.program.memory import KV_SCALE_BYTES, kv_layer_bytes, kv_vector_bytes
 
     def per_token(head_bytes: Callable[[int], int]) -> int:
         return sum(layer.vectors * head_bytes(layer.head_dim) for layer in program.kv_layers)
@@ -241,9 +241,16 @@ def _kv(program: Program) -> dict[str, Any]:
         "dtype": program.kv_dtype,
         "bytes_per_token": per_token(lambda dim: kv_vector_bytes(dim, program.kv_dtype)),
         "scale_bytes_per_token": per_token(lambda _: KV_SCALE_BYTES) if program.kv_dtype == "i8" else 0,
-        "block_bytes_of_16_tokens": kv_block_bytes(program, 16),
-        "groups": [{"layers": list(g.layers), "window": g.window} for g in program.cache_groups],
+        "block_bytes_of_16_tokens": program.layers_per_group * kv_layer_bytes(program, 16),
+        "state_bytes_per_sequence": sum(layer.bytes for layer in program.state_layers),
+        "groups": [_group(group) for group in program.cache_groups],
     }
+
+
+def _group(group: CacheGroup) -> dict[str, Any]:
+    if isinstance(group, StateGroup):
+        return {"layers": list(group.layers), "state_bytes": group.bytes}
+    return {"layers": list(group.layers), "window": group.window}
 
 
 def _kv_shares(spec: ModelSpec) -> dict[str, float]:
@@ -260,9 +267,10 @@ def _kv_shares(spec: ModelSpec) -> dict[str, float]:
 def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict[str, int]) -> dict[str, Any]:
     """The memory plan of one process; `beside` is what the other process of a server holds."""
     from quire.engine.build.budget import plan_memory
+    from quire.executor.kinds import executor_kind
 
     try:
-        plan = plan_memory(program, config, process, beside)
+        plan = plan_memory(program, config, executor_kind(config), process, beside)
     except MemoryBudgetError as error:
         return {"error": str(error)}
     return {
@@ -278,12 +286,13 @@ def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str,
     """The packed copy that a start would map; None if the model is not cached. `bytes` is 0 if it is missing."""
     from quire.engine.build.assemble import weight_origin
     from quire.engine.build.weights import packed_place
+    from quire.executor.kinds import executor_kind
     from quire.program.memory import weight_bytes
 
-    if weight_bytes(program) > config.asked.weight_cache_size:
+    if weight_bytes(program) > config.asked.loading.weight_cache_size:
         return None
     try:
-        place = packed_place(weight_origin(model), program, config)
+        place = packed_place(weight_origin(model), program, config, executor_kind(config).layout)
     except CheckpointError:  # config files alone can be inspected
         return None
     if place is None:
@@ -352,8 +361,7 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes per token{scales}, {len(kv['groups'])} group(s)",
     ]
     for group in kv["groups"]:
-        window = f"window {group['window']}" if group["window"] else "full attention"
-        lines.append(f"  {len(group['layers'])} layers, {window}")
+        lines.append(f"  {len(group['layers'])} layers, {_group_text(group)}")
     kept = round(kv["bytes_per_token"] * kv["share_beyond_windows"])
     beyond = f"; {kept} bytes per token beyond the windows" if kv["share_beyond_windows"] < 1 else ""
     lines.append(f"  {kv['share_of_mha']:.3g} of the bytes of multi-head attention{beyond}")
@@ -363,6 +371,12 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     if "quality" in report:
         lines += ["", *quality.lines(report["quality"])]
     return lines
+
+
+def _group_text(group: dict[str, Any]) -> str:
+    if "state_bytes" in group:
+        return f"states of {group['state_bytes']} bytes per sequence, kept where a block ends"
+    return f"window {group['window']}" if group["window"] else "full attention"
 
 
 def _tokenizer_line(report: dict[str, Any]) -> str:
@@ -403,10 +417,11 @@ def _layer_lines(spec: dict[str, Any]) -> list[str]:
 
 
 def _layer_line(run: dict[str, Any]) -> str:
-    mlp, attention = run["mlp"], _attention_text(run["attention"])
+    mixer = _mixer_text(run["mixer"]) if run["mixer"] else "no mixer"
+    mlp = _mlp_text(run["mlp"]) if run["mlp"] else "no feed-forward"
     order = {(True, False): "pre-norm", (True, True): "sandwich norms", (False, True): "post-norm"}
     block = order[run["pre_norm"], run["post_norm"]] + (", parallel" if run["parallel"] else "")
-    return f"{attention}; {_mlp_text(mlp)}; {block}"
+    return f"{mixer}; {mlp}; {block}"
 
 
 def _mlp_text(mlp: dict[str, Any]) -> str:
@@ -422,7 +437,7 @@ def _mlp_text(mlp: dict[str, Any]) -> str:
     return f"gated {act} MLPs, {experts_text(moe)}"
 
 
-def _attention_text(att: dict[str, Any]) -> str:
+def _mixer_text(att: dict[str, Any]) -> str:
     from quire.spec import Attention, LatentAttention, Rope
     from quire.spec.describe import attention_text, rope_text
 

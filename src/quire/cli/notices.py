@@ -16,8 +16,7 @@ def notice(llm: LLM) -> None:
     built = llm.built
     config = built.config
     how = f"{config.quantized or config.weights} weights, {config.kv} KV, {config.threads} threads"
-    isa = getattr(built.executor, "isa", "torch")
-    print(f"{printable(built.model.facts.architecture)}: {how}, {isa}", file=sys.stderr)
+    print(f"{printable(built.model.facts.architecture)}: {how}, {built.executor.isa}", file=sys.stderr)
     for line in llm.memory_report():
         print(f"  {line}", file=sys.stderr)
     for text in llm.notices:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.cli.parser import Several, add_passing_options
-from quire.config.schema import ALIASES, SIZES, SUBJECTS, EngineConfig
+from quire.config.schema import OPTIONS, SUBJECTS, EngineConfig
 from quire.types import PARAMETERS, SamplingParams
 from quire.util.sizes import format_size, parse_size
 
@@ -68,12 +68,17 @@ def add_config_options(
     `defaults` are of switches, in place of the schema's.
     """
     subjects, groups = subjects_of(config), {}
-    for field in dataclasses.fields(config):
+    for field in fields_of(config):
         subject = subjects[field.name]
         if subject not in groups:
             groups[subject] = parser.add_argument_group(subject)
         if field.name not in skip:
             _add_option(groups[subject], field, explicit_only=explicit_only, on=defaults.get(field.name))
+
+
+def fields_of(config: type[Any]) -> Sequence[dataclasses.Field[Any]]:
+    """The options of a config dataclass; those of an engine are in groups."""
+    return list(OPTIONS.values()) if config is EngineConfig else dataclasses.fields(config)
 
 
 def subjects_of(config: type[Any]) -> dict[str, str]:
@@ -85,7 +90,7 @@ def subjects_of(config: type[Any]) -> dict[str, str]:
 
         begins = serving.SUBJECTS
     found, subject = {}, ""
-    for field in dataclasses.fields(config):
+    for field in fields_of(config):
         found[field.name] = subject = begins.get(field.name, subject)
     return found
 
@@ -96,7 +101,7 @@ def _add_option(
     """`on` is the default of a switch, in place of the field's."""
     flag, meta = option_name(field), field.metadata
     default = field.default if on is None else on
-    shown = default_text(default, field.name)
+    shown = default_text(default, size=meta["size"])
     options: dict[str, Any] = {
         "default": argparse.SUPPRESS if explicit_only else default,
         "help": f"{meta['help']} (default: {shown})" if shown else meta["help"],
@@ -118,28 +123,24 @@ def option_name(field: dataclasses.Field[Any]) -> str:
     return "--" + field.name.replace("_", "-")
 
 
-def default_text(default: Any, name: str) -> str:
+def default_text(default: Any, *, size: bool) -> str:
     """A default as people read it; "" for one that the help says in words."""
     if default is None or default == ():
         return ""
     if isinstance(default, bool):
         return "on" if default else "off"
-    return (
-        format_size(default)
-        if name in SIZES
-        else f"{default:g}"
-        if isinstance(default, float)
-        else str(default)
-    )
+    if size:
+        return format_size(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def value_type(field: dataclasses.Field[Any]) -> Any:
     """How the text of an option becomes a field's value."""
-    if field.name in SIZES:
+    if field.metadata["size"]:
         return size
     annotation = str(field.type)
     if "str" in annotation:
-        names = ALIASES.get(field.name, {})
+        names = field.metadata["aliases"]
         return lambda text: names.get(text, text)
     return _float if "float" in annotation else number
 
@@ -167,7 +168,7 @@ def _float(text: str) -> float:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The EngineConfig that was asked for."""
-    values = {f.name: getattr(args, f.name) for f in dataclasses.fields(EngineConfig)}
+    values = {name: getattr(args, name) for name in OPTIONS}
     values["seed"] = args.seed or 0  # None where --seed belongs to the sampling options
     return EngineConfig(**values)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.config_file import read_config
 from quire.cli.options import add_config_options, add_model_argument, named_model
 from quire.cli.parser import add_passing_options
-from quire.config.schema import EngineConfig
+from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.util.platform import available_memory
 
@@ -73,12 +72,11 @@ def settings(
             raise ValueError(f"gpu_memory_utilization: {share:g} is not in (0, 1]")
         options["memory"] = int(share * available_memory())
     model = named_model(options.pop("model", None), quiet=options.get("quiet", False))
-    engine = {f.name for f in dataclasses.fields(EngineConfig)}
     chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     return (
         model,
-        EngineConfig(**{name: value for name, value in chosen.items() if name in engine}),
-        ServingConfig(**{name: value for name, value in chosen.items() if name not in engine}),
+        EngineConfig(**{name: value for name, value in chosen.items() if name in OPTIONS}),
+        ServingConfig(**{name: value for name, value in chosen.items() if name not in OPTIONS}),
     )
 
 

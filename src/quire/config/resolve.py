@@ -40,23 +40,24 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
     """Decide all open choices. Raises ValueError naming a field that cannot be met."""
     notices: list[str] = []
     dtype = _dtype(asked, model.dtype, machine, notices)
-    kv = dtype if asked.kv_cache_dtype == "auto" else asked.kv_cache_dtype
-    length = asked.max_model_len or model.max_positions
+    kv = dtype if asked.formats.kv_cache_dtype == "auto" else asked.formats.kv_cache_dtype
+    length = asked.limits.max_model_len or model.max_positions
     if not 2 <= length <= model.longest:
         raise ValueError(f"max_model_len: {length} is not in [2, {model.longest}], the model's context")
-    memory = asked.memory
+    memory = asked.limits.memory
     if memory is None:
         memory = machine.resident_memory + int(DEFAULT_MEMORY_SHARE * machine.available_memory)
-    batched = asked.max_num_batched_tokens
-    if not asked.enable_chunked_prefill and batched < length:
+    batched = asked.limits.max_num_batched_tokens
+    if not asked.scheduler.enable_chunked_prefill and batched < length:
         # without chunks a prompt must fit into one step
         batched = length
         notices.append(
             f"max_num_batched_tokens was raised to {length}: without chunked prefill, a prompt must fit into one step"
         )
-    quantized = _QUANTIZED[asked.quantization]
-    head = ("i8" if quantized else None) if asked.quantize_head == "auto" else _QUANTIZED[asked.quantize_head]
-    size = asked.quantization_group_size
+    quantized = _QUANTIZED[asked.formats.quantization]
+    head = asked.formats.quantize_head
+    head = ("int8" if quantized else "none") if head == "auto" else head
+    size = asked.formats.quantization_group_size
     if quantized == "i8" and size is not None and size < INT8_GROUP:
         more = (1 + 2 / size) / (1 + 2 / INT8_GROUP) - 1
         notices.append(
@@ -68,26 +69,26 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
         weights=_DTYPES[dtype],
         kv=_KV_DTYPES[kv],
         quantized=quantized,
-        head="f32" if asked.fp32_lm_head else head,
+        head="f32" if asked.formats.fp32_lm_head else _QUANTIZED[head],
         memory=memory,
-        threads=asked.threads or machine.cores,
+        threads=asked.execution.threads or machine.cores,
         isa=machine.isa,
         max_model_len=length,
-        shrink_model_len=asked.max_model_len is None,
-        max_num_seqs=asked.max_num_seqs,
-        max_num_batched_tokens=max(batched, asked.max_num_seqs),
+        shrink_model_len=asked.limits.max_model_len is None,
+        max_num_seqs=asked.limits.max_num_seqs,
+        max_num_batched_tokens=max(batched, asked.limits.max_num_seqs),
         notices=tuple(notices),
     )
 
 
 def _dtype(asked: EngineConfig, stored: str, machine: MachineFacts, notices: list[str]) -> str:
     """Choose the number format of the weights, and note its effect on predictions and prompts."""
-    dtype = asked.dtype
+    dtype = asked.formats.dtype
     if dtype == "auto":
         dtype = "bfloat16" if stored == "float16" and not machine.best_float16 else stored
-    if asked.quantization in {"int8", "int4"}:  # then quantization decides loss and speed
+    if asked.formats.quantization in {"int8", "int4"}:  # then quantization decides loss and speed
         return dtype
-    if dtype != stored == "float16" and asked.dtype == "auto":
+    if dtype != stored == "float16" and asked.formats.dtype == "auto":
         notices.append(
             "the float16 checkpoint is rounded to bfloat16, which changes predictions (KL 3e-4 on quire-mini); "
             f"--dtype float16 changes them far less (KL 2e-6), but prompts take about {_SLOWER} times as long"

@@ -1,20 +1,17 @@
-"""The options of an engine. None means that config.resolve decides."""
+"""The options of an engine, in groups. None means that config.resolve decides.
+
+A new option is a field of a group; a new group is a class and a field of EngineConfig. For users all options have flat
+names: on the command line, in the environment, in config files and as arguments of LLM.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import Field, field, fields
 from typing import Any
 
-_COUNTS = (
-    "memory", "max_model_len", "threads", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks",
-    "weight_cache_size", "request_memory",
-)  # fmt: skip
-# Larger values gain nothing and overflow the arrays of a step.
-_MOST = {
-    "threads": 1024, "max_num_seqs": 2**16, "max_num_batched_tokens": 2**20, "block_size": 2**16,
-    "num_kv_blocks": 2**31 - 1,
-}  # fmt: skip
-SIZES = ("memory", "request_memory", "weight_cache_size")  # fields in bytes, written like 6GiB
+from quire.records import dataclass
+
 # An engine that waits for a batch looks idle; if it waited longer, it would look as if it hung.
 MAX_BATCH_WAIT_MS = 1000.0
 GROUP_SIZES = (32, 64, 128)  # for weights rounded at load
@@ -30,43 +27,65 @@ _DTYPES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
     "f32": "float32",
 }  # fmt: skip
-# Names of values in vLLM, PyTorch and llama.cpp: field -> {name: value}.
-ALIASES: dict[str, dict[str, str]] = {
-    "dtype": _DTYPES,
-    "kv_cache_dtype": _DTYPES,
-    "quantization": {"gptq_marlin": "gptq", "awq_marlin": "awq", "intel/auto-round": "auto-round"},
-    "load_format": {"dummy": "random"},
-}
-# Sections of the options: first field -> title.
-SUBJECTS = {
-    "dtype": "number formats",
-    "memory": "memory and limits",
-    "block_size": "KV cache",
-    "enable_chunked_prefill": "scheduling",
-    "load_format": "loading",
-    "seed": "execution",
-}
+ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
 
-def option(default: Any, text: str, *, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
-    """A config field with the metadata of its command-line option."""
-    return field(default=default, metadata={"help": text, "choices": choices, "metavar": metavar})
+def option(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    metavar: str = "",
+    aliases: Mapping[str, str] = {},
+    count: bool = False,
+    most: int | None = None,
+    size: bool = False,
+) -> Any:
+    """A config field with the metadata of its command-line option.
+
+    `aliases` are names of values in vLLM, PyTorch and llama.cpp; `count` is an integer from 1 to `most`; `size` is in
+    bytes, written like 6GiB.
+    """
+    return field(default=default, metadata={
+        "help": text, "choices": choices, "metavar": metavar, "aliases": aliases, "count": count, "most": most,
+        "size": size,
+    })  # fmt: skip
+
+
+def _check(group: Any) -> None:
+    """Resolve the aliases of a group's values and check their ranges. Raises ValueError naming the field."""
+    for f in fields(group):
+        value, meta = getattr(group, f.name), f.metadata
+        if value in meta["aliases"]:
+            value = meta["aliases"][value]
+            object.__setattr__(group, f.name, value)
+        if meta["choices"] and value not in meta["choices"]:
+            raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(meta['choices'])}")
+        if not meta["count"] or value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{f.name}: {value!r} is not a positive integer")
+        # Larger values gain nothing and overflow the arrays of a step.
+        if meta["most"] is not None and value > meta["most"]:
+            raise ValueError(f"{f.name}: {value} exceeds the limit of {meta['most']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """The requested engine. Field names are the long options of the command line, with vLLM's names."""
+class FormatOptions:
+    """Number formats of weights, cache and head."""
 
     dtype: str = option(
         "auto",
         "number format of the weights; auto: float32 for float32 checkpoints, float16 for float16 ones if the "
         "processor multiplies bfloat16 no faster (AVX2), else bfloat16; float16: stored exactly, products in float32",
         choices=("auto", "float32", "bfloat16", "float16"),
+        aliases=_DTYPES,
     )
     kv_cache_dtype: str = option(
         "auto",
         "number format of the KV cache; auto: as --dtype; int8: half of bfloat16, one scale per token and head",
         choices=("auto", "float32", "bfloat16", "float16", "int8"),
+        aliases=_DTYPES,
     )
     quantization: str = option(
         "auto",
@@ -74,6 +93,7 @@ class EngineConfig:
         "floats; int8 or int4: rounded at load, one scale per group of inputs. Inputs of quantized weights are rounded "
         "to int8. The name of a quantization method means auto, and must match the checkpoint",
         choices=("auto", "none", "int8", "int4", *STORED),
+        aliases={"gptq_marlin": "gptq", "awq_marlin": "awq", "intel/auto-round": "auto-round"},
     )
     quantization_group_size: int | None = option(
         None,
@@ -91,29 +111,78 @@ class EngineConfig:
         "compute the head, and with it a tied embedding, in float32, which does not round logits; it takes twice the "
         "memory of a bfloat16 head, and each decoded token reads all of it",
     )
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.fp32_lm_head and self.quantize_head in {"int8", "int4"}:
+            raise ValueError(f"fp32_lm_head: cannot be combined with quantize_head = {self.quantize_head}")
+        if self.quantization_group_size not in {None, *GROUP_SIZES}:
+            raise ValueError(
+                f"quantization_group_size: {self.quantization_group_size!r} is not one of "
+                f"{', '.join(map(str, GROUP_SIZES))}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitOptions:
+    """Memory, and how much runs at once."""
+
     memory: int | None = option(
         None,
         "hard bound on the memory of all processes, like 6GiB (default: 80%% of the available memory)",
         metavar="SIZE",
+        count=True,
+        size=True,
     )
     request_memory: int | None = option(
         None,
         "part of --memory for requests: bodies, prompts, answers, logprobs (default: an eighth of the memory left by "
         "weights, from 8 MiB to 1 GiB)",
         metavar="SIZE",
+        count=True,
+        size=True,
     )
     max_model_len: int | None = option(
         None,
         "longest sequence in tokens, prompt and output (default: the model's, or the longest that fits)",
         metavar="N",
+        count=True,
     )
-    max_num_seqs: int = option(64, "maximum number of sequences that run at once", metavar="N")
-    max_num_batched_tokens: int = option(512, "maximum number of tokens per step", metavar="N")
-    block_size: int = option(16, "tokens per KV block, a multiple of 16", metavar="N")
+    max_num_seqs: int = option(
+        64, "maximum number of sequences that run at once", metavar="N", count=True, most=2**16
+    )
+    max_num_batched_tokens: int = option(
+        512, "maximum number of tokens per step", metavar="N", count=True, most=2**20
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """The KV cache."""
+
+    block_size: int = option(16, "tokens per KV block, a multiple of 16", metavar="N", count=True, most=2**16)
     num_kv_blocks: int | None = option(
-        None, "number of KV blocks, within the memory bound (default: as many as fit)", metavar="N"
+        None,
+        "number of KV blocks, within the memory bound (default: as many as fit)",
+        metavar="N",
+        count=True,
+        most=2**31 - 1,
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prompt prefixes")
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.block_size < 16 or self.block_size % 16:
+            raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """What runs next."""
+
     enable_chunked_prefill: bool = option(
         True, "compute long prompts in chunks, along with running sequences"
     )
@@ -128,11 +197,25 @@ class EngineConfig:
     batch_wait_ms: float = option(
         50.0, "dynamic batching: start an incomplete batch after this time", metavar="MS"
     )
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
+            raise ValueError(
+                f"batch_wait_ms: {self.batch_wait_ms} is not between 0 and {MAX_BATCH_WAIT_MS:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingOptions:
+    """Where weights come from."""
+
     load_format: str = option(
         "auto",
         "random: seeded random weights for config.json, for benchmarks; safetensors or gguf: like auto, but the "
         "model must have that format",
         choices=("auto", "random", "safetensors", "gguf"),
+        aliases={"dummy": "random"},
     )
     weight_cache: str = option(
         "on",
@@ -149,47 +232,90 @@ class EngineConfig:
         64 * 2**30,
         "limit of the cached bytes; the least recently used copies are removed first",
         metavar="SIZE",
+        count=True,
+        size=True,
     )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionOptions:
+    """What computes."""
+
     seed: int = option(0, "seed of random weights and of requests without a seed", metavar="N")
-    threads: int | None = option(None, "threads of the kernels (default: all usable cores)", metavar="N")
+    threads: int | None = option(
+        None, "threads of the kernels (default: all usable cores)", metavar="N", count=True, most=1024
+    )
     executor: str = option(
         "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
     )
     device: str = option("cpu", "device of the torch executor", metavar="NAME")
+    attention_backend: str = option(
+        "auto",
+        "how attention is computed; each executor has one way: native, the native kernels, the same bits in any batch; "
+        "eager, matrix products in float32 row by row, in the torch executor; auto: that of the executor",
+        choices=("auto", *ATTENTION_BACKENDS.values()),
+    )
 
     def __post_init__(self) -> None:
-        for name, values in ALIASES.items():
-            asked = getattr(self, name)
-            object.__setattr__(self, name, values.get(asked, asked))
-        for f in fields(self):
-            choices, value = f.metadata["choices"], getattr(self, f.name)
-            if choices and value not in choices:
-                raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
+        _check(self)
         if self.device != "cpu" and self.executor == "native":
             raise ValueError(
                 f"device: {self.device!r} needs --executor torch; the native executor runs on the CPU"
             )
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name}: {value!r} is not a positive integer")
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise ValueError(f"{name}: {value} exceeds the limit of {most}")
-        if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
+        backend = ATTENTION_BACKENDS[self.executor]
+        if self.attention_backend not in {"auto", backend}:
             raise ValueError(
-                f"batch_wait_ms: {self.batch_wait_ms} is not between 0 and {MAX_BATCH_WAIT_MS:g}"
+                f"attention_backend: {self.attention_backend!r} is not a backend of the {self.executor} executor, "
+                f"which has {backend!r}"
             )
-        if self.fp32_lm_head and self.quantize_head in {"int8", "int4"}:
-            raise ValueError(f"fp32_lm_head: cannot be combined with quantize_head = {self.quantize_head}")
-        if self.quantization_group_size not in {None, *GROUP_SIZES}:
-            raise ValueError(
-                f"quantization_group_size: {self.quantization_group_size!r} is not one of "
-                f"{', '.join(map(str, GROUP_SIZES))}"
-            )
-        if self.block_size < 16 or self.block_size % 16:
-            raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
+
+
+def _group(title: str, kind: type[Any]) -> Any:
+    """A group of options under a title."""
+    return field(default_factory=kind, metadata={"title": title, "kind": kind})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The requested engine. Made from flat options: EngineConfig(memory=6 * 2**30, block_size=32).
+
+    Names of options are the long options of the command line, with vLLM's names. Raises ValueError naming the option
+    that is out of range.
+    """
+
+    formats: FormatOptions = _group("number formats", FormatOptions)
+    limits: LimitOptions = _group("memory and limits", LimitOptions)
+    cache: CacheOptions = _group("KV cache", CacheOptions)
+    scheduler: SchedulerOptions = _group("scheduling", SchedulerOptions)
+    loading: LoadingOptions = _group("loading", LoadingOptions)
+    execution: ExecutionOptions = _group("execution", ExecutionOptions)
+
+    def __init__(self, **options: Any) -> None:
+        unknown = options.keys() - OPTIONS.keys()
+        if unknown:
+            raise TypeError(f"{min(unknown)} is not an option of an engine")
+        for name, kind in GROUPS.items():
+            own = {f.name: options[f.name] for f in fields(kind) if f.name in options}
+            object.__setattr__(self, name, kind(**own))
+
+    def values(self) -> dict[str, Any]:
+        """All options by their flat names."""
+        groups = [getattr(self, name) for name in GROUPS]
+        return {f.name: getattr(group, f.name) for group in groups for f in fields(group)}
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """The same with other values of some options."""
+        return EngineConfig(**{**self.values(), **changes})
+
+
+_GROUPS: tuple[Field[Any], ...] = fields(EngineConfig)
+GROUPS: dict[str, type[Any]] = {group.name: group.metadata["kind"] for group in _GROUPS}
+OPTIONS: dict[str, Field[Any]] = {f.name: f for kind in GROUPS.values() for f in fields(kind)}
+# Sections of the options: first option -> title.
+SUBJECTS = {fields(GROUPS[group.name])[0].name: group.metadata["title"] for group in _GROUPS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

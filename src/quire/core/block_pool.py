@@ -1,9 +1,9 @@
-"""The books of the KV cache: who holds which block.
+"""The accounts of the KV cache: which blocks are free, held or cached.
 
-A block is `block_size` tokens of KV for the layers of one cache group. The pool knows ids and reference
-counts only; it never sees tokens, tensors or windows. Every block is in exactly one state:
+A block is `block_size` tokens of KV for the layers of one cache group. The pool knows only ids and reference counts; it
+never sees tokens, tensors or windows. Every block is in exactly one state:
 
-    free    ── take ──▶  held  ── release to zero ──▶  free      (nobody can find it again)
+    free    ── take ──▶  held  ── release to zero ──▶  free      (cannot be found again)
                           │  ▲
                           │  └── hold (prefix hit) ──┐
                           └── release to zero ──▶  cached         (published: a prefix cache can find it)
@@ -20,7 +20,7 @@ from quire.types import QuireError
 
 
 class AuditError(QuireError):
-    """The books disagree with themselves or with what the block tables and the cache say."""
+    """The accounts contradict each other, the block tables or the cache."""
 
 
 class BlockPool:
@@ -28,10 +28,10 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
-            raise ValueError(f"num_blocks: {num_blocks} is not at least 1")
+            raise ValueError(f"num_blocks: {num_blocks} is below the minimum of 1")
         self.num_blocks = num_blocks
         self.num_cached = 0
-        # Last in, first out: the block freed last is the one most likely still in the machine's caches.
+        # Last in, first out: the block freed last is most likely still in the machine's caches.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._published = bytearray(num_blocks)
@@ -45,9 +45,9 @@ class BlockPool:
         return self.num_blocks - len(self._free) - self.num_cached
 
     def take(self, count: int) -> list[int]:
-        """Move `count` free blocks to held, one reference each. Raises ValueError when fewer are free."""
+        """Move `count` free blocks to held, with one reference each. Raises ValueError when fewer are free."""
         if count > len(self._free):
-            raise ValueError(f"{count} blocks asked for, {len(self._free)} of {self.num_blocks} are free")
+            raise ValueError(f"{count} blocks requested, {len(self._free)} of {self.num_blocks} are free")
         if count <= 0:
             return []
         taken = self._free[-count:]
@@ -57,7 +57,7 @@ class BlockPool:
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each held or cached block. Raises ValueError for a free one."""
+        """Add a reference to each held or cached block. Raises ValueError for a free block."""
         references, published = self._references, self._published
         for block in blocks:
             if references[block] == 0:
@@ -69,14 +69,14 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> list[int]:
         """Drop a reference of each held block; at zero it becomes cached if published, else free.
 
-        Returns the ids that became cached, in order. Raises ValueError for a block nobody holds.
+        Returns the ids that became cached, in order. Raises ValueError for a block that is not held.
         """
         references, published, free = self._references, self._published, self._free
         cached = []
         for block in blocks:
             left = references[block] - 1
             if left < 0:
-                raise ValueError(f"block {block} is released but nobody holds it")
+                raise ValueError(f"block {block} is released but not held")
             references[block] = left
             if left == 0:
                 if published[block]:
@@ -87,13 +87,13 @@ class BlockPool:
         return cached
 
     def publish(self, block: int) -> None:
-        """Say that a prefix cache can find this held block. Raises ValueError when free or known already."""
+        """Mark a held block as findable by a prefix cache. Raises ValueError if it is free or already published."""
         if not self._references[block] or self._published[block]:
             raise ValueError(f"block {block} is not held or is already published")
         self._published[block] = 1
 
     def withdraw(self, block: int) -> None:
-        """Say that no prefix cache can find this block any more; a cached one becomes free."""
+        """Mark a block as no longer findable by a prefix cache; a cached one becomes free."""
         if not self._published[block]:
             raise ValueError(f"block {block} is not published")
         self._published[block] = 0
@@ -102,20 +102,20 @@ class BlockPool:
             self._free.append(block)
 
     def is_cached(self, block: int) -> bool:
-        """True when the block is published and nobody holds it."""
+        """Whether the block is published and not held."""
         return self._references[block] == 0 and self._published[block] == 1
 
     def audit(
         self, tables: Iterable[Iterable[int]] | None = None, published: Iterable[int] | None = None
     ) -> None:
-        """Prove the books in O(num_blocks); raises AuditError naming the first block that is wrong.
+        """Check the accounts in O(num_blocks); raises AuditError naming the first wrong block.
 
-        `tables` are the live entries of every running block table: reference counts must equal them.
-        `published` are the blocks a prefix cache can find: the flags must equal them.
+        `tables` are the live entries of every running block table; the reference counts must match them.
+        `published` are the blocks that a prefix cache can find; the flags must match them.
         """
         free = set(self._free)
         if len(free) != len(self._free):
-            raise AuditError(f"blocks {_repeated(self._free)} are free twice")
+            raise AuditError(f"blocks {_repeated(self._free)} are on the free list twice")
         cached = 0
         for block in range(self.num_blocks):
             references, known = self._references[block], self._published[block]

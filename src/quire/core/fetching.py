@@ -1,12 +1,12 @@
-"""Sequences that wait for blocks to be copied in from a tier.
+"""Sequences waiting for blocks that are copied in from a tier.
 
-    WAITING ── begin ──▶ FETCHING ── its moves have ended ──▶ WAITING, and what came is in the prefix cache
+    WAITING ── begin ──▶ FETCHING ── its moves have ended ──▶ WAITING, with the copied blocks in the prefix cache
 
-A fetch is a holder of blocks, as a running sequence is: of the prefix that it goes on from, locked in place, and of the
-blocks that are being filled, which cannot be found. Once all of its moves have ended it publishes what came and lets go
-of everything: what the sequence then finds is a prefix hit like any other. If that was evicted or lost in between it is
-computed, as a sequence fetches once before it runs. When it is aborted the fetch goes on, since its blocks are being
-written to.
+A fetch holds blocks as a running sequence does: those of the cached prefix that it extends, which stay locked, and the
+blocks being filled, which cannot be found yet. Once all its moves have ended it publishes the filled blocks and
+releases everything: the sequence then finds them as a normal prefix hit. Blocks evicted or lost in between are
+computed, since a sequence fetches only once before it runs. When the sequence is aborted the fetch continues, since its
+blocks are still being written.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from dataclasses import dataclass, field
 from quire.core.capacity import first_live_block
 from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, Hit, Holder, PrefixCache, PrefixCaches
 from quire.core.sequence import Sequence, Status
+from quire.core.soft_tokens import block_keys
 from quire.core.tier import Tier, chain, root_digest
 from quire.types import NO_BLOCK, CacheGroup, Move
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """What a sequence waits for: prefix blocks 0 … len(columns) - 1 with one held id a group, NO_BLOCK where it needs
-    none. The first len(path) of them are known to the cache, though some of their groups' blocks may not be."""
+    """The blocks that a sequence waits for: prefix blocks 0 … len(columns) - 1 with one held id per group, NO_BLOCK
+    where none is needed. The first len(path) are known to the cache, though blocks of some of their groups may be
+    missing.
+    """
 
     seq: Sequence
     cache: PrefixCache
     keys: list[bytes]
     path: list[BlockNode]
     columns: list[list[int]]
-    node: BlockNode | None = None  # the last of path, or the namespace's root: locked
+    node: BlockNode | None = None  # the last of path, or the root of the namespace: locked
     filling: dict[int, tuple[int, int]] = field(default_factory=dict)  # block -> its index and group
     ended: dict[int, bool] = field(default_factory=dict)
 
@@ -53,17 +56,17 @@ class Fetches:
         return iter(dict.fromkeys(self._by_block.values()))
 
     def __len__(self) -> int:
-        """Fetches that have not ended."""
+        """Number of fetches in progress."""
         return len(set(self._by_block.values()))
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that wait; those of aborted requests left aside."""
+        """Number of waiting sequences, without those of aborted requests."""
         return sum(fetch.seq.status is Status.FETCHING for fetch in self)
 
     def begin(self, seq: Sequence, hit: Hit, room: int) -> bool:
-        """Have the tier's part of a waiting sequence's prefix copied in; False when it holds no more of it than `hit`,
-        or there is no room."""
+        """Start copying in the tier's part of a waiting sequence's prefix; False if that is no longer than `hit`, or if
+        there is no room."""
         if seq.fetched or seq.state.namespace is None:
             return False
         seq.fetched = True
@@ -98,7 +101,7 @@ class Fetches:
                 raise ValueError(f"block {block} is not being filled")
 
     def end(self, filled: Mapping[int, bool]) -> list[Sequence]:
-        """Moves have ended; the sequences that need not wait any more."""
+        """Moves have ended; returns the sequences that need not wait any longer."""
         ready = []
         for block, came in filled.items():
             fetch = self._by_block.pop(block)
@@ -110,16 +113,16 @@ class Fetches:
         return ready
 
     def holders(self) -> Iterable[Holder]:
-        """Whose blocks are held, for audits."""
+        """The holders of blocks, for audits."""
         return [(fetch.seq.state.tenant, fetch.held(), fetch.node) for fetch in self]
 
     def _find(self, seq: Sequence) -> tuple[Fetch, list[bytes]]:
-        """The longest prefix that cache and tier have together, with the cache's blocks in place, and its digests."""
+        """The longest prefix in cache and tier together, with the cached blocks filled in, and its digests."""
         size, step, tenant = self._size, self._size * TOKEN_BYTES, seq.state.tenant
         namespace = seq.state.namespace or ""
         cache, key = self._caches.of(tenant), seq.key(0, seq.usable_prefix())
-        keys = [key[at : at + step] for at in range(0, len(key) - step + 1, step)]
-        path = cache.path(key, namespace)
+        keys = block_keys(key, step, seq.state.marks)
+        path = cache.path(key, namespace, seq.state.marks)
         digests, digest, depth = [], root_digest(self._tier.fingerprint, tenant, namespace), 0
         runs = [0] * len(self._groups)  # blocks without a gap up to here
         for index, block_key in enumerate(keys):
@@ -143,7 +146,7 @@ class Fetches:
         return Fetch(seq, cache, keys[:depth], path[:depth], columns), digests
 
     def _publish(self, fetch: Fetch) -> None:
-        """Let go of everything, with what came in the cache: as far as no block is missing."""
+        """Publish the filled blocks up to the first missing one, and release everything."""
         cache, node = fetch.cache, fetch.node
         assert node is not None
         lost = [fetch.filling[block][0] for block, came in fetch.ended.items() if not came]

@@ -1,8 +1,8 @@
-"""Who goes first and who gives way.
+"""The order of sequences: which runs first, and which gives way.
 
-Both policies are a total order, so the running set is kept sorted and the victim of a preemption is always
-its last member: the oldest (or most urgent) sequence is never a victim while another runs, and a preempted
-one waits ahead of everything that ranks below it. Under fcfs every request therefore ends: no starvation.
+Both policies are total orders, so the running set is kept sorted and the victim of a preemption is always its last
+member: the oldest (or most urgent) sequence is never a victim while another runs, and a preempted one waits ahead of
+all that rank below it. Under fcfs every request therefore completes: no starvation.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from quire.core.sequence import Rank, Sequence, Status
 
 POLICIES = ("fcfs", "priority")
-BATCHING = ("continuous", "static", "dynamic")
 
 
 def rank(policy: str, seq: Sequence) -> Rank:
-    """Sort key, lowest first: arrival, then order of adding; under "priority" the priority before both."""
+    """Sort key, lowest first: arrival, then order of adding; under "priority" preceded by the priority."""
     request = seq.state.request
     if policy == "priority":
         return (request.priority, request.arrival, seq.seq_id)
@@ -25,12 +24,12 @@ def rank(policy: str, seq: Sequence) -> Rank:
 
 
 def displaces(policy: str, waiting: Sequence, running: Sequence) -> bool:
-    """May `waiting` preempt `running`? Only a more urgent class: equals would do so in turn for ever."""
+    """Whether `waiting` may preempt `running`: only if more urgent, as equals would preempt each other for ever."""
     return policy == "priority" and waiting.state.request.priority < running.state.request.priority
 
 
 class WaitingQueue:
-    """Waiting sequences by rank. Push and pop O(log n), discard O(1) amortised."""
+    """Waiting sequences by rank. Push and pop are O(log n), discard is O(1) amortised."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Rank, Sequence]] = []
@@ -57,7 +56,7 @@ class WaitingQueue:
     def pop(self) -> Sequence:
         """Remove and return what `peek` returns. Raises IndexError when empty."""
         if self.peek() is None:
-            raise IndexError("nobody waits")
+            raise IndexError("the waiting queue is empty")
         self._size -= 1
         return heapq.heappop(self._heap)[1]
 
@@ -65,7 +64,8 @@ class WaitingQueue:
         """Remove a sequence that has just ended while waiting."""
         seq.status = Status.ENDED
         self._size -= 1
-        # It stays in the heap until it comes up; under overload that may be never, so don't let such pile up.
+        # It stays in the heap until it reaches the top; under overload that may be never, so the heap is rebuilt at
+        # times.
         if len(self._heap) > 2 * self._size + 64:
             self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
             heapq.heapify(self._heap)

@@ -1,23 +1,23 @@
-"""Which blocks already hold the KV of a token prefix, and which to give up when room is needed.
+"""Finds the blocks that already hold the KV of a token prefix, and evicts blocks when room is needed.
 
-One radix-tree node per block of tokens; a node holds one block id per cache group, so a block is keyed by
-its whole token prefix and its namespace. What a prefix must still have to be worth anything differs by group:
+One radix-tree node per block of tokens; a node holds one block id per cache group, so a block is keyed by its whole
+token prefix and its namespace. Which blocks a usable prefix needs differs by group:
 
     tokens          0    16    32    48    64    80    96   112   128 = hit length
     full group      [ 7 ][ 3 ][12 ][ 9 ][ 1 ][20 ][31 ][ 8 ]             every block
     sliding, w=32   [ . ][ . ][ . ][ . ][ . ][ . ][19 ][26 ]             those of the last w-1 tokens
                                                                         └─ next token reads back to 97
 
-So a hit counts only as far as every group can honour it, full blocks are given up leaf first, and a sliding
-block may be given up anywhere. Both kinds go in one order: least recently used first.
+So a hit is only as long as every group allows. Full blocks are evicted leaf first, sliding blocks at any
+position. Both kinds share one order: least recently used first.
 
-Twins. Two sequences that run at once may compute the same block. Block tables are append-only, so the second
-keeps a private block of its own, a *twin* of the published one. The moment nobody holds the published block
-any more, a twin takes its place in the tree and the other block is free. Hence every unheld block is free or
-can be evicted at once, `available` is exact, and one sequence alone always has the whole pool.
+Twins. Two sequences that run at the same time may compute the same block. Block tables are append-only, so the second
+keeps its own private block, a *twin* of the published one. As soon as the published block is not held any more, a twin
+takes its place in the tree and that block becomes free. Hence every block that is not held is free or can be evicted at
+once, `available` is exact, and a single sequence always has the whole pool.
 
-Tenants. Each has a cache of its own over the common pool: no other can find what it has computed, or notice it by
-the time that a prompt takes. Which tenant gives up a block depends on how many each has, not on age:
+Tenants. Each has its own cache over the common pool: no other tenant can find what it has computed, or detect it by the
+time that a prompt takes. Which tenant loses a block depends on how many each has, not on age:
 
     to make room    the tenant with the most blocks, held and cached, that has a cached one gives up its oldest: with
                     no more than an equal share nothing is lost while another that has more can give up some
@@ -26,7 +26,7 @@ the time that a prompt takes. Which tenant gives up a block depends on how many 
                     cached, and one for the caches of all that do not run. So a flood of running sequences does not
                     empty them. A sequence alone takes what it needs
 
-Idle shares are there for whoever needs them, and are given back first.
+Idle shares are available to any tenant, and are the first to be returned.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import first_live_block
 from quire.core.radix import Node, RadixTree
+from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.core.tier import Tier, chain, root_digest
 from quire.types import NO_BLOCK, CacheGroup, Move
 
@@ -48,30 +49,30 @@ Holder = tuple[str, Iterable[int], BlockNode | None]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A prefix that every group can honour. `blocks[group]` are table entries, NO_BLOCK behind a window."""
+    """A prefix that every group can provide. `blocks[group]` are table entries, NO_BLOCK behind a window."""
 
     length: int  # tokens, a whole number of blocks
-    node: BlockNode | None  # the deepest node, None when nothing was found
+    node: BlockNode | None  # the deepest node, None for no hit
     blocks: tuple[list[int], ...]
 
     def live(self) -> list[int]:
-        """The blocks a sequence that takes this hit will hold."""
+        """The blocks that a sequence with this hit will hold."""
         return [block for group in self.blocks for block in group if block != NO_BLOCK]
 
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Tokens of prompts looked up, and how many of them were found."""
+    """Prompt tokens looked up, and how many of them were found."""
 
     queried_tokens: int = 0
     hit_tokens: int = 0
 
 
 class PrefixCache:
-    """The blocks of one tenant, findable by token prefix. Keys are int32 token ids, native byte order.
+    """The blocks of one tenant, found by token prefix. Keys are int32 token ids in native byte order.
 
-    Of the pool it has `num_blocks`: `num_cached` that nobody holds, the others are held by its `num_running` sequences
-    and by those that wait for one of its `num_fetches`.
+    It has `num_blocks` blocks of the pool: `num_cached` are not held, the others are held by its `num_running`
+    sequences and by its `num_fetches` fetches.
     """
 
     def __init__(
@@ -85,9 +86,9 @@ class PrefixCache:
         self._sliding = tuple((g, group.window) for g, group in enumerate(groups) if group.window)
         self._tree: RadixTree[list[int]] = RadixTree(block_size * TOKEN_BYTES)
         self._home: dict[int, tuple[BlockNode, int]] = {}  # published block -> its node and group
-        self._idle: OrderedDict[int, int] = OrderedDict()  # cached sliding block -> when it became so
-        self._twins: dict[int, list[int]] = {}  # published block -> private blocks of equal content
-        self._twin_of: dict[int, int] = {}  # the same, backwards
+        self._idle: OrderedDict[int, int] = OrderedDict()  # cached sliding block -> stamp of its last use
+        self._twins: dict[int, list[int]] = {}  # published block -> private blocks with the same content
+        self._twin_of: dict[int, int] = {}  # the inverse
 
     def enter(self) -> None:
         """Count a sequence that starts."""
@@ -96,16 +97,16 @@ class PrefixCache:
         self._caches.active.add(self)
 
     def exit(self) -> None:
-        """Undo `enter`."""
+        """Reverse `enter`."""
         self.num_running -= 1
         self._caches.num_running -= 1
         if not self.num_running:
             self._caches.active.discard(self)
 
-    def match(self, key: bytes, max_tokens: int, namespace: str = "") -> Hit:
+    def match(self, key: bytes, max_tokens: int, namespace: str = "", marks: Marks = NO_MARKS) -> Hit:
         """The longest usable prefix of `key` of at most `max_tokens` tokens. Changes nothing."""
         size = self._block_size
-        path = self._tree.match(key[: max_tokens // size * size * TOKEN_BYTES], namespace)
+        path = self._tree.match(key[: max_tokens // size * size * TOKEN_BYTES], namespace, marks)
         depth = self._honoured(path) if self._sliding else len(path)
         if not depth:
             return Hit(0, None, tuple([] for _ in self._groups))
@@ -117,9 +118,9 @@ class PrefixCache:
         return Hit(depth * size, path[-1], tuple(blocks))
 
     def acquire(self, hit: Hit, namespace: str = "") -> BlockNode:
-        """Hold a hit's blocks and lock its node, which is returned: the place to publish from.
+        """Hold the blocks of a hit and lock its node, which is returned: new blocks are published below it.
 
-        The hit must come from `match` in the same namespace with no allocation in between.
+        The hit must come from `match` in the same namespace, with no allocation in between.
         """
         node = self._tree.root(namespace) if hit.node is None else hit.node
         if self._caches.tier is not None and hit.node is None:
@@ -135,17 +136,17 @@ class PrefixCache:
         return node
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, evicting where there are too few. Raises ValueError over what is available."""
+        """Take `count` blocks, evicting if necessary. Raises ValueError when fewer are available."""
         if self._pool.num_free < count:
             self._caches.evict(count, self)
         self._count(count, 0)
         return self._pool.take(count)
 
     def publish(self, parent: BlockNode, key: bytes, blocks: Sequence[int]) -> BlockNode:
-        """Make one computed block (one held id a group, or NO_BLOCK) findable below `parent`.
+        """Make one computed block (one held id per group, or NO_BLOCK) findable below `parent`.
 
-        Moves the caller's lock from `parent` to the block's node and returns that. Where the block is known
-        already, the held ids take the place of missing or unheld ones and are twins of the others.
+        Moves the caller's lock from `parent` to the node of the block and returns that node. If the block is already
+        known, the held ids replace missing or unheld ones and become twins of the others.
         """
         node = parent.children.get(key)
         if node is None:
@@ -172,7 +173,7 @@ class PrefixCache:
             self._twin_of[block] = known
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block: published ones stay findable until evicted."""
+        """Drop one reference of each block; published ones stay findable until evicted."""
         if self._twin_of:
             self._forget_twins(blocks)
         free = self._pool.num_free
@@ -185,15 +186,15 @@ class PrefixCache:
                 self._idle[block] = self._tree.tick()
 
     def leave(self, node: BlockNode, blocks: Sequence[int]) -> None:
-        """Give back the lock of `acquire` or `publish`, and every block still held: a sequence has ended."""
-        # The lock first, so that the node is older than its sliding blocks: to lose those of the last window
-        # before the node would leave a prefix that holds memory and can never be hit.
+        """A sequence has ended: release its lock from `acquire` or `publish`, and every block it still holds."""
+        # The lock first, so that the node is older than its sliding blocks: losing those of the last window before the
+        # node would leave a prefix that occupies memory and can never be hit.
         self._tree.unlock(node)
         self._prune(node)
         self.release(blocks)
 
     def discard(self, node: BlockNode) -> None:
-        """Forget the prefix that ends at `node` as far up as nothing else needs it: it may be damaged."""
+        """Remove the prefix that ends at `node`, as far up as nothing else needs it: its content may be damaged."""
         at: BlockNode | None = node
         while at is not None and self._is_free_leaf(at):
             parent = at.parent
@@ -201,22 +202,23 @@ class PrefixCache:
             at = parent
 
     def drop(self, namespace: str) -> None:
-        """Forget a namespace. Raises ValueError while a sequence still runs in it."""
+        """Remove a namespace. Raises ValueError while a sequence runs in it."""
         for node in self._tree.drop(namespace):
             self._withdraw_all(node)
 
     def clear(self) -> None:
-        """Forget everything that no sequence holds."""
+        """Remove everything that no sequence holds."""
         while self.num_cached:
             self.evict_oldest(offer=False)
 
-    def path(self, key: bytes, namespace: str) -> list[BlockNode]:
+    def path(self, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
         """The nodes of the longest known prefix of `key`, shortest first, some perhaps without blocks."""
-        return self._tree.match(key, namespace)
+        return self._tree.match(key, namespace, marks)
 
     def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> set[int]:
-        """Prove tree and counts against the pool. `tables` are the live blocks of the tenant's running sequences,
-        `tips` the nodes they lock. Returns the blocks that can be found. Raises AuditError. O(blocks)."""
+        """Check tree and counts against the pool. `tables` are the live blocks of the tenant's running sequences,
+        `tips` the nodes that they lock. Returns the blocks that can be found. Raises AuditError. O(blocks).
+        """
         try:
             self._tree.audit()
         except ValueError as error:
@@ -227,34 +229,34 @@ class PrefixCache:
             locks[id(tip)] = locks.get(id(tip), 0) + 1
         for node in self._tree.nodes():
             if node.locks != locks.get(id(node), 0):
-                raise AuditError(f"a node has {node.locks} locks, {locks.get(id(node), 0)} sequences use it")
+                raise AuditError(f"a node has {node.locks} locks, {locks.get(id(node), 0)} are expected")
             for group, block in enumerate(node.value):
                 if block != NO_BLOCK:
                     if self._home.get(block) != (node, group):
-                        raise AuditError(
-                            f"block {block} of group {group} is not where the cache looks for it"
-                        )
+                        raise AuditError(f"block {block} of group {group} is not at its recorded node")
                     found[block] = group
                 elif not self._groups[group].window:
-                    raise AuditError(f"a node lacks its block of full-attention group {group}")
+                    raise AuditError(f"a node has no block for full-attention group {group}")
         self._audit_counts(found, tables)
         if len(found) != len(self._home):
-            raise AuditError(f"{len(self._home)} blocks have a home, {len(found)} are in the tree")
+            raise AuditError(f"{len(self._home)} blocks have a recorded node, {len(found)} are in the tree")
         idle = {b for b, group in found.items() if self._groups[group].window and self._pool.is_cached(b)}
         if idle != set(self._idle):
-            raise AuditError(f"cached sliding blocks and their order differ on {idle ^ set(self._idle)}")
+            raise AuditError(
+                f"cached sliding blocks and their eviction order differ in {idle ^ set(self._idle)}"
+            )
         twins = {twin: block for block, several in self._twins.items() for twin in several}
         if twins != self._twin_of or not found.keys() >= self._twins.keys() or found.keys() & twins.keys():
             raise AuditError("twins and published blocks disagree")
         if any(self._pool.is_cached(block) for block in self._twins):
-            raise AuditError("a block that nobody holds keeps twins from its place")
+            raise AuditError("an unheld block was not replaced by its twin")
         return set(found)
 
     def _audit_counts(self, found: Iterable[int], tables: Iterable[Iterable[int]]) -> None:
         cached = sum(map(self._pool.is_cached, found))
         blocks = len({*found, *(block for table in tables for block in table)})
         if (blocks, cached) != (self.num_blocks, self.num_cached):
-            said = f"the books say {self.num_blocks}, {self.num_cached} of them cached"
+            said = f"counted as {self.num_blocks}, {self.num_cached} of them cached"
             raise AuditError(f"a tenant has {blocks} blocks, {cached} of them cached, {said}")
 
     def _honoured(self, path: list[BlockNode]) -> int:
@@ -271,9 +273,9 @@ class PrefixCache:
         return best
 
     def evict_oldest(self, *, offer: bool = True) -> None:
-        """Give up a block that nobody holds, or the blocks of one node: what was used longest ago.
+        """Evict the least recently used unheld block, or all blocks of its node.
 
-        With `offer` it is offered to the tier.
+        With `offer` the content is offered to the tier.
         """
         leaf = self._tree.oldest()
         if self._idle:
@@ -291,7 +293,7 @@ class PrefixCache:
             self._prune(parent)
 
     def _prune(self, node: BlockNode) -> None:
-        # With sliding groups only, a leaf can lose its last block: then nothing can end there any more.
+        # With sliding groups only, a leaf can lose its last block: then no hit can end there any more.
         at: BlockNode | None = node
         while at is not None and self._is_free_leaf(at) and all(block == NO_BLOCK for block in at.value):
             parent = at.parent
@@ -302,7 +304,7 @@ class PrefixCache:
     def _is_free_leaf(node: BlockNode) -> bool:
         if node.locks or node.children or node.parent is None:
             return False
-        return node.parent.parent is not None  # a namespace's root holds no blocks
+        return node.parent.parent is not None  # the root of a namespace holds no blocks
 
     def _remove(self, leaf: BlockNode, *, offer: bool = False) -> None:
         self._tree.remove(leaf)
@@ -368,7 +370,7 @@ class PrefixCaches:
         self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int, tier: Tier | None = None
     ) -> None:
         self.pool, self.tier = pool, tier
-        self.moves: list[Move] = []  # of the next step
+        self.moves: list[Move] = []  # for the next step
         self.stats = PrefixCacheStats()
         self.num_running = 0
         self.active: set[PrefixCache] = set()
@@ -378,11 +380,11 @@ class PrefixCaches:
 
     @property
     def available(self) -> int:
-        """Blocks that can be handed out now: free ones and those that can be evicted."""
+        """Blocks that can be allocated now: free ones and evictable ones."""
         return self.pool.num_free + self.pool.num_cached
 
     def of(self, tenant: str = "") -> PrefixCache:
-        """A tenant's cache, made when missing. One without blocks vanishes unless a sequence runs in it."""
+        """The cache of a tenant, created if missing. An empty one is removed unless a sequence runs in it."""
         cache = self._caches.get(tenant)
         if cache is None:
             cache = self._caches[tenant] = PrefixCache(self, tenant, self._groups, self._block_size)
@@ -409,14 +411,15 @@ class PrefixCaches:
             self._forget_empty(cache)
 
     def clear(self) -> None:
-        """Forget everything that no sequence holds."""
+        """Remove everything that no sequence holds."""
         for cache in list(self._caches.values()):
             cache.clear()
             self._forget_empty(cache)
 
     def audit(self, running: Iterable[Holder], fetching: Iterable[Holder] = ()) -> None:
-        """Prove every cache, their counts and the pool against each other. `running` and `fetching` are each such
-        sequence's tenant, live blocks and locked node. Raises AuditError saying what is wrong. O(blocks)."""
+        """Check all caches, their counts and the pool against each other. `running` and `fetching` give the tenant,
+        live blocks and locked node of each such sequence. Raises AuditError saying what is wrong. O(blocks).
+        """
         seqs = [(tenant, list(table), tip) for tenant, table, tip in running]
         held = seqs + [(tenant, list(table), tip) for tenant, table, tip in fetching]
         found: list[int] = []
@@ -424,7 +427,7 @@ class PrefixCaches:
             own = [(table, tip) for name, table, tip in held if name == tenant]
             count = sum(name == tenant for name, _, _ in seqs)
             if cache.num_running != count:
-                raise AuditError(f"{count} sequences of a tenant run, the books say {cache.num_running}")
+                raise AuditError(f"{count} sequences of a tenant run, {cache.num_running} are counted")
             found += cache.audit([table for table, _ in own], [tip for _, tip in own if tip is not None])
         self.pool.audit([table for _, table, _ in held], found)
         counts = [cache.num_running for cache in self._caches.values() if cache.num_running]
@@ -436,7 +439,7 @@ class PrefixCaches:
         if blocks != self.pool.num_blocks - self.pool.num_free:
             raise AuditError(f"the tenants have {blocks} blocks, {self.pool.num_free} are free")
         if self.sizes != {cache: cache.num_blocks for cache in self._caches.values() if cache.num_cached}:
-            raise AuditError("the tenants that have cached blocks are not those in the books")
+            raise AuditError("the tenants with cached blocks are not those recorded")
 
     def _next_to_give(self, taker: PrefixCache) -> PrefixCache:
         """Who gives up a block: the one with the most. What `taker` has cached goes first where the others have no more

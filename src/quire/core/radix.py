@@ -1,18 +1,18 @@
 """A radix tree over byte strings in whole blocks, with locks and least-recently-used eviction of leaves.
 
-Shape: one node a block. A compressed tree (one node a run of blocks, split where two keys part) has fewer
-nodes to visit, but every owner of this tree acts on single blocks: it drops one, locks up to one, moves one
-to another tier. With one node a block nothing is ever split, a node never changes identity, and a match
-costs 0.1 to 0.2 microseconds a block (`benchmarks/scheduler.py`), far below the cost of computing one.
+Shape: one node per block. A compressed tree (one node per run of blocks, split where two keys part) has fewer nodes to
+visit, but every owner of this tree acts on single blocks: it drops one, locks up to one, moves one to another tier.
+With one node per block nothing is ever split, a node never changes identity, and a match costs 0.1 to 0.2 microseconds
+per block (`benchmarks/scheduler.py`), far below the cost of computing one.
 
 Cost: match and insert O(blocks of the key); lock, unlock, touch O(1); eviction O(log leaves).
 
 * A lock on a node protects its ancestors for free, since only leaves are evicted.
-* A use is stamped on the deepest node only. What an ancestor was last used for is the latest stamp below it,
-  and an ancestor becomes a leaf only after everything below it has gone, so the stamp is handed to the
-  parent when a leaf is removed: exact LRU without walking the path at each use.
-* Candidates wait in a heap, each node at most once; entries made stale by a lock, a child or a newer stamp
-  are set right when they come up.
+* A use is stamped on the deepest node only. The last use of an ancestor is the latest stamp below it, and an ancestor
+  becomes a leaf only after everything below it has gone, so the stamp is passed to the parent when a leaf is removed:
+  exact LRU without walking the path at each use.
+* Candidates wait in a heap, each node at most once; entries that became stale by a lock, a child or a newer stamp are
+  corrected when they reach the top.
 
 Radix trees for prefix reuse: SGLang, RadixAttention (arXiv 2312.07104).
 """
@@ -23,15 +23,17 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
+from quire.core.soft_tokens import NO_MARKS, Marks, block_keys
+
 V = TypeVar("V")
 
 
 class Node(Generic[V]):
-    """One block of a key. `value` and `digest` belong to the tree's owner; everything else only to the tree."""
+    """One block of a key. `value` and `digest` belong to the owner of the tree; everything else only to the tree."""
 
     __slots__ = ("children", "digest", "key", "last_use", "locks", "parent", "queued", "value")
-    value: V  # not set on a namespace's root
-    digest: bytes  # of the whole prefix, where somebody asks for it
+    value: V  # not set on the root of a namespace
+    digest: bytes  # of the whole prefix, if there is a tier
 
     def __init__(self, key: bytes, parent: Node[V] | None, last_use: int) -> None:
         self.key = key
@@ -43,16 +45,16 @@ class Node(Generic[V]):
 
 
 class RadixTree(Generic[V]):
-    """Maps keys (bytes, in blocks of `block_bytes`) to one value a block, apart in each namespace.
+    """Maps keys (bytes, in blocks of `block_bytes`) to one value per block, separately in each namespace.
 
-    A trailing part of a key shorter than a block is ignored. Not safe for use from several threads.
+    A trailing part of a key shorter than a block is ignored. Not thread-safe.
     """
 
     def __init__(self, block_bytes: int) -> None:
         if block_bytes < 1:
-            raise ValueError(f"block_bytes: {block_bytes} is not at least 1")
+            raise ValueError(f"block_bytes: {block_bytes} is below the minimum of 1")
         self.block_bytes = block_bytes
-        self._top: Node[V] = Node(b"", None, 0)  # its children are the namespaces' roots
+        self._top: Node[V] = Node(b"", None, 0)  # its children are the roots of the namespaces
         self._size = 0
         self._clock = 0
         self._heap: list[tuple[int, int, Node[V]]] = []  # stamp, tie-break, candidate
@@ -62,25 +64,30 @@ class RadixTree(Generic[V]):
         return self._size
 
     def tick(self) -> int:
-        """A stamp later than every stamp before it."""
+        """A stamp later than all stamps so far."""
         self._clock += 1
         return self._clock
 
     def root(self, namespace: str = "") -> Node[V]:
-        """The namespace's root, made when missing. It vanishes when childless, unless locked."""
+        """The root of a namespace, created if missing. It is removed when childless, unless locked."""
         name = _encode(namespace)
         root = self._top.children.get(name)
         if root is None:
             root = self._top.children[name] = Node(name, self._top, self._clock)
         return root
 
-    def match(self, key: bytes, namespace: str = "") -> list[Node[V]]:
-        """The nodes of the longest known prefix of `key`, shortest first. Changes nothing."""
+    def match(self, key: bytes, namespace: str = "", marks: Marks = NO_MARKS) -> list[Node[V]]:
+        """The nodes of the longest known prefix of `key`, shortest first. Changes nothing.
+
+        marks: what is appended to the keys of some blocks.
+        """
         path: list[Node[V]] = []
         node = self._top.children.get(_encode(namespace))
         if node is None:
             return path
         step = self.block_bytes
+        if marks:
+            return _follow(node, block_keys(key, step, marks))
         for start in range(0, len(key) - step + 1, step):
             node = node.children.get(key[start : start + step])
             if node is None:
@@ -89,10 +96,10 @@ class RadixTree(Generic[V]):
         return path
 
     def insert(self, key: bytes, values: Sequence[V], namespace: str = "") -> Node[V]:
-        """Make `key` known with one value a block, and return its deepest node, freshly used.
+        """Make `key` known with one value per block; returns its deepest node, freshly used.
 
-        Blocks already known keep the value they have. Raises ValueError when the counts differ or there
-        is no whole block.
+        Known blocks keep their values. Raises ValueError when the counts differ or there is no whole
+        block.
         """
         step = self.block_bytes
         if len(values) != len(key) // step or not values:
@@ -106,8 +113,9 @@ class RadixTree(Generic[V]):
         return node
 
     def extend(self, parent: Node[V], block: bytes, value: V) -> Node[V]:
-        """Add one block below `parent`. Raises ValueError when it is there already or is not a block."""
-        if len(block) != self.block_bytes or block in parent.children:
+        """Add one block below `parent`; its key may end with a mark. Raises ValueError when it is there already or is
+        not a block."""
+        if len(block) < self.block_bytes or block in parent.children:
             raise ValueError("the block is of the wrong length or already known")
         node: Node[V] = Node(block, parent, self.tick())
         node.value = value
@@ -117,11 +125,11 @@ class RadixTree(Generic[V]):
         return node
 
     def lock(self, node: Node[V]) -> None:
-        """Keep `node`, and so every ancestor, from eviction until as many calls of unlock."""
+        """Protect `node`, and so every ancestor, from eviction until unlock was called as often."""
         node.locks += 1
 
     def unlock(self, node: Node[V]) -> None:
-        """Undo one lock; the node counts as used now. Raises ValueError when it is not locked."""
+        """Reverse one lock; the node counts as used now. Raises ValueError when it is not locked."""
         if not node.locks:
             raise ValueError("the node is not locked")
         node.locks -= 1
@@ -134,7 +142,7 @@ class RadixTree(Generic[V]):
             self._offer(node)
 
     def oldest(self) -> Node[V] | None:
-        """The unlocked leaf used longest ago, still in the tree; None when there is none."""
+        """The least recently used unlocked leaf; None when there is none."""
         heap = self._heap
         while heap:
             stamp, _, node = heap[0]
@@ -148,7 +156,7 @@ class RadixTree(Generic[V]):
         return None
 
     def remove(self, node: Node[V]) -> None:
-        """Take an unlocked leaf out of the tree. Raises ValueError for any other node."""
+        """Remove an unlocked leaf from the tree. Raises ValueError for any other node."""
         parent = node.parent
         if parent is None or parent is self._top or node.locks or node.children:
             raise ValueError("only an unlocked leaf can be removed")
@@ -161,7 +169,7 @@ class RadixTree(Generic[V]):
         self._forget_removed()
 
     def evict(self) -> Node[V] | None:
-        """Remove and return the unlocked leaf used longest ago; None when every leaf is locked."""
+        """Remove and return the least recently used unlocked leaf; None when every leaf is locked."""
         node = self.oldest()
         if node is not None:
             self.remove(node)
@@ -184,12 +192,12 @@ class RadixTree(Generic[V]):
         return nodes
 
     def nodes(self) -> Iterator[Node[V]]:
-        """Every node that holds a value, parents first."""
+        """Every node that has a value, parents first."""
         for root in self._top.children.values():
             yield from _below(root)
 
     def audit(self) -> None:
-        """Prove the tree's own books in O(nodes). Raises ValueError saying what is wrong."""
+        """Check the tree's own accounts in O(nodes). Raises ValueError saying what is wrong."""
         queued = {id(node) for _, _, node in self._heap}
         if len(queued) != len(self._heap):
             raise ValueError("a node waits twice for eviction")
@@ -198,7 +206,7 @@ class RadixTree(Generic[V]):
             count += 1
             parent = node.parent
             if parent is None or parent.children.get(node.key) is not node or node.locks < 0:
-                raise ValueError("a node is not where its parent looks for it, or has negative locks")
+                raise ValueError("a node is missing from its parent, or has negative locks")
             if node.queued != (id(node) in queued):
                 raise ValueError("a node's queued flag disagrees with the heap")
             if not node.children and not node.locks and not node.queued:
@@ -221,10 +229,21 @@ class RadixTree(Generic[V]):
         return node.last_use, self._pushes, node
 
     def _forget_removed(self) -> None:
-        # Nodes removed by name stay in the heap until they come up; keep them from outnumbering the rest.
+        # Nodes removed by name stay in the heap until they reach the top; keep them from outnumbering the rest.
         if len(self._heap) > 2 * self._size + 64:
             self._heap = [entry for entry in self._heap if entry[2].parent is not None]
             heapq.heapify(self._heap)
+
+
+def _follow(node: Node[V], keys: Sequence[bytes]) -> list[Node[V]]:
+    """The nodes below `node` that have these keys, one below the other, as far as there are any."""
+    path: list[Node[V]] = []
+    for key in keys:
+        child = node.children.get(key)
+        if child is None:
+            break
+        path.append(node := child)
+    return path
 
 
 def _encode(namespace: str) -> bytes:

@@ -1,7 +1,7 @@
-"""The requests that have not ended, and which of their samples wait.
+"""The live requests, and which of their samples wait.
 
-Samples of one request share their prompt's blocks: the first one queued computes the prompt, the others are
-held back until it has, and then find its blocks in the prefix cache. If it ends before that, the next leads.
+Samples of one request share the blocks of its prompt: the first one queued computes the prompt, the others are held
+back until it has, and then find the blocks in the prefix cache. If the first ends before that, the next one leads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from quire.core.block_pool import AuditError
 from quire.core.policy import WaitingQueue, rank
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, RequestState, Sequence, Status
+from quire.core.soft_tokens import block_marks
 from quire.types import Request, RequestError
 
 
@@ -30,14 +31,16 @@ class Requests:
         return len(self.waiting) + self._held_back
 
     def get(self, request_id: str) -> RequestState | None:
-        """A request that has not ended, or None."""
+        """A live request, or None."""
         return self._states.get(request_id)
 
     def add(self, request: Request, *, limit: int, seed: int) -> None:
-        """Make and queue the request's sequences. Raises RequestError when its id is in use."""
+        """Create and queue the sequences of a request. Raises RequestError when its id is in use."""
         if request.request_id in self._states:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         state = self._states[request.request_id] = self._make_state(request)
+        if request.soft_tokens:
+            state.marks = block_marks(request.soft_tokens, self._config.block_size)
         for index in range(request.params.n):
             seq = Sequence(self._next_seq_id, index, state, limit=limit, seed=seed)
             seq.rank = rank(self._config.policy, seq)
@@ -54,7 +57,7 @@ class Requests:
         self._let_in(seq.state, len(seq.state.held_back))
 
     def end(self, seq: Sequence) -> bool:
-        """Mark a sequence as ended and take it off the queues; True when it was its request's last."""
+        """Mark a sequence as ended and remove it from the queues; True for the last one of its request."""
         state, was = seq.state, seq.status
         if was is Status.HELD_BACK:
             state.held_back.remove(seq)
@@ -68,11 +71,11 @@ class Requests:
                 self._let_in(state, 1)
             return False
         del self._states[state.request.request_id]
-        state.sequences = []  # they know each other: their tokens would stay until garbage is collected
+        state.sequences = []  # they refer to each other: without this their tokens would wait for the garbage collector
         return True
 
     def audit(self, running: list[Sequence], fetching: int) -> None:
-        """Prove that every live sequence is in exactly one place; raises AuditError. O(sequences)."""
+        """Check that every live sequence is in exactly one place; raises AuditError. O(sequences)."""
         found = dict.fromkeys(Status, 0)
         for seq in (seq for state in self._states.values() for seq in state.sequences):
             found[seq.status] += 1
@@ -88,19 +91,19 @@ class Requests:
         }
         for status, count in said.items():
             if found[status] != count:
-                raise AuditError(f"{found[status]} sequences are {status.name}, the books say {count}")
+                raise AuditError(f"{found[status]} sequences are {status.name}, {count} are counted")
         if len(set(queued)) != len(self.waiting):
-            raise AuditError("a sequence waits twice, or the queue has lost count")
+            raise AuditError("a sequence waits twice, or the count of the queue is wrong")
         for state in self._states.values():
             if state.live != sum(seq.status is not Status.ENDED for seq in state.sequences):
-                raise AuditError(f"request {state.request.request_id!r} has lost count of its samples")
+                raise AuditError(f"request {state.request.request_id!r} has a wrong count of samples")
 
     def _make_state(self, request: Request) -> RequestState:
         if self._config.enable_prefix_caching:
             return RequestState(request, request.tenant, "shared:" + request.namespace, NEVER)
         if request.params.n == 1:
             return RequestState(request, "", None, 0)
-        # Its samples share the prompt all the same, in a namespace that ends with the request.
+        # Its samples still share the prompt, in a namespace that ends with the request.
         self._private_namespaces += 1
         name = f"request:{self._private_namespaces}"
         return RequestState(request, "", name, len(request.prompt_token_ids) // self._config.block_size)

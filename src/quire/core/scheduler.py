@@ -1,7 +1,7 @@
-"""Which tokens of which sequences run in the next step.
+"""Decides which tokens of which sequences run in the next step.
 
 A step is `out = schedule()`, the executor's work, `events = update(out, result)`. `add`, `abort` and `finish`
-may come at any point between these calls. Not safe for use from several threads.
+may be called at any point in between. Not thread-safe.
 
 With two steps in flight the second is scheduled while the first runs:
 
@@ -9,7 +9,7 @@ With two steps in flight the second is scheduled while the first runs:
        a        t t t     row t     -> x      row NEXT_TOKEN, which is x  no row: it sits the step out
        b        t t t t   row t t             row t t   -> y
 
-What step 1 makes of a sequence may end it: then its row of step 2 is wasted.
+The result of step 1 may end a sequence: then its row of step 2 is wasted.
 """
 
 from __future__ import annotations
@@ -57,34 +57,32 @@ _by_rank = attrgetter("rank")
 
 
 class Scheduler:
-    """Sequences, the blocks they hold, and the order they run in.
+    """Sequences, the blocks they hold, and their order.
 
-    Promises: what `add` accepts ends in exactly one final event per sample; under "fcfs" nobody starves;
-    whenever there is work, a step runs at least one token. `rng` draws the seed of requests that name none.
+    Promises: every sample that `add` accepts ends with exactly one final event; under "fcfs" no sequence starves; while
+    there is work, every step runs at least one token. `rng` draws the seed of requests that have none.
     """
 
     def __init__(
         self, config: SchedulerConfig, rng: random.Random | None = None, tier: Tier | None = None
     ) -> None:
         if tier is not None and not config.enable_prefix_caching:
-            raise ValueError("tier: what it keeps is found only with prefix caching")
+            raise ValueError("tier: needs prefix caching, which is off")
         self.config = config
         self.step_counts = StepCounts()
         self.num_preemptions = 0
-        self.wasted_rows = 0  # whose sequence ended or gave way while they ran
+        self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng = rng or random.Random()
         self._blocks = SequenceBlocks(config, tier)
         caches = self._blocks.caches
         self._fetches = None if tier is None else Fetches(caches, config.groups, config.block_size, tier)
         self._requests = Requests(config)
-        self._running: list[Sequence] = []  # by rank, so the last one gives way first
+        self._running: list[Sequence] = []  # by rank, so the last one is preempted first
         self._waiting = self._requests.waiting
         self._gone: list[int] = []
         self._step = 0
         self._flights: deque[Flight] = deque()  # steps with rows, oldest first
         self._blocked: Blocked | None = None
-        self._whole_batches = config.batching != "continuous"
-        self._may_join = NEVER  # sequences that the batch being admitted still has places for
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
@@ -99,10 +97,6 @@ class Scheduler:
         """Sequences not running: queued, preempted, or waiting for a sibling's prompt or for blocks."""
         return self._requests.num_waiting + self._num_fetching
 
-    def oldest_arrival(self) -> float | None:
-        """Arrival of the request that has waited longest in the queue; None when none waits. O(waiting)."""
-        return min((seq.state.request.arrival for seq in self._waiting), default=None)
-
     @property
     def blocks_used(self) -> int:
         """Blocks held by running sequences, and blocks being filled."""
@@ -110,12 +104,12 @@ class Scheduler:
 
     @property
     def blocks_cached(self) -> int:
-        """Blocks that nobody holds and a prefix can still hit."""
+        """Unheld blocks that a prefix can still hit."""
         return self._blocks.pool.num_cached
 
     @property
     def kv_waste_tokens(self) -> int:
-        """Tokens that running sequences' blocks have room for and do not hold: what paging still wastes."""
+        """Token slots in the blocks of running sequences that are still empty: the remaining waste of paging."""
         return sum([seq.table.capacity - seq.computed for seq in self._running])
 
     @property
@@ -129,8 +123,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request, one sequence per sample.
 
-        Raises RequestError naming the field and the limit when a sample could never complete, or the id
-        is in use. Samples after the first wait until it has computed the prompt, then share its blocks.
+        Raises RequestError naming the field and the limit when a sample could never complete, or when the id is in
+        use. Samples after the first wait until it has computed the prompt, then share its blocks.
         """
         limit = self.config.length_limit(request)
         seed = request.params.seed
@@ -138,12 +132,12 @@ class Scheduler:
         self._requests.add(request, limit=limit, seed=seed)
 
     def abort(self, request_id: str) -> list[SeqEvent]:
-        """End every sample of a request that has not ended; returns their final events (none if unknown)."""
+        """End every live sample of a request; returns their final events (none if the request is unknown)."""
         state = self._requests.get(request_id)
         if state is None:
             return []
         events = []
-        # Siblings that wait for the first one go before it, so that none of them is let in.
+        # Siblings waiting for the first one end before it, so that none of them is queued.
         for seq in reversed(state.sequences):
             if seq.status is not Status.ENDED:
                 self._end(seq)
@@ -152,9 +146,9 @@ class Scheduler:
         return events[::-1]
 
     def finish(self, request_id: str, sample_index: int, reason: FinishReason) -> SeqEvent | None:
-        """End one sample now, as when a stop string was found in its text; returns its final event.
+        """End one sample now, for example because its text contains a stop string; returns its final event.
 
-        Returns None when that sample has ended already or does not exist.
+        Returns None when that sample has already ended or does not exist.
         """
         state = self._requests.get(request_id)
         if state is None or not 0 <= sample_index < len(state.sequences):
@@ -167,19 +161,19 @@ class Scheduler:
         return final_event(seq, reason)
 
     def schedule(self) -> SchedulerOutput:
-        """The next step; it is empty only when there is no work, or none before a step in flight has been given to
-        `update` or moves have ended.
+        """The next step. It is empty only when there is no work, or when nothing can run before a step in flight is
+        passed to `update` or moves have ended.
 
-        Raises ValueError when as many steps as may be in flight have not been given to `update`.
+        Raises ValueError when the maximum number of steps is in flight.
         """
         flights = self._flights
         if len(flights) >= self.config.steps_in_flight:
-            raise ValueError(f"step {flights[0].step} has not been given to update")
+            raise ValueError(f"step {flights[0].step} has not been passed to update")
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
         step = StepPlan(self.config.max_num_batched_tokens, ahead)
-        # The one rule: a sequence has computed < len(tokens); hand out the token budget until it is gone.
-        # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, what a prefix
-        # hit left over, and starting again after preemption are all a sequence catching up with its tokens.
+        # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
+        # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, the rest after a prefix
+        # hit, and resuming after preemption are all a sequence catching up with its tokens.
         self._advance_running(step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -195,10 +189,10 @@ class Scheduler:
         return SchedulerOutput(self._step, step.rows, step.new, gone, moves)
 
     def update(self, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
-        """Commit what step `out` made; returns what changed for callers, in row order.
+        """Commit the result of step `out`; returns what changed for callers, in row order.
 
-        Rows of sequences that ended while the step ran are ignored. Raises ValueError when `out` is not
-        the oldest step in flight or `result` does not fit it; nothing is changed then.
+        Rows of sequences that ended while the step ran are ignored. Raises ValueError, without changing anything, when
+        `out` is not the oldest step in flight or `result` does not fit it.
         """
         seqs = self._land(out, result)
         if self._fetches is not None:
@@ -221,8 +215,8 @@ class Scheduler:
                 kept, reason, stop = seq.append(new)
                 if kept < len(new):
                     new, logprobs = new[:kept], logprobs[:kept] if logprobs is not None else None
-            # Tokens past the known ones are in the cache only if the row ran them and they were accepted;
-            # the newest token never is.
+            # Tokens past the known ones are in the cache only if the row ran them and they were accepted; the newest
+            # token never is.
             end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
             seq.computed = end = end if end < last else last
             if end >= seq.wake:
@@ -252,14 +246,14 @@ class Scheduler:
         return events
 
     def _land(self, out: SchedulerOutput, result: StepOutput) -> list[Sequence]:
-        """Take a step out of flight; the sequences of its rows. Raises as `update` says."""
+        """Take a step out of flight; returns the sequences of its rows. Raises as described at `update`."""
         if self._fetches is not None:
             self._fetches.check(result.filled)
         if not out.scheduled:
-            return []  # it never was in flight
+            return []  # an empty step is never in flight
         flights = self._flights
         if not flights or flights[0].step != out.step:
-            raise ValueError(f"step {out.step} is not the one being run")
+            raise ValueError(f"step {out.step} is not the oldest one in flight")
         seqs = flights[0].seqs
         check_result(out, seqs, result)
         if not self._plain:
@@ -270,11 +264,11 @@ class Scheduler:
         return seqs
 
     def clear_prefix_cache(self) -> None:
-        """Forget every cached block that no running sequence holds."""
+        """Remove every cached block that no running sequence holds."""
         self._blocks.caches.clear()
 
     def audit(self) -> None:
-        """Prove queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
+        """Check queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
         self._requests.audit(self._running, self._num_fetching)
         if len(self._running) > self.config.max_num_seqs:
             raise AuditError(
@@ -291,7 +285,7 @@ class Scheduler:
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
-        for seq in self._running:  # a preemption shortens this list at its end, never behind the cursor
+        for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             start = seq.computed
             end = known = len(seq.tokens)
             if ahead and seq in ahead:
@@ -307,7 +301,7 @@ class Scheduler:
             if end > seq.table.capacity:
                 end = self._make_room(seq, start, end, step)
                 if end == start:
-                    if seq.status is not Status.RUNNING:  # it gave way itself, being the last
+                    if seq.status is not Status.RUNNING:  # it was preempted itself, being the last
                         break
                     step.owed += self._blocks.catch_up(seq, start)
                     continue
@@ -332,20 +326,20 @@ class Scheduler:
         step.decode = decode
 
     def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
-        """The position, at most `end`, up to which a running sequence can go from `start` with the blocks there are.
+        """The position, at most `end`, up to which a running sequence can go from `start` with the available blocks.
 
-        Rather a shorter chunk than a preemption; when there is room for no token at all, others give way
-        from the last in rank on. Where `seq` itself is the last it gives way, and `start` is returned.
+        Prefers a shorter chunk to a preemption; if there is room for no token at all, others are preempted, last in
+        rank first. If `seq` itself is the last, it is preempted and `start` is returned.
 
-        When there are blocks but they are other tenants' share, the last of its own tenant gives way. Where
-        `seq` itself is that, it waits where it is, and `start` is returned, unless it is the first of all.
+        If there are blocks but they are the share of other tenants, the last of its own tenant is preempted. If that is
+        `seq` itself, it stays and `start` is returned, unless it is first of all.
         """
         blocks = self._blocks
         while blocks.missing(seq, end) > (room := blocks.room(seq)):
             reach = blocks.reach(seq, room)
             if reach > start:
                 return min(end, reach)
-            # Its row that runs may give back blocks behind a window. A fetch lets go of its blocks by itself.
+            # Its running row may release blocks behind a window. A fetch releases its blocks by itself.
             if seq in step.ahead or (self._fetches and seq is self._running[-1]):
                 return start
             bounded = blocks.reach(seq, blocks.caches.available) > start
@@ -361,11 +355,9 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepPlan) -> None:
         # Strictly in rank: whoever is first and does not fit is waited for, so nobody is overtaken for ever.
-        if self._whole_batches and not self._running:
-            self._may_join = min(len(self._waiting), self.config.max_num_seqs)
-        while step.budget and self._may_join:
+        while step.budget:
             seq = self._waiting.peek()
-            # One that has just given way does not start again before its row that runs has been given to `update`.
+            # A preempted sequence does not start again before its running row has been passed to `update`.
             if seq is None or seq in step.ahead or not self._may_have_slot(seq):
                 return
             room = self._room(seq, step)
@@ -382,7 +374,7 @@ class Scheduler:
                 if self._fetches is None or not self._fetches.begin(seq, hit, room):
                     self._start(seq, hit, step)
             elif self._can_displace(seq, needs - room):
-                # And look again: what was found may have changed hands.
+                # Look again: the blocks found may have been evicted.
                 self._preempt(self._running[-1], step)
             else:
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
@@ -390,7 +382,7 @@ class Scheduler:
 
     @property
     def _num_placed(self) -> int:
-        """Sequences that run, or will when their blocks have come."""
+        """Sequences that run, or will when their blocks have arrived."""
         return len(self._running) + (0 if self._fetches is None else len(self._fetches))
 
     def _may_have_slot(self, seq: Sequence) -> bool:
@@ -399,20 +391,20 @@ class Scheduler:
         return bool(self._running) and displaces(self.config.policy, seq, self._running[-1])
 
     def _first_end(self, seq: Sequence, hit: Hit, budget: int) -> int:
-        """Where a waiting sequence's first row may end; `hit.length` when it must wait for more budget."""
+        """Where the first row of a waiting sequence may end; `hit.length` when it must wait for more budget."""
         remaining = len(seq.tokens) - hit.length
         if remaining > budget and not self.config.enable_chunked_prefill:
-            # A prompt runs whole. Only what outgrew every step's budget before a preemption is split.
+            # A prompt runs whole. It is split only if it outgrew the budget of any step before a preemption.
             outgrew = seq.preemptions > 0 and remaining > self.config.max_num_batched_tokens
             return hit.length + budget if outgrew else hit.length
         return hit.length + min(remaining, budget)
 
     def _room(self, seq: Sequence, step: StepPlan) -> int:
-        """Blocks for the tokens that a newly admitted sequence knows, all of them.
+        """Blocks for all known tokens of a newly admitted sequence.
 
-        That is what its tenant may take less what the running ones still owe to theirs and one more block a group
-        for each of them: admitting on a first chunk alone leads to preempting it again. A sequence alone
-        always has room, since the door refused what cannot run alone.
+        That is what its tenant may take, less what the running ones still need and one more block per group for each of
+        them: admitting a sequence for its first chunk alone would soon preempt it again. A single sequence always has
+        room, since `add` refuses requests that cannot run alone.
         """
         running = len(self._running)
         if not running and not self._fetches:
@@ -420,9 +412,9 @@ class Scheduler:
         return self._blocks.room(seq) - step.owed - running * self._blocks.num_groups
 
     def _can_displace(self, seq: Sequence, short: int) -> bool:
-        """Would a slot and `short` more blocks be there if less urgent running sequences gave way?
+        """Whether a slot and `short` more blocks would be available if less urgent running sequences were preempted.
 
-        Blocks that several of them share count more than once here: rarely, one gives way in vain.
+        Blocks shared by several of them are counted more than once: rarely, a preemption is in vain.
         """
         running = self._num_placed
         for victim in reversed(self._running):
@@ -445,8 +437,6 @@ class Scheduler:
                 self.prefix_stats.hit_tokens += hit.length
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
-        if self._whole_batches:
-            self._may_join -= 1
         insort(self._running, seq, key=_by_rank)
         step.new.append(new_seq(seq))
         end = min(end, blocks.reach(seq, blocks.room(seq)))
@@ -462,14 +452,14 @@ class Scheduler:
         step.decode += start >= seq.prompt_len and end == start + 1
 
     def _add_drafts(self, step: StepPlan) -> None:
-        """Have rows run drafts with the budget and blocks that are left: no sequence waits or gives way for a guess."""
+        """Add drafts to rows from the remaining budget and blocks; no sequence waits or is preempted for drafts."""
         blocks, added, left = self._blocks, 0, min(step.budget, self.config.max_draft_tokens)
         for row, seq in zip(step.rows, step.seqs, strict=True):
             if not seq.drafts or not row.sample:
                 continue
             drafts, seq.drafts = seq.drafts, []
             known = row.start + len(row.token_ids)
-            # The last token of a sequence is never computed. Blocks for drafts are those its next tokens will need.
+            # The last token of a sequence is never computed. Draft blocks are those that its next tokens will need.
             end = min(
                 known + min(len(drafts), left - added), seq.limit - 1, blocks.reach(seq, blocks.room(seq))
             )
@@ -492,9 +482,9 @@ class Scheduler:
         return next(seq for seq in reversed(self._running) if seq.state.tenant == tenant)
 
     def _preempt(self, seq: Sequence, step: StepPlan) -> None:
-        """A running sequence gives everything back and waits again; it will be recomputed.
+        """A running sequence releases everything and waits again; it will be recomputed.
 
-        Only sequences known to the worker are preempted: one started in this step outranks whoever is.
+        Only sequences known to the worker are preempted: one started in this step outranks them all.
         """
         self._running.remove(seq)
         if seq in step.seqs:
@@ -511,8 +501,6 @@ class Scheduler:
         self._waiting.push(seq)
         seq.drafts = []
         seq.fetched = False
-        if self._whole_batches:
-            self._may_join += 1  # it keeps its place in the batch
         seq.preemptions += 1
         step.preempted += 1
         self.num_preemptions += 1
@@ -525,13 +513,13 @@ class Scheduler:
     def _fail(self, seq: Sequence, reason: FinishReason) -> SeqEvent:
         node = seq.node
         self._end(seq)
-        # What it published may hold the same NaN: keep it from whoever sends the prompt again.
+        # Its published blocks may hold the same NaN: keep them from requests with the same prompt.
         if node is not None and reason is FinishReason.ERROR:
             self._blocks.caches.of(seq.state.tenant).discard(node)
         return final_event(seq, reason)
 
     def _end(self, seq: Sequence) -> None:
-        """Release what a sequence has. One that ran stays in the running list until `_sweep`."""
+        """Release everything a sequence holds. One that ran stays in the running list until `_sweep`."""
         if seq.status is Status.RUNNING:
             self._blocks.give_back(seq)
             self._gone.append(seq.seq_id)
@@ -543,11 +531,11 @@ class Scheduler:
 
 
 def _after(row: ScheduledSeq, seq: Sequence) -> tuple[int, int]:
-    """Where a sequence goes on, and up to where, while `row` of it still runs. Equal when it sits the next step out."""
+    """Where a sequence continues, and up to where, while its `row` still runs. Equal when it sits the next step out."""
     start = row.start + len(row.token_ids)
     if not row.sample:
         return start, len(seq.tokens)
-    # One token more is being sampled. Where it is the last there is nothing to compute after it.
+    # One more token is being sampled. If it is the last one, there is nothing to compute after it.
     if row.drafts or seq.state.request.stepwise or start + 1 >= seq.limit:
         return start, start
     return start, start + 1

@@ -1,13 +1,23 @@
-"""What a scheduler is told once, and what it refuses at the door."""
+"""The options of a scheduler, and the requests it refuses."""
 
 from __future__ import annotations
 
 from array import array
 
 from quire.core.capacity import most_tokens, peak_blocks
-from quire.core.policy import BATCHING, POLICIES
+from quire.core.policy import POLICIES
+from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
-from quire.types import CacheGroup, ContextLengthError, Request, RequestError, TokenIds, check_window
+from quire.types import (
+    CacheGroup,
+    ContextLengthError,
+    FullGroup,
+    Request,
+    RequestError,
+    StateGroup,
+    TokenIds,
+    check_window,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,20 +25,18 @@ class SchedulerConfig:
     """Limits of one engine. Raises ValueError naming the field when a value is out of range.
 
     num_blocks              blocks in the pool, shared by all groups
-    block_size              tokens a block
-    max_num_seqs            sequences that run at once
+    block_size              tokens per block
+    max_num_seqs            sequences that may run at once
     max_num_batched_tokens  token budget of a step
-    max_model_len           tokens of a sequence, prompt and output
-    max_draft_tokens        drafts run in a step, of all sequences together; the worker has room for the logits of
+    max_model_len           tokens of a sequence, prompt and output together
+    max_draft_tokens        drafts run in a step, over all sequences; the worker has room for the logits of
                             max_num_seqs + max_draft_tokens positions
     steps_in_flight         1, or 2: a step may be scheduled while the one before it runs
     groups                  cache groups; one block table each
+    soft_tokens             whether the model takes embeddings in place of ids
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
     policy                  "fcfs" or "priority"
-    batching                "continuous": whoever fits joins the next step; "static" and "dynamic": a batch is admitted
-                            when nothing runs, and nobody joins until all of it has ended. The two differ in how long a
-                            batch is collected, which is for the caller to say (see BatchGate).
     """
 
     num_blocks: int
@@ -38,28 +46,31 @@ class SchedulerConfig:
     max_model_len: int = 4096
     max_draft_tokens: int = 0
     steps_in_flight: int = 1
-    groups: tuple[CacheGroup, ...] = (CacheGroup((0,)),)
+    groups: tuple[CacheGroup, ...] = (FullGroup((0,)),)
+    soft_tokens: bool = False
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     policy: str = "fcfs"
-    batching: str = "continuous"
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
+                raise ValueError(f"{name}: {getattr(self, name)} is below the minimum of 1")
         if self.max_draft_tokens < 0:
-            raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is below 0")
+            raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is negative")
         if self.steps_in_flight not in (1, 2):
             raise ValueError(f"steps_in_flight: {self.steps_in_flight} is not 1 or 2")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output")
         if not self.groups or any(group.window < 0 for group in self.groups):
             raise ValueError("groups: at least one, with windows not below 0")
+        if self.max_draft_tokens and any(isinstance(group, StateGroup) for group in self.groups):
+            raise ValueError(
+                f"max_draft_tokens: {self.max_draft_tokens} must be 0 for a model with a state per sequence: "
+                "a rejected draft cannot be taken out of it"
+            )
         if self.policy not in POLICIES:
             raise ValueError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
-        if self.batching not in BATCHING:
-            raise ValueError(f"batching: {self.batching!r} is not one of {', '.join(BATCHING)}")
         if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:
             raise ValueError(
                 f"num_blocks: {self.num_blocks} cannot hold one token in {len(self.groups)} groups"
@@ -68,13 +79,17 @@ class SchedulerConfig:
     def length_limit(self, request: Request) -> int:
         """The length in tokens at which the request's sequences end.
 
-        Raises RequestError, naming field and limit, when one of them alone could not be run to that length:
-        what is admitted always completes. Without `max_tokens` the limit is what the pool can hold.
+        Raises RequestError, naming field and limit, when a single sequence could not run to that length: what is
+        admitted always completes. Without `max_tokens` the limit is the capacity of the pool.
         """
         prompt = request.prompt_token_ids
         _check_token_ids(prompt)
         length, max_tokens = len(prompt), request.params.max_tokens
         check_window(length, max_tokens, self.max_model_len)
+        if request.soft_tokens:
+            if not self.soft_tokens:
+                raise RequestError("soft_tokens", "this model takes no embeddings")
+            check_soft_tokens(request.soft_tokens, length)
         if not self.enable_chunked_prefill:
             self._check_whole_prompt(length)
         # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.
@@ -82,7 +97,7 @@ class SchedulerConfig:
         if length + 1 > holds:
             raise ContextLengthError(
                 "prompt_token_ids",
-                f"{length} tokens and one of output do not fit the KV cache, which holds {holds} tokens",
+                f"{length} tokens and one of output exceed the KV cache, which holds {holds} tokens",
             )
         if max_tokens is None:
             return holds
@@ -90,7 +105,7 @@ class SchedulerConfig:
         if limit > holds:
             raise ContextLengthError(
                 "max_tokens",
-                f"{length} prompt tokens and {max_tokens} of output do not fit the KV cache,"
+                f"{length} prompt tokens and {max_tokens} of output exceed the KV cache,"
                 f" which holds {holds} tokens",
             )
         return limit
@@ -99,7 +114,7 @@ class SchedulerConfig:
         if length > self.max_num_batched_tokens:
             raise RequestError(
                 "prompt_token_ids",
-                f"{length} tokens are more than max_num_batched_tokens {self.max_num_batched_tokens},"
+                f"{length} tokens exceed max_num_batched_tokens {self.max_num_batched_tokens},"
                 " and chunked prefill is off",
             )
         needs = peak_blocks(self.groups, length, length, self.block_size)

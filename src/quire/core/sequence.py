@@ -1,4 +1,4 @@
-"""A sample being generated, and its block table. Mutable, and touched by the scheduling half only."""
+"""A sample being generated, and its block table. Mutable; only the scheduling half touches it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 
 from quire.core.prefix_cache import BlockNode, PrefixCache
+from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.types import FinishReason, Request
 
 Rank = tuple[float, ...]
@@ -15,9 +16,9 @@ NEVER = sys.maxsize
 
 
 class Status(enum.Enum):
-    """Where a sequence is. A preempted one is WAITING again, and so is one for which blocks have come."""
+    """The state of a sequence. A preempted one is WAITING again, and so is one whose blocks were fetched."""
 
-    HELD_BACK = enum.auto()  # until its sibling has computed their common prompt
+    HELD_BACK = enum.auto()  # until its sibling has computed the common prompt
     WAITING = enum.auto()
     FETCHING = enum.auto()  # blocks of its prefix are being copied in
     RUNNING = enum.auto()
@@ -25,10 +26,10 @@ class Status(enum.Enum):
 
 
 class BlockTable:
-    """Per cache group the block ids of a sequence, oldest first: entry i holds tokens i*size … i*size+size-1.
+    """The block ids of a sequence per cache group, oldest first: entry i holds tokens i*size … i*size+size-1.
 
-    Append-only: entries of a sliding group below `first_live[group]` have been given back and stay as they
-    are. All groups have the same number of entries.
+    Append-only: entries of a sliding group below `first_live[group]` have been released and keep their old values.
+    All groups have the same number of entries.
     """
 
     __slots__ = ("blocks", "capacity", "first_live")
@@ -36,7 +37,7 @@ class BlockTable:
     def __init__(self, num_groups: int) -> None:
         self.blocks: tuple[list[int], ...] = tuple([] for _ in range(num_groups))
         self.first_live = [0] * num_groups
-        self.capacity = 0  # tokens that the entries have room for
+        self.capacity = 0  # tokens that fit in the entries
 
     def live(self) -> list[int]:
         """Every block the sequence holds, in all groups."""
@@ -48,12 +49,13 @@ class BlockTable:
 
 
 class RequestState:
-    """What the samples of one request have in common."""
+    """The common state of the samples of one request."""
 
     __slots__ = (
         "cached_tokens",
         "held_back",
         "live",
+        "marks",
         "namespace",
         "request",
         "sequences",
@@ -64,9 +66,10 @@ class RequestState:
 
     def __init__(self, request: Request, tenant: str, namespace: str | None, share_limit: int) -> None:
         self.request = request
-        self.tenant = tenant  # whose blocks its sequences take
+        self.tenant = tenant  # the tenant that its sequences take blocks for
         self.namespace = namespace  # where its blocks are published; None: nowhere
         self.share_limit = share_limit  # leading blocks of a sequence that may be published
+        self.marks: Marks = NO_MARKS  # of blocks of its prompt
         self.sequences: list[Sequence] = []
         self.held_back: deque[Sequence] = deque()
         self.live = 0  # sequences not yet ended
@@ -77,8 +80,8 @@ class RequestState:
 class Sequence:
     """One sample: `tokens` known so far (prompt and output), of which the first `computed` are in the cache.
 
-    `limit` is the length at which it ends. `wake` is the value of `computed` at which its blocks need
-    attention again: between two such points a step touches nothing but `tokens` and `computed`.
+    `limit` is the length at which it ends. `wake` is the value of `computed` at which its blocks need attention
+    again: in between, a step only touches `tokens` and `computed`.
     """
 
     __slots__ = (
@@ -122,22 +125,22 @@ class Sequence:
         if not params.ignore_eos:
             stops.update(request.eos_token_ids)
         self.stop_ids = frozenset(stops)
-        # The first sample computes the prompt for all of them, so it alone reports the prompt's logprobs.
+        # The first sample computes the prompt for all of them, so only this one reports the logprobs of the prompt.
         wanted = params.prompt_logprobs is not None and sample_index == 0
         self.prompt_logprobs_left = self.prompt_len - 1 if wanted else 0
         self.computed = 0
-        self.fetched = False  # what is kept elsewhere was asked for since it last ran
+        self.fetched = False  # the tier was asked since the sequence last ran
         self.drafts: list[int] = []  # guesses at the tokens after the known ones
         self.table = BlockTable(0)
-        self.cache: PrefixCache | None = None  # its tenant's, while it runs
-        self.node: BlockNode | None = None  # locked place in the prefix cache, at depth `published`
+        self.cache: PrefixCache | None = None  # that of its tenant, while it runs
+        self.node: BlockNode | None = None  # its locked node in the prefix cache, at depth `published`
         self.published = 0  # leading blocks known to the prefix cache
         self.wake = NEVER
         self.on_worker = False
         self.preemptions = 0
 
     def key(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Tokens start … stop-1 as a prefix-cache key."""
+        """Tokens start … stop-1 as a prefix-cache key, without the marks of their blocks."""
         return array("i", self.tokens[start:stop]).tobytes()
 
     @property
@@ -146,14 +149,14 @@ class Sequence:
         return self.prompt_len - 1 - self.prompt_logprobs_left
 
     def usable_prefix(self) -> int:
-        """Most leading tokens that may come from the cache: at least one token must be computed, and every
-        position whose prompt logprobs are still owed needs its logits."""
+        """The most leading tokens that may come from the cache: at least one token must be computed, and every position
+        whose prompt logprobs are still owed needs its logits."""
         return self.prompt_logprobs_from if self.prompt_logprobs_left else len(self.tokens) - 1
 
     def append(self, accepted: list[int]) -> tuple[int, FinishReason | None, int | None]:
         """Add sampled tokens until one of them ends the sequence.
 
-        Returns how many were kept, why it ended (None: it goes on), and the stop token if one ended it.
+        Returns how many were kept, why it ended (None if it did not), and the stop token if one ended it.
         """
         tokens, before = self.tokens, len(self.tokens)
         for token in accepted:

@@ -1,6 +1,6 @@
-"""The blocks of running sequences: prefix hits, growth, publishing, and giving back what left the window.
+"""The blocks of running sequences: prefix hits, growth, publishing, and releasing blocks that left the window.
 
-The scheduler asks "does it fit?" and says "do it"; block ids, windows and the prefix cache stay in here.
+The scheduler asks whether something fits and requests it; block ids, windows and the prefix cache stay in here.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import blocks_for, first_live_block, window_blocks
-from quire.core.prefix_cache import Hit, Holder, PrefixCache, PrefixCaches
+from quire.core.prefix_cache import TOKEN_BYTES, Hit, Holder, PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, BlockTable, RequestState, Sequence
+from quire.core.soft_tokens import block_keys
 from quire.core.tier import Tier
 from quire.types import NO_BLOCK
 
 
 class SequenceBlocks:
-    """Block tables of the sequences of one scheduler, over one pool and the prefix caches of its tenants."""
+    """The block tables of the sequences of one scheduler, over one pool and the prefix caches of its tenants."""
 
     def __init__(self, config: SchedulerConfig, tier: Tier | None = None) -> None:
         self.pool = BlockPool(config.num_blocks)
@@ -35,10 +36,10 @@ class SequenceBlocks:
         usable, namespace = seq.usable_prefix(), seq.state.namespace
         if namespace is None or usable < self._size:
             return self._no_hit
-        return self.caches.of(seq.state.tenant).match(seq.key(0, usable), usable, namespace)
+        return self.caches.of(seq.state.tenant).match(seq.key(0, usable), usable, namespace, seq.state.marks)
 
     def start(self, seq: Sequence, hit: Hit) -> None:
-        """Give a waiting sequence its table, filled with the hit; `computed` becomes the hit's length."""
+        """Give a waiting sequence a table that begins with the hit; `computed` becomes the length of the hit."""
         namespace = seq.state.namespace
         cache = seq.cache = self.caches.of(seq.state.tenant)
         cache.enter()
@@ -54,23 +55,23 @@ class SequenceBlocks:
         self._set_wake(seq)
 
     def missing(self, seq: Sequence, end: int) -> int:
-        """Blocks to take before the sequence can compute up to position `end`, all groups together."""
+        """Blocks to take before the sequence can compute up to position `end`, over all groups."""
         return max(0, blocks_for(end - seq.table.capacity, self._size)) * self.num_groups
 
     def room(self, seq: Sequence) -> int:
-        """Blocks that a sequence may take now: when no other runs, all that are available."""
+        """Blocks that a sequence may take now: all available ones if no other runs."""
         caches = self.caches
         if caches.num_running <= (seq.cache is not None):
             return caches.available
         return caches.room(seq.cache or caches.of(seq.state.tenant))
 
     def unheld(self, hit: Hit) -> int:
-        """How many of a hit's blocks nobody holds: taking the hit lowers what is available by so many."""
+        """Number of unheld blocks in a hit: taking the hit reduces the available blocks by that many."""
         is_cached = self.pool.is_cached
         return sum(is_cached(block) for block in hit.live())
 
     def reach(self, seq: Sequence, room: int) -> int:
-        """The position up to which a running sequence could compute if it took `room` blocks."""
+        """The position up to which a running sequence could compute if it took `room` more blocks."""
         return seq.table.capacity + room // self.num_groups * self._size
 
     def grow(self, seq: Sequence, end: int) -> tuple[list[int], ...]:
@@ -84,10 +85,10 @@ class SequenceBlocks:
         return new
 
     def catch_up(self, seq: Sequence, computed: int, hit: Hit | None = None) -> int:
-        """Blocks still to be taken to compute every known token of `seq` from `computed` on.
+        """Blocks still needed to compute every known token of `seq` from `computed` on.
 
-        For a waiting sequence `hit` is where it would start. A sliding group gives back as it goes, so it
-        never needs more than its window and one step's chunk.
+        For a waiting sequence `hit` is where it would start. A sliding group releases blocks as it goes, so it never
+        needs more than its window and the chunk of one step.
         """
         held = seq.table.blocks[0] if hit is None else hit.blocks[0]
         ahead = blocks_for(len(seq.tokens), self._size) - len(held)
@@ -101,12 +102,14 @@ class SequenceBlocks:
         return total
 
     def settle(self, seq: Sequence) -> None:
-        """After `computed` moved: publish blocks that are full now, give back those behind every window."""
+        """After `computed` moved: publish blocks that are now full, and release those behind every window."""
         table, size = seq.table, self._size
         cache = _cache(seq)
         if seq.node is not None:
             for index in range(seq.published, min(seq.computed // size, seq.state.share_limit)):
                 key = seq.key(index * size, (index + 1) * size)
+                if seq.state.marks:
+                    key += seq.state.marks.get(index, b"")
                 seq.node = cache.publish(seq.node, key, [blocks[index] for blocks in table.blocks])
                 seq.published = index + 1
         for g, window in self._sliding:
@@ -117,7 +120,7 @@ class SequenceBlocks:
         self._set_wake(seq)
 
     def give_back(self, seq: Sequence) -> None:
-        """Release everything a running sequence holds. What it published stays findable."""
+        """Release everything that a running sequence holds. Its published blocks stay findable."""
         cache = _cache(seq)
         if seq.node is None:
             cache.release(seq.table.live())
@@ -131,12 +134,12 @@ class SequenceBlocks:
         seq.wake = NEVER
 
     def end_request(self, state: RequestState) -> None:
-        """All samples of a request have ended: without prefix caching nothing of it stays findable."""
+        """All samples of a request have ended: without prefix caching its blocks are no longer findable."""
         if state.namespace is not None and not self._keep:
             self.caches.of(state.tenant).drop(state.namespace)
 
     def audit(self, running: Iterable[Sequence], fetching: Iterable[Holder]) -> None:
-        """Prove every running sequence's table, then pool and caches; raises AuditError."""
+        """Check the table of every running sequence, then pool and caches; raises AuditError."""
         seqs = list(running)
         for seq in seqs:
             self._audit_table(seq)
@@ -159,7 +162,8 @@ class SequenceBlocks:
         while node is not None and len(path) < seq.published:
             path.append(node.key)
             node = node.parent
-        if seq.node is not None and b"".join(reversed(path)) != seq.key(0, seq.published * self._size):
+        key = seq.key(0, seq.published * self._size)
+        if seq.node is not None and path[::-1] != block_keys(key, self._size * TOKEN_BYTES, seq.state.marks):
             raise AuditError(f"sequence {seq.seq_id}: its place in the cache is not its tokens")
 
     def _set_wake(self, seq: Sequence) -> None:
@@ -174,6 +178,6 @@ class SequenceBlocks:
 
 
 def _cache(seq: Sequence) -> PrefixCache:
-    """The cache of a sequence that runs."""
+    """The cache of a running sequence."""
     assert seq.cache is not None
     return seq.cache

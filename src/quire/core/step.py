@@ -1,4 +1,4 @@
-"""One step: in the making, as it is sent to the worker, and its result checked and read."""
+"""One step: being assembled, as sent to the worker, and its result checked and read."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from quire.types import FinishReason, NewSeq, ScheduledSeq, SchedulerOutput, Seq
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What a step holds, for its StepRecord. Decode tokens are those of rows of a single token past the prompt, and
-    drafts."""
+    """The contents of a step, for its StepRecord. Decode tokens are drafts and those of rows with a single token past
+    the prompt.
+    """
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    context_tokens: int = 0  # keys that each row's last token can see, summed, windows left aside
+    context_tokens: int = 0  # keys visible to the last token of each row, summed, ignoring windows
     preempted: int = 0
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step in the making. `seqs[i]` is the sequence of `rows[i]`; `ahead` are the rows of a step that still runs."""
+    """A step being assembled. `seqs[i]` is the sequence of `rows[i]`; `ahead` are the rows of a running step."""
 
-    budget: int  # tokens not yet handed out
+    budget: int  # tokens not yet spent
     ahead: Mapping[Sequence, ScheduledSeq]
     rows: list[ScheduledSeq] = field(default_factory=list)
     seqs: list[Sequence] = field(default_factory=list)
     new: list[NewSeq] = field(default_factory=list)
-    owed: int = 0  # blocks that its sequences still lack for the tokens they know
+    owed: int = 0  # blocks that its sequences still need for their known tokens
     context: int = 0
     decode: int = 0
     preempted: int = 0
 
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
-        """Of the step before drafts are added."""
+        """The counts of the step before drafts are added."""
         tokens = max_num_batched_tokens - self.budget
         return StepCounts(tokens - self.decode, self.decode, self.context, self.preempted)
 
 
 class Flight(NamedTuple):
-    """A step that was scheduled and has not been given to `update`. Row i is of seqs[i]."""
+    """A scheduled step that has not been passed to `update`. Row i belongs to seqs[i]."""
 
     step: int
     rows: list[ScheduledSeq]
@@ -53,15 +54,15 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """The first in the queue, and how many blocks it lacked room for when last looked at."""
+    """The first sequence of the queue, and how many blocks it lacked at the last attempt."""
 
     seq: Sequence
     needs: int
-    until: int  # step at which to look again in any case: it may find more of its prefix by then
+    until: int  # step at which to try again in any case: more of its prefix may be cached by then
 
 
 def new_seq(seq: Sequence) -> NewSeq:
-    """What the worker is told of a sequence that starts, or starts again. Shares no list with it."""
+    """The message to the worker about a sequence that starts or resumes. It shares no list with the sequence."""
     return NewSeq(
         seq_id=seq.seq_id,
         token_ids=list(seq.tokens),
@@ -72,6 +73,7 @@ def new_seq(seq: Sequence) -> NewSeq:
         blocks=tuple(list(blocks) for blocks in seq.table.blocks),
         stop_ids=tuple(sorted(seq.stop_ids)),
         request_id=seq.state.request.request_id,
+        soft_tokens=seq.state.request.soft_tokens,
     )
 
 
@@ -82,10 +84,10 @@ def final_event(seq: Sequence, reason: FinishReason) -> SeqEvent:
 
 
 def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -> None:
-    """Raise ValueError when a worker's result does not fit the step it was given."""
+    """Raise ValueError when the result of a worker does not fit its step."""
     rows = out.scheduled
     if not len(rows) == len(result.token_ids) == len(result.logprobs) == len(result.prompt_logprobs):
-        raise ValueError(f"step {out.step} has {len(rows)} rows, its result does not")
+        raise ValueError(f"the result of step {out.step} does not have its {len(rows)} rows")
     if [not tokens for tokens in result.token_ids] != [not row.logits for row in rows]:
         for i, row in enumerate(rows):
             if bool(result.token_ids[i]) != row.sample and i not in result.failed:
@@ -97,16 +99,16 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
 
 
 def check_stepwise(seqs: Seq[Sequence], result: StepOutput) -> None:
-    """Raise ValueError when a sequence that may be in two steps at once was given drafts or several tokens."""
+    """Raise ValueError when a sequence that may be in two steps at once got drafts or several tokens."""
     for i, seq in enumerate(seqs):
         if (i in result.drafts or len(result.token_ids[i]) > 1) and not seq.state.request.stepwise:
-            raise ValueError(f"row {i} has drafts or several tokens, and its request is not stepwise")
+            raise ValueError(f"row {i} has drafts or several tokens, but its request is not stepwise")
 
 
 def take_drafts(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -> None:
     """Keep the drafts that a step proposed.
 
-    Raises ValueError when tokens were accepted after a draft that was not: the cache holds others there.
+    Raises ValueError when tokens were accepted after a rejected draft: the cache holds other tokens there.
     """
     for i, row in enumerate(out.scheduled):
         drafts = row.token_ids[len(row.token_ids) - row.drafts :]
@@ -118,7 +120,7 @@ def take_drafts(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -
 
 
 def take_prompt_logprobs(seq: Sequence, row: ScheduledSeq, made: LogprobTable | None) -> LogprobTable:
-    """The entries of a row that were not delivered before a preemption; they count as delivered now."""
+    """The entries of a row that were not delivered before a preemption; marks them as delivered."""
     first = seq.prompt_logprobs_from
     seq.prompt_logprobs_left = seq.prompt_len - 1 - _prompt_end(seq, row)
     table = LogprobTable() if made is None else made
@@ -126,5 +128,5 @@ def take_prompt_logprobs(seq: Sequence, row: ScheduledSeq, made: LogprobTable | 
 
 
 def _prompt_end(seq: Sequence, row: ScheduledSeq) -> int:
-    """Past the last position of the row whose next token is a prompt token."""
+    """End of the positions of the row whose next token is a prompt token."""
     return min(row.start + len(row.token_ids), seq.prompt_len - 1)

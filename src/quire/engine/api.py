@@ -1,7 +1,7 @@
-"""What a server needs of an engine: the asynchronous interface and its plain types.
+"""The asynchronous interface of an engine as a server uses it, and its plain types.
 
 Implemented by engine/front/async_engine (the engine in its own process, or in a thread of this one). Every method is
-called on the event loop's thread; nothing here blocks it.
+called on the thread of the event loop; none of them blocks it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from quire.logprobs import LogprobTable
 from quire.types import FinishReason, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
-    from quire.text.chat import ChatAsk  # brings the template engine, which the engine process does without
+    from quire.text.chat import ChatAsk  # imports the template engine, which the engine process does without
 
-REQUESTS = "requests"  # the part of a memory plan for what requests hold: bodies, prompts, answers
+REQUESTS = "requests"  # the part of a memory plan for requests: bodies, prompts, answers
 
 
 class EngineState(StrEnum):
@@ -25,7 +25,7 @@ class EngineState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
-    STALLED = "stalled"  # work is queued and no step has completed for a while, or a ping went unanswered
+    STALLED = "stalled"  # work is queued and no step has completed for a while, or a ping was not answered
     RESTARTING = "restarting"  # the engine process died and a new one is loading
     DRAINING = "draining"  # shutting down: running requests finish, new ones are refused
     FAILED = "failed"
@@ -34,15 +34,15 @@ class EngineState(StrEnum):
 _WHY = {
     EngineState.STARTING: "the engine is loading",
     EngineState.STALLED: "the engine has stopped responding",
-    EngineState.RESTARTING: "the engine failed and is being started again",
+    EngineState.RESTARTING: "the engine failed and is restarting",
     EngineState.DRAINING: "the server is shutting down",
-    EngineState.FAILED: "the engine failed and could not be started again",
+    EngineState.FAILED: "the engine failed and could not be restarted",
 }
 _LASTING = {EngineState.FAILED, EngineState.DRAINING}
 
 
 class OverloadedError(QuireError):
-    """The queue is full. `retry_after` seconds is an estimate; the message holds the numbers (HTTP 429)."""
+    """The queue is full (HTTP 429). The message says by how much; `retry_after` estimates the wait in seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class OverloadedError(QuireError):
 
 
 class EngineUnavailableError(QuireError):
-    """The engine is starting, restarting or draining, or died under the request: try again (HTTP 503)."""
+    """The engine is starting, restarting or draining, or died while computing the request: try again (HTTP 503)."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -58,27 +58,27 @@ class EngineUnavailableError(QuireError):
 
 
 def require_ready(state: EngineState) -> None:
-    """Raise EngineUnavailableError unless requests are taken in this state: one rule for them and for health."""
+    """Raise EngineUnavailableError unless this state admits requests: one rule for admission and for health."""
     if state is not EngineState.READY:
         raise EngineUnavailableError(_WHY[state], 5.0 if state in _LASTING else 1.0)
 
 
 class RequestBlockedError(QuireError):
-    """The engine died more than once under this request: it is refused for a while. Do not try again (HTTP 400)."""
+    """The engine died more than once while computing this request: do not retry, it is refused for a while (400)."""
 
 
 class DeadlineError(QuireError):
-    """A request's deadline or longest queue time has passed (HTTP 504). Partial output stays in the stream."""
+    """The deadline or the queue deadline of a request has passed (HTTP 504). Partial output stays in the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateAsk:
-    """One request, and how its answer is wanted.
+    """One request, and how to deliver its answer.
 
-    `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends in
-    DeadlineError when it is not finished, or not yet scheduled, by then. `prompt_text` is only reported back.
-    Tenants have parts of the queue; "" has all of it.
-    Without `keep_output` text and logprobs of the samples are in the deltas alone: `output` stays small, its token
+    `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends with DeadlineError
+    unless it has finished, or has been scheduled, by then. `prompt_text` is only repeated in the output.
+    Tenants share the queue; the tenant "" may use all of it.
+    Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
     """
 
@@ -92,7 +92,7 @@ class GenerateAsk:
 
 @dataclass(slots=True)
 class StreamDelta:
-    """What one step added to one sample. Text may be empty while a character or stop string is incomplete."""
+    """The result of one step for one sample. Text may be empty while a character or stop string is incomplete."""
 
     index: int
     text: str
@@ -103,14 +103,14 @@ class StreamDelta:
 
 
 class Stream(Protocol):
-    """A running request. Iterate for deltas; `output` grows with them and holds usage and timings.
+    """A running request. Iterate for deltas; `output` grows with them and has the usage and timings.
 
-    What is not read is merged into one delta a sample, and a request whose output is left unread for longer than
-    ServingConfig's reader_timeout or over reader_tokens is ended: read every stream as soon as it is made. One
-    reader. A stream that is dropped before its end is cancelled; a caller that knows it leaves says so.
+    Unread output is merged into one delta per sample. A request whose output stays unread for longer than
+    ServingConfig's reader_timeout, or exceeds reader_tokens, is ended: read every stream as soon as it is made. A
+    stream has one reader. A stream that is dropped before its end is cancelled; callers should rather call `cancel`.
 
-    Iteration raises DeadlineError, EngineUnavailableError or QuireError when the request ends in one, after what
-    had already come.
+    Iteration raises DeadlineError, EngineUnavailableError or QuireError if the request ends with one, after all
+    deltas before it.
     """
 
     request_id: str
@@ -119,31 +119,31 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[StreamDelta]: ...
 
     def deliver_to(self, sinks: Sequence[Sink]) -> None:
-        """Offer the text of later tokens to the sinks, one a sample, in the moment they come.
+        """Offer the text of later tokens to the sinks, one per sample, the moment it arrives.
 
-        A sink is asked only while the reader waits for more and nothing is unread, so order is kept; only of a
-        sample that has tokens already; and only for tokens that bring text and nothing else. All other deltas, and
-        what a sink does not take, are there to be iterated over. Text that a sink took is not kept in `output`, and
-        usage knows of its tokens when the sample's next delta is there, or the request has ended. Sinks must not
-        raise or take long: every other stream waits.
+        A sink is offered text only while the reader waits and nothing is unread, which keeps the order; only after the
+        first tokens of its sample; and only for tokens that add nothing but text. All other deltas, and text that a
+        sink does not accept, go to the reader. Accepted text is not kept in `output`, and usage includes its tokens
+        with the next delta of the sample, or when the request has ended. Sinks must neither raise nor take long: all
+        other streams wait for them.
         """
 
     def cancel(self) -> None:
-        """Stop computing within one step and forget the request. Harmless when it has ended."""
+        """Stop computing within one step and forget the request. Does nothing when it has ended."""
 
 
 class Sink(Protocol):
-    """Where the text of a sample goes."""
+    """A destination for the text of a sample."""
 
     def take(self, text: str, now: float, /) -> bool:
-        """Take new text, which may be empty, of tokens that came at `now`, a time of time.monotonic(); or return
-        false and leave it to the reader.
+        """Accept new text, which may be empty, of tokens that arrived at `now`, a time of time.monotonic(); or return
+        false to leave it to the reader.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What /v1/models and the start-up line say."""
+    """The facts about the model in /v1/models and at start-up."""
 
     name: str
     architecture: str
@@ -151,7 +151,7 @@ class ModelCard:
     vocab_size: int
     config_sha256: str
     template_hash: str | None
-    created: int  # wall clock seconds of loading
+    created: int  # wall-clock seconds when it was loaded
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
@@ -163,15 +163,17 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and counters of the engine process as of its last report; times are seconds.
+    """Gauges and counters of an engine; times are seconds. The engine process reports most of them; the last four are
+    known in the API process alone.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
-    STEP_TOKEN_BOUNDS, the last for larger steps. `blocks` counts KV blocks; waste is tokens allocated and not used.
+    STEP_TOKEN_BOUNDS, the last for larger steps. `step_plans` are step sizes that the executor has prepared: hits are
+    steps of such a size, fallbacks all others, padding the rows computed to fill one. `blocks` counts KV blocks; waste
+    is tokens allocated and not used.
     """
 
     running: int = 0
     waiting: int = 0
-    waiting_tokens: int = 0
     blocks: int = 0
     blocks_used: int = 0
     blocks_cached: int = 0
@@ -185,14 +187,19 @@ class EngineStats:
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
     step_tokens: tuple[int, ...] = ()
+    step_plans: int = 0
+    step_plan_hits: int = 0
+    step_plan_fallbacks: int = 0
+    step_plan_padding: int = 0
     resident_bytes: int = 0
+    waiting_tokens: int = 0
+    wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 
-class AsyncEngine(Protocol):
+class Engine(Protocol):
     """An engine that serves many callers at once."""
 
     @property
@@ -210,44 +217,47 @@ class AsyncEngine(Protocol):
 
     @property
     def request_memory(self) -> int:
-        """Bytes that the memory plan gives to requests in work, in both processes; 0 before it is made."""
+        """Bytes of the memory plan for requests in progress, in both processes; 0 before there is a plan."""
 
     async def memory(self) -> Mapping[str, Any]:
-        """The memory bound, what was planned by part, and what each process holds by part, in bytes."""
+        """The memory bound, the plan by part, and what each process holds by part, in bytes."""
 
     async def start(self) -> None:
-        """Load and become ready. Raises what loading raises (CheckpointError, MemoryBudgetError, ...)."""
+        """Load and become ready. Raises the errors of loading (CheckpointError, MemoryBudgetError, ...)."""
+
+    async def failed(self) -> None:
+        """Returns when a started engine has failed for good: state FAILED."""
 
     async def stop(self, drain_seconds: float) -> None:
-        """Refuse new requests, let running ones finish for so long, end the rest, release everything."""
+        """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, release everything."""
 
     def generate(self, ask: GenerateAsk) -> Stream:
         """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError,
-        RequestBlockedError, or DeadlineError when its time had passed before it came.
+        RequestBlockedError, or DeadlineError when its deadline has already passed.
         """
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids, computed off the event loop; long texts never block it. RequestError when over the limit."""
+        """Token ids of a text, computed off the event loop, however long it is. Raises RequestError over the limit."""
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
-        """A rendered conversation's token ids, off the event loop."""
+        """Token ids of a rendered conversation, computed off the event loop."""
 
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation, off the event loop."""
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of ids, off the event loop."""
+        """The text of token ids, off the event loop."""
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as text for logprobs: its bytes decoded on their own, U+FFFD for partial characters."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to the text."""
+        """The bytes that a token adds to the text."""
 
     async def ping(self, timeout: float) -> bool:
-        """True when the engine process answers in time."""
+        """Whether the engine process answers in time."""
 
     async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, for explanations of latency."""
+        """The latest step records, to explain latency."""

@@ -1,81 +1,123 @@
-"""EngineCore: the loop schedule → execute → update, and the record of every step."""
+"""EngineCore: the loop schedule → forward → sample → update, and the record of every step."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
+from quire.engine.whole_batches import BatchGate
 from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord
 
+if TYPE_CHECKING:  # a simulation needs no arrays
+    from quire.executor.plans import PlanCounts
+    from quire.worker.worker import Masks
+
 RECORDS_KEPT = 4096
+MOVES_SECONDS = 0.001  # between two looks at moves while no sequence can run before they end
 
 
 class StepExecutor(Protocol):
-    """What runs a scheduled step: a worker, or in a simulator a model of its time."""
+    """Runs a scheduled step in two halves: a worker."""
 
-    def execute(self, out: SchedulerOutput) -> StepOutput:
-        """Run one step; row i of the result belongs to out.scheduled[i]."""
+    def forward(self, out: SchedulerOutput) -> None:
+        """Run the program for a step; `sample` must follow."""
+
+    def sample(self, masks: Masks | None = None) -> StepOutput:
+        """The result of the step that `forward` ran: row i belongs to out.scheduled[i]."""
+
+    @property
+    def plans(self) -> PlanCounts:
+        """The executor's plans of steps, and how often they were used."""
+
+
+class Grammars(Protocol):
+    """Decides which tokens sequences may sample next, on threads of its own while the program runs."""
+
+    def begin(self, out: SchedulerOutput) -> None:
+        """Begin to fill the masks of a step. Returns at once; the masks follow from what `out` says alone."""
+
+    def masks(self) -> Masks:
+        """The masks of the step that was begun last. Waits until they are filled."""
+
+    def advance(self, out: SchedulerOutput, result: StepOutput) -> None:
+        """Step over the tokens that the rows of `out` accepted; drafts that they did not accept never were."""
 
 
 class EngineCore:
     """One scheduler and one worker. Not thread-safe: one thread calls it.
 
     With a gate, `ready_in` says how long a batch is still collected; `step` runs whatever there is at any time.
+    Without `grammars` every sequence may sample every token that its parameters allow.
     """
 
-    def __init__(self, scheduler: Scheduler, worker: StepExecutor, gate: BatchGate | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: StepExecutor,
+        gate: BatchGate | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
         self.scheduler = scheduler
-        self._worker = worker
+        self._worker, self._grammars = worker, grammars
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
-        self.started: list[str] = []  # requests that the last step put to work, or back to work
+        self.rows = 0  # of the last step
+        self.started: list[str] = []  # requests that the last step started or resumed
         self._gate = gate
+        self._resume = 0.0  # no step before this time: only moves would be looked at
 
     @property
     def worker(self) -> StepExecutor:
-        """What runs the steps."""
+        """The object that runs the steps."""
         return self._worker
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError when it could never complete."""
         self.scheduler.add(request)
+        self._resume = 0.0
 
     def abort(self, request_id: str) -> list[SeqEvent]:
-        """End a request now; its final events."""
+        """End a request now; returns its final events."""
         return self.scheduler.abort(request_id)
 
     def finish(self, request_id: str, sample_index: int) -> SeqEvent | None:
-        """End one sample because its text held a stop string; its final event."""
+        """End one sample because its text contains a stop string; returns its final event."""
         return self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
 
     def has_work(self) -> bool:
         return self.scheduler.has_work()
 
     def ready_in(self) -> float | None:
-        """Seconds until there is a step to run, 0 for now; None: not before something is added."""
+        """Seconds until there is a step to run; 0: now; None: not before something is added."""
         if not self.scheduler.has_work():
             return None
         if self._gate is None:
-            return 0.0
-        opens = self._gate.opens(self.scheduler)
+            return max(0.0, self._resume - time.monotonic()) if self._resume else 0.0
+        opens = max(self._gate.opens(), self._resume)
         return None if opens == math.inf else max(0.0, opens - time.monotonic())
 
     def step(self) -> list[SeqEvent]:
-        """Run one step; what it changed, in row order."""
+        """Run one step; what it changed, in row order. A step without rows, while moves go on, leaves no record."""
+        if self._resume and (early := self._resume - time.monotonic()) > 0:
+            time.sleep(early)
         start = time.perf_counter()
         preempted = self.scheduler.num_preemptions
         out = self.scheduler.schedule()
         counts = self.scheduler.step_counts
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new]
-        result = self._worker.execute(out)
+        result = self._execute(out)
         executed = time.perf_counter()
         events = self.scheduler.update(out, result)
         updated = time.perf_counter()
+        self.rows, self._resume = len(out.scheduled), 0.0
+        if not self.rows:
+            if not result.filled:
+                self._resume = time.monotonic() + MOVES_SECONDS
+            return events
         self.last_phases = result.seconds
         self.records.append(
             StepRecord(
@@ -84,7 +126,7 @@ class EngineCore:
                 schedule_seconds=scheduled - start,
                 execute_seconds=executed - scheduled,
                 update_seconds=updated - executed,
-                rows=len(out.scheduled),
+                rows=self.rows,
                 prefill_tokens=counts.prefill_tokens,
                 decode_tokens=counts.decode_tokens,
                 context_tokens=counts.context_tokens,
@@ -95,3 +137,15 @@ class EngineCore:
             )
         )
         return events
+
+    def _execute(self, out: SchedulerOutput) -> StepOutput:
+        """Both halves of a step; its masks are filled during the first."""
+        worker, grammars = self._worker, self._grammars
+        if grammars is None:
+            worker.forward(out)
+            return worker.sample()
+        grammars.begin(out)
+        worker.forward(out)
+        result = worker.sample(grammars.masks())
+        grammars.advance(out, result)
+        return result

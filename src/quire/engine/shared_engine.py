@@ -1,7 +1,7 @@
 """SharedEngine: one SyncEngine for several streams, calls and threads at once.
 
-There is no thread of its own. A caller that needs a token takes a turn: it finds what the turns of others have left
-for it, or runs one step for all. So one caller alone pays nothing for the others that might be there.
+It has no thread of its own. A caller that needs a token takes a turn: it finds what other callers' turns have left
+for it, or runs one step for all. So a single caller pays nothing for the possibility of others.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Ask:
 
 
 class SharedEngine:
-    """Any thread may call any method. Raises QuireError once closed, once a step failed, and in a forked child."""
+    """Any thread may call any method. Raises QuireError after `close`, after a failed step, and in a forked child."""
 
     def __init__(self, built: Built) -> None:
         self._engine = SyncEngine(built)
         self._turns = Turns()
-        self._news: dict[str, deque[TextDelta]] = {}  # of streams: what was made and not read
-        self._dropped: deque[str] = deque()  # streams that were collected during another turn
-        self._ended = ""  # why there are no more steps
+        self._news: dict[str, deque[TextDelta]] = {}  # by stream: deltas made and not read
+        self._dropped: deque[str] = deque()  # streams garbage-collected during another turn
+        self._ended = ""  # why no step can run any more
         self._pid = os.getpid()
 
     def add(self, asks: Sequence[Ask], *, stream: bool = False) -> list[RequestOutput]:
-        """Queue requests, all or none; with `stream` their deltas are kept for `read`. Raises RequestError."""
+        """Queue all of the requests or none; with `stream` their deltas are kept for `read`. Raises RequestError."""
         self._check()
         texts = [ask.prompt if isinstance(ask.prompt, str) else None for ask in asks]
         prompts = [
@@ -68,14 +68,14 @@ class SharedEngine:
         return outputs
 
     def advance(self, outputs: Sequence[RequestOutput]) -> None:
-        """Run a step unless all of these have finished meanwhile."""
+        """Run a step unless all of these have already finished."""
         self._check()
         with self._turns:
             if not all(output.finished for output in outputs):
                 self._step()
 
     def read(self, output: RequestOutput) -> TextDelta | None:
-        """The next delta of a stream, after as many steps as it takes; None at its end."""
+        """The next delta of a stream, after as many steps as needed; None at its end."""
         self._check()
         while True:
             with self._turns:
@@ -88,14 +88,14 @@ class SharedEngine:
                 self._step()
 
     def abort(self, outputs: Sequence[RequestOutput]) -> None:
-        """End requests now; harmless for those that have ended, and when nothing runs any more."""
+        """End requests now; does nothing for those that have ended."""
         if os.getpid() != self._pid:
             return
         with self._turns:
             self._abort(outputs)
 
     def drop(self, output: RequestOutput) -> None:
-        """As `abort`, from a finalizer: these run at any moment, also within a turn of the same thread."""
+        """Like `abort`, for a finalizer: it may run at any moment, even during a turn of the same thread."""
         if os.getpid() != self._pid:
             return
         self._dropped.append(output.request_id)
@@ -106,7 +106,7 @@ class SharedEngine:
                 self._turns.release()
 
     def close(self) -> bool:
-        """Let nothing run any more. True for the first call in the process that made this engine."""
+        """End all requests. True for the first call in the process that made this engine."""
         if os.getpid() != self._pid:
             return False
         with self._turns:
@@ -121,8 +121,8 @@ class SharedEngine:
             try:
                 deltas = self._engine.step()
             except BaseException as error:
-                # The scheduler has handed out a step whose end it will never see.
-                self._ended = f"a step failed ({type(error).__name__}: {error}); make a new LLM"
+                # The scheduler has started a step whose end it will never see.
+                self._ended = f"a step failed ({type(error).__name__}: {error}); create a new LLM"
                 raise
         for delta in deltas:
             news = self._news.get(delta.request_id)
@@ -144,11 +144,11 @@ class SharedEngine:
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise QuireError(
-                f"this LLM belongs to process {self._pid}: a forked child has none of its threads. "
-                "Make the LLM in the process that uses it"
+                f"this LLM belongs to process {self._pid}: its threads do not exist in a forked child. "
+                "Create the LLM in the process that uses it"
             )
         if self._ended:
             raise QuireError(self._ended)
 
 
-_CLOSED = "this LLM is closed; make a new one"
+_CLOSED = "this LLM is closed; create a new one"

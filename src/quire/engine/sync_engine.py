@@ -10,13 +10,12 @@ from functools import partial
 from quire.engine.build.assemble import Built
 from quire.engine.front.output import Following
 from quire.records import dataclass
-from quire.text.stop import StopStrings
 from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What one step added to one sample: new text (may be empty) and new token ids."""
+    """The result of one step for one sample: new text (may be empty) and new token ids."""
 
     request_id: str
     index: int
@@ -26,7 +25,7 @@ class TextDelta:
 
 
 class SyncEngine:
-    """Adds requests and steps until they are done. One thread calls it."""
+    """Adds requests and runs steps until they have finished. One thread calls it."""
 
     def __init__(self, built: Built) -> None:
         self.built = built
@@ -45,8 +44,8 @@ class SyncEngine:
     ) -> RequestOutput:
         """Queue a prompt (text or token ids); returns the output that grows as `step` is called.
 
-        `prompt_text` is what to report for a prompt given as ids. Raises RequestError naming the field when
-        the request could never complete.
+        `prompt_text` is the text to report for a prompt given as ids. Raises RequestError naming the field when the
+        request could never complete.
         """
         vocab = self.built.program.vocab
         eos = self.built.model.facts.generation.eos_token_ids
@@ -56,9 +55,6 @@ class SyncEngine:
         else:
             token_ids = list(prompt)
         self._check_prompt(token_ids, vocab)
-        if params.stop and self.built.model.tokenizer is None:
-            raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
-        stops = StopStrings(params.stop) if params.stop else None
         request = Request(
             request_id=f"request-{next(self._ids)}",
             prompt_token_ids=TokenIds(token_ids),
@@ -68,18 +64,14 @@ class SyncEngine:
             namespace=cache_salt,
             eos_token_ids=eos,
         )
+        finish = partial(self.core.finish, request.request_id)
+        following = Following(request, prompt_text, self.built.model.tokenizer, finish)
         self.core.add(request)
-        following = self._following[request.request_id] = Following(
-            request,
-            prompt_text,
-            self.built.model.tokenizer,
-            stops,
-            partial(self.core.finish, request.request_id),
-        )
+        self._following[request.request_id] = following
         return following.output
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt with what the checkpoint adds around a text."""
+        """Token ids of a prompt, including the special tokens that the checkpoint adds."""
         tokenizer = self.built.model.tokenizer
         if tokenizer is None:
             raise RequestError("prompt", "this model folder has no tokenizer; give token ids")
@@ -93,7 +85,7 @@ class SyncEngine:
         return self.core.has_work()
 
     def step(self) -> list[TextDelta]:
-        """Run one step; what it added, sample by sample."""
+        """Run one step; returns its deltas, sample by sample."""
         events = self.core.step()
         for request_id in self.core.started:
             if request_id in self._following:
@@ -101,7 +93,7 @@ class SyncEngine:
         return self._take(events)
 
     def _take(self, events: list[SeqEvent]) -> list[TextDelta]:
-        """Apply events; what changed, sample by sample. Finished requests are forgotten."""
+        """Apply events; returns the deltas, sample by sample. Finished requests are forgotten."""
         now = time.perf_counter()
         deltas = []
         for event in events:

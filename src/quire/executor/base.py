@@ -1,4 +1,7 @@
-"""What every executor does: hold weights, caches and buffers, and run a program for one step.
+"""The contract of executors: they hold weights, caches and buffers, and run a program for one step.
+
+Three protocols say what different callers need: Loadable takes weights, Runnable runs steps, Inspectable shows what
+happens inside. An Executor is all three; an ExecutorKind says what one will hold, and makes it.
 
 A step is described by StepArrays: preallocated int32 arrays that the worker fills and the executor has bound
 once, so that a step itself passes three integers.
@@ -17,16 +20,21 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from quire.executor.plans import PlanCounts, StepSize
+from quire.loader.packed import Packer
+from quire.loader.source import Sink
+from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
-from quire.program.program import Program
-from quire.program.tensors import Param
-from quire.quant import GroupCodes
+from quire.program.program import Entry, Program
 from quire.records import dataclass
+from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
-Outputs = Mapping[str, F32]  # what a step left, by the names of Program.outputs
+# What a step left, by the names of Program.outputs, until the next run. Looking an output up brings it to host memory.
+# An executor on a device returns a mapping of its own, in which the executor's sampler finds the rows on the device.
+Outputs = Mapping[str, F32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class Limits:
 
     max_tokens: tokens in one step. max_rows: sequences in one step, and slots of the block tables.
     max_logit_rows: rows of one head run. max_len: positions of one sequence. num_blocks: KV blocks, each of
-    block_size tokens (a multiple of 16) for layers_per_group layers.
+    block_size tokens (a multiple of 16) for layers_per_group layers, or of their states.
     """
 
     max_tokens: int
@@ -50,8 +58,20 @@ class Limits:
         return -(-self.max_len // self.block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Soft tokens of a step: tokens start, start + 1, … have these rows [tokens, dim] in place of the embeddings of
+    their ids, which are placeholders. No multiplier of embeddings applies to them."""
+
+    start: int
+    rows: F32
+
+
 class StepArrays:
-    """The step's int32 arrays, allocated once: what a worker fills and an executor reads."""
+    """The step's int32 arrays, allocated once: what a worker fills and an executor reads.
+
+    `embeddings` are those of the step's soft tokens, none in most steps.
+    """
 
     def __init__(self, limits: Limits, num_groups: int) -> None:
         self.token_ids: I32 = np.zeros(limits.max_tokens, np.int32)
@@ -59,7 +79,9 @@ class StepArrays:
         self.query_start: I32 = np.zeros(limits.max_rows + 1, np.int32)
         self.slots: I32 = np.zeros(limits.max_rows, np.int32)
         self.logit_rows: I32 = np.zeros(limits.max_logit_rows, np.int32)
-        # [group][slot, k]: block id of tokens k·block_size …; only entries a step can read need be valid.
+        self.embeddings: list[Embeddings] = []
+        # [group][slot, k]: block id of tokens k·block_size …; only entries a step can read need be valid. In a group of
+        # states that block has those after the last token computed of its own.
         self.block_tables: tuple[I32, ...] = tuple(
             np.zeros((limits.max_rows, limits.blocks_per_row), np.int32) for _ in range(num_groups)
         )
@@ -71,6 +93,32 @@ def step_array_bytes(limits: Limits, num_groups: int) -> int:
     return 4 * (words + num_groups * limits.max_rows * limits.blocks_per_row)
 
 
+def check_program(program: Program) -> None:
+    """Raise UnsupportedModelError for a program that no executor can run, before its weights are loaded."""
+    if program.state_layers:
+        layers = ", ".join(str(layer.layer) for layer in program.state_layers)
+        raise UnsupportedModelError(
+            f"layers {layers} keep a state for each sequence, and no executor has ops for states"
+        )
+
+
+def check_embeddings(program: Program, embeddings: Sequence[Embeddings], num_tokens: int) -> Entry:
+    """Where they enter the program. Raises ValueError for rows of another shape, beyond the step's tokens, or of a
+    program that takes none."""
+    if program.entry is None:
+        raise ValueError("embeddings: the program takes none")
+    dim = program.buffer(program.entry.buffer).cols
+    for given in embeddings:
+        if given.rows.dtype != np.float32 or given.rows.ndim != 2 or given.rows.shape[1] != dim:
+            raise ValueError(
+                f"embeddings: {given.rows.dtype} {list(given.rows.shape)} is not float32 [tokens, {dim}]"
+            )
+        if given.start < 0 or given.start + len(given.rows) > num_tokens:
+            last = given.start + len(given.rows) - 1
+            raise ValueError(f"embeddings: tokens {given.start} to {last} are not in the step's {num_tokens}")
+    return program.entry
+
+
 def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], content: U8) -> None:
     """Raise ValueError when read_blocks or write_blocks cannot be called so."""
     if blocks and not 0 <= min(blocks) <= max(blocks) < limits.num_blocks:
@@ -80,54 +128,179 @@ def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], conten
         raise ValueError(f"content: {content.dtype} {list(content.shape)} is not uint8 {list(shape)}")
 
 
-class Executor(Protocol):
-    """Runs a Program. Life: construct(program) → put every part → bind(limits, arrays) → run/run_head …
+@dataclass(frozen=True, slots=True)
+class Bitmask:
+    """The tokens that some rows may sample.
 
-    Raises MemoryBudgetError from bind when an arena cannot be had, ValueError for a step beyond the limits.
+    words: int32 [lines, ceil(vocab / 32)]; token i is allowed where bit i % 32 of word i // 32 is set.
+    lines: int32 [rows], each row's line of words; -1 for a row that may sample every token.
     """
+
+    words: I32
+    lines: I32
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The result of one call of a sampler, row for row.
+
+    token_ids: int32 [rows], -1 where the row failed. failed: row -> NO_TOKEN where the model gives every token that the
+    request allows no probability, else ERROR. logprobs: per row the chosen token and then the most likely ones, None
+    where the slot did not ask or the row failed.
+    """
+
+    token_ids: I32
+    failed: dict[int, FinishReason]
+    logprobs: list[LogprobTable | None]
+
+
+class Sampler(Protocol):
+    """Turns the outputs of the executor that made it into tokens, for sequences in slots. One call at a time."""
+
+    def add(self, slot: int, new: NewSeq) -> None:
+        """Take a slot for a sequence, new or resumed: penalties see all of new.token_ids.
+
+        Raises ValueError if the slot is taken or a token id is not in the vocabulary.
+        """
+
+    def drop(self, slot: int) -> None:
+        """Free a slot. Raises ValueError if it is not in use."""
+
+    def top_n(self, slot: int) -> int:
+        """The number of likely tokens that the slot's prompt_logprobs asks for."""
+
+    def sample(
+        self, outputs: Outputs, slots: I32, positions: I32, bitmask: Bitmask | None = None
+    ) -> SampledRows:
+        """Sample one token for every row of logits and count it as output of its slot.
+
+        slots: [rows], no slot twice. positions: [rows], index in its sequence of the token to sample. Raises
+        ValueError, without a change, if these disagree.
+        """
+
+    def verify(
+        self, outputs: Outputs, slots: I32, positions: I32, drafts: I32, bitmask: Bitmask | None = None
+    ) -> SampledRows:
+        """Sample one token for every row and count none; `commit` counts those that are accepted.
+
+        As `sample`, but a slot may have several rows, one after the other, for positions that rise by one.
+        drafts: [rows], the token assumed at a row's position by the slot's later rows; -1 in the last of them. A row
+        gives the token that `sample` would give after the drafts before it. Raises ValueError, as `sample`.
+        """
+
+    def commit(self, slots: I32, tokens: I32) -> None:
+        """Count tokens[i] as output of slots[i]. Raises ValueError, without a change, for a free slot or a token
+        outside the vocabulary."""
+
+    def prompt_logprobs(self, outputs: Outputs, target_token_ids: I32, top_n: int) -> LogprobTable | None:
+        """Log-probabilities of target_token_ids[i] under row i of the logits, and of the top_n likeliest.
+
+        None if a row holds NaN or +inf, or nothing but -inf: the sequence has failed. Raises ValueError for a target
+        outside the vocabulary or top_n outside [0, 64].
+        """
+
+
+class Loadable(Sink, Protocol):
+    """Takes the weights of a program; see loader.Sink."""
+
+    @property
+    def packer(self) -> Packer | None:
+        """The packed weights, which can be kept on disk; None if this kind of executor has no such form."""
+
+
+class Runnable(Protocol):
+    """Runs steps of a program, once all weights are there."""
 
     program: Program
 
-    def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
-        """Take one checkpoint part: raw [rows, cols] or [rows] in "F32", "F16" or "BF16" (as uint16)."""
+    def bind(self, limits: Limits, arrays: StepArrays) -> None:
+        """Allocate cache and buffers, and remember the arrays. Called once.
 
-    def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
-        """Take rows of a weight in groups that come quantized, in the format that `param.groups` says.
-
-        ValueError, naming the parameter, for other shapes, types, codes out of range or scales that are not finite.
+        Raises MemoryBudgetError if they cannot be allocated.
         """
 
-    def bind(self, limits: Limits, arrays: StepArrays) -> None:
-        """Allocate cache and buffers, and remember the arrays. Called once, after all parts are put."""
+    def sampler(self) -> Sampler:
+        """A sampler for outputs of this executor, with a slot for each row of the limits. Called after bind."""
+
+    def prepare(self, sizes: Sequence[StepSize]) -> None:
+        """Plan steps of these sizes ahead (see plans.StepPlans). Steps of other sizes run all the same."""
+
+    @property
+    def plans(self) -> PlanCounts:
+        """The prepared sizes, and how many steps had one of them."""
 
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
-        """One whole step: body over the tokens, head over arrays.logit_rows.
+        """One whole step: body over the tokens, head over arrays.logit_rows. Other Python threads run meanwhile.
 
         Returns the program's outputs, valid until the next run or run_head: those of logit rows [num_logit_rows, cols],
-        others [num_tokens, cols].
+        others [num_tokens, cols]. Raises ValueError for a step beyond the limits.
         """
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
 
-    def read(self, buffer: str, rows: int) -> F32:
-        """The first rows of a buffer after the last run, as float32. For tests; see `stop_after`."""
-
-    def stop_after(self, op_index: int | None) -> None:
-        """Make later runs end after that op of Program.ops (None: run all), so buffers can be compared."""
-
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out: into[i] is the content of blocks[i], as many bytes as memory.kv_block_bytes says.
 
-        Only an executor of the same kind with the same program and block size can make use of them. ValueError for a
+        Only an executor of the same kind with the same program and block size can use them. Raises ValueError for a
         block that does not exist or an array of another shape.
         """
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
         """Copy KV blocks in: the opposite of read_blocks."""
 
+    def close(self) -> None:
+        """Free everything."""
+
+
+class Inspectable(Protocol):
+    """Shows what an executor holds, and what its ops compute and cost."""
+
+    @property
+    def isa(self) -> str:
+        """The instruction set of its kernels; "torch" if torch chooses them."""
+
     def memory(self) -> Mapping[str, int]:
         """Bytes held by part: weights, kv, activations, tables."""
 
-    def close(self) -> None:
-        """Give everything back."""
+    def areas(self) -> Sequence[tuple[str, int, int]]:
+        """Parts in this process that the kernel can count pages of: name, address, bytes. May be empty."""
+
+    def read(self, buffer: str, rows: int) -> F32:
+        """A copy of the first rows of a buffer after the last run, as float32; see `stop_after`."""
+
+    def stop_after(self, op_index: int | None) -> None:
+        """Make later runs end after that op of Program.ops (None: run all), so that buffers can be compared."""
+
+    def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
+        """Run only ops begin … end - 1 of Program.ops, on whatever their buffers hold."""
+
+    def profile(self, on: bool) -> None:
+        """Measure every op of later steps, or stop measuring. Called after bind. Costs nothing while it is off."""
+
+    def take_profile(self) -> tuple[list[float], list[float]]:
+        """For each of Program.ops: seconds since the last call, and of these the mean that threads waited for others.
+
+        Empty if nothing is measured. What runs after the last op of a step (threads that finish later) is not in it.
+        """
+
+
+class Executor(Loadable, Runnable, Inspectable, Protocol):
+    """Runs a Program. Its life: every part is put, then bind(limits, arrays), then steps, then close."""
+
+
+class ExecutorKind(Protocol):
+    """What is known of an executor before it exists."""
+
+    @property
+    def layout(self) -> str:
+        """What packed weights depend on besides the program; "" if there are none (see Loadable.packer)."""
+
+    def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
+        """What an executor of these limits will hold, by the parts of Inspectable.memory."""
+
+    def sampler_bytes(self, program: Program, limits: Limits) -> int:
+        """The most bytes that its sampler will ever hold."""
+
+    def make(self, program: Program) -> Executor:
+        """An executor without weights."""

@@ -14,7 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from quire import _native
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks
+from quire.executor.base import (
+    F32,
+    U8,
+    Embeddings,
+    Limits,
+    Outputs,
+    StepArrays,
+    check_blocks,
+    check_embeddings,
+    check_program,
+)
+from quire.executor.plans import PlanCounts, StepPlans, StepSize
+from quire.executor.sampler import HostSampler, sampler_bytes
 from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
@@ -34,6 +46,7 @@ from quire.program.program import Program
 from quire.program.tensors import Buffer, Param
 from quire.quant import GroupCodes, check_codes, quantize
 from quire.quant.groups import rotate, weight_share
+from quire.records import dataclass
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 from quire.util.sizes import format_size
@@ -45,31 +58,42 @@ _GROUP_KINDS = {kind.name.replace("_", "*"): kind for kind in _native.GroupKind}
 _Field = str | int | float | bool | None
 
 
-def planned_bytes(program: Program, limits: Limits, threads: int) -> dict[str, int]:
-    """What a NativeExecutor of these limits will hold, by part, before any of it is allocated."""
-    arena = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
-    return {
-        "weights": weight_bytes(program),
-        "kv": limits.num_blocks * kv_block_bytes(program, limits.block_size),
-        "activations": arena.total + _scratch_bytes(program, threads, limits),
-        "tables": rope_table_bytes(program, limits.max_len),
-    }
+@dataclass(frozen=True, slots=True)
+class NativeKind:
+    """Native executors with so many threads; see ExecutorKind. `isa` as in NativeExecutor."""
 
+    threads: int
+    isa: str = ""
 
-def best_isa() -> str:
-    """The best instruction set of this machine."""
-    return _native.supported_isas()[0]
+    @property
+    def layout(self) -> str:
+        """The layout of packed weights; see ExecutorKind."""
+        return _layout(self.isa or _native.supported_isas()[0])
 
+    def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
+        """What a NativeExecutor of these limits will hold, by part."""
+        arena = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+        return {
+            "weights": weight_bytes(program),
+            "kv": limits.num_blocks * kv_block_bytes(program, limits.block_size),
+            "activations": arena.total + _scratch_bytes(program, self.threads, limits),
+            "tables": rope_table_bytes(program, limits.max_len),
+        }
 
-def packed_layout(isa: str) -> str:
-    """The layout of weights that are packed for an instruction set ("" is the best of this machine)."""
-    return f"{_native.PACK_LAYOUT}/{isa or best_isa()}"
+    def sampler_bytes(self, program: Program, limits: Limits) -> int:
+        """The most bytes that its sampler will ever hold."""
+        return sampler_bytes(program.vocab, limits, self.threads)
+
+    def make(self, program: Program) -> NativeExecutor:
+        """An executor without weights."""
+        return NativeExecutor(program, threads=self.threads, isa=self.isa)
 
 
 class NativeExecutor:
     """Executor over the C++ core. `isa` forces an instruction set ("" takes the best of this machine)."""
 
     def __init__(self, program: Program, *, threads: int, isa: str = "") -> None:
+        check_program(program)
         self.program = program
         self._core = _native.Executor(isa, threads)
         for param in program.params:
@@ -78,11 +102,12 @@ class NativeExecutor:
         self._limits: Limits | None = None
         self._arrays: StepArrays | None = None
         self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
-        self._tokens = 0  # of the last step
+        self._plans = StepPlans(self._views)
+        self._size = StepSize(0, 0, 0)  # of the last step
 
     @property
     def core(self) -> _native.Executor:
-        """The native object, for what shares its threads: the sampler."""
+        """The native object, for the sampler, which shares its threads, and for tests."""
         return self._core
 
     @property
@@ -108,7 +133,7 @@ class NativeExecutor:
             core.add_table(param.name, rows, param.cols, _DTYPES[param.dtype])
 
     def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
-        """Pack one checkpoint part; see Executor.put."""
+        """Pack one checkpoint part; see Loadable.put."""
         self.put_checked(param, row_offset, data, dtype)
 
     def put_checked(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> int | None:
@@ -128,8 +153,13 @@ class NativeExecutor:
 
     @property
     def layout(self) -> str:
-        """What packed bytes depend on beside the program: the layout's number and the instruction set."""
-        return packed_layout(self.isa)
+        """What packed weights depend on besides the program; see Packer."""
+        return _layout(self.isa)
+
+    @property
+    def packer(self) -> NativeExecutor:
+        """The owner of the packed weights; see Loadable.packer."""
+        return self
 
     @property
     def weight_bytes(self) -> int:
@@ -150,7 +180,7 @@ class NativeExecutor:
         return self._core.map_weights(fd, sums)
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
-        """Pack rows that come quantized; see Executor.put_codes."""
+        """Pack rows that come quantized; see Loadable.put_codes."""
         check_codes(param, row_offset, given)
         arrays = [
             a if a is None else np.ascontiguousarray(a)
@@ -160,7 +190,7 @@ class NativeExecutor:
         self._core.put_codes(param.name, row_offset, len(given.codes), addresses)
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
-        """Allocate cache and buffers and remember the arrays; see Executor.bind."""
+        """Allocate cache and buffers and remember the arrays; see Runnable.bind."""
         if self._limits is not None:
             raise RuntimeError("bind is called once")
         program = self.program
@@ -221,42 +251,73 @@ class NativeExecutor:
                 "raise the limit of address space (ulimit -v)"
             ) from error
 
+    def sampler(self) -> HostSampler:
+        """A sampler on the threads of this executor; see Runnable.sampler."""
+        if self._limits is None:
+            raise RuntimeError("sampler is called after bind")
+        limits = self._limits
+        return HostSampler(
+            self.program.vocab, limits.max_rows, executor=self._core, max_rows=limits.max_logit_rows
+        )
+
+    def prepare(self, sizes: Sequence[StepSize]) -> None:
+        """Make the views of the outputs ahead, which is all that a native step could keep from one of equal size.
+
+        Its tasks depend on positions, and to cut them takes less than a thousandth of a step (decision 0048).
+        """
+        self._plans.prepare(sizes)
+
+    @property
+    def plans(self) -> PlanCounts:
+        """Prepared sizes, and the steps that had them."""
+        return self._plans.counts
+
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
-        """One step; see Executor.run."""
-        self._core.run(num_tokens, num_rows, num_logit_rows)
-        self._tokens = num_tokens
-        return self._views(num_logit_rows)
+        """One step; see Runnable.run."""
+        if self._arrays is not None and self._arrays.embeddings:
+            self._run_with(self._arrays.embeddings, num_tokens, num_rows, num_logit_rows)
+        else:
+            self._core.run(num_tokens, num_rows, num_logit_rows)
+        self._size = StepSize(num_tokens, num_rows, num_logit_rows)
+        return self._plans.find(num_tokens, num_rows, num_logit_rows) or self._views(self._size)
+
+    def _run_with(self, embeddings: list[Embeddings], tokens: int, rows: int, logit_rows: int) -> None:
+        """A step in two parts, so that the embeddings of soft tokens can be put in between."""
+        entry = check_embeddings(self.program, embeddings, tokens)
+        end = len(self.program.ops if logit_rows else self.program.body)
+        self._core.run_range(tokens, rows, logit_rows, 0, entry.ops)
+        into = self._view(entry.buffer, tokens)
+        for given in embeddings:
+            into[given.start : given.start + len(given.rows)] = given.rows
+        self._core.run_range(tokens, rows, logit_rows, entry.ops, end)
 
     def run_head(self, num_logit_rows: int) -> Outputs:
-        """The head for other rows of the same step; see Executor.run_head."""
+        """The head for other rows of the same step; see Runnable.run_head."""
         self._core.run_head(num_logit_rows)
-        return self._views(num_logit_rows)
+        return self._views(self._size._replace(logit_rows=num_logit_rows))
 
-    def _views(self, num_logit_rows: int) -> Outputs:
+    def _views(self, size: StepSize) -> Outputs:
         return {
-            name: rows[: num_logit_rows if of_logits else self._tokens]
+            name: rows[: size.logit_rows if of_logits else size.tokens]
             for name, rows, of_logits in self._outputs
         }
 
     def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
-        """Only ops begin … end - 1 of Program.ops, on whatever their buffers hold: what a kernel benchmark times."""
+        """Only some ops; see Inspectable.run_range."""
         self._core.run_range(num_tokens, num_rows, num_logit_rows, begin, end)
 
     def stop_after(self, op_index: int | None) -> None:
-        """End later runs after this op; see Executor.stop_after."""
+        """End later runs after this op; see Inspectable.stop_after."""
         self._core.stop_after(-1 if op_index is None else op_index)
 
     def profile(self, on: bool) -> None:
-        """Measure every op of later steps, or no longer. While it is off a step pays nothing for it."""
+        """Measure every op of later steps, or stop measuring."""
         if self._limits is None:
             raise RuntimeError("profile is called after bind")
         self._core.profile(on)
 
     def take_profile(self) -> tuple[list[float], list[float]]:
-        """For each of Program.ops: seconds since the last call, and of these the mean that a thread waited for others.
-
-        Empty when nothing is measured. What runs after the last op of a step (threads that finish later) is not in it.
-        """
+        """Seconds of each op; see Inspectable.take_profile."""
         found = self._core.take_profile()
         half = len(found) // 2
         return found[:half], found[half:]
@@ -306,13 +367,13 @@ class NativeExecutor:
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
-        """Copy KV blocks out; see Executor.read_blocks."""
+        """Copy KV blocks out; see Runnable.read_blocks."""
         cache = self._cache(blocks, into)
         for row, block in zip(into, blocks, strict=True):
             row[:] = cache[block]
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
-        """Copy KV blocks in; see Executor.write_blocks."""
+        """Copy KV blocks in; see Runnable.write_blocks."""
         cache = self._cache(blocks, content)
         for row, block in zip(content, blocks, strict=True):
             cache[block] = row
@@ -338,14 +399,20 @@ class NativeExecutor:
         }
 
     def areas(self) -> list[tuple[str, int, int]]:
-        """Where large parts lie in memory: name, address, bytes."""
+        """Large parts: name, address, bytes."""
         return self._core.arenas()
 
     def close(self) -> None:
-        """Give everything back; the executor cannot be used again."""
+        """Free everything; the executor cannot be used again."""
         self._outputs.clear()
+        self._plans = StepPlans(self._views)
         self._arrays = None
         del self._core
+
+
+def _layout(isa: str) -> str:
+    """The number of the layout of packed weights, and the instruction set."""
+    return f"{_native.PACK_LAYOUT}/{isa}"
 
 
 def _fields(record: Any, prefix: str = "") -> dict[str, _Field]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, TypeVar
 
-from quire.config.schema import SIZES, EngineConfig
+from quire.config.schema import OPTIONS, EngineConfig
 from quire.types import RequestError
 from quire.util.sizes import parse_size
 
@@ -18,12 +17,15 @@ T = TypeVar("T")
 
 def engine_options(options: Mapping[str, Any]) -> EngineConfig:
     """Build the engine config; sizes may be strings like "6GiB". Raises ValueError naming the option."""
-    known = [field.name for field in fields(EngineConfig)]
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, 1)
             raise ValueError(f"{name} is not an option" + (f"; did you mean {near[0]}?" if near else ""))
-    sizes = {name: parse_size(options[name]) for name in SIZES if isinstance(options.get(name), str)}
+    sizes = {
+        name: parse_size(value)
+        for name, value in options.items()
+        if isinstance(value, str) and OPTIONS[name].metadata["size"]
+    }
     return EngineConfig(**{**options, **sizes})
 
 

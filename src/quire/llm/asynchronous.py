@@ -84,7 +84,7 @@ class AsyncLLM:
         self._check()
         items = prompt_list(prompts)
         each = one_each("params", params, len(items), SamplingParams, self._default)
-        ranks = priority_list(priorities, len(items), self._config.scheduling_policy)
+        ranks = priority_list(priorities, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
         tasks = [
             asyncio.create_task(self._whole(prompt, one, rank, cache_salt))
@@ -193,4 +193,4 @@ class AsyncLLM:
             raise QuireError(f"this AsyncLLM is {self._state}")
 
 
-_CLOSED = "closed; make a new one"
+_CLOSED = "closed; create a new one"

@@ -102,7 +102,7 @@ class LLM:
         """
         items = prompt_list(prompts)
         each = self._params(params, len(items))
-        ranks = priority_list(priorities, len(items), self._built.config.asked.scheduling_policy)
+        ranks = priority_list(priorities, len(items), self._built.config.asked.scheduler.scheduling_policy)
         check_salt(cache_salt)
         asks = [
             Ask(prompt=prompt, params=one, priority=rank, cache_salt=cache_salt)

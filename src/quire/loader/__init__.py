@@ -8,7 +8,7 @@ from quire.loader.fingerprint import fingerprint
 from quire.loader.gguf_source import GGUFFiles, GGUFOpened, GGUFSource
 from quire.loader.hub import resolve_model
 from quire.loader.load import LoadRules, LoadSummary, load
-from quire.loader.packed import PackedWeights, packed_key
+from quire.loader.packed import PackedWeights, Packer, packed_key
 from quire.loader.random_weights import RandomWeights
 from quire.loader.source import Sink, Source, TensorInfo
 from quire.util.kept import DamagedError
@@ -26,6 +26,7 @@ __all__ = [
     "LoadRules",
     "LoadSummary",
     "PackedWeights",
+    "Packer",
     "QuantizedSource",
     "RandomWeights",
     "Sink",

@@ -1,4 +1,4 @@
-"""Checkpoints from one format to another: safetensors and GGUF, with their configs and tokenizers."""
+"""Converts checkpoints between safetensors and GGUF, with their configs and tokenizers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ from quire.types import CheckpointError
 
 BLOCK_BYTES = 32 * 2**20
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-DTYPES = ("auto", *_FLOATS, "q8_0")
 _NAMES = {stored: name for name, stored in _FLOATS.items()}
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
            "generation_config.json", "chat_template.jinja")  # fmt: skip
@@ -52,15 +51,15 @@ Progress = Callable[[int, int], None]
 
 
 def convert(name: str, out: Path, dtype: str = "auto", progress: Progress | None = None) -> list[str]:
-    """Write the model `name` to `out`: a GGUF file when it ends so, else a new folder. Returns what was done.
+    """Write the model `name` to `out`: a GGUF file if `out` ends in .gguf, else a new folder. Returns a summary.
 
-    Raises CheckpointError when `out` exists or the model is wrong, UnsupportedModelError for what the other format
-    cannot say; in both cases nothing is left at `out`.
+    Raises CheckpointError when `out` exists or the model is invalid, UnsupportedModelError for what the other format
+    cannot express; in both cases nothing is left at `out`.
     """
     if out.exists():
-        raise CheckpointError(f"{out}: exists already")
+        raise CheckpointError(f"{out}: already exists")
     if dtype == "q8_0" and out.suffix != ".gguf":
-        raise CheckpointError("dtype: q8_0 is a format of GGUF files only")
+        raise CheckpointError("dtype: q8_0 is available for GGUF files only")
     model = open_model(name)
     write = _to_gguf if out.suffix == ".gguf" else _to_folder
     unfinished = out.with_name(out.name + ".unfinished")
@@ -77,7 +76,7 @@ def convert(name: str, out: Path, dtype: str = "auto", progress: Progress | None
 
 
 class _Counter:
-    """Tells progress in bytes of what was read."""
+    """Reports progress in bytes read."""
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self.total = sum(source.info(name).nbytes for name in source.names())
@@ -90,7 +89,7 @@ class _Counter:
 
 
 def _target(info: TensorInfo, dtype: str) -> str:
-    """The format that a tensor is written in."""
+    """The format in which a tensor is written."""
     if dtype in _FLOATS:
         return _FLOATS[dtype]
     return "BF16" if info.stored else info.dtype
@@ -98,7 +97,7 @@ def _target(info: TensorInfo, dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A tensor to write: numbers of tensor `source` (with `row`, of that one row of it) plus `plus`."""
+    """A tensor to write: the numbers of tensor `source` (with `row`, of that row only) plus `plus`."""
 
     source: TensorInfo
     row: int | None = None
@@ -110,7 +109,7 @@ class _Copy:
 
 
 def _pieces(source: Source, copy: _Copy, quantum: int, counter: _Counter) -> Iterator[F32]:
-    """Numbers of row blocks that start at multiples of `quantum`."""
+    """The numbers in row blocks that start at multiples of `quantum`."""
     info = copy.source
     row_bytes = 4 * max(int(np.prod(info.shape[1:], dtype=np.int64)), 1)
     step = max(BLOCK_BYTES // row_bytes // quantum, 1) * quantum
@@ -126,7 +125,7 @@ def _pieces(source: Source, copy: _Copy, quantum: int, counter: _Counter) -> Ite
 
 
 def _check(model: Model, source: Source) -> LoadRules:
-    """Raise CheckpointError unless the tensors are those of the config."""
+    """Raise CheckpointError unless the tensors match the config."""
     spec = model.facts.spec
     rules = LoadRules.of(spec, quantized=model.facts.quantization is not None)
     check_tensors(lower(spec, NumberFormats()).params, source, rules)
@@ -134,7 +133,7 @@ def _check(model: Model, source: Source) -> LoadRules:
 
 
 def _asked(spec: ModelSpec) -> dict[str, Part]:
-    """The tensors that a model asks for, by name."""
+    """The tensors of a model, by name."""
     params = lower(spec, NumberFormats()).params
     return {part.tensor: part for param in params for part in param.parts}
 
@@ -164,7 +163,7 @@ def _to_folder(model: Model, source: Source, out: Path, dtype: str, counter: _Co
 
 
 def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _Copy]]:
-    """The config of a GGUF file, and the tensors of a checkpoint that it describes, taken from the file's."""
+    """The config of a GGUF file, and the checkpoint tensors it describes, made from those of the file."""
     model, name = opened.model, str(opened.files.metadata["general.architecture"])
     config = dict(model.config)
     spec = facts_of(ConfigReader(config), None, "").spec
@@ -173,7 +172,7 @@ def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _C
     copies: dict[str, _Copy] = {}
     for written in written_tensors(name, spec, asked):
         for row, tensor in enumerate(written.sources):
-            itself = tensor in model.tensors  # else a head's norm, which is a row
+            itself = tensor in model.tensors  # otherwise the norm of a head, which is one row
             ours = tensor if itself else named[written.name]
             plus = there[ours].plus - asked[tensor].plus
             copies[tensor] = _Copy(source.info(ours), None if itself else row, plus)
@@ -181,7 +180,7 @@ def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _C
 
 
 def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
-    """config.json and the tokenizer's files."""
+    """config.json and the files of the tokenizer."""
     if model.gguf is None:
         for name in _COPIED:
             if (model.folder / name).exists():
@@ -205,7 +204,7 @@ def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
 
 def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Counter) -> list[str]:
     if model.gguf is not None:
-        raise CheckpointError(f"{model.folder}: is a GGUF file already")
+        raise CheckpointError(f"{model.folder}: is already a GGUF file")
     config = json.loads((model.folder / "config.json").read_text())
     spec = model.facts.spec
     name = architecture_of(str(config.get("model_type")))
@@ -242,7 +241,7 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
 
 
 def _out(written: Written, copy: _Copy, dtype: str) -> OutTensor:
-    """Norms stay float32, as every reader expects; rows that are not whole blocks stay float16."""
+    """Norms stay float32, as all readers expect; rows that are not whole blocks stay float16."""
     count, shape = len(written.sources), copy.shape[1:] if written.row else copy.shape
     if written.split is not None:
         (keys, values), rank = written.split, shape[1]
@@ -258,14 +257,14 @@ def _gguf_pieces(
     source: Source, copy: _Copy, written: Written, kind: str, counter: _Counter
 ) -> Iterator[Array]:
     rows = copy.source.shape[0]
-    each = sum(written.split) if written.split else rows // (written.heads or rows)  # rows of a head
+    each = sum(written.split) if written.split else rows // (written.heads or rows)  # rows per head
     for values in _pieces(source, copy, each, counter):
         ready = _as_written(values, written, each)
         yield to_q8_0(ready) if kind == "Q8_0" else from_float32(ready, kind)
 
 
 def _as_written(values: F32, written: Written, each: int) -> F32:
-    """Whole heads of `each` rows as a file has them."""
+    """Whole heads of `each` rows in the order of a file."""
     if written.split is not None:
         heads = values.reshape(-1, each, values.shape[1])
         keys = written.split[0]
@@ -277,7 +276,7 @@ def _as_written(values: F32, written: Written, each: int) -> F32:
 
 
 def _add_tokenizer(metadata: dict[str, Any], model: Model) -> list[str]:
-    """Write the tokenizer's keys; what the user should know."""
+    """Write the keys of the tokenizer; returns notices for the user."""
     generation = model.facts.generation
     if generation.eos_token_ids:
         metadata["tokenizer.ggml.eos_token_id"] = generation.eos_token_ids[0]

@@ -1,20 +1,19 @@
-"""How far a quantized model is from its checkpoint, prediction by prediction.
+"""Measures how far a quantized model is from its checkpoint, prediction by prediction.
 
-Both run as they would serve, in chunks, over the same passages. For every token of a passage after its prompt, the two
-distributions that it was to be drawn from are compared:
+Both run as they would be served, in chunks, over the same passages. For every token of a passage after its prompt, the
+distributions of both models for that token are compared:
 
     divergence  KL(reference || other) = Σ p · (log p - log q), in nats: 0 when nothing changed
     agreement   the share of tokens where both find the same token likeliest
     perplexity  exp of the mean of -log p(the token), of both
 
-A passage is a text, or what the reference itself says to a prompt, drawn from its distributions (temperature 1): the
-only text that any model knows. Of a text that the reference does not know, predictions are arbitrary, and so is what
-changes them; see sane_perplexity.
+A passage is a text, or the reference model's own answer to a prompt, drawn from its distributions (temperature 1): the
+only text that every model knows. On a text that the reference does not know, predictions are arbitrary, and so are
+changes to them; see sane_perplexity.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,24 +22,23 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.schema import EngineConfig
-from quire.engine.build.assemble import choose, machine_facts, make_executor, weight_origin
+from quire.engine.build.assemble import choose, machine_facts, weight_origin
 from quire.engine.build.opening import Model
 from quire.engine.build.weights import load_weights
 from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
-from quire.executor.native import planned_bytes
+from quire.executor.kinds import executor_kind
 from quire.program.memory import weight_bytes
 from quire.spec.model import LatentAttention
 from quire.types import MemoryBudgetError
+from quire.util.platform import resident_exactly
 from quire.util.sizes import format_size
 
-WINDOW = 512  # tokens that are run as one sequence, or the model's context
-CHUNK = 32  # tokens of a step, all of whose logits are wanted
-CONTINUATION = 128  # tokens that the reference says to one prompt, at the most
-OWN_TOKENS, OWN_ROUNDS = 512, 4  # prompts are taken again until the reference has said so much, or so often
+WINDOW = 512  # tokens run as one sequence, at most the model's context
+CHUNK = 32  # tokens per step; the logits of all of them are computed
+CONTINUATION = 128  # the longest answer to one prompt, in tokens
+OWN_TOKENS, OWN_ROUNDS = 512, 4  # prompts repeat until this many tokens of answers, or this many rounds
 OWN_TEXT = "the model's own"
-_SANE_SHARE = (
-    16  # a reference that finds one in so many tokens of its vocabulary likely does not know the text
-)
+_SANE_SHARE = 16  # see sane_perplexity
 _F64 = npt.NDArray[np.float64]
 
 Progress = Callable[[int, int], None]
@@ -48,7 +46,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Tokens that are run as one sequence; predictions are compared from the first token after `prompt` ones."""
+    """Tokens run as one sequence; predictions are compared from the first token after the `prompt`."""
 
     tokens: tuple[int, ...]
     prompt: int = 1
@@ -60,9 +58,9 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What one format does to the predictions of one text; see the module.
+    """The effect of one format on the predictions of one text; see the module.
 
-    kl_error: standard error of kl_mean. perplexity: None of a text that the reference does not know.
+    kl_error: standard error of kl_mean. perplexity: None for a text that the reference does not know.
     """
 
     text: str
@@ -76,7 +74,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class FormatQuality:
-    """One choice of formats: its weights' bytes, the cache's bytes a token, and what it does to each text."""
+    """One choice of formats: bytes of weights, bytes of cache per token, and the effect on each text."""
 
     quantization: str
     group_size: int | None
@@ -88,7 +86,7 @@ class FormatQuality:
 
 @dataclass(frozen=True, slots=True)
 class TextQuality:
-    """A text and how the reference finds it; `known`: whether its perplexity says that it knows such text."""
+    """A text and its perplexity under the reference; `known`: whether that shows that the model knows such text."""
 
     name: str
     tokens: int
@@ -98,7 +96,7 @@ class TextQuality:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Formats against the `reference`: the checkpoint in its unquantized number format, keys and values in `kv`."""
+    """Formats compared with the `reference`: the checkpoint in its unquantized format, with keys and values in `kv`."""
 
     reference: str
     kv: str
@@ -110,7 +108,8 @@ class Quality:
 def sane_perplexity(perplexity: float, vocab: int) -> bool:
     """Whether a model knows a text: it hesitates between fewer tokens than one in sixteen of its vocabulary.
 
-    A model that knows nothing has the vocabulary's size; more is certainty about the wrong tokens.
+    The perplexity of a model that knows nothing is the size of the vocabulary; higher means certainty about wrong
+    tokens.
     """
     return perplexity < vocab / _SANE_SHARE
 
@@ -119,13 +118,13 @@ def measure(
     model: Model, asked: EngineConfig, texts: dict[str, Sequence[int]], prompts: Sequence[Sequence[int]], *,
     loading: Progress | None = None, comparing: Progress | None = None,
 ) -> Quality:  # fmt: skip
-    """Compare formats over texts (name -> tokens), and over what the reference says to `prompts`.
+    """Compare formats on texts (name -> tokens), and on the reference's answers to `prompts`.
 
-    Formats: what `asked` quantizes of weights, of keys and values, and both together; where it names neither, int8 and
-    int4 weights and an int8 cache. Each is compared with the same reference, so that none hides behind another.
+    Formats: the quantized weights and the quantized cache of `asked`, each alone and both together; if it has neither,
+    int8 and int4 weights and an int8 cache. All are compared with the same reference.
 
-    `loading` is told bytes of weights, `comparing` predictions. Raises ValueError for a text of fewer than two tokens,
-    MemoryBudgetError when two copies of the weights do not fit the bound.
+    `loading` is called with bytes of weights, `comparing` with predictions. Raises ValueError for a text of fewer than
+    two tokens, MemoryBudgetError when two copies of the weights exceed the bound.
     """
     for tokens in texts.values():
         if len(tokens) < 2:
@@ -133,9 +132,7 @@ def measure(
                 f"the text has {len(tokens)} tokens; at least 2 are needed to compare predictions"
             )
     longest = min(WINDOW, model.facts.spec.max_positions)
-    plain_config = dataclasses.replace(
-        asked, quantization="none", quantize_head="none", kv_cache_dtype="auto"
-    )
+    plain_config = asked.replace(quantization="none", quantize_head="none", kv_cache_dtype="auto")
     plain = _Scorer(model, plain_config, longest)
     others = [_Scorer(model, config, longest) for config in _alternatives(model, asked, plain_config)]
     _check_memory(plain, others)
@@ -143,7 +140,7 @@ def measure(
     passages = {name: _windows(tokens, longest) for name, tokens in texts.items()}
     if prompts:
         passages[OWN_TEXT] = _continuations(
-            plain, prompts, asked.seed, set(model.facts.generation.eos_token_ids)
+            plain, prompts, asked.execution.seed, set(model.facts.generation.eos_token_ids)
         )
     total = len(others) * sum(passage.predictions for found in passages.values() for passage in found)
     formats: list[FormatQuality] = []
@@ -168,21 +165,21 @@ def measure(
 
 
 def _alternatives(model: Model, asked: EngineConfig, plain: EngineConfig) -> list[EngineConfig]:
-    latent = any(isinstance(layer.attention, LatentAttention) for layer in model.facts.spec.layers)
-    weights = {"quantization": asked.quantization, "quantize_head": asked.quantize_head}
-    kv = {"kv_cache_dtype": asked.kv_cache_dtype}
-    quantized = asked.quantization in {"int8", "int4"}
+    latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
+    weights = {"quantization": asked.formats.quantization, "quantize_head": asked.formats.quantize_head}
+    kv = {"kv_cache_dtype": asked.formats.kv_cache_dtype}
+    quantized = asked.formats.quantization in {"int8", "int4"}
     changes: list[dict[str, str]] = []
     if quantized:
         changes.append(weights)
-    if asked.kv_cache_dtype != "auto":
+    if asked.formats.kv_cache_dtype != "auto":
         changes.append(kv)
     if len(changes) == 2:
         changes.append(weights | kv)
     if not changes:
         changes = [weights | {"quantization": name} for name in ("int8", "int4")]
         changes += [] if latent else [{"kv_cache_dtype": "int8"}]
-    return [dataclasses.replace(plain, **change) for change in changes]  # type: ignore[arg-type]
+    return [plain.replace(**change) for change in changes]
 
 
 def _windows(tokens: Sequence[int], longest: int) -> list[Passage]:
@@ -193,7 +190,7 @@ def _windows(tokens: Sequence[int], longest: int) -> list[Passage]:
 def _continuations(
     plain: _Scorer, prompts: Sequence[Sequence[int]], seed: int, stops: set[int]
 ) -> list[Passage]:
-    """What a model says to prompts, drawn from its distributions, each to the token that ends it."""
+    """A model's answers to prompts, drawn from its distributions, each up to its end."""
     random, found = np.random.default_rng(seed), list[Passage]()
     for prompt in list(prompts) * OWN_ROUNDS:
         if sum(passage.predictions for passage in found) >= OWN_TOKENS:
@@ -223,7 +220,7 @@ class _Sums:
         self._loss, self._reference_loss = 0.0, 0.0
 
     def add(self, p: F32, q: F32, targets: npt.NDArray[np.int64]) -> None:
-        """Logits [n, vocabulary] of the reference and the other, and the tokens [n] that follow."""
+        """Add logits [n, vocabulary] of the reference and the other, and the tokens [n] that follow."""
         log_p, log_q = log_softmax(p), log_softmax(q)
         divergence = np.maximum((np.exp(log_p) * (log_p - log_q)).sum(-1), 0.0)  # rounding may leave -1e-16
         rows = np.arange(len(targets))
@@ -261,15 +258,16 @@ def log_softmax(logits: F32) -> _F64:
 
 
 class _Scorer:
-    """A model in one format that gives the logits of every token of a sequence."""
+    """A model in one format that computes the logits of every token of a sequence."""
 
     def __init__(self, model: Model, asked: EngineConfig, longest: int) -> None:
         self._model, self.longest = model, longest
-        asked = dataclasses.replace(asked, max_model_len=max(longest, 2), max_num_seqs=1)
-        self.config, self.program = choose(model, asked, machine_facts())
+        asked = asked.replace(max_model_len=max(longest, 2), max_num_seqs=1)
+        self.config, self.program = choose(model, asked, machine_facts(asked.execution.executor))
+        self._kind = executor_kind(self.config)
         groups = len(self.program.cache_groups)
-        blocks = -(-longest // asked.block_size)
-        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.block_size)
+        blocks = -(-longest // asked.cache.block_size)
+        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
         self._arrays = StepArrays(self.limits, groups)
         for group, table in enumerate(self._arrays.block_tables):
             table[0, :blocks] = np.arange(group * blocks, (group + 1) * blocks)
@@ -277,17 +275,17 @@ class _Scorer:
     @property
     def nbytes(self) -> int:
         """What it will hold: the executor, its arrays, and a chunk's log probabilities."""
-        held = sum(planned_bytes(self.program, self.limits, self.config.threads).values())
+        held = sum(self._kind.planned_bytes(self.program, self.limits).values())
         scores = 3 * CHUNK * self.program.vocab * 8
         return held + step_array_bytes(self.limits, len(self.program.cache_groups)) + scores
 
     def load(self, progress: Progress | None) -> None:
-        self._executor = make_executor(self.program, self.config)
+        self._executor = self._kind.make(self.program)
         load_weights(weight_origin(self._model), self.program, self.config, self._executor, progress)
         self._executor.bind(self.limits, self._arrays)
 
     def logits(self, tokens: Sequence[int], start: int) -> F32:
-        """Logits [n, vocabulary] of tokens[start : start + CHUNK]; what is before must have been run."""
+        """Logits [n, vocabulary] of tokens[start : start + CHUNK]; all tokens before must have been run."""
         arrays, chunk = self._arrays, tokens[start : start + CHUNK]
         n = len(chunk)
         arrays.token_ids[:n], arrays.positions[:n] = chunk, range(start, start + n)
@@ -301,7 +299,7 @@ class _Scorer:
             param.groups.size for param in linears if param.groups and (param.name != "head" or not quantized)
         ]
         return FormatQuality(
-            quantization=self.config.asked.quantization if quantized else "none",
+            quantization=self.config.asked.formats.quantization if quantized else "none",
             group_size=max(sizes) if sizes else None,
             head=head,
             kv=self.config.kv,
@@ -316,10 +314,10 @@ class _Scorer:
 def _predictions(
     plain: _Scorer, other: _Scorer, passages: Sequence[Passage]
 ) -> Iterator[tuple[F32, F32, npt.NDArray[np.int64]]]:
-    """Both models' logits and the next tokens, chunk by chunk."""
+    """The logits of both models and the next tokens, chunk by chunk."""
     for passage in passages:
         tokens, compared = passage.tokens, passage.prompt - 1
-        for start in range(0, len(tokens) - 1, CHUNK):  # the last token predicts nothing that is known
+        for start in range(0, len(tokens) - 1, CHUNK):  # no known token follows the last one
             targets = np.array(tokens[start + 1 : start + 1 + CHUNK], np.int64)
             p, q = (scorer.logits(tokens, start)[: len(targets)] for scorer in (plain, other))
             first = max(compared - start, 0)
@@ -328,10 +326,10 @@ def _predictions(
 
 
 def _check_memory(plain: _Scorer, others: Sequence[_Scorer]) -> None:
-    bound, held = plain.config.memory, machine_facts().resident_memory
+    bound, held = plain.config.memory, resident_exactly()
     need = held + plain.nbytes + max(other.nbytes for other in others)
     if need > bound:
         raise MemoryBudgetError(
-            f"memory: comparing formats needs the model twice, {format_size(need)}, "
-            f"and the bound is {format_size(bound)}"
+            f"memory: comparing formats needs the model twice ({format_size(need)}), "
+            f"but the bound is {format_size(bound)}"
         )

@@ -1,6 +1,6 @@
-"""What formats are compared on when no text is given: prose, instructions, code, numbers and a dialogue; questions."""
+"""Texts on which formats are compared by default: prose, instructions, code, numbers and a dialogue; and questions."""
 
-# What a chat model is asked, so that it says something of its own.
+# Prompts for a chat model, which answers them with text of its own.
 QUESTIONS = (
     "What can you help me with?", "Explain what a cache does.", "Tell me a short story about a lighthouse.",
     "What is 17 plus 25?", "Rewrite in a formal tone: can't make it today, sorry!", "Name three uses of copper.",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from quire.core.cache_groups import plan_groups
+from dataclasses import replace
+
+from quire.core.cache_groups import CachePlan, Kept, plan_groups
 from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
-from quire.program.lower_attention import attention_input, lower_attention
 from quire.program.lower_experts import lower_experts
-from quire.program.lower_latent import latent_input, lower_latent
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
+from quire.program.mixers import Keeps, kind_of
 from quire.program.op import Op
 from quire.program.ops.linear import MAXIMA_COLS, Linear
 from quire.program.ops.rows import Add, Embed, GatherRows, Norm, Scale
-from quire.program.program import Output, Program
-from quire.program.tensors import KVLayer, Param, Part
-from quire.spec import LatentAttention, Layer, ModelSpec, MoE
-from quire.types import CacheGroup, UnsupportedModelError
+from quire.program.program import Entry, Output, Program
+from quire.program.tensors import KVLayer, Param, Part, StateLayer
+from quire.spec import MLP, LatentAttention, Layer, ModelSpec, MoE
+from quire.types import UnsupportedModelError
 
 MAXIMA = "logit_maxima"
 
@@ -28,7 +29,7 @@ def lower(spec: ModelSpec, formats: NumberFormats, *, fused: bool = True) -> Pro
 
     Raises UnsupportedModelError for formats that a layer's cache cannot have.
     """
-    if formats.kv == "i8" and any(isinstance(layer.attention, LatentAttention) for layer in spec.layers):
+    if formats.kv == "i8" and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
         raise UnsupportedModelError(
             "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
             "already; use bfloat16 or float32"
@@ -50,64 +51,74 @@ def _program(to: Lowering) -> Program:
     to.body.append(Embed(embed, residual))
     if spec.embed_scale != 1.0:
         to.body.append(Scale(residual, spec.embed_scale))
+    entry = Entry(residual, len(to.body))
+    cache, kept = _cache(to)
+    kv_layers = tuple(each for each in kept if isinstance(each, KVLayer))
+    to.kv_numbers = {each.layer: number for number, each in enumerate(kv_layers)}
     delta: str | None = None
     for index, layer in enumerate(spec.layers):
         delta = _layer(to, index, layer, residual, delta)
     head_ops = _head(to, residual, delta, head)
-    cache = plan_groups([layer.attention.window for layer in spec.layers])
     return Program(
         params=tuple(to.params.values()),
         buffers=tuple(to.buffers.values()),
         body=tuple(to.body),
         head=head_ops,
         ropes=tuple(to.ropes),
-        kv_layers=_kv_layers(to, cache.groups),
+        kv_layers=kv_layers,
         cache_groups=cache.groups,
         layers_per_group=cache.layers_per_group,
         kv_dtype=to.formats.kv,
         vocab=spec.vocab,
         outputs=(Output("logits", "logits"), Output("maxima", MAXIMA)),
+        state_layers=tuple(each for each in kept if isinstance(each, StateLayer)),
+        entry=entry,
     )
 
 
 def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | None) -> str | None:
     """Append one block's ops; returns the buffer still to be added to the residual stream."""
-    dim, names = to.spec.dim, ("attn_norm", "mlp_norm") if layer.pre_norm else (None, None)
-    hidden = _mixer_input(to, index, layer)
+    names = ("attn_norm", "mlp_norm") if layer.pre_norm else (None, None)
+    if layer.mixer is None:
+        if layer.mlp is None:
+            raise UnsupportedModelError(f"layers.{index}: has neither a mixer nor a feed-forward")
+        beside = _mlp_input(to, index, layer.mlp)
+        to.norm(names[1], index, residual, delta, beside)
+        return _feed_forward(to, index, layer, layer.mlp, residual, beside)
+    hidden = kind_of(index, layer.mixer).input(to, index, layer.mixer)
     to.norm(names[0], index, residual, delta, hidden)
-    beside = _mlp_input(to, index, layer)
+    beside = _mlp_input(to, index, layer.mlp) if layer.mlp else hidden
     if layer.parallel and beside != hidden:  # the same values, rounded for weights of another format
         to.norm(names[0], index, residual, None, beside)
-    if isinstance(layer.attention, LatentAttention):
-        branch = lower_latent(to, index, layer.attention, hidden)
-    else:
-        branch = lower_attention(to, index, layer.attention, hidden)
+    branch = kind_of(index, layer.mixer).ops(to, index, layer.mixer, hidden)
     if layer.post_norm:
         to.norm("attn_post_norm", index, branch, None, branch)
     delta = _join(to, residual, branch)
+    if layer.mlp is None:
+        return delta
     if not layer.parallel:
         to.norm(names[1], index, residual, delta, beside)
     elif delta is not None:
         to.body.append(Add(residual, delta, 1.0))
-    if isinstance(layer.mlp, MoE):
-        branch = lower_experts(to, index, layer.mlp, beside)
+    return _feed_forward(to, index, layer, layer.mlp, residual, beside)
+
+
+def _feed_forward(
+    to: Lowering, index: int, layer: Layer, mlp: MLP | MoE, residual: str, beside: str
+) -> str | None:
+    """Append the feed-forward of a block over its normed input; returns what `_layer` does."""
+    if isinstance(mlp, MoE):
+        branch = lower_experts(to, index, mlp, beside)
     else:
-        branch = lower_mlp(to, index, layer.mlp, beside, to.buffer("delta", dim, "f32"))
+        branch = lower_mlp(to, index, mlp, beside, to.buffer("delta", to.spec.dim, "f32"))
     if layer.post_norm:
         to.norm("mlp_post_norm", index, branch, None, branch)
     return _join(to, residual, branch)
 
 
-def _mixer_input(to: Lowering, index: int, layer: Layer) -> str:
-    """The buffer that the norm before a mixer fills."""
-    if isinstance(layer.attention, LatentAttention):
-        return latent_input(to, index, layer.attention)
-    return attention_input(to, index)
-
-
-def _mlp_input(to: Lowering, index: int, layer: Layer) -> str:
+def _mlp_input(to: Lowering, index: int, mlp: MLP | MoE) -> str:
     """The buffer that the norm before a feed-forward fills; a router takes float32."""
-    if isinstance(layer.mlp, MoE):
+    if isinstance(mlp, MoE):
         return to.buffer("hidden", to.spec.dim, "f32")
     return to.input("hidden", to.spec.dim, f"layers.{index}.gate_up")
 
@@ -140,11 +151,26 @@ def _head(to: Lowering, residual: str, delta: str | None, weight: str) -> tuple[
     return tuple(ops)
 
 
-def _kv_layers(to: Lowering, groups: tuple[CacheGroup, ...]) -> tuple[KVLayer, ...]:
-    place = {layer: (g, k) for g, group in enumerate(groups) for k, layer in enumerate(group.layers)}
-    return tuple(
-        KVLayer(i, 1, a.cached, a.window, *place[i], latent=True)
-        if isinstance(a, LatentAttention)
-        else KVLayer(i, a.kv_heads, a.head_dim, a.window, *place[i])
-        for i, a in enumerate(layer.attention for layer in to.spec.layers)
+def _cache(to: Lowering) -> tuple[CachePlan, list[Keeps]]:
+    """The groups of what layers keep of earlier tokens, and each with its place in the blocks of its group."""
+    kept = [
+        each
+        for index, layer in enumerate(to.spec.layers)
+        if layer.mixer is not None
+        for each in kind_of(index, layer.mixer).keeps(index, layer.mixer)
+    ]
+    if not kept:
+        raise UnsupportedModelError(
+            "no layer keeps anything of earlier tokens: a model needs keys and values, or a state"
+        )
+    plan = plan_groups(
+        [
+            Kept(x.layer, x.window) if isinstance(x, KVLayer) else Kept(x.layer, state_bytes=x.bytes)
+            for x in kept
+        ]
     )
+    placed: list[Keeps] = [
+        replace(each, group=group, index_in_group=place)
+        for each, (group, place) in zip(kept, plan.places, strict=True)
+    ]
+    return plan, placed

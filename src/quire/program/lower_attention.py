@@ -6,13 +6,19 @@ from dataclasses import replace
 
 from quire.program.lowering import Lowering
 from quire.program.ops.attention import Attend, HeadShape, RopeWrite
-from quire.program.tensors import Part
+from quire.program.tensors import KVLayer, Part
 from quire.spec import Attention
 
 
-def attention_input(to: Lowering, index: int) -> str:
+def attention_input(to: Lowering, index: int, att: Attention) -> str:
     """The buffer that the norm before a layer's attention fills."""
+    del att
     return to.input("hidden", to.spec.dim, f"layers.{index}.qkv")
+
+
+def kept_heads(index: int, att: Attention) -> tuple[KVLayer, ...]:
+    """Keys and values by head."""
+    return (KVLayer(index, att.kv_heads, att.head_dim, att.window),)
 
 
 def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> str:
@@ -31,7 +37,7 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
     sinks = None
     if att.sinks:
         sinks = to.vector(f"{at}.sinks", (Part(names.sinks.format(i=index), att.heads, row_axis="heads"),))
-    to.body.append(Attend(qkv, mixed, shape, index, att.scale, att.window, att.softcap, sinks))
+    to.body.append(Attend(qkv, mixed, shape, to.kv_numbers[index], att.scale, att.window, att.softcap, sinks))
     to.linear(
         f"{at}.o", mixed, out, (names.o.format(i=index),), (to.spec.dim,), axes=("",),
         bias=att.out_bias, col_axis="heads",
@@ -42,8 +48,9 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
 def _rope_write(to: Lowering, index: int, att: Attention, shape: HeadShape, qkv: str) -> RopeWrite:
     """Norms of q and k, rotation and cache write of a layer."""
     names, rope = to.spec.names, None if att.rope is None else to.rope(att.rope)
+    layer = to.kv_numbers[index]
     if att.qk_norm is None:
-        return RopeWrite(qkv, shape, index, rope, None, None, to.spec.norm.eps)
+        return RopeWrite(qkv, shape, layer, rope, None, None, to.spec.norm.eps)
     norm, weights = att.qk_norm.norm, []
     for letter, name, heads in (("q", names.q_norm, att.heads), ("k", names.k_norm, att.kv_heads)):
         source, axis = name.format(i=index, h="{h}"), "heads" if letter == "q" else "kv_heads"
@@ -60,5 +67,5 @@ def _rope_write(to: Lowering, index: int, att: Attention, shape: HeadShape, qkv:
         parts = [replace(part, plus=norm.plus) for part in parts]
         weights.append(to.vector(f"layers.{index}.{letter}_norm", tuple(parts)))
     return RopeWrite(
-        qkv, shape, index, rope, weights[0], weights[1], norm.eps, norm.kind, att.qk_norm.whole
+        qkv, shape, layer, rope, weights[0], weights[1], norm.eps, norm.kind, att.qk_norm.whole
     )  # fmt: skip

@@ -7,7 +7,7 @@ from quire.program.lowering import Lowering
 from quire.program.ops.attention import LatentAttend, LatentShape, LatentWrite
 from quire.program.ops.linear import HeadLinear
 from quire.program.ops.rows import Norm
-from quire.program.tensors import Param, Part
+from quire.program.tensors import KVLayer, Param, Part
 from quire.spec import LatentAttention
 
 
@@ -17,9 +17,15 @@ def latent_input(to: Lowering, index: int, att: LatentAttention) -> str:
     return to.buffer("hidden", to.spec.dim, wanted.pop() if len(wanted) == 1 else "f32")
 
 
+def kept_latent(index: int, att: LatentAttention) -> tuple[KVLayer, ...]:
+    """A latent, and the key that all heads share."""
+    return (KVLayer(index, 1, att.cached, att.window, latent=True),)
+
+
 def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) -> str:
     """Append a layer's latent attention over `hidden`; returns the buffer of the branch."""
     names, at, heads = to.spec.names, f"layers.{index}", att.heads
+    layer = to.kv_numbers[index]
     form = WeightFormat(to.formats.weights).inputs  # of what the linears by head take
     shape = LatentShape(heads, att.kv_rank, att.nope_dim, att.rope_dim)
     q = _project_queries(to, index, att, hidden)
@@ -27,14 +33,14 @@ def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) ->
     _linear(to, f"{at}.kv_a", hidden, kv, names.kv_a.format(i=index), bias=att.bias)
     norm = to.vector(f"{at}.kv_a_norm", (Part(f"{names.kv_a_norm.format(i=index)}.weight", att.kv_rank),))
     q_nope = to.buffer("q_nope", heads * att.nope_dim, form)
-    to.body.append(LatentWrite(q, kv, q_nope, shape, index, to.rope(att.rope), norm, att.norm.eps))
+    to.body.append(LatentWrite(q, kv, q_nope, shape, layer, to.rope(att.rope), norm, att.norm.eps))
 
     keys_up, values_up = _up(to, index, att)
     q_latent = to.buffer("q_latent", heads * att.kv_rank, "f32")
     latents = to.buffer("latents", heads * att.kv_rank, form)
     values = to.buffer("values", heads * att.v_dim, "f32")
     to.body.append(HeadLinear(q_nope, keys_up, q_latent))
-    to.body.append(LatentAttend(q_latent, q, latents, shape, index, att.scale))
+    to.body.append(LatentAttend(q_latent, q, latents, shape, layer, att.scale))
     to.body.append(HeadLinear(latents, values_up, values))
     out = to.buffer("delta", to.spec.dim, "f32")
     _linear(to, f"{at}.o", values, out, names.o.format(i=index), bias=att.bias, axes=("", "heads"))

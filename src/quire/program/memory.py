@@ -1,4 +1,4 @@
-"""Exact bytes of a program: activations in one planned arena, KV blocks, weights and rope tables.
+"""Exact bytes of a program: activations in one planned arena, blocks of KV and states, weights and rope tables.
 
 An activation's place in the arena is chosen once, from when its content is needed. Buffers whose contents
 are never needed at the same time share bytes.
@@ -11,7 +11,7 @@ from quire.program.op import Op, reads, writes
 from quire.program.program import Program
 from quire.program.tensors import Buffer, KVLayer, Param
 from quire.records import dataclass
-from quire.types import UnsupportedModelError
+from quire.types import MemoryBudgetError, UnsupportedModelError
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
 PACKED_ROWS = 64  # output features of one packed panel of a linear weight
@@ -97,19 +97,32 @@ def live_buffers(program: Program) -> list[frozenset[str]]:
 
 
 def kv_block_bytes(program: Program, block_size: int) -> int:
-    """Bytes of one KV block: `block_size` tokens of keys and values for each layer of a cache group.
+    """Bytes of one block: for each layer of a cache group `block_size` tokens of keys and values, or its state.
 
-    One pool of equal blocks serves every group, so all layers must store the same width.
-    Raises UnsupportedModelError otherwise.
+    One pool of equal blocks serves every group. Raises UnsupportedModelError when layers store keys and values of
+    several widths, MemoryBudgetError when a state takes more than the keys and values of a block.
     """
+    place = kv_layer_bytes(program, block_size)
+    state = _round_up(max((layer.bytes for layer in program.state_layers), default=0), ALIGNMENT)
+    if program.kv_layers and state > place:
+        least = _round_up(-(-state * block_size // place), 16)
+        raise MemoryBudgetError(
+            f"block_size: a layer's state of {state} bytes does not fit a block, which has {place} bytes for "
+            f"{block_size} tokens of a layer; use at least {least}"
+        )
+    return program.layers_per_group * (place or state)
+
+
+def kv_layer_bytes(program: Program, block_size: int) -> int:
+    """Bytes of a block for the keys and values of one layer; 0 when no layer has any. Raises UnsupportedModelError."""
     per_token = {kv_token_bytes(layer, program.kv_dtype) for layer in program.kv_layers}
-    if len(per_token) != 1:
+    if len(per_token) > 1:
         widths = {layer.vectors * kv_head_elems(layer.head_dim) for layer in program.kv_layers}
         raise UnsupportedModelError(
             "one block pool needs one width: num_key_value_heads x head_dim, or the latent, differs between layers: "
             f"{sorted(widths)}"
         )
-    return program.layers_per_group * block_size * per_token.pop()
+    return block_size * max(per_token, default=0)
 
 
 def kv_token_bytes(layer: KVLayer, dtype: DType) -> int:

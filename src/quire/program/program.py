@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.program.formats import DType
 from quire.program.op import Op
-from quire.program.tensors import Buffer, KVLayer, Param
+from quire.program.tensors import Buffer, KVLayer, Param, StateLayer
 from quire.records import dataclass
 from quire.spec import Rope
 from quire.types import CacheGroup
@@ -19,6 +19,14 @@ class Output:
 
     name: str
     buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where embeddings given with a step replace those of ids: in rows of `buffer`, once `ops` ops have run."""
+
+    buffer: str
+    ops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,8 @@ class Program:
     kv_dtype: DType
     vocab: int
     outputs: tuple[Output, ...]
+    state_layers: tuple[StateLayer, ...] = ()
+    entry: Entry | None = None
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}

@@ -97,7 +97,10 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """Cache of one layer: which group's block table it follows and its place inside a block of that group.
+    """Keys and values of one layer: which group's block table they follow, and their place in a block of that group.
+
+    `layer` is the layer's number in the model. Ops name a KVLayer by its place in Program.kv_layers, which is another:
+    layers that keep no keys and values are not counted.
 
     `latent`: one row of head_dim numbers a token is key and value at once; else a key and a value for each head.
     """
@@ -106,11 +109,24 @@ class KVLayer:
     kv_heads: int
     head_dim: int
     window: int
-    group: int
-    index_in_group: int
+    group: int = 0
+    index_in_group: int = 0
     latent: bool = False
 
     @property
     def vectors(self) -> int:
         """Vectors of head_dim numbers that the cache holds of one token."""
         return 1 if self.latent else 2 * self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """A state of one layer, `bytes` for each sequence; the other fields as in KVLayer. See types.StateGroup.
+
+    Ops name it by its place in Program.state_layers. A layer can have one beside its keys and values.
+    """
+
+    layer: int
+    bytes: int
+    group: int = 0
+    index_in_group: int = 0

@@ -35,7 +35,6 @@ from quire.types import CheckpointError
 
 GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 AWQ_PARTS = ("qweight", "qzeros", "scales")
-GPTQ_BITS = (2, 3, 4, 8)
 _PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of a word for output j of eight
 
 

@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's API as a plain ASGI application over quire.engine.api.AsyncEngine."""
+"""The HTTP server: OpenAI's API as a plain ASGI application over quire.engine.api.Engine."""

@@ -1,4 +1,4 @@
-"""Who may call: API keys, Host and Origin."""
+"""Access control: API keys, Host and Origin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.server.exchange import Exchange
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEY_BYTES = 4096
 ALL = "*"
-# Of these a second one would contradict the first.
+# Headers that must not be repeated: a second value would contradict the first.
 _ONCE = frozenset({b"host", b"authorization", b"origin", b"content-type", b"idempotency-key"})
 _HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 _FRAME = "*" * 88
@@ -30,12 +30,12 @@ class AccessControl:
 
     On a loopback address only loopback names are accepted as Host, so that a web page cannot reach the server
     by a name that it resolves to this machine (DNS rebinding); elsewhere any, unless a list is given. A browser's
-    Origin must be listed, or be the server itself. Keys are compared in constant time.
+    Origin must be listed, or be that of the server itself. Keys are compared in constant time.
     """
 
     def __init__(self, config: ServingConfig) -> None:
         self._keys = [key.encode() for key in read_keys(config)]
-        # By the key itself, not its place: a place may be another key's one day. One key alone shares with nobody.
+        # Tenants are named by the key itself: its index may belong to another key later. A single key has no tenant.
         several = len(self._keys) > 1
         self._tenants = [hashlib.sha256(key).hexdigest() if several else "" for key in self._keys]
         self._hosts = _allowed_hosts(config)
@@ -43,7 +43,7 @@ class AccessControl:
         self._any_origin = ALL in self._origins
 
     def check_source(self, exchange: Exchange) -> None:
-        """Raise ApiError 403 for a Host or Origin that may not call, 400 for no Host or a header sent twice."""
+        """Raise ApiError 403 for a Host or Origin that is not allowed, 400 for a missing Host or a repeated header."""
         counts = Counter(name for name, _ in exchange.scope["headers"] if name in _ONCE)
         for name, count in counts.items():
             if count > 1:
@@ -68,13 +68,13 @@ class AccessControl:
         return bool(self._keys)
 
     def check_key(self, exchange: Exchange) -> None:
-        """Raise ApiError 401 unless a known key was presented; notes which of several."""
+        """Raise ApiError 401 unless a known key was presented; records which one when there are several."""
         if not self._keys:
             return
         scheme, _, given = exchange.header(b"authorization").partition(" ")
         presented = given.strip().encode("latin-1")[:MAX_KEY_BYTES] if scheme.lower() == "bearer" else b""
         found = -1
-        for index, key in enumerate(self._keys):  # all of them, so that time tells nothing
+        for index, key in enumerate(self._keys):  # compares with every key, so that timing reveals nothing
             if hmac.compare_digest(key, presented):
                 found = index
         if found < 0:
@@ -87,7 +87,7 @@ class AccessControl:
         exchange.held.assign(exchange.tenant)
 
     def cors_headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
-        """What lets a listed browser origin read the response; nothing for any other."""
+        """Headers that let a listed browser origin read the response; none for other origins."""
         origin = exchange.header(b"origin")
         if not origin or not self._may_call(origin.lower()):
             return []
@@ -101,9 +101,9 @@ class AccessControl:
         return self._any_origin or origin in self._origins
 
     def preflight_headers(self, exchange: Exchange, methods: list[str]) -> list[tuple[bytes, bytes]]:
-        """What a listed origin's preflight request is told beside `cors_headers`: any header may be sent.
+        """Headers for the preflight request of a listed origin, in addition to `cors_headers`: any header may be sent.
 
-        Clients send many (`x-stainless-os`, ...), and none gives a page more than its origin may have.
+        Clients send many (`x-stainless-os`, ...), and none of them grants a page more than its origin already has.
         """
         if not self.cors_headers(exchange):
             return []
@@ -118,7 +118,7 @@ class AccessControl:
 
 
 def read_keys(config: ServingConfig) -> list[str]:
-    """Keys of the options and of the key file. Raises ValueError when the file cannot be used."""
+    """Keys from the options and the key file. Raises ValueError when the file cannot be read or is empty."""
     keys = list(config.api_key)
     if config.api_key_file is not None:
         try:
@@ -127,15 +127,15 @@ def read_keys(config: ServingConfig) -> list[str]:
             raise ValueError(f"api_key_file: cannot be read: {error}") from None
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:
-            raise ValueError("api_key_file: holds no key")
+            raise ValueError("api_key_file: contains no key")
         keys += found
     if any(len(key) > MAX_KEY_BYTES for key in keys):
-        raise ValueError(f"api_key: a key is longer than {MAX_KEY_BYTES} bytes")
+        raise ValueError(f"api_key: a key is longer than the limit of {MAX_KEY_BYTES} bytes")
     return list(dict.fromkeys(keys))
 
 
 def exposure(config: ServingConfig) -> list[str]:
-    """What a person should know before strangers do: warnings about who may call, of one or more lines."""
+    """Warnings about who can reach the server, shown at start-up; each has one or more lines."""
     found = []
     if config.uds is None and not is_loopback(config.host) and not read_keys(config):
         found.append("\n".join([
@@ -150,13 +150,13 @@ def exposure(config: ServingConfig) -> list[str]:
         found.append("--allowed-origins '*': every web page that a user opens may call this server")
     if ALL in config.allowed_hosts and is_loopback(config.host):
         found.append(
-            "--allowed-hosts '*': a web page can reach this server under a name of its own (DNS rebinding)"
+            "--allowed-hosts '*': any web page can reach this server through its own host name (DNS rebinding)"
         )
     return found
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name listens to this machine alone."""
+    """Whether an address or name is reachable from this machine only."""
     if host.lower() == "localhost":
         return True
     try:
@@ -166,7 +166,7 @@ def is_loopback(host: str) -> bool:
 
 
 def urlsplit_netloc(origin: str) -> str:
-    """Host and port of an origin, "" when it is malformed."""
+    """Host and port of an origin, "" when the origin is malformed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -174,7 +174,7 @@ def urlsplit_netloc(origin: str) -> str:
 
 
 def _allowed_hosts(config: ServingConfig) -> frozenset[str] | None:
-    """Host names to accept, without ports; None accepts any."""
+    """Accepted host names, without ports; None accepts every name."""
     if ALL in config.allowed_hosts:
         return None
     if not config.allowed_hosts and (config.uds is not None or not is_loopback(config.host)):

@@ -1,4 +1,4 @@
-"""What chat and completions share between the request's fields and the response's bytes."""
+"""What chat and completions share, from the fields of a request to the bytes of its response."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _EVENT_STREAM = [
 def make_envelope(
     context: ServerContext, exchange: Exchange, body: GenerationRequest, prefix: str
 ) -> Envelope:
-    """The id, model and fingerprint of an answer. Raises ApiError for an unknown model or an unfit request id.
+    """The id, model and fingerprint of an answer. Raises ApiError for an unknown model or an invalid request id.
 
-    Two requests that bring the same request id are independent: it only names the response.
+    Two requests with the same request id are independent: the id only appears in the response.
     """
     model = context.model(body.model)
     exchange.details["model"] = model
@@ -57,12 +57,12 @@ def envelope_fields(envelope: Envelope) -> list[tuple[str, Pieces]]:
 
 
 def wants_timings(exchange: Exchange, body: GenerationRequest) -> bool:
-    """Whether the answer is to say where the time went."""
+    """Whether the answer includes timings."""
     return bool(body.timings) or exchange.header(b"x-quire-timings").lower() in {"1", "true"}
 
 
 def check_streaming(body: GenerationRequest) -> None:
-    """Raise ApiError for stream options without a stream, as OpenAI does."""
+    """Raise ApiError for stream options without streaming, as OpenAI does."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options: only allowed when stream is true")
 
@@ -81,8 +81,8 @@ async def answer_whole(
     *,
     logprobs: str = "logprobs",
 ) -> None:
-    """Generate to the end, then answer with the JSON that `pieces_of` makes of it; a client that hangs up meanwhile,
-    or does not read, ends it.
+    """Generate everything, then answer with the JSON that `pieces_of` makes of it. Generation ends early when the
+    client hangs up or stops reading.
     """
     costs = answer_costs(
         asks, context.engine.card.max_model_len, unread=None, held_back=False,
@@ -96,7 +96,7 @@ async def answer_whole(
 
 
 class EventStream:
-    """Writes a streamed answer. The response starts with the first text, so that what fails before has a status."""
+    """Writes a streamed answer. The response starts with the first text, so that an earlier failure has a status."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class EventStream:
         self._usage = wants_usage(context, body)
         self._timings = wants_timings(exchange, body)
         self._ids = bool(body.return_token_ids)
-        self._logprobs = logprobs  # as the field is called
+        self._logprobs = logprobs  # the name of the field that asked for them
 
     async def write(self, asks: Sequence[GenerateAsk], chunk_of: ChunkOf) -> None:
-        """Generate, and send chunk after chunk; several that are there at once go in one write."""
+        """Generate and send chunk after chunk; chunks that are ready together go out in one write."""
         exchange = self._exchange
         async with exchange.watch() as watch:
             with self._context.watched(watch):
@@ -128,7 +128,7 @@ class EventStream:
                     last = self._chunks.last(run.usage() if self._usage else None, self._timings_of(run))
                 if (
                     not exchange.status
-                ):  # nothing was generated: cannot happen with at least one token a sample
+                ):  # nothing was generated: impossible with at least one token per sample
                     await exchange.start(200, _EVENT_STREAM)
                 await exchange.write(last)
                 await exchange.write(b"", more=False)
@@ -141,9 +141,9 @@ class EventStream:
         )  # fmt: skip
 
     async def _write_one(self, run: Run, chunk_of: ChunkOf) -> None:
-        """One prompt's samples. Text is written in the moment it comes while the client keeps up; all else goes
-        through here: what must wait for the client, each sample's first delta and its last, and what has more than
-        text.
+        """The samples of one prompt. While the client keeps up, text is written the moment it arrives. Everything else
+        goes through this loop: output that waits for the client, the first and last delta of each sample, and deltas
+        with more than text.
         """
         exchange, (stream,) = self._exchange, run.streams
         delivering = self._ids
@@ -181,4 +181,4 @@ def _chunks(deltas: Deltas, chunk_of: ChunkOf) -> Iterator[bytes]:
 
 
 async def _nothing() -> None:
-    """A chunk that is empty."""
+    """An empty chunk."""

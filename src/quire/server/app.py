@@ -1,4 +1,4 @@
-"""The ASGI application: routes, who may call, and what every failure becomes."""
+"""The ASGI application: routing, access control, and how failures become responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 class App:
-    """OpenAI's API over an engine. Errors have one shape on every route, and tell nothing about the inside."""
+    """OpenAI's API over an engine. Errors have one shape on every route and reveal nothing internal."""
 
     def __init__(self, context: ServerContext) -> None:
         self.context = context
@@ -51,7 +51,7 @@ class App:
             await self._answer(exchange)
         except ClientGoneError as gone:
             exchange.details["ended"] = gone.reason
-        except asyncio.CancelledError:  # the server ends
+        except asyncio.CancelledError:  # the server is shutting down
             raise
         except Exception as error:
             await self._fail(exchange, error)
@@ -68,7 +68,7 @@ class App:
         exchange.add_headers(self._access.cors_headers(exchange))
         methods = self._methods(exchange.path)
         if methods is None:
-            raise ApiError(404, "there is nothing at this path; see /openapi.json", code="not_found")
+            raise ApiError(404, "no such path; see /openapi.json", code="not_found")
         exchange.handler = next(iter(methods.values())).path
         allowed = sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())})
         allow = (b"allow", ", ".join(allowed).encode())
@@ -79,7 +79,7 @@ class App:
             return
         route = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
         if route is None:
-            message = f"{exchange.method} is not allowed here, only {allow[1].decode()}"
+            message = f"{exchange.method} is not allowed on this path; use {allow[1].decode()}"
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
         if not route.open:
             self._access.check_key(exchange)
@@ -89,7 +89,7 @@ class App:
             await route.answer(self.context, exchange)
 
     async def _answer_once(self, route: Route, exchange: Exchange) -> None:
-        """Answer a request that brings an Idempotency-Key."""
+        """Answer a request that has an Idempotency-Key."""
         config, replays = self.context.config, self.context.replays
         self.context.card()
         body = await exchange.body(config.max_body_bytes, config.body_timeout)
@@ -115,7 +115,7 @@ class App:
         return None
 
     async def _fail(self, exchange: Exchange, failure: Exception) -> None:
-        """Answer a failure, as a response or, within a stream, as its last event."""
+        """Report a failure: as a response or, once a stream has started, as its last event."""
         error = api_error(failure)
         if not isinstance(failure, ApiError | QuireError):
             log.error("unexpected failure", exc_info=failure, extra={"details": {"id": exchange.request_id}})

@@ -32,7 +32,7 @@ from quire.types import TokenIds, check_window
 
 
 class RenderRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /v1/chat/completions/render: a chat request's conversation."""
+    """Body of POST /v1/chat/completions/render: the conversation of a chat request."""
 
     messages: Messages
     model: str | None = None
@@ -44,7 +44,7 @@ class RenderRequest(msgspec.Struct, kw_only=True):
 
 
 class RenderedPrompt(msgspec.Struct, kw_only=True):
-    """A conversation as the model reads it."""
+    """A conversation as the model sees it."""
 
     model: str
     prompt: str
@@ -54,7 +54,7 @@ class RenderedPrompt(msgspec.Struct, kw_only=True):
 
 
 class _Conversation(Protocol):
-    """The fields of a request that say how its messages are rendered."""
+    """The fields of a request that determine how its messages are rendered."""
 
     add_generation_prompt: bool | None
     continue_final_message: bool | None

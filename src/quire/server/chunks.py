@@ -1,4 +1,4 @@
-"""Server-sent events of a streamed answer, made from byte templates: what repeats is encoded once a request."""
+"""Server-sent events of a streamed answer, made from byte templates: repeated parts are encoded once per request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Envelope(msgspec.Struct):
-    """What every chunk and answer of one request says."""
+    """The fields that every chunk and answer of one request repeats."""
 
     id: str
     object: str
@@ -24,13 +24,13 @@ class Envelope(msgspec.Struct):
     system_fingerprint: str
 
 
-@functools.cache  # of four: one object for all requests alike
+@functools.cache  # at most four values: all requests share them
 def _plain_end(closing: bytes, end: bytes) -> bytes:
     return closing + b',"logprobs":null,"finish_reason":null' + end
 
 
 class Chunks:
-    """Chunks of one request. `opening` and `closing` stand around the text within a choice."""
+    """Chunks of one request. `opening` and `closing` enclose the text within a choice."""
 
     def __init__(self, envelope: Envelope, choices: int, *, chat: bool, usage: bool) -> None:
         head = b"data: " + _encode(envelope)[:-1] + b',"choices":['
@@ -51,11 +51,11 @@ class Chunks:
         return self._roles[choice] + self._end[1:]
 
     def around(self, choice: int) -> tuple[bytes, bytes]:
-        """What stands before and after the JSON of a text in a chunk of text and nothing else."""
+        """The bytes before and after the JSON text in a chunk with text only."""
         return self._starts[choice], self._plain_end
 
     def text(self, choice: int, text: str) -> bytes:
-        """A chunk of text and nothing else."""
+        """A chunk with text only."""
         return self._starts[choice] + _encode(text) + self._plain_end
 
     def full(
@@ -66,7 +66,7 @@ class Chunks:
         *,
         ids: bool,
     ) -> bytes:
-        """A chunk with everything; `ids` adds the token ids."""
+        """A chunk with all fields; `ids` adds the token ids."""
         parts = [
             self._starts[choice], _encode(delta.text), self._closing, b',"logprobs":', _encode(logprobs),
             b',"finish_reason":',
@@ -78,7 +78,7 @@ class Chunks:
         return b"".join([*parts, self._end])
 
     def last(self, usage: UsageBody | None, timings: TimingsBody | None) -> bytes:
-        """What follows the text: usage and timings when asked for, and the end mark."""
+        """The end of the stream: usage and timings if requested, and the end mark."""
         if usage is None and timings is None:
             return DONE
         parts = [self._head + b"]"]
@@ -90,5 +90,5 @@ class Chunks:
 
 
 def error_event(body: bytes) -> bytes:
-    """An error within a stream; nothing follows it."""
+    """An error within a stream; it is the last event."""
     return b"data: " + body + b"\n\n"

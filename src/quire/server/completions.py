@@ -46,7 +46,7 @@ from quire.types import FinishReason, SamplingParams, TokenIds, check_window
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """One prompt; `text` is "" unless it is to be echoed."""
+    """One prompt; `text` is "" unless it will be echoed."""
 
     token_ids: TokenIds
     text: str
@@ -58,19 +58,18 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     envelope = make_envelope(context, exchange, body, "cmpl")
     check_streaming(body)
     if body.stream and body.echo and body.logprobs is not None:
-        raise bad_request("echo", "echo: with logprobs, not supported in a stream", "unsupported_parameter")
+        raise bad_request("echo", "echo: not supported with logprobs in a stream", "unsupported_parameter")
     if body.stream and scores_only(body):
         raise bad_request(
-            "stream", "stream: with max_tokens 0 there is nothing to stream", "unsupported_parameter"
+            "stream", "stream: nothing to stream, because max_tokens is 0", "unsupported_parameter"
         )
     params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling))
     prompts = await _prompts(
-        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card))
+        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card, params.n))
     )
     body.prompt = ""
     for prompt in prompts:
         check_window(len(prompt.token_ids), body.max_tokens, card.max_model_len, "prompt")
-    check_choices("n", len(prompts), params.n)
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     asks = [
         make_ask(
@@ -112,7 +111,7 @@ async def _prompts(
     texts: list[str],
     id_lists: list[list[int]],
 ) -> list[_Prompt]:
-    """The prompts in token ids. Raises ApiError or RequestError for one that cannot be."""
+    """The prompts as token ids. Raises ApiError or RequestError for an invalid one."""
     engine = context.engine
     special = True if body.add_special_tokens is None else body.add_special_tokens
 
@@ -130,24 +129,22 @@ async def _prompts(
     return found
 
 
-def _split(prompt: Prompt, card: ModelCard) -> tuple[list[str], list[list[int]]]:
+def _split(prompt: Prompt, card: ModelCard, samples: int) -> tuple[list[str], list[list[int]]]:
     """The prompts of a request: either texts or lists of ids. Raises ApiError; lengths are looked at first."""
     if isinstance(prompt, str):
         return [prompt], []
     if prompt and type(prompt[0]) is int:
         check_window(len(prompt), None, card.max_model_len, "prompt")
     else:
-        check_choices("prompt", len(prompt))
+        check_choices(len(prompt), samples)
     kinds = set(map(type, prompt))
     if kinds == {str}:
         return prompt, []  # type: ignore[return-value]
     if kinds == {int}:
         prompt, kinds = [prompt], {list}  # type: ignore[list-item]
     if kinds != {list}:
-        what = "is empty" if not kinds else "mixes texts, token ids and lists"
-        raise bad_request(
-            "prompt", f"prompt: {what}; it must be a text, texts, token ids or lists of token ids"
-        )
+        what = "is empty" if not kinds else "mixes strings, token ids and lists"
+        raise bad_request("prompt", f"prompt: {what}; expected a string, token ids, or a list of either")
     for ids in prompt:
         _check_ids(ids, card)  # type: ignore[arg-type]
     return [], prompt  # type: ignore[return-value]
@@ -161,13 +158,13 @@ def _check_ids(ids: list[int], card: ModelCard) -> None:
 
 
 def _within(params: SamplingParams, prompt: _Prompt, card: ModelCard) -> SamplingParams:
-    """A length that was not asked for ends with the context."""
+    """Parameters that let an answer without a requested length run to the end of the context."""
     rest = card.max_model_len - len(prompt.token_ids)
     return params if (params.max_tokens or 0) <= rest else replace(params, max_tokens=rest)
 
 
 class _Answer:
-    """Makes the answer that does not stream."""
+    """Makes an answer that is not streamed."""
 
     def __init__(
         self,

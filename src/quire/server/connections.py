@@ -1,4 +1,4 @@
-"""One server's connections: taken from the listening socket a few at a time, and counted from that moment."""
+"""The connections of one server: accepted from the listening socket a few at a time, and counted from that moment."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quire.types import QuireError
 if TYPE_CHECKING:
     from quire.server.memory import RequestMemory
 
-# Connections beyond the limit: they get a health probe's answer, or hear that there is no room.
+# Connections beyond the limit: they may ask for a health probe, and get an error for anything else.
 SPARE = 16
-# Connections taken before the event loop does anything else, so before those that they push out are closed.
+# Connections accepted per turn of the event loop, so that those they replace are closed first.
 _BATCH = 16
-# Descriptors for all else: the engine's socket and pipes at a restart, files that are read.
+# Descriptors kept for other uses: the engine's socket and pipes at a restart, files that are read.
 _OTHER_DESCRIPTORS = 64
 _PAUSE_SECONDS = 0.1
 
@@ -31,26 +31,26 @@ class TooFewDescriptorsError(QuireError):
 
 
 class Connection(Protocol):
-    """What the table of connections needs of each; implemented by server/protocol."""
+    """What the table of connections needs from each connection; implemented by server/protocol."""
 
     loop: asyncio.AbstractEventLoop
     buffered: int  # bytes
 
     def send_chunks(self) -> None:
-        """Send the chunks that were written."""
+        """Send the chunks that were queued."""
 
     def drop(self) -> None:
-        """Close it: another one needs its place."""
+        """Close it to make room for another."""
 
     def refuse_buffer(self) -> None:
-        """Give up its buffer: all together are over their limit."""
+        """Release its buffer: all buffers together are over their limit."""
 
     def __hash__(self) -> int: ...
 
 
 @dataclass(slots=True)
 class Connections:
-    """Limits of one server's connections, and those that have no request in work, longest idle first.
+    """The limits on the connections of one server, and the connections without a request, longest idle first.
 
     When there are `limit` and another comes, the longest idle one is dropped: whoever holds connections without
     using them cannot keep others out. Only when all are in use is a new one `beyond` the limit: its request is
@@ -85,7 +85,7 @@ class Connections:
             connection.send_chunks()
 
     def admit(self, connection: Connection, held: int) -> None:
-        """Take in one more beside `held` others."""
+        """Register one more connection, in addition to `held` others."""
         if held < self.limit or _drop_oldest(self.idle):
             self.idle[connection] = None
             return
@@ -103,9 +103,9 @@ class Connections:
         return True
 
     def has_buffer(self, connection: Connection, size: int) -> bool:
-        """Whether a connection may buffer so many bytes from now on: headers that are not complete, and what TLS keeps.
+        """Whether a connection may buffer `size` bytes from now on: incomplete headers, and what TLS keeps.
 
-        When all together are over the limit, the longest idle ones that buffer more than their share are refused.
+        When all buffers together are over the limit, the longest idle connections above their share are refused.
         """
         self.buffered += size - connection.buffered
         grows, connection.buffered = size > connection.buffered, size
@@ -119,7 +119,7 @@ class Connections:
         return False
 
     def forget(self, connection: Connection) -> None:
-        """It has ended."""
+        """Unregister a connection that has ended."""
         self.has_buffer(connection, 0)
         self.idle.pop(connection, None)
         self.beyond.pop(connection, None)
@@ -135,10 +135,10 @@ def _drop_oldest(connections: dict[Connection, None]) -> bool:
 
 
 class Listener:
-    """Hands the connections of a listening socket over, one by one.
+    """Accepts the connections of a listening socket, one by one.
 
-    asyncio's servers take all that are waiting before the first of them is known to anyone, as many as the kernel's
-    queue holds, and close them all when descriptors run out.
+    asyncio's servers accept every waiting connection before the first of them is reported, up to the length of the
+    kernel's queue, and close them all when descriptors run out.
     """
 
     def __init__(self, sock: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
@@ -158,8 +158,8 @@ class Listener:
                 sock, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # those that wait are kept waiting
-                log.error("no connection can be accepted: %s", error.strerror or error)
+            except OSError as error:  # waiting connections keep waiting
+                log.error("cannot accept connections: %s", error.strerror or error)
                 self._loop.remove_reader(self._socket)
                 self._loop.call_later(_PAUSE_SECONDS, self._listen)
                 return
@@ -167,18 +167,18 @@ class Listener:
             self._accepted(sock)
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop accepting."""
         self._closed = True
         self._loop.remove_reader(self._socket)
 
     async def wait_closed(self) -> None:
-        """As asyncio's servers have it."""
+        """Does nothing; part of the interface of asyncio's servers."""
 
 
 def fit_descriptors(connections: int) -> int:
-    """Raise the limit on open files for so many connections; how many there may be.
+    """Raise the limit on open files to allow this many connections; returns how many there may be.
 
-    Fewer when the hard limit does not allow them, with a line in the log. Raises TooFewDescriptorsError for none.
+    Returns fewer, with a log message, when the hard limit does not allow them. Raises TooFewDescriptorsError for none.
     """
     kept = len(os.listdir("/proc/self/fd")) + _OTHER_DESCRIPTORS + SPARE + 2 * _BATCH
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -193,11 +193,11 @@ def fit_descriptors(connections: int) -> int:
     room = soft - kept
     if room < 1:
         raise TooFewDescriptorsError(
-            f"this process may have {soft} open files, and {kept} are needed beside connections: raise the hard limit"
+            f"this process may open only {soft} files and needs {kept} besides connections; raise the hard limit"
             " (ulimit -Hn)"
         )
     log.warning(
-        "--max-connections %d is lowered to %d: this process may have %d open files, and %d are kept for other uses;"
-        " raise the hard limit (ulimit -Hn) for more", connections, room, soft, kept,
+        "--max-connections %d is lowered to %d: this process may open %d files and keeps %d for other uses;"
+        " raise the hard limit (ulimit -Hn) to allow more", connections, room, soft, kept,
     )  # fmt: skip
     return room

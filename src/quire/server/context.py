@@ -1,4 +1,4 @@
-"""What every route works with: the engine, the choices, the names, the counters."""
+"""What every route works with: the engine, the options, the served names, the counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire import __version__
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine, ModelCard, require_ready
+from quire.engine.api import Engine, ModelCard, require_ready
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
 from quire.server.logprobs import TokenTexts
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """Somewhere that output goes to."""
+    """A destination of output."""
 
     def waiting(self, passed: float, /) -> float:
-        """Seconds that output has been left unread, by the calls of this, `passed` seconds after the one before."""
+        """Seconds that output has been left unread, as of this call, `passed` seconds after the previous one."""
 
     def end_slow_reader(self) -> None:
-        """Give up."""
+        """Stop writing to it."""
 
 
 @dataclass(slots=True)
 class ServerContext:
-    """One server. `watches` are responses being written now, for the sweep of slow readers; so are `connections`."""
+    """One server. `watches` (responses being written) and `connections` are checked for slow readers."""
 
-    engine: AsyncEngine
+    engine: Engine
     config: ServingConfig
     metrics: ServerMetrics
     exposition: Exposition | None = None  # made at the first scrape
@@ -59,7 +59,7 @@ class ServerContext:
 
     @contextlib.contextmanager
     def watched(self, watch: HangUpWatch) -> Iterator[None]:
-        """A response is being written: the sweep of slow readers looks at it."""
+        """Check this response for a slow reader while it is being written."""
         self.watches.add(watch)
         try:
             yield
@@ -67,21 +67,21 @@ class ServerContext:
             self.watches.discard(watch)
 
     def card(self) -> ModelCard:
-        """The model's card. Raises EngineUnavailableError while no request may start."""
+        """The model's card. Raises EngineUnavailableError while requests are not accepted."""
         require_ready(self.engine.state)
         return self.engine.card
 
     def names(self) -> tuple[str, ...]:
-        """The names that the model answers to."""
+        """The names under which the model is served."""
         return self.config.served_model_name or (self.engine.card.name,)
 
     def model(self, asked: str | None) -> str:
-        """The served name that a request means. Raises ApiError 404 for any other."""
+        """The served name for the requested one. Raises ApiError 404 for an unknown name."""
         names = self.names()
         if asked is None:
             return names[0]
         if asked not in names:
-            message = f"model: {shorten(asked, 200)!r} is not served here; it is {', '.join(names)}"
+            message = f"model: {shorten(asked, 200)!r} is not served here; available: {', '.join(names)}"
             raise ApiError(404, message, code="model_not_found", param="model")
         return asked
 
@@ -93,7 +93,7 @@ class ServerContext:
     async def sweep(self) -> None:
         """End responses whose client has not read for `reader_timeout` seconds; runs until cancelled.
 
-        While this process itself stood still nobody was given anything to read: that time does not count.
+        Time during which this process itself was suspended does not count: it wrote nothing that could be read.
         """
         limit = self.config.reader_timeout
         pause, last = min(1.0, limit / 4), time.monotonic()
@@ -101,6 +101,6 @@ class ServerContext:
             await asyncio.sleep(pause)
             now = time.monotonic()
             passed, last = min(now - last, 2 * pause), now
-            readers: list[Reader] = [*self.watches, *self.connections]  # a watch knows more: it comes first
+            readers: list[Reader] = [*self.watches, *self.connections]  # watches know more
             for reader in [reader for reader in readers if reader.waiting(passed) > limit]:
                 reader.end_slow_reader()

@@ -1,4 +1,4 @@
-"""One error shape for every route, and what each failure becomes."""
+"""One error shape for every route, and the response for each kind of failure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from quire.engine.api import (
 from quire.types import CheckpointError, ContextLengthError, QuireError, RequestError
 
 MAX_ERROR_BYTES = 4096
-# Long values quoted in a message are cut so that the whole body keeps below MAX_ERROR_BYTES in any spelling.
+# Long quoted values are cut so that the whole body stays below MAX_ERROR_BYTES in any encoding.
 _MAX_MESSAGE_CHARS = 1000
 
 Header = tuple[bytes, bytes]
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong: text for people, a class, the field at fault and a stable code for programs."""
+    """What went wrong: text for people, a class, the name of the wrong field, and a stable code for programs."""
 
     message: str
     type: str
@@ -32,13 +32,13 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """Body of every response that is not a success, and of an error event within a stream."""
+    """Body of every error response, and of an error event within a stream."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """A response that is not a success. `headers` are added to it; `close` ends the connection after it."""
+    """An error response. `headers` are added to it; `close` ends the connection after it."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class ApiError(Exception):
             body = msgspec.json.encode(ErrorBody(detail))
             if len(body) <= MAX_ERROR_BYTES:
                 return body
-            message = shorten(message, len(message) * 3 // 4)  # escapes made it long
+            message = shorten(message, len(message) * 3 // 4)  # escapes made it longer
 
 
 class ClientGoneError(Exception):
-    """The client hung up, or has not read for too long; there is nobody to answer."""
+    """The client hung up or stopped reading; no answer can be delivered."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -82,12 +82,12 @@ def shorten(text: str, limit: int = _MAX_MESSAGE_CHARS) -> str:
 
 
 def bad_request(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
-    """A 400 that names the field at fault."""
+    """A 400 that names the wrong field."""
     return ApiError(400, message, code=code, param=param)
 
 
 def retry_headers(seconds: float) -> list[Header]:
-    """When to try again: whole seconds for everyone, milliseconds for clients that know them."""
+    """When to retry: whole seconds for all clients, milliseconds for those that understand them."""
     wait = max(0.001, seconds)
     return [
         (b"retry-after", str(max(1, math.ceil(wait))).encode()),
@@ -96,7 +96,7 @@ def retry_headers(seconds: float) -> list[Header]:
 
 
 def api_error(error: Exception) -> ApiError:
-    """The response for a failure that was raised on purpose; anything else is a 500 that tells nothing."""
+    """The response for an expected failure; any other becomes a 500 without details."""
     match error:
         case ApiError():
             found = error
@@ -112,7 +112,7 @@ def api_error(error: Exception) -> ApiError:
             found = ApiError(400, str(error), code="request_blocked")
         case DeadlineError():
             found = ApiError(504, str(error), code="deadline_exceeded")
-        case CheckpointError():  # the model's own template failed on these messages
+        case CheckpointError():  # the model's chat template failed on these messages
             found = ApiError(400, str(error), code="chat_template_error", param="messages")
         case QuireError():
             found = ApiError(500, str(error), code="engine_error")

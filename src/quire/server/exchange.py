@@ -23,21 +23,21 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 JSON = b"application/json"
-# After a standstill of this process its timers come before what has arrived meanwhile: so long that is awaited.
+# After this process was suspended its timers fire before data that arrived meanwhile is read; wait this long for it.
 GRACE_SECONDS = 0.1
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """A request body: how many bytes it had, and its value."""
+    """A request body: its size in bytes, and its value."""
 
     size: int
     value: T
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do what takes time in proportion to a body of `size` bytes: here when that is short, else in a thread."""
+    """Run work whose time grows with `size` bytes: inline when it is short, else in a thread."""
     return work() if size <= json_input.INLINE_BYTES else await asyncio.to_thread(work)
 
 
@@ -45,11 +45,11 @@ class ChunkWriter(Protocol):
     """Sends parts of a response."""
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes, /) -> int:
-        """Send a part, given in three pieces, soon; its bytes. 0, and nothing done, while the client does not read."""
+        """Queue a part given in three pieces; returns its bytes. While the client does not read: 0, and not queued."""
 
 
 class Exchange:
-    """A request as it came and what was answered. `arrival` is a time of time.monotonic()."""
+    """A request and its response. `arrival` is a time of time.monotonic()."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, memory: RequestMemory) -> None:
         self.arrival = time.monotonic()
@@ -57,21 +57,21 @@ class Exchange:
         self.path: str = scope["path"]
         self.handler = ""  # the route's pattern, for metrics
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        # what our own HTTP protocol offers beyond ASGI: dropping the connection, whether output is piling up, and
+        # what our HTTP protocol offers beyond ASGI: dropping the connection, whether output is piling up, and
         # sending a chunk at once
         self.abort: Callable[[], None] | None = scope.get("quire.abort")
         self.blocked: Callable[[], bool] = scope.get("quire.blocked", _never)
         self._writer: ChunkWriter | None = scope.get("quire.writer")
         self.scope = scope
         self.request_id = self._request_id()
-        self.tenant = ""  # which of several API keys was presented; not the key itself
+        self.tenant = ""  # identifies the API key when there are several; not the key itself
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self.details: dict[str, Any] = {}  # for the access log and the span
         self.timings: Timings | None = None  # of the prompt that ended last
         self.memory = memory
-        self.held: Held = scope.get("quire.held") or Held()  # what this request has of it
+        self.held: Held = scope.get("quire.held") or Held()  # the memory that this request has taken
         self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
         self.recorded_bytes = 0
         self.sent_type = b""
@@ -83,11 +83,11 @@ class Exchange:
 
     @property
     def holds_back(self) -> bool:
-        """HTTP/1.0 has no chunks: a response of unknown length is held until it is whole."""
+        """HTTP/1.0 has no chunks: a response of unknown length is held until it is complete."""
         return self.scope.get("http_version") == "1.0"
 
     def add_headers(self, headers: Sequence[Header]) -> None:
-        """Headers for whatever response there will be."""
+        """Add headers to the response, whatever it will be."""
         self._extra += headers
 
     def header(self, name: bytes) -> str:
@@ -103,9 +103,9 @@ class Exchange:
     async def json(
         self, kind: type[T], limit: int, seconds: float, check: Callable[[set[str], bytes], None]
     ) -> Body[T]:
-        """The body as a `kind`, of which `check` sees the names and the bytes; large bodies are parsed in a thread.
+        """The body as a `kind`, after `check` has seen its names and bytes; large bodies are parsed in a thread.
 
-        Raises ApiError: 408 when the body is late, 413, 415, and what json_input.decode and `check` raise.
+        Raises ApiError: 408 when the body is late, 413, 415, and the errors of json_input.decode and `check`.
         """
         content_type = self.header(b"content-type").split(";")[0].strip().lower()
         if content_type != "application/json":
@@ -126,11 +126,11 @@ class Exchange:
             check(names, raw)
             return Body(len(raw), value)
 
-        self._raw = None  # read once
+        self._raw = None  # it can be read once only
         return await off_loop(len(raw), parse)
 
     async def body(self, limit: int, seconds: float) -> bytes:
-        """The body's bytes; read once. Raises ApiError 408 or 413."""
+        """The bytes of the body; can be read once. Raises ApiError 408 or 413."""
         if self._raw is None:
             self._raw = await self._read_body(limit, seconds)
         return self._raw
@@ -140,7 +140,7 @@ class Exchange:
         length = self.header(b"content-length")
         if length.isdigit() and int(length) > limit:
             raise self._too_large(limit)
-        body = bytearray()  # not a list: a body may come byte by byte
+        body = bytearray()  # not a list: a body may arrive byte by byte
         loop = asyncio.get_running_loop()
         late: asyncio.TimerHandle | None = None
         try:
@@ -149,7 +149,7 @@ class Exchange:
                 more = True
                 while more:
                     message = await self._receive()
-                    if "quire.refused" in self.scope:  # what came is not a body
+                    if "quire.refused" in self.scope:  # what arrived is not a body
                         raise self.scope["quire.refused"]
                     if message["type"] == "http.disconnect":
                         raise ClientGoneError("hung up before the body was complete")
@@ -178,15 +178,15 @@ class Exchange:
     async def respond(
         self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
-        """Send a whole response."""
+        """Send a complete response."""
         await self.start(status, [(b"content-type", content_type), (b"content-length", str(len(body)).encode()),
                                   *headers])  # fmt: skip
         await self.write(body)
-        await self.write(b"", more=False)  # when the client has read enough: what it has not is held for it
+        await self.write(b"", more=False)  # waits until the client has read enough: the rest stays in memory
 
     async def respond_pieces(self, size: int, make: Callable[[], Iterator[bytes]]) -> None:
-        """Send a whole JSON response of about `size` bytes that is made while it is sent, when it is long; `make` may
-        be called twice. Long ones are sent in chunks, or, to HTTP/1.0, measured first.
+        """Send a complete JSON response of about `size` bytes. A long one is made while it is sent, in chunks; for
+        HTTP/1.0 it is measured first, so `make` may be called twice.
         """
         if size <= json_input.INLINE_BYTES:
             await self.respond(200, b"".join(make()))
@@ -202,7 +202,7 @@ class Exchange:
         await self.write(b"", more=False)
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
-        """Send status and headers; the request id and what every response carries are added."""
+        """Send status and headers; adds the request id and the headers of every response."""
         self.status = status
         fixed = [
             (b"x-request-id", self.request_id.encode("latin-1")),
@@ -223,8 +223,8 @@ class Exchange:
         return self._write_kept(data, more=more)
 
     def direct_writer(self) -> ChunkWriter | None:
-        """What sends parts of the body without waiting for anything; the caller adds to `bytes_out`. None unless the
-        response has started, is sent in chunks, and nothing keeps a copy of it.
+        """A writer that sends parts of the body without waiting; the caller adds their size to `bytes_out`. None unless
+        the response has started, is sent in chunks, and is not recorded.
         """
         return self._writer if self.status and self.recorded is None and self._held is None else None
 
@@ -245,7 +245,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def watch(self) -> HangUpWatch:
-        """A context in which a hang-up ends the current task's work; enter it after the body was read."""
+        """A context in which a hang-up cancels the work of the current task; enter it after the body was read."""
         return HangUpWatch(self, self._receive)
 
 
@@ -254,9 +254,9 @@ def _never() -> bool:
 
 
 class HangUpWatch:
-    """Cancels the task inside when the client hangs up, or when `end` is called; leaves as ClientGoneError.
+    """Cancels the task inside when the client hangs up or `end` is called; raises ClientGoneError on exit.
 
-    A server that does not watch generates for nobody: sending after a hang-up raises nothing.
+    Without it generation would go on for a client that has left: sending after a hang-up raises nothing.
     """
 
     def __init__(self, exchange: Exchange, receive: Receive) -> None:
@@ -285,15 +285,15 @@ class HangUpWatch:
             self._task.cancel()
 
     def waiting(self, passed: float) -> float:
-        """Seconds that output has been piling up and nothing of it was taken, by the calls of this, `passed` seconds
-        after the one before.
+        """Seconds that output has been piling up without any of it being read, as of this call, `passed` seconds after
+        the previous one.
         """
         taken, self._sent = self.exchange.bytes_out > self._sent, self.exchange.bytes_out
         self._blocked = self._blocked + passed if self.exchange.blocked() and not taken else 0.0
         return self._blocked
 
     def end_slow_reader(self) -> None:
-        """Stop the work and drop the connection with what is still buffered for it."""
+        """Stop the work, drop the connection and discard its buffered output."""
         self.end("did not read")
         if self.exchange.abort is not None:
             self.exchange.abort()

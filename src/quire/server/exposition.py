@@ -1,4 +1,4 @@
-"""What ServerMetrics has counted, written in Prometheus' text format."""
+"""The counts of ServerMetrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from quire.server.histogram import Histogram
 from quire.server.metrics import FINE, ServerMetrics
 from quire.types import FinishReason
 
-CACHE_SECONDS = 0.25  # a storm of scrapes costs four renderings a second
+CACHE_SECONDS = 0.25  # frequent scrapes cost four renderings a second at most
 
 
 class Exposition(Collector):
-    """Every family as of now."""
+    """The current value of every metric family."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
@@ -39,10 +39,10 @@ class Exposition(Collector):
         return self._rendered[1]
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # nothing is collected when registering: the engine may not have started
+        return iter(())  # collects nothing at registration: the engine may not have started
 
     def collect(self) -> Iterator[Metric]:
-        """Every family as of now."""
+        """The current value of every metric family."""
         ready = self._metrics.engine.state not in {EngineState.STARTING, EngineState.FAILED}
         labels = {"model_name": self._metrics.engine.card.name if ready else "", "engine": "0"}
         stats = self._metrics.engine.stats
@@ -58,17 +58,17 @@ class Exposition(Collector):
         yield _startup_family(self._metrics.engine.startup)
         yield from self._token_families(labels)
         yield from self._http_families()
-        yield _family(GaugeMetricFamily, "quire_build_info", "the version that runs, and what it runs on",
+        yield _family(GaugeMetricFamily, "quire_build_info", "version of Quire, and the platform it runs on",
                       {"version": __version__, "python": platform.python_version(), "machine": platform.machine()},
                       1)  # fmt: skip
-        yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the state that the engine is in",
+        yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the current state of the engine",
                       {"state": str(self._metrics.engine.state)}, 1)  # fmt: skip
 
     def _token_families(self, labels: dict[str, str]) -> Iterator[Metric]:
         for prefix in ("quire_", "vllm:"):
             family = CounterMetricFamily(
                 f"{prefix}request_success",
-                "samples that have ended, by reason",
+                "ended samples by finish reason",
                 labels=[*labels, "finished_reason"],
             )
             for reason in FinishReason:
@@ -77,7 +77,7 @@ class Exposition(Collector):
             for kind in ("prompt", "generation"):
                 yield _family(CounterMetricFamily, f"{prefix}{kind}_tokens", f"{kind} tokens of ended requests",
                               labels, self._metrics.tokens[kind])  # fmt: skip
-        yield _family(CounterMetricFamily, "quire_cached_prompt_tokens", "prompt tokens that the prefix cache saved",
+        yield _family(CounterMetricFamily, "quire_cached_prompt_tokens", "prompt tokens found in the prefix cache",
                       labels, self._metrics.tokens["cached"])  # fmt: skip
 
     def _http_families(self) -> Iterator[Metric]:
@@ -88,7 +88,7 @@ class Exposition(Collector):
             requests.add_metric(list(key), count)
         yield requests
         seconds = HistogramMetricFamily(
-            "http_request_duration_seconds", "headers in to response out", labels=["handler", "method"]
+            "http_request_duration_seconds", "headers received to response sent", labels=["handler", "method"]
         )
         for route, histogram in self._metrics.http_seconds.items():
             seconds.add_metric(list(route), histogram.buckets(FINE), histogram.total)
@@ -105,30 +105,35 @@ class Exposition(Collector):
 
 # name under both prefixes, family, text, value
 _SHARED: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] = (
-    ("num_requests_running", GaugeMetricFamily, "sequences in the batch", lambda s: s.running),
+    ("num_requests_running", GaugeMetricFamily, "running sequences", lambda s: s.running),
     ("num_requests_waiting", GaugeMetricFamily, "waiting requests", lambda s: s.waiting),
     ("kv_cache_usage_perc", GaugeMetricFamily, "share of KV blocks in use, 0 to 1",
      lambda s: s.blocks_used / s.blocks if s.blocks else 0.0),
     ("prefix_cache_queries", CounterMetricFamily, "prompt tokens looked up", lambda s: s.prefix_queried_tokens),
     ("prefix_cache_hits", CounterMetricFamily, "prompt tokens found", lambda s: s.prefix_hit_tokens),
-    ("num_preemptions", CounterMetricFamily, "sequences put back to the queue", lambda s: s.preemptions),
+    ("num_preemptions", CounterMetricFamily, "sequences returned to the queue", lambda s: s.preemptions),
 )  # fmt: skip
-# What vLLM called them before.
+# Their former names in vLLM.
 _OLDER = {
     "kv_cache_usage_perc": "gpu_cache_usage_perc",
     "prefix_cache_queries": "gpu_prefix_cache_queries",
     "prefix_cache_hits": "gpu_prefix_cache_hits",
 }
 _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] = (
-    ("quire_waiting_tokens", GaugeMetricFamily, "prompt tokens that wait", lambda s: s.waiting_tokens),
-    ("quire_kv_blocks", GaugeMetricFamily, "KV blocks there are", lambda s: s.blocks),
+    ("quire_waiting_tokens", GaugeMetricFamily, "prompt tokens of waiting requests", lambda s: s.waiting_tokens),
+    ("quire_kv_blocks", GaugeMetricFamily, "KV blocks in total", lambda s: s.blocks),
     ("quire_kv_blocks_used", GaugeMetricFamily, "KV blocks held by sequences", lambda s: s.blocks_used),
     ("quire_kv_blocks_cached", GaugeMetricFamily, "KV blocks that hold reusable prefixes", lambda s: s.blocks_cached),
-    ("quire_kv_waste_tokens", GaugeMetricFamily, "tokens allocated and not used", lambda s: s.kv_waste_tokens),
+    ("quire_kv_waste_tokens", GaugeMetricFamily, "allocated but unused token slots", lambda s: s.kv_waste_tokens),
     ("quire_steps", CounterMetricFamily, "engine steps", lambda s: s.steps),
-    ("quire_step_seconds", CounterMetricFamily, "time in steps", lambda s: s.step_seconds),
+    ("quire_step_seconds", CounterMetricFamily, "time spent in steps", lambda s: s.step_seconds),
     ("quire_step_prefill_tokens", CounterMetricFamily, "prompt tokens computed", lambda s: s.prefill_tokens),
     ("quire_step_decode_tokens", CounterMetricFamily, "tokens decoded", lambda s: s.decode_tokens),
+    ("quire_step_plans", GaugeMetricFamily, "step sizes prepared ahead", lambda s: s.step_plans),
+    ("quire_step_plan_hits", CounterMetricFamily, "steps of a prepared size", lambda s: s.step_plan_hits),
+    ("quire_step_plan_fallbacks", CounterMetricFamily, "steps of no prepared size", lambda s: s.step_plan_fallbacks),
+    ("quire_step_plan_padding", CounterMetricFamily, "rows computed to fill a prepared size",
+     lambda s: s.step_plan_padding),
     ("quire_wasted_tokens", CounterMetricFamily, "tokens computed for nobody", lambda s: s.wasted_tokens),
     ("quire_engine_restarts", CounterMetricFamily, "starts of the engine after its first", lambda s: s.restarts),
     ("quire_engine_resident_bytes", GaugeMetricFamily, "memory of the engine process", lambda s: s.resident_bytes),
@@ -146,7 +151,7 @@ def _engine_families(stats: EngineStats, labels: dict[str, str]) -> Iterator[Met
     buckets = _step_buckets(stats.step_tokens)
     for prefix in ("quire_", "vllm:"):
         steps = HistogramMetricFamily(
-            f"{prefix}iteration_tokens_total", "tokens of a step", labels=list(labels)
+            f"{prefix}iteration_tokens_total", "tokens per step", labels=list(labels)
         )
         steps.add_metric(list(labels.values()), buckets, stats.prefill_tokens + stats.decode_tokens)
         yield steps
@@ -159,7 +164,7 @@ def _engine_families(stats: EngineStats, labels: dict[str, str]) -> Iterator[Met
 def _startup_family(spans: list[dict[str, Any]]) -> Metric:
     family = GaugeMetricFamily(
         "quire_startup_seconds",
-        "when a part of the start-up began and ended, from the start of the server's process",
+        "begin and end of each part of the start-up, counted from the start of the server process",
         labels=["process", "phase", "edge"],
     )
     for span in spans:
@@ -169,7 +174,7 @@ def _startup_family(spans: list[dict[str, Any]]) -> Metric:
 
 
 def _step_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Steps by their tokens, as cumulative buckets."""
+    """Cumulative buckets of steps by their tokens."""
     histogram = Histogram(STEP_TOKEN_BOUNDS)
     histogram.counts = list(counts) or histogram.counts
     return histogram.buckets(STEP_TOKEN_BOUNDS)

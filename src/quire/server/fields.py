@@ -1,4 +1,4 @@
-"""Request fields that others know and Quire does not act on: harmless values pass, the rest is refused by name."""
+"""Request fields of other servers that Quire does not implement: harmless values pass, the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from quire.server.errors import ApiError, shorten
 from quire.types import PARAMETERS, parameter_names
 
-# Fields that change neither the answer nor what it costs here: accepted and ignored (docs/server.md says why).
+# Fields that change neither the answer nor its cost here: accepted and ignored (docs/server.md says why).
 IGNORED = frozenset((
     "user", "metadata", "store", "safety_identifier", "prediction", "parallel_tool_calls",
     "prompt_cache_key", "cache_control", "session_id", "include_reasoning", "truncation_side",
@@ -18,7 +18,7 @@ IGNORED = frozenset((
     "timings_per_token", "return_progress", "sse_ping_interval",
 ))  # fmt: skip
 
-# Fields that would change the result: name -> values that ask for what happens anyway (null always does).
+# Fields that would change the result: name -> accepted values, which ask for the default behaviour (null always does).
 Refused = Mapping[str, tuple[Any, ...]]
 _COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
@@ -45,7 +45,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
-# Ollama's, llama-server's and TGI's, on the same routes.
+# Fields of Ollama, llama-server and TGI on the same routes.
 _COMMON |= {
     "adapter_id": (),
     "do_sample": (True,),
@@ -87,31 +87,31 @@ _CHAT: Refused = {
 }
 _COMPLETION: Refused = {"suffix": ("",), "top_logprobs": (0,)}
 _WHY = {
-    "chat_template": "templates are part of the model and are never taken from a request",
-    "prompt_embeds": "prompts are text or token ids",
-    "max_cost": "requests have no price here; bound them by max_tokens and deadline_ms",
-    "options": "its fields stand beside the others here: temperature, top_k, seed, …",
-    "prompt_cache_retention": "cached prefixes stay until others need their blocks",
-    "service_tier": "there is one tier; send auto or default",
-    "system": "send it as a message with the role system",
-    "template": "templates are part of the model and are never taken from a request",
-    "think": "templates that can think read a variable of chat_template_kwargs, such as enable_thinking",
+    "chat_template": "not accepted; the template is part of the model",
+    "prompt_embeds": "not supported; send text or token ids",
+    "max_cost": "not supported; limit a request with max_tokens and deadline_ms",
+    "options": "not supported; send its fields at the top level: temperature, top_k, seed, …",
+    "prompt_cache_retention": "not supported; cached prefixes stay until other requests need their blocks",
+    "service_tier": "must be auto or default; there is one tier",
+    "system": "not supported; send a message with the role system",
+    "template": "not accepted; the template is part of the model",
+    "think": "not supported; set the variable that the template reads in chat_template_kwargs, such as enable_thinking",
 }
 
-# Parameters under the names that they have there.
+# Parameters that have another name in Quire.
 for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).items():
     _default = PARAMETERS[_here].default
     _forms = () if _default is None else (float(_default), int(_default))
     _COMMON[_name] = tuple(same for same in _forms if same == _default)
-    _WHY[_name] = f"it is {_here} here"
+    _WHY[_name] = f"not supported; use {_here}"
 
 CHAT: Refused = {**_COMMON, **_CHAT}
 COMPLETION: Refused = {**_COMMON, **_COMPLETION}
-CONVERSATION: Refused = {"chat_template": (), "tools": ([],)}  # of one that is rendered and not answered
+CONVERSATION: Refused = {"chat_template": (), "tools": ([],)}  # rendered, not answered
 
 
 class Unsupported:
-    """The fields that one route refuses, and how to look at their values in a body."""
+    """The fields that one route refuses, and how to read their values from a body."""
 
     def __init__(self, request: type[msgspec.Struct], refused: Refused) -> None:
         self._known = frozenset(request.__struct_encode_fields__)
@@ -121,7 +121,7 @@ class Unsupported:
         )
 
     def check(self, names: set[str], body: bytes, *, refuse_unknown: bool) -> None:
-        """Raise ApiError 400 naming the first field of a body that would change the result, or that nobody knows."""
+        """Raise ApiError 400 naming the first field that would change the result or is unknown."""
         extra = names - self._known
         if extra & self._refused.keys():
             values = self._values.decode(body)

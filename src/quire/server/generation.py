@@ -1,4 +1,4 @@
-"""The engine's streams behind one HTTP request: admitted together, read together, ended together."""
+"""The engine's streams behind one HTTP request: admitted, read and ended together."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReas
 class Run:
     """The samples of one request: choice p·n + i is sample i of prompt p.
 
-    Use as a context: whatever ends it, streams that still run are cancelled and the request is counted. It is entered
-    when there is memory for the answer, whose worst case is `costs` (see memory.answer_costs).
+    Use it as a context: however it ends, streams that still run are cancelled and the request is counted. Entering
+    waits for the memory of the answer, whose worst case is `costs` (see memory.answer_costs).
     """
 
     __slots__ = (
@@ -43,15 +43,15 @@ class Run:
         self.choices = self.samples * len(asks)
         self.streams: list[Stream] = []
         self.answers: list[Answer] = []
-        self._room = 0  # bytes of text that memory was taken for
+        self._room = 0  # bytes of text for which memory was taken
         self._context, self._exchange, self._asks, self._costs = context, exchange, asks, costs
         self._timings: TimingsBody | None = None
         self._tracks = [Track(context.metrics.observe_gap) for _ in range(self.choices)]
 
     async def __aenter__(self) -> Run:
-        """Admit every prompt, or none. Raises what AsyncEngine.generate and RequestMemory.take_answer raise."""
+        """Admit every prompt, or none. Raises what Engine.generate and RequestMemory.take_answer raise."""
         try:
-            self._exchange.held.give(self._context.memory.work)  # prompts are token ids
+            self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
             for ask in self._asks:
                 self.streams.append(self._context.engine.generate(ask))
@@ -70,12 +70,12 @@ class Run:
 
     @property
     def outputs(self) -> list[RequestOutput]:
-        """What each prompt has come to so far."""
+        """The output of each prompt so far."""
         return [stream.output for stream in self.streams]
 
     async def read(self) -> AsyncIterator[Deltas]:
-        """What came of several choices: all that is there at once. Raises ApiError for a sample that failed, and
-        what iterating a Stream raises.
+        """All deltas that are ready, of any choice. Raises ApiError for a failed sample, and the errors of iterating a
+        Stream.
         """
         merged = _Merged(self.streams, self.samples, self.took)
         try:
@@ -85,7 +85,7 @@ class Run:
             await merged.close()
 
     async def finish(self) -> list[RequestOutput]:
-        """Read to the end; the outputs, and in `answers` what each choice said."""
+        """Read to the end; returns the outputs and fills `answers` with the text of each choice."""
         self.answers = [Answer() for _ in range(self.choices)]
         self._room = self._costs["max_tokens"]
         if self.choices == 1:
@@ -97,12 +97,12 @@ class Run:
         return self.outputs
 
     def took(self, choice: int, delta: StreamDelta) -> None:
-        """Note what a choice's stream gave. Raises ApiError for a sample that failed."""
+        """Record a delta of a choice. Raises ApiError for a failed sample."""
         if self.answers:
             self._room -= self.answers[choice].add(delta)
             if self._room < 0:
                 message = (
-                    "the text is longer than the memory that was taken for it: tokens are unusually long"
+                    "the text of the answer exceeds the memory reserved for it: its tokens are unusually long"
                 )
                 raise ApiError(500, message, code="text_too_long")
         if delta.token_ids:
@@ -115,15 +115,13 @@ class Run:
         if delta.finish_reason is FinishReason.ERROR:
             raise ApiError(500, "the model produced NaN or infinite logits", code="numerical_error")
         if delta.finish_reason is FinishReason.NO_TOKEN:
-            message = (
-                "no token can be sampled: the model gives probability 0 to all tokens that the request allows"
-            )
+            message = "no token can be sampled: the model gives probability 0 to every allowed token"
             raise ApiError(400, message, code="no_token_left")
 
     def deliver(self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter) -> None:
-        """From now on write text of the one prompt's samples in the moment it comes, where `writer` takes it.
+        """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
-        `around` gives what stands before and after a choice's text, in JSON, in an event.
+        `around` returns the JSON before and after the text of a choice in an event.
         """
         for choice, track in enumerate(self._tracks):
             track.opening, track.closing = around(choice)
@@ -131,7 +129,7 @@ class Run:
         self.streams[0].deliver_to(self._tracks)
 
     def delivered(self) -> int:
-        """Bytes that were written so."""
+        """Bytes written by `deliver`."""
         return sum(track.written for track in self._tracks)
 
     def _note(self) -> None:
@@ -144,7 +142,7 @@ class Run:
         }
 
     def prompt_logprobs(self, prompt: int) -> LogprobTable:
-        """Logprobs of a prompt's tokens but the first; empty unless they were asked for."""
+        """Logprobs of all tokens of a prompt but the first; empty unless requested."""
         found = self.outputs[prompt].prompt_logprobs
         return found if isinstance(found, LogprobTable) else LogprobTable()
 
@@ -157,7 +155,7 @@ class Run:
         return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
     def answer_size(self) -> int:
-        """Roughly the bytes of a whole answer, by its text, ids and logprobs: what making it costs."""
+        """Approximate size in bytes of a complete answer, from its text, ids and logprobs: what it costs to make."""
         params, usage = self._asks[0].request.params, self.usage()
         generated = 0 if params.logprobs is None else usage.completion_tokens * (1 + params.logprobs)
         prompt = 0 if params.prompt_logprobs is None else usage.prompt_tokens * (1 + params.prompt_logprobs)
@@ -165,8 +163,8 @@ class Run:
         return text + usage.completion_tokens + _LOGPROB_BYTES * (generated + prompt)
 
     def timings(self) -> TimingsBody:
-        """Where the time of a finished request went, up to the first call; of several prompts, of the one that ended
-        last.
+        """Where the time of a finished request went, up to the first call; for several prompts, that of the last one to
+        end.
         """
         if self._timings is None:
             self._timings = self._measure()
@@ -177,7 +175,7 @@ class Run:
         times = self._latest()
         marks = [self._exchange.arrival]
         for mark in (times.arrival, times.scheduled, times.first_token, times.finished, now):
-            marks.append(max(mark, marks[-1]))  # a mark that was never reached takes no time
+            marks.append(max(mark, marks[-1]))  # a mark that was not reached takes no time
         parts = [after - before for before, after in itertools.pairwise(marks)]
         tokenize, queue, prefill, decode, deliver = parts
         return TimingsBody(tokenize, queue, prefill, decode, deliver, sum(parts))
@@ -187,7 +185,7 @@ class Run:
 
 
 class Answer:
-    """What one choice of an answer that does not stream has said: text in UTF-8, and logprobs."""
+    """The content of one choice of an answer that is not streamed: text in UTF-8, and logprobs."""
 
     __slots__ = ("logprobs", "text")
 
@@ -196,7 +194,7 @@ class Answer:
         self.logprobs: LogprobTable | None = None
 
     def add(self, delta: StreamDelta) -> int:
-        """Add what came; the bytes of its text."""
+        """Add a delta; returns the bytes of its text."""
         text = delta.text.encode()
         self.text += text
         if delta.logprobs is not None:
@@ -206,19 +204,19 @@ class Answer:
 
 
 class Track:
-    """One choice as its tokens come, and what a token needs to become an event: kept together, as caches are cold."""
+    """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
     __slots__ = ("closing", "last", "observe", "opening", "writer", "written")
 
     def __init__(self, observe: Callable[[float], None]) -> None:
-        self.observe = observe  # takes the seconds between two tokens
-        self.last = 0.0  # when the latest token came
+        self.observe = observe  # called with the seconds between two tokens
+        self.last = 0.0  # when the latest token arrived
         self.opening = self.closing = b""
         self.writer: ChunkWriter | None = None
         self.written = 0
 
     def take(self, text: str, now: float) -> bool:
-        """Write text as an event; false, and nothing done, when that has to wait for the client."""
+        """Write text as an event; false, without writing, when the text has to wait for the client."""
         if text:
             size = (
                 0
@@ -234,7 +232,7 @@ class Track:
 
 
 def finish_reason(reason: FinishReason | None) -> str:
-    """A finish reason in OpenAI's words; "abort" for a request that was cut short."""
+    """A finish reason as OpenAI names it; "abort" for a request that was cut short."""
     return _REASONS.get(reason or FinishReason.ABORT, "abort")
 
 
@@ -268,7 +266,7 @@ class _Merged:
         self._wake.set()
 
     async def take(self) -> Deltas:
-        """Everything unread, waiting for something; empty at the end. Raises the first failure of a stream."""
+        """All unread deltas; waits for at least one, and is empty at the end. Raises the first failure of a stream."""
         while True:
             if self._deltas:
                 deltas, self._deltas = self._deltas, []

@@ -1,4 +1,4 @@
-"""A histogram that costs a bisection an observation."""
+"""A histogram whose observations cost one bisection each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 
 
 class Histogram:
-    """Counts of values by upper bound, as Prometheus means them: a value equal to a bound belongs to it."""
+    """Counts of values by upper bound, as Prometheus defines them: a value equal to a bound is within it."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -23,7 +23,7 @@ class Histogram:
         self.total += value
 
     def buckets(self, bounds: Sequence[float]) -> list[tuple[str, float]]:
-        """Cumulative counts at some of the bounds, ending with +Inf: the form of the exposition."""
+        """Cumulative counts at some of the bounds, ending with +Inf, as the exposition needs them."""
         cumulative = dict(zip(self.bounds, accumulate(self.counts), strict=False))
         found: list[tuple[str, float]] = [(str(float(bound)), cumulative[bound]) for bound in bounds]
         return [*found, ("+Inf", sum(self.counts))]

@@ -1,7 +1,7 @@
-"""Request bodies: one strict, linear-time look at the bytes, then a typed decode.
+"""Request bodies: one strict, linear-time scan of the bytes, then a typed decode.
 
-What RFC 8259 leaves open is refused: keys given twice, NaN and Infinity, lone surrogates, anything but UTF-8. Nesting
-is bounded before anything recurses.
+What RFC 8259 leaves open is refused: repeated keys, NaN and Infinity, lone surrogates, anything but UTF-8. Nesting
+is limited before anything recurses.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 from quire.server.errors import ApiError, bad_request, shorten
 
 MAX_DEPTH = 64
-# Above this many bytes a body is parsed in a thread, so that the event loop stays free.
+# Longer bodies, in bytes, are parsed in a thread so that the event loop stays free.
 INLINE_BYTES = 64 * 1024
 
-# Brackets, strings and keys of one body, and values in all: they bound the time of the look, which is linear in them
-# and in the bytes, and of the decode, which keeps the interpreter to itself.
+# Limits on the brackets, strings and keys of a body, and on all its values. They bound the time of the scan, which is
+# linear in them and in the bytes, and of the decode, which holds the interpreter lock.
 MAX_PARTS = 2**18
 MAX_VALUES = 2**20
 
-# Every match is bounded in length, so that no single call keeps the interpreter from other threads for long.
+# Every match is bounded in length, so that no single call holds the interpreter lock for long.
 _BETWEEN = re.compile(rb'[^"{}\[\]]{0,65536}+')
 _STRING_PART = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,1024}+', re.DOTALL)
 _COLON = re.compile(rb"[ \t\r\n]*+:")
@@ -34,8 +34,8 @@ T = TypeVar("T")
 def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
     """The body as a `kind`, and the names of its top-level fields.
 
-    Raises ApiError 400 with code invalid_json for text that is not strict JSON, and naming the field with
-    invalid_type for a value of the wrong type, invalid_value for one that is too long.
+    Raises ApiError 400: invalid_json for text that is not strict JSON; invalid_type, naming the field, for a value
+    of the wrong type, and invalid_value for one that is too long.
     """
     try:
         body.decode("utf-8")
@@ -57,9 +57,9 @@ def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
 
 
 def check_structure(body: bytes) -> set[str]:
-    """The top-level object's keys. Raises ApiError for a key given twice in one object, or nesting over MAX_DEPTH.
+    """The top-level keys. Raises ApiError for a key repeated in one object, or for nesting deeper than MAX_DEPTH.
 
-    Keys are compared as JSON reads them, escapes resolved. Malformed text may pass: the decode refuses it.
+    Keys are compared with their escapes resolved. Malformed text may pass: the decode refuses it.
     """
     objects: list[set[str] | None] = []  # per open bracket: the keys so far, None for an array
     top: set[str] = set()
@@ -108,7 +108,7 @@ def _string_end(body: bytes, start: int) -> int:
 def _add_key(keys: set[str], string: bytes, position: int) -> None:
     key = _key(string, position)
     if key in keys:
-        raise _invalid(f"the key {shorten(key, 100)!r} is given twice in one object (byte {position})")
+        raise _invalid(f"the key {shorten(key, 100)!r} occurs twice in one object (byte {position})")
     keys.add(key)
 
 
@@ -118,7 +118,7 @@ def _key(string: bytes, position: int) -> str:
     try:
         return msgspec.json.decode(string, type=str)
     except msgspec.DecodeError:
-        raise _invalid(f"a key that is not a valid string at byte {position}") from None
+        raise _invalid(f"the key at byte {position} is not a valid string") from None
 
 
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
@@ -135,7 +135,7 @@ def _invalid(detail: str) -> ApiError:
 
 
 def _located(message: str) -> tuple[str, str | None]:
-    """msgspec's message and the path in it, as people write one: "$.stop[0]" is stop[0]."""
+    """msgspec's message, and the path of the field in common notation: "$.stop[0]" becomes stop[0]."""
     match = _PATH.match(message)
     if match is None:
         missing = re.match(r"Object missing required field `([^`]+)`", message)

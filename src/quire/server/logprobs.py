@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from quire.engine.api import AsyncEngine
+from quire.engine.api import Engine
 from quire.logprobs import PositionLogprobs
 from quire.server import pieces
 from quire.server.responses import (
@@ -19,20 +19,20 @@ from quire.server.responses import (
 )
 
 Entry = tuple[int, PositionLogprobs | None]
-Entries = Callable[[], Iterable[Entry]]  # token ids with their logprobs, from the start each time
+Entries = Callable[[], Iterable[Entry]]  # token ids with their logprobs; each call starts from the beginning
 
 T = TypeVar("T")
 
-MIN_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI writes this
+MIN_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI sends this value instead
 _REMEMBERED = 8192
 
 
 class TokenTexts:
-    """Tokens as responses spell them. A token that is only part of a character is "bytes:\\xf0\\x9f", as OpenAI
-    writes it, so that no two tokens of one place look the same. One object serves all requests.
+    """Tokens as they are spelled in responses. A token that is only part of a character is "bytes:\\xf0\\x9f", as in
+    OpenAI's API, so that no two candidates at one position look the same. One object serves all requests.
     """
 
-    def __init__(self, engine: AsyncEngine, *, as_ids: bool = False) -> None:
+    def __init__(self, engine: Engine, *, as_ids: bool = False) -> None:
         self._engine, self._as_ids = engine, as_ids
         self._known: dict[int, tuple[str, bytes]] = {}
 
@@ -57,7 +57,7 @@ class TokenTexts:
 
 
 def finite(logprob: float) -> float:
-    """A logprob that JSON can hold."""
+    """A logprob that JSON can represent."""
     return max(logprob, MIN_LOGPROB)
 
 
@@ -81,10 +81,10 @@ def chat_pieces(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> pie
 
 
 class CompletionLogprobsWriter:
-    """Logprobs of one completion as its parts come in; keeps the place in the text.
+    """Logprobs of one completion as its parts arrive; tracks the offset in the text.
 
-    text_offset counts characters of the returned text; a token that begins inside a character has the place
-    where that character begins.
+    text_offset counts characters of the returned text; a token that begins inside a character has the offset of that
+    character.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
@@ -93,7 +93,7 @@ class CompletionLogprobsWriter:
         self._offset = 0
 
     def push(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> CompletionLogprobs:
-        """The part of some generated tokens."""
+        """Logprobs of the next generated tokens."""
         part = CompletionLogprobs([], [], [], [])
         for token_id, position in zip(token_ids, positions, strict=False):
             self._add(part, token_id, position)
@@ -115,7 +115,7 @@ def _top(text: str, position: PositionLogprobs, texts: TokenTexts) -> dict[str, 
 
 
 def completion_pieces(entries: Entries, width: int, texts: TokenTexts) -> pieces.Pieces:
-    """The JSON of all logprobs of a completion, an echoed prompt included; `width` candidates a position."""
+    """The JSON of all logprobs of a completion, including an echoed prompt; `width` candidates per position."""
 
     def lists(of: Iterable[T], width: int = 1) -> pieces.Pieces:
         return pieces.slices(pieces.batches(of, width))
@@ -133,14 +133,14 @@ def completion_pieces(entries: Entries, width: int, texts: TokenTexts) -> pieces
 
 
 def _offsets(token_ids: Iterable[int], texts: TokenTexts) -> Iterator[int]:
-    """The place in the text where each token begins; see CompletionLogprobsWriter."""
+    """The text offset of each token; see CompletionLogprobsWriter."""
     decoder, offset = codecs.getincrementaldecoder("utf-8")("replace"), 0
     for token_id in token_ids:
         yield offset
         offset += len(decoder.decode(texts(token_id)[1]))
 
 
-def prompt_pieces(positions: Sequence[PositionLogprobs], engine: AsyncEngine) -> pieces.Pieces:
+def prompt_pieces(positions: Sequence[PositionLogprobs], engine: Engine) -> pieces.Pieces:
     """The JSON of vLLM's prompt_logprobs: per position, token id to candidate; null for the prompt's first token."""
 
     def candidates(position: PositionLogprobs) -> dict[str, PromptLogprob]:

@@ -1,4 +1,4 @@
-"""The server's log: lines are handed to a thread that formats and writes them, and may drop but never block."""
+"""The server's log: a separate thread formats and writes the lines. Lines may be dropped but never block."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from quire.util.standard_error import PATIENCE, Writer
 MAX_WAITING_LINES = 10_000
 log = logging.getLogger("quire.server")
 access = logging.getLogger("quire.access")
-notice = logging.getLogger("quire.notice")  # what is said whatever the level
+notice = logging.getLogger("quire.notice")  # messages shown at every log level
 notice.setLevel(logging.WARNING)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """Time, level, message, and details as name=value. Only the first line of a record is not indented."""
+    """Time, level, message, and details as name=value. All lines of a record but the first are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -54,7 +54,7 @@ class HumanFormatter(logging.Formatter):
 
 class _Handler(logging.handlers.QueueHandler):
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Keep the record's parts: formatting is the writer's work."""
+        """Keep the record unformatted: the writer thread formats it."""
         if record.exc_info:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
             record.exc_info = None
@@ -67,7 +67,7 @@ class _Writer(logging.StreamHandler[Writer]):
 
 
 class ServerLog:
-    """Installs the log on standard error for as long as the context lasts."""
+    """Writes the log to standard error as long as the context lasts."""
 
     def __init__(self, config: ServingConfig) -> None:
         self._level = logging.ERROR if config.quiet else getattr(logging, config.log_level.upper())
@@ -85,7 +85,7 @@ class ServerLog:
         root.addHandler(self._handler)
         root.setLevel(max(self._level, logging.WARNING))
         logging.getLogger("quire").setLevel(self._level)
-        # what strangers send wrong is answered, not logged
+        # invalid input from clients is answered, not logged
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self._listener.start()
         return self
@@ -93,16 +93,16 @@ class ServerLog:
     def __exit__(self, *_: object) -> None:
         logging.getLogger().removeHandler(self._handler)
         self._stream.end(PATIENCE)
-        self._waiting.join()  # a full queue would not take the word to stop
+        self._waiting.join()  # a full queue would not accept the signal to stop
         self._listener.stop()
 
     def say(self, line: str) -> None:
-        """Write a line without a time."""
+        """Write a line without a timestamp."""
         self._handler.emit(logging.makeLogRecord({"name": "", "msg": line}))
 
 
 def log_access(exchange: Exchange) -> None:
-    """One line for a request that has been answered; 499 for a client that left."""
+    """Log an answered request; status 499 for a client that left."""
     details = {
         "id": exchange.request_id,
         "status": exchange.status or 499,
@@ -111,10 +111,10 @@ def log_access(exchange: Exchange) -> None:
         "bytes_out": exchange.bytes_out,
         **exchange.details,
     }
-    path = urllib.parse.quote(exchange.path[:200])  # as it was sent: what it decodes to may be anything
+    path = urllib.parse.quote(exchange.path[:200])  # as it was sent: decoding could produce any character
     access.info("%s %s", exchange.method, path, extra={"details": details})
 
 
 def log_refusal(error: ApiError) -> None:
-    """One line for what was refused before there was a request."""
+    """Log a refusal that came before there was a request."""
     access.info("refused", extra={"details": {"status": error.status, "error": error.code}})

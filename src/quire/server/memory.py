@@ -1,14 +1,14 @@
-"""Memory of requests in work: what a request may come to hold is taken from a planned budget before it holds it.
+"""Memory of requests in progress: a request takes its worst case from a planned budget before it uses any.
 
-The memory bound has a part for requests (engine/build/budget). It is shared out in three pools, which a request passes
-in this order, so that what it holds never keeps another from going on:
+The memory bound has a part for requests (engine/build/budget). It is divided into three pools. A request takes from
+them in this order, so requests can't block each other in a circle:
 
-    bodies    headers and bytes as they arrive, and the prompts' token ids: until the answer is sent
+    bodies    headers and bytes as they arrive, and the token ids of the prompts: until the answer is sent
     work      parsed values, rendered text, what tokenizing needs: until the prompts are token ids
     answers   the worst case of the answer, from max_tokens, n, logprobs, prompt_logprobs: until the answer is sent
 
-A body that finds no room is refused; for work and answers a request waits its turn. What is left of the part, a
-sixteenth, keeps answers for their Idempotency-Key.
+A body that does not fit is refused; for work and answers a request waits its turn. The remaining sixteenth keeps
+answers for their Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -19,49 +19,47 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.engine.api import AsyncEngine, DeadlineError, GenerateAsk, OverloadedError
+from quire.engine.api import DeadlineError, Engine, GenerateAsk, OverloadedError
 from quire.server.errors import ApiError, bad_request
 from quire.server.json_input import MAX_PARTS, MAX_VALUES
 from quire.types import SamplingParams
 from quire.util.sizes import format_size
 
-# Both processes together, in bytes; tests/server/test_memory.py and `make test-memory` measure what they stand for.
-BODY_BYTE = (
-    7  # a body in two pieces and whole, and four bytes for each token, of which a byte makes at most one
-)
+# Bytes, in both processes together; checked by tests/server/test_request_memory.py and `make test-memory`.
+BODY_BYTE = 7  # a body in two pieces and whole, and four bytes per token: a byte becomes at most one token
 HEAD, HEADER = (
     10 * 1024,
     200,
-)  # a request's objects, and each header's beside its bytes: 11 KiB measured with 8
+)  # the objects of a request, and those of each header in addition to its bytes: 11 KiB measured with 8
 VALUE = 48  # an int in a list
 STRUCTURE = 256  # a string, an object or an array, and a key
-TEXT_CHAR = 64  # of text being rendered and tokenized
-PARSED_BYTE = 5  # a string of the body with one wide character, beside the body
-SMALL_TEXTS = 32 * 1024  # characters of texts that are tokenized beside the longest
-CHOICE = 6 * 1024  # a sample's sequence, detokenizer, counters, events
-PROMPT = 16 * 1024  # a prompt's request and stream in both processes
-CONNECTION = 64 * 1024  # a request's tasks, headers and what is being encoded
-ENGINE_TOKEN = 41  # an id in the engine's lists: an int, and its place with room to grow
-SEQUENCE_TOKEN = 9  # a prompt's id in another sample's list
+TEXT_CHAR = 64  # of text that is rendered and tokenized
+PARSED_BYTE = 5  # a string of the body with one wide character, in addition to the body
+SMALL_TEXTS = 32 * 1024  # characters of the texts that are tokenized besides the longest
+CHOICE = 6 * 1024  # the sequence, detokenizer, counters and events of a sample
+PROMPT = 16 * 1024  # the request and stream of a prompt, in both processes
+CONNECTION = 64 * 1024  # the tasks and headers of a request, and what is being encoded
+ENGINE_TOKEN = 41  # an id in the engine's lists: an int, and its slot with room to grow
+SEQUENCE_TOKEN = 9  # the id of a prompt token in the list of another sample
 TOKEN = 5  # an id in an array with room to grow
-TOKEN_TEXT = 128  # bytes of a token's text, on the average of an answer
-ECHO_TOKEN = 6 * TOKEN_TEXT  # of a prompt's text, wide characters and in UTF-8
-UNREAD_TOKEN = 4 * TOKEN_TEXT + ENGINE_TOKEN  # of a stream whose client is late
-CANDIDATE = 14  # id and logprob in tables with room to grow
-EVENT = 2 * (512 + 6 * TOKEN_TEXT)  # a stream's event, in pieces and whole
+TOKEN_TEXT = 128  # bytes of the text of a token, averaged over an answer
+ECHO_TOKEN = 6 * TOKEN_TEXT  # of the text of a prompt: wide characters, and in UTF-8
+UNREAD_TOKEN = 4 * TOKEN_TEXT + ENGINE_TOKEN  # of a stream whose client is slow
+CANDIDATE = 14  # id and logprob, in tables with room to grow
+EVENT = 2 * (512 + 6 * TOKEN_TEXT)  # an event of a stream, in pieces and whole
 CANDIDATE_TEXT = 2 * 6 * TOKEN_TEXT  # a candidate in an event
-MAX_RECORDED_BYTES = 2**20  # of an answer that is kept to be sent again
-NAMED_TOKEN = 48  # of allowed_token_ids and its like, where it is held as Python's numbers
+MAX_RECORDED_BYTES = 2**20  # of an answer kept for its Idempotency-Key
+NAMED_TOKEN = 48  # of allowed_token_ids and similar fields, while held as Python numbers
 STOP_CHAR = 300  # of stop strings: a state of their automaton
 
 
 class Pool:
-    """A share of the memory for requests. Tenants that wait are served in turns, each one's requests in order.
+    """A share of the memory for requests. Waiting tenants take turns; the requests of each tenant stay in order.
 
-    A request whose turn it is waits until it fits, and others wait behind it, so that none waits for ever. Meanwhile
-    each other tenant may pass once with one that fits: small requests with one API key do not wait for many large ones
-    with another. As in the engine's queue (engine/admission), a tenant may wait in as many places as would then still
-    be left, and what is refused at once is so beyond as much as would be left.
+    The request whose turn it is waits until it fits, and others wait behind it, so that every request is served.
+    Meanwhile each other tenant may pass it once with a request that fits: small requests with one API key do not wait
+    for many large ones with another. As in the engine's queue (engine/front/admission), a tenant may occupy at most as
+    many waiting places as it leaves free; requests beyond that are refused at once.
     """
 
     def __init__(self, name: str, limit: Callable[[], int], most_waiting: int) -> None:
@@ -69,22 +67,22 @@ class Pool:
         self.used = self.peak = 0
         self._limit, self._most_waiting = limit, most_waiting
         self._used: Counter[str] = Counter()  # by tenant
-        self._waiting: dict[str, deque[_Turn]] = {}  # by tenant, whose turn it is first
+        self._waiting: dict[str, deque[_Turn]] = {}  # by tenant; the first one is next
         self._passed: set[str] = set()  # tenants that have passed the one whose turn it is
 
     @property
     def limit(self) -> int:
-        """Bytes that it has."""
+        """Size of the pool in bytes."""
         return self._limit()
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """Number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
     def try_take(self, size: int, tenant: str = "", mine: int = 0) -> bool:
-        """Take bytes when there are so many and nobody waits for them; for a tenant that holds some beside `mine`, this
-        request's own, when as many are left.
+        """Take bytes if they are free and no request waits for them. A tenant that holds some, apart from `mine`, which
+        belong to this request, gets them only if as many stay free.
         """
         if self._waiting or self.used + size > self.limit:
             return False
@@ -95,7 +93,7 @@ class Pool:
         return True
 
     async def take(self, size: int, tenant: str = "") -> None:
-        """Take bytes when it is our turn. Raises OverloadedError, with the numbers, when too many wait."""
+        """Take bytes when it is our turn. Raises OverloadedError, with the numbers, when too many requests wait."""
         if self.used + size <= self.limit and (not self._waiting or self._may_pass(tenant)):
             self._take(size, tenant)
             return
@@ -105,7 +103,7 @@ class Pool:
         try:
             await turn.come
         except BaseException:
-            if turn.come.done() and not turn.come.cancelled():  # it was our turn, and we have left
+            if turn.come.done() and not turn.come.cancelled():  # granted, but cancelled since
                 self.give(size, tenant)
             else:
                 self._leave(turn, tenant)
@@ -121,7 +119,7 @@ class Pool:
         self._serve()
 
     def assign(self, size: int, tenant: str) -> None:
-        """Bytes that were taken for nobody are a tenant's."""
+        """Charge bytes to a tenant that were taken before it was known."""
         self._used[""] -= size
         self._used[tenant] += size
 
@@ -132,7 +130,7 @@ class Pool:
         return True
 
     def _check_places(self, size: int, tenant: str) -> None:
-        """Raise OverloadedError when all places to wait in are taken, or a tenant has as many as are left."""
+        """Raise OverloadedError when all waiting places are taken, or the tenant has as many as are left."""
         waiting, own = self.waiting, len(self._waiting.get(tenant, ()))
         whose, most = f"{waiting} requests wait", self._most_waiting
         if waiting < most:
@@ -140,8 +138,8 @@ class Pool:
                 return
             whose, most = f"{own} requests with this API key wait", most - waiting
         raise OverloadedError(
-            f"{whose} for memory ({self.name}: {format_size(self.used)} of {format_size(self.limit)} in use, "
-            f"{format_size(size)} more asked for) and the limit is {most}",
+            f"{whose} for memory (limit {most}; {self.name}: {format_size(self.used)} of {format_size(self.limit)} "
+            f"in use, {format_size(size)} more needed)",
             1.0,
         )
 
@@ -157,7 +155,7 @@ class Pool:
             if self.used + turn.size > self.limit and self.used:
                 return
             self._leave(turn, tenant)
-            if turns:  # its next one comes after the other tenants'
+            if turns:  # its next request waits for the turns of the other tenants
                 self._waiting[tenant] = self._waiting.pop(tenant)
             self._take(turn.size, tenant)
             turn.come.set_result(None)
@@ -172,14 +170,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
-    """A request that waits for bytes, until its time has `come`."""
+    """A request that waits for bytes; `come` is set when it is its turn."""
 
     size: int
     come: asyncio.Future[None]
 
 
 class Held:
-    """What one request has taken. `tenant`: which of several API keys it came with, once that is known."""
+    """The memory that one request has taken. `tenant`: its API key when there are several, as soon as it is known."""
 
     __slots__ = ("_sizes", "tenant")
 
@@ -188,14 +186,14 @@ class Held:
         self.tenant = ""
 
     def assign(self, tenant: str) -> None:
-        """It is a tenant's, with what it has taken."""
+        """Charge what was taken to a tenant."""
         self.tenant = tenant
         if tenant:
             for pool, size in self._sizes.items():
                 pool.assign(size, tenant)
 
     def try_take(self, pool: Pool, size: int) -> bool:
-        """Take bytes from a pool when it has them."""
+        """Take bytes from a pool if it has them."""
         mine = self._sizes.get(pool, 0)
         taken = pool.try_take(size, self.tenant, mine)
         if taken:
@@ -203,26 +201,28 @@ class Held:
         return taken
 
     async def take(self, pool: Pool, size: int) -> None:
-        """Take bytes from a pool when it is our turn. Of each pool once: who holds some must not wait for more."""
+        """Take bytes from a pool when it is our turn; once per pool, since a request that holds some must not wait for
+        more.
+        """
         await pool.take(size, self.tenant)
         self._sizes[pool] = self._sizes.get(pool, 0) + size
 
     def give(self, pool: Pool) -> None:
-        """Give back what was taken from a pool."""
+        """Return what was taken from a pool."""
         size = self._sizes.pop(pool, 0)
         if size:
             pool.give(size, self.tenant)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Return everything."""
         for pool in list(self._sizes):
             self.give(pool)
 
 
 class RequestMemory:
-    """The pools of a server, of the size that its engine's memory plan gives them: it may change with a restart."""
+    """The pools of a server. Their sizes follow the memory plan of the engine, which may change at a restart."""
 
-    def __init__(self, engine: AsyncEngine, most_waiting: int) -> None:
+    def __init__(self, engine: Engine, most_waiting: int) -> None:
         self._engine = engine
         self.bodies = Pool("bodies", lambda: 3 * engine.request_memory // 16, most_waiting)
         self.work = Pool("work", lambda: engine.request_memory // 4, most_waiting)
@@ -230,11 +230,11 @@ class RequestMemory:
 
     @property
     def replays(self) -> int:
-        """Bytes of answers that are kept for their Idempotency-Key."""
+        """Bytes for answers kept for their Idempotency-Key."""
         return self._engine.request_memory // 16
 
     def report(self) -> dict[str, dict[str, int]]:
-        """Bytes of each pool: its limit, what is taken now, the most that ever was; and the requests that wait."""
+        """Per pool, in bytes: its limit, current use and highest use; and the number of waiting requests."""
         return {
             pool.name: {"limit": pool.limit, "taken": pool.used, "peak": pool.peak, "waiting": pool.waiting}
             for pool in (self.bodies, self.work, self.answers)
@@ -242,24 +242,24 @@ class RequestMemory:
 
     @property
     def largest_body(self) -> int:
-        """Bytes of the largest body that there could ever be room for."""
+        """Bytes of the largest body that could ever fit."""
         return self.bodies.limit // BODY_BYTE
 
     def take_head(self, held: Held, size: int, headers: int) -> None:
-        """Take what a request needs before its body. Raises ApiError 429 when there is no room now."""
+        """Take what a request needs before its body. Raises ApiError 429 when the pool is full."""
         self._take(held, HEAD + size + HEADER * headers)
 
     def take_body(self, held: Held, size: int) -> None:
-        """Take what `size` more bytes of a body need. Raises ApiError 429 when there is no room now, 413 when there can
-        never be.
+        """Take what `size` more bytes of a body need. Raises ApiError 429 when the pool is full now, 413 when it could
+        never fit.
         """
         if size > self.largest_body:
-            message = f"{size} bytes of a body and its prompts are over the limit of {self.largest_body}"
+            message = f"the body has {size} bytes, over the limit of {self.largest_body}"
             raise ApiError(413, f"{message} (--request-memory)", code="request_too_large", close=True)
         self._take(held, BODY_BYTE * size)
 
     def take_echo(self, held: Held, tokens: int) -> None:
-        """Take what the text of a prompt that was given in ids needs. Raises as `take_body`."""
+        """Take what the text of a prompt given as ids needs. Raises like `take_body`."""
         self.take_body(held, ECHO_TOKEN * tokens // BODY_BYTE)
 
     def _take(self, held: Held, size: int) -> None:
@@ -267,20 +267,20 @@ class RequestMemory:
         if held.try_take(pool, size):
             return
         message = (
-            f"bodies of requests in work hold {format_size(pool.used)} of the {format_size(pool.limit)} that"
-            " the memory bound gives them; try again when some have been answered"
+            f"the bodies of requests in progress hold {format_size(pool.used)} of their {format_size(pool.limit)} of"
+            " memory; try again when some have been answered"
         )
         raise ApiError(429, message, code="memory_full", headers=[(b"retry-after", b"1")], close=True)
 
     async def take_work(self, held: Held, body: bytes, seconds: float) -> None:
-        """Take what reading a body needs, within so many seconds. Raises ApiError 413 for one that can never be read
-        in this memory.
+        """Take what reading a body needs, waiting up to `seconds`. Raises ApiError 413 for a body that could never be
+        read in this memory.
         """
         size, pool = reading_cost(body, self._engine.card.max_model_len), self.work
         if size > pool.limit:
             message = (
-                f"reading this body may take {format_size(size)} of memory, over the {format_size(pool.limit)} that"
-                " the memory bound gives it (--request-memory)"
+                f"reading this body may take {format_size(size)} of memory, over the limit of {format_size(pool.limit)}"
+                " (--request-memory)"
             )
             raise ApiError(413, message, code="request_too_large")
         try:
@@ -290,16 +290,16 @@ class RequestMemory:
             raise OverloadedError(f"no memory to read the request within {seconds:g} s", 1.0) from None
 
     async def take_answer(self, held: Held, asks: Sequence[GenerateAsk], costs: dict[str, int]) -> None:
-        """Take the worst case of an answer, part by part named by a field. Raises ApiError 400 for one
-        that could never be held, OverloadedError, and DeadlineError when its time passes meanwhile.
+        """Take the worst case of an answer; `costs` names its parts by request field. Raises ApiError 400 for an answer
+        that could never fit, OverloadedError, and DeadlineError when its deadline passes while it waits.
         """
         size, pool = sum(costs.values()), self.answers
         if size > pool.limit:
             field = max(costs, key=lambda name: costs[name])
             message = (
                 f"{field}: the answer may take {format_size(size)} of memory, over the limit of "
-                f"{format_size(pool.limit)} for one request (half of --request-memory); {format_size(costs[field])} "
-                f"are for {field}: give a smaller one"
+                f"{format_size(pool.limit)} for one request (half of --request-memory); {field} accounts for "
+                f"{format_size(costs[field])}: reduce it"
             )
             raise bad_request(field, message)
         ends = [end for ask in asks for end in (ask.deadline, ask.queue_deadline) if end is not None]
@@ -307,11 +307,11 @@ class RequestMemory:
             async with asyncio.timeout(min(ends) - time.monotonic() if ends else None):
                 await held.take(pool, size)
         except TimeoutError:
-            raise DeadlineError("the request's time passed while it waited for memory") from None
+            raise DeadlineError("the deadline of the request passed while it waited for memory") from None
 
 
 def reading_cost(body: bytes, window: int) -> int:
-    """The most bytes that parsing a body, rendering its conversation and tokenizing its texts hold at a time."""
+    """The most bytes held at once while parsing a body, rendering its conversation and tokenizing its texts."""
     values = min(body.count(b","), MAX_VALUES)
     parts = min(body.count(b'"') // 2 + body.count(b"{") + body.count(b"["), MAX_PARTS)
     longest = min(len(body), 16 * window + SMALL_TEXTS)
@@ -327,11 +327,11 @@ def answer_costs(
     recorded: bool,
     logprobs: str = "logprobs",
 ) -> dict[str, int]:
-    """The most bytes that the answers to these prompts can come to hold, by the field that asks for them.
+    """Upper bound of the bytes that the answers to these prompts can hold, by the field that asks for them.
 
-    `unread`: of a stream, the tokens of a sample that its client may leave unread; None for a whole answer.
-    `held_back`: a stream of HTTP/1.0, sent as a whole. `recorded`: kept for its Idempotency-Key. `logprobs` is what
-    the field for logprobs is called.
+    `unread`: for a stream, how many tokens of a sample its client may leave unread; None for a complete answer.
+    `held_back`: a stream to HTTP/1.0, sent as a whole. `recorded`: kept for its Idempotency-Key. `logprobs` is the name
+    of the field that asks for logprobs.
     """
     params = asks[0].request.params
     lengths = [len(ask.request.prompt_token_ids) for ask in asks]
@@ -366,6 +366,6 @@ def answer_costs(
 
 
 def _named_cost(params: SamplingParams, prompts: int) -> int:
-    """Token ids that the parameters name: here once, and for each prompt on the way to the engine and there."""
+    """Token ids named in the parameters: held once here, and per prompt on the way to the engine and in the engine."""
     named = len(params.allowed_token_ids or ()) + len(params.banned_token_ids) + len(params.stop_token_ids)
     return (named + 4 * len(params.logit_bias)) * NAMED_TOKEN * (1 + prompts)

@@ -1,7 +1,7 @@
-"""What /metrics tells, as it is counted: quire_* names, and vLLM's for the dashboards and gateways that know those.
+"""The counts behind /metrics: quire_* names, and vLLM's names for dashboards and gateways that know those.
 
-Definitions (docs/server.md): times of a request count from the arrival of its headers; an inter-token gap is the
-time between two reads of one sample's tokens by this process. Label sets are fixed: routes, methods of HTTP, status
+Definitions (docs/server.md): times of a request count from the arrival of its headers; an inter-token gap is the time
+between two deliveries of tokens of one sample to this process. Label sets are fixed: routes, HTTP methods, status
 codes, finish reasons.
 """
 
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.engine.api import AsyncEngine, GenerateAsk
+from quire.engine.api import Engine, GenerateAsk
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
 from quire.types import FinishReason, RequestOutput
@@ -36,13 +36,13 @@ def _decades(top: int = 10**6) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One histogram under its two names, each with buckets of its own."""
+    """One histogram under its two names, each with its own buckets."""
 
     histogram: Histogram
     quire: tuple[str, Sequence[float]]
     vllm: tuple[str, Sequence[float]]
     text: str
-    older: str = ""  # what vLLM called it before
+    older: str = ""  # its former name in vLLM
 
 
 def _named(
@@ -52,9 +52,9 @@ def _named(
 
 
 class ServerMetrics:
-    """Everything /metrics tells. Observations cost well under a microsecond; sums are made when scraped."""
+    """All that /metrics reports. An observation takes well under a microsecond; sums are computed when scraped."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         named = self.histograms = _request_histograms()
         self.first_token = named["ttft"].histogram
@@ -68,7 +68,7 @@ class ServerMetrics:
     def count(
         self, exchange: Exchange, asks: Sequence[GenerateAsk], outputs: Sequence[RequestOutput]
     ) -> None:
-        """Count the generation of a request that has ended, however it ended."""
+        """Count a generation that has ended, for whatever reason."""
         for ask, output in zip(asks, outputs, strict=False):
             for sample in output.outputs:
                 self.finished[str(sample.finish_reason or FinishReason.ABORT)] += 1
@@ -103,7 +103,7 @@ class ServerMetrics:
             self.histograms[name].histogram.observe(max(0.0, value))
 
     def count_http(self, exchange: Exchange) -> None:
-        """Count a request that has been answered, or whose client left (status 499)."""
+        """Count a request that was answered or whose client left (status 499)."""
         method = exchange.method if exchange.method in _METHODS else "OTHER"
         handler = exchange.handler or "none"
         self.http[handler, method, str(exchange.status or 499)] += 1
@@ -118,29 +118,29 @@ def _request_histograms() -> dict[str, Named]:
     decades = _decades()
     return {
         "ttft": _named("quire_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", FINE, _VLLM_TTFT,
-                       "headers in to a request's first token"),
+                       "headers received to first token"),
         "itl": _named("quire_inter_token_latency_seconds", "vllm:inter_token_latency_seconds", FINE, _VLLM_GAP,
-                      "time between tokens of one sample", "vllm:time_per_output_token_seconds"),
+                      "time between two tokens of one sample", "vllm:time_per_output_token_seconds"),
         "tpot": _named("quire_request_time_per_output_token_seconds", "vllm:request_time_per_output_token_seconds",
-                       FINE, _VLLM_GAP, "mean time of a request's tokens after the first"),
+                       FINE, _VLLM_GAP, "mean time per token after the first"),
         "e2e": _named("quire_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds", FINE, _VLLM_REQUEST,
-                      "headers in to last token"),
+                      "headers received to last token"),
         "queue": _named("quire_request_queue_time_seconds", "vllm:request_queue_time_seconds", FINE, _VLLM_REQUEST,
-                        "admission to first scheduled"),
+                        "admission to first step"),
         "prefill": _named("quire_request_prefill_time_seconds", "vllm:request_prefill_time_seconds", FINE,
-                          _VLLM_REQUEST, "first scheduled to first token"),
+                          _VLLM_REQUEST, "first step to first token"),
         "decode": _named("quire_request_decode_time_seconds", "vllm:request_decode_time_seconds", FINE,
                          _VLLM_REQUEST, "first token to last"),
         "inference": _named("quire_request_inference_time_seconds", "vllm:request_inference_time_seconds", FINE,
-                            _VLLM_REQUEST, "first scheduled to last token"),
+                            _VLLM_REQUEST, "first step to last token"),
         "prompt_tokens": _named("quire_request_prompt_tokens", "vllm:request_prompt_tokens", decades, decades,
-                                "prompt tokens of a request"),
+                                "prompt tokens per request"),
         "generation_tokens": _named("quire_request_generation_tokens", "vllm:request_generation_tokens", decades,
-                                    decades, "generated tokens of a request"),
+                                    decades, "generated tokens per request"),
         "max_generation_tokens": _named("quire_request_max_num_generation_tokens",
                                         "vllm:request_max_num_generation_tokens", decades, decades,
-                                        "generated tokens of a request's longest sample"),
+                                        "generated tokens of the longest sample of a request"),
         "max_tokens": _named("quire_request_params_max_tokens", "vllm:request_params_max_tokens", decades, decades,
-                             "max_tokens asked for"),
-        "n": _named("quire_request_params_n", "vllm:request_params_n", _SAMPLES, _SAMPLES, "samples asked for"),
+                             "requested max_tokens"),
+        "n": _named("quire_request_params_n", "vllm:request_params_n", _SAMPLES, _SAMPLES, "requested samples"),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the routes and their types."""
+"""The OpenAPI document, generated from the routes and their types."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from quire.server.errors import ErrorBody
 from quire.server.routes import Post, Route
 
 _ERRORS = {
-    "400": "a field is malformed or out of range; `param` names it",
-    "401": "no API key, or a wrong one",
-    "403": "this Host or Origin may not call",
+    "400": "a field is malformed or out of range; `param` names the field",
+    "401": "missing or incorrect API key",
+    "403": "this Host or Origin is not allowed",
     "404": "no such path or model",
-    "408": "the body came too slowly",
+    "408": "the body did not arrive in time",
     "413": "the body is too large",
     "415": "the body is not plain application/json",
-    "429": "the queue is full; Retry-After says when to come back",
-    "500": "a failure inside",
-    "503": "the engine is not ready; Retry-After says when to come back",
+    "429": "the queue is full; Retry-After says when to try again",
+    "500": "internal error",
+    "503": "the engine is not ready; Retry-After says when to try again",
     "504": "deadline_ms or max_queue_ms has passed",
 }
 
@@ -71,7 +71,7 @@ def _operation(route: Route, schemas: dict[type[Any], Any]) -> dict[str, Any]:
         body = {"application/json": {"schema": schemas[route.request]}}
         operation["requestBody"] = {"required": True, "content": body}
         if route.chunk is not None:
-            content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for the events of a stream
+            content["text/event-stream"] = {}  # OpenAPI 3.1 cannot describe the events of a stream
             events = f"server-sent events of {route.chunk.__name__} as JSON, then [DONE]"
             answer["description"] = f"done; with stream true, {events}"
     return operation

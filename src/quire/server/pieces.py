@@ -1,4 +1,4 @@
-"""JSON in pieces: a large answer is encoded while it is sent, so that it is never whole in memory."""
+"""JSON in pieces: a large answer is encoded while it is sent, so that it never occupies memory as a whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def value(plain: object) -> Pieces:
 
 
 def fields(named: Iterable[tuple[str, Pieces]]) -> Iterator[bytes]:
-    """An object of these fields."""
+    """An object with these fields."""
     before = b"{"
     for name, pieces in named:
         yield before + b'"' + name.encode() + b'":'
@@ -47,7 +47,7 @@ def items(each: Iterable[Pieces]) -> Iterator[bytes]:
 
 
 def slices(of: Iterable[Sequence[Any]]) -> Iterator[bytes]:
-    """One array of the elements of several sequences, each encoded at once."""
+    """One array of the elements of several sequences, each sequence encoded in one call."""
     return items((_encode(some)[1:-1],) for some in of if some)
 
 
@@ -58,13 +58,13 @@ def numbers(of: Sequence[int]) -> Iterator[bytes]:
 
 
 def text(*utf8: bytes | bytearray) -> Iterator[bytes]:
-    """A string, given in parts of whole characters in UTF-8."""
+    """A string, given as parts in UTF-8 that don't split characters."""
     yield b'"'
     for part in utf8:
         start, end = 0, len(part)
         while start < end:
             stop = min(end, start + _SLICE_CHARS)
-            while stop < end and part[stop] & 0xC0 == 0x80:  # not within a character
+            while stop < end and part[stop] & 0xC0 == 0x80:  # do not cut a character
                 stop -= 1
             yield _encode(part[start:stop].decode())[1:-1]
             start = stop
@@ -72,19 +72,19 @@ def text(*utf8: bytes | bytearray) -> Iterator[bytes]:
 
 
 def batches(of: Iterable[T], width: int) -> Iterator[list[T]]:
-    """Elements in lists that are short where each holds `width` logprobs."""
+    """Elements in lists, shorter ones where each element holds `width` logprobs."""
     rest, size = iter(of), max(1, _SLICE_CANDIDATES // width)
     while batch := list(itertools.islice(rest, size)):
         yield batch
 
 
 def width_of(table: Sequence[PositionLogprobs]) -> int:
-    """Candidates of a position."""
+    """Number of candidates per position."""
     return len(table[0]) if table else 1
 
 
 def gathered(pieces: Pieces) -> Iterator[bytes]:
-    """The same bytes in pieces of at least PIECE_BYTES, but for the last."""
+    """The same bytes in pieces of at least PIECE_BYTES, except the last."""
     parts: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -98,7 +98,7 @@ def gathered(pieces: Pieces) -> Iterator[bytes]:
 
 
 def portions(delta: StreamDelta) -> Iterator[StreamDelta]:
-    """A delta, cut when a reader that was late has let it grow: text, ids and logprobs each in their order."""
+    """Parts of a delta that grew while its reader was slow: text, ids and logprobs, each in order."""
     table, ids, text = delta.logprobs, delta.token_ids, delta.text
     step = _SLICE_NUMBERS if table is None else max(1, _SLICE_CANDIDATES // width_of(table))
     if len(ids) <= step and len(text) <= _SLICE_CHARS:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on what a connection may cost before the application sees it."""
+"""uvicorn's HTTP protocol with limits on what a connection may cost before the application sees a request."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ from quire.server.logs import log_refusal
 from quire.server.memory import HEADER, Held, RequestMemory
 from quire.util.sizes import format_size
 
-# Of headers and trailers together.
+# Limit of headers and trailers together.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 128
 MAX_PIPELINED = 16
 _VERSIONS = ("1.1", "1.0")
-# The parser sees so much at once, and may keep so much: headers, and what is between bodies and around chunks.
+# The parser gets this much at a time and may keep as much: headers, and what surrounds bodies and chunks.
 _PIECE = 16 * 1024
 MAX_BESIDE_BYTES = MAX_HEADER_BYTES + 2 * _PIECE
-# As a body may be long and its chunks short, so much more for each byte of it, but no more than this at any time.
+# A body may be long and its chunks short, so each of its bytes allows more framing, up to this much at any time.
 _CREDIT = 2 * _PIECE
-# A peer that does not close a TLS connection in turn has so long, and a close that waits for its reading too.
+# Time for the peer to close its side of a TLS connection, and for a close that waits for data being read.
 CLOSE_SECONDS = 5.0
-# A whole answer counts as read on when its reader has taken so much.
+# A slow reader makes progress when it reads this much of a complete answer.
 _PROGRESS_BYTES = 32 * 1024
-# After a refusal, as long as more comes: how long and how much is still read and thrown away, and how long silence may
-# last. Closing with input unread would reset the connection, and take the answer from a client that is still sending.
+# After a refusal the rest of the request is read and discarded: for how long, how many bytes, and how long the peer may
+# be silent. Closing with unread input would reset the connection, and a client still sending would lose the answer.
 _LINGER_SECONDS = 30.0
 _LINGER_BYTES = 64 * 2**20
 _LINGER_SILENCE = 2.0
-# Buffers of a TLS connection grow with what is read or written at once, and stay: measured at 1.3 to 1.5 of it.
+# TLS buffers grow with the largest single read or write and never shrink: measured at 1.3 to 1.5 of it.
 _SMALL_PIECE = 16 * 1024
 _GROWTH = 1.5
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Bounds connections, time for a TLS handshake and headers, all that is sent beside bodies, and pipelining.
+    """Limits connections, the time for a TLS handshake and headers, everything sent besides bodies, and pipelining.
 
-    What is wrong before the application knows of a request is refused here, with a JSON error. What is wrong with a
-    body comes as scope["quire.refused"], an ApiError, to what reads the body.
+    An error that comes before the application knows of a request is answered here, with a JSON error. An error within a
+    body reaches the reader of the body as scope["quire.refused"], an ApiError.
 
-    Adds scope["quire.abort"], which drops the connection with what is still to be sent;
-    scope["quire.blocked"], whether sending has to wait for the client, or would reach nobody; and
-    scope["quire.writer"], whose write_chunk sends a chunk of a response that has started when the current callback
-    is over. What a task sends that is woken after such a chunk was given comes after it.
+    Adds scope["quire.abort"], which drops the connection and discards unsent output;
+    scope["quire.blocked"], whether sending has to wait for the client or the client is gone; and
+    scope["quire.writer"], whose write_chunk sends a chunk of a started response at the end of the current callback.
+    Data sent by a task that wakes up after such a chunk was queued follows that chunk.
     """
 
-    # What every token touches lies together: caches are cold when a step's tokens come.
+    # Fields that every token touches are kept together: caches are cold when the tokens of a step arrive.
     __slots__ = ("_chunks", "_file", "_line", "_paused", "_wire")
 
-    buffered = 0  # bytes that count against what connections may buffer
+    buffered = 0  # bytes that count towards the limit of all connection buffers
 
     def __init__(
         self,
@@ -77,29 +77,29 @@ class LimitedProtocol(HttpToolsProtocol):
         self._opening: Task[None] | None = None
         self._in_headers = self._in_body = False
         self._header_bytes = self._headers_seen = (
-            0  # of the message in work, trailers too, as far as they are parsed
+            0  # of the current message, trailers included, parsed so far
         )
-        self._beside = 0  # bytes of the message in work beside its body, less those of the body
-        self._read_bytes = 0  # thrown away
-        self._arrived = 0  # of a body, since memory was taken for it
-        self._grown = 0  # what TLS keeps
-        self._unread = 0  # what is buffered of answers that are complete
+        self._beside = 0  # bytes of the current message besides its body, less the credit for the body
+        self._read_bytes = 0  # read and discarded
+        self._arrived = 0  # of a body, since memory was last taken for it
+        self._grown = 0  # buffers kept by TLS
+        self._unread = 0  # buffered bytes of complete answers
         self._unread_seconds = 0.0
-        self._deaf = False  # what comes is thrown away
+        self._deaf = False  # everything that arrives is discarded
         self._ending = False  # the last answer has been given
         self._refusal: ApiError | None = None
         self._pending: ApiError | None = None  # why the parser was stopped
-        self._active: Any = None  # the cycle that is being answered; self.cycle may be a pipelined one
-        self._chunks = b""  # to be sent when the current callback is over
+        self._active: Any = None  # the cycle being answered; self.cycle may be a pipelined one
+        self._chunks = b""  # sent at the end of the current callback
         self._line = table
-        self._paused = False  # as self.flow.write_paused
+        self._paused = False  # same as self.flow.write_paused
         self.tls = False
-        self._file = -1  # the socket, where its bytes are ours to write
+        self._file = -1  # the socket, if this class may write to it directly
 
     # ---- connection
 
     def accept(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Take over a connection: it counts from now on, and its time for a handshake and headers begins."""
+        """Take over a connection: it counts from now on, and its time limits for handshake and headers start."""
         self.admit()
         self._socket = sock
         self._opening = self.loop.create_task(self._open(sock, tls))
@@ -113,9 +113,9 @@ class LimitedProtocol(HttpToolsProtocol):
     async def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         options: dict[str, Any] = {}
         if tls is not None:
-            seconds = self._table.header_seconds + 2 * GRACE_SECONDS  # a moment after ours
+            seconds = self._table.header_seconds + 2 * GRACE_SECONDS  # slightly longer than our own limit
             options = {"ssl": tls, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": CLOSE_SECONDS}
-        with contextlib.suppress(OSError, RuntimeError):  # no handshake, or gone before there was a transport
+        with contextlib.suppress(OSError, RuntimeError):  # no handshake, or the peer has left
             await self.loop.connect_accepted_socket(lambda: self, sock, **options)
         if self._socket is not None:
             self._forget()
@@ -124,8 +124,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._socket = None
-        # What the kernel does not take is a request's to hold: one piece. With a limit of 0 a transport for TLS would
-        # pause when its buffer is empty.
+        # What the kernel does not accept stays in the memory of the request: one piece. With a limit of 0 a TLS
+        # transport would pause even when its buffer is empty.
         transport.set_write_buffer_limits(high=1, low=0)
         self._wire = transport
         sock = transport.get_extra_info("socket")
@@ -136,7 +136,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
-        for cycle, _ in self.pipeline:  # what was never begun
+        for cycle, _ in self.pipeline:  # pipelined requests that were never started
             cycle.scope["quire.held"].close()  # type: ignore[typeddict-item]
         active = self._active
         if active is not None and not active.response_complete:
@@ -148,7 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._table.forget(self)
 
     def drop(self) -> None:
-        """End at once, with whatever is still to be sent or read."""
+        """Close at once and discard whatever is unsent or unread."""
         if self._socket is None:
             self.transport.abort()
         else:
@@ -156,15 +156,15 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def shutdown(self) -> None:
-        """The server ends: so does this, after what is being answered."""
+        """Close after the current answer, because the server is shutting down."""
         if self._socket is None:
             super().shutdown()
         else:
             self.drop()
 
     def waiting(self, passed: float) -> float:
-        """Seconds that whole answers have been left unread, by the calls of this, `passed` seconds after the one
-        before. A stream has a watch of its own, until it waits for its reader.
+        """Seconds that complete answers have been left unread, as of this call, `passed` seconds after the previous
+        one. A stream has its own watch until it waits for its reader.
         """
         active = self._active
         ended = active is None or active.response_complete or self._paused
@@ -176,7 +176,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return self._unread_seconds
 
     def end_slow_reader(self) -> None:
-        """Drop the connection with what is still buffered for it."""
+        """Drop the connection and discard its buffered output."""
         self.drop()
 
     # ---- headers
@@ -203,9 +203,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _parse(self, rest: memoryview) -> None:
-        """Feed the parser. Where headers ask for another protocol it stops and takes the body for that protocol's;
-        the wish may be ignored (RFC 9110, section 7.8), so they are parsed again without it. Java's client makes it
-        with every first request.
+        """Feed the parser. Where headers ask to upgrade the protocol it stops and takes the body for data of that
+        protocol. Such a request may be ignored (RFC 9110, section 7.8), so the headers are parsed again without it.
+        Java's client sends it with every first request.
         """
         try:
             while True:
@@ -215,10 +215,10 @@ class LimitedProtocol(HttpToolsProtocol):
                 except httptools.HttpParserUpgrade as stopped:
                     rest = rest[stopped.args[0] :]
                     head = self._head_without_upgrade()
-                    self.parser = httptools.HttpRequestParser(self)  # that one has seen the connection's end
+                    self.parser = httptools.HttpRequestParser(self)  # the old one is at its end
                     self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
                     self.parser.feed_data(head)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # CONNECT is one
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # also raised for CONNECT
             self.send_400_response("")
 
     def _has_buffer(self) -> bool:
@@ -226,12 +226,12 @@ class LimitedProtocol(HttpToolsProtocol):
         kept = 0
         if self._in_headers:
             kept = self._beside + HEADER * self._headers_seen
-        elif self._in_body:  # its headers are the request's
+        elif self._in_body:  # its headers count towards the request
             kept = max(0, self._beside - self._header_bytes)
         return self._table.has_buffer(self, self._grown + kept)
 
     def _grow(self, size: int) -> None:
-        """So many bytes are read or written at once."""
+        """Note a read or write of `size` bytes at once."""
         if self.tls and size > _SMALL_PIECE:
             self._grown = max(self._grown, int(_GROWTH * size))
 
@@ -241,7 +241,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(data)
 
     def refuse_buffer(self) -> None:
-        """Give up what is buffered: others need it more."""
+        """Discard what is buffered to make room for others."""
         if self._in_headers:
             self._refuse(_no_buffer(self._table))
         else:
@@ -278,11 +278,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._paused = False
-        self._unread = 0  # its reader reads
+        self._unread = 0  # the reader makes progress
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
-        """Send the three pieces as one chunk (RFC 9112, section 7.1) soon; their size, 0 while the client does not
-        read.
+        """Queue the three pieces as one chunk (RFC 9112, section 7.1); returns their size, or 0 while the client does
+        not read.
         """
         if self._paused:
             return 0
@@ -296,10 +296,10 @@ class LimitedProtocol(HttpToolsProtocol):
         return size
 
     def send_chunks(self) -> None:
-        """Send what was given to `write_chunk`; forget it when the client has gone.
+        """Send the chunks queued by `write_chunk`; discard them if the client has gone.
 
-        While nothing is buffered the socket is written to here: the transport's way to the same call costs a tenth of
-        a token. What the socket does not take, and every failure, is the transport's.
+        While nothing is buffered this writes to the socket directly: going through the transport costs a tenth of the
+        time of a token. The transport handles what the socket does not accept, and all failures.
         """
         chunks, self._chunks = self._chunks, b""
         transport = self._wire
@@ -324,7 +324,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._count(len(name) + len(value) + 4)
         if self._headers_seen > MAX_HEADERS:
             self._fail(_headers_too_large())
-        if self._in_headers:  # else a trailer: it says nothing that is needed, and must not pass for a header
+        if self._in_headers:  # else a trailer: not needed, and must not be taken for a header
             super().on_header(name, value)
 
     def _count(self, size: int) -> None:
@@ -333,7 +333,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._fail(_headers_too_large())
 
     def _fail(self, error: ApiError) -> None:
-        """Stop the parser; its failure is answered in send_400_response."""
+        """Stop the parser; send_400_response answers the failure."""
         self._pending = error
         raise error
 
@@ -348,7 +348,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self._take_authority()
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._fail(ApiError(400, f"more than {MAX_PIPELINED} requests are pipelined", code="pipelining"))
+            self._fail(ApiError(400, f"more than {MAX_PIPELINED} pipelined requests", code="pipelining"))
         probing = False
         if not self._table.has_room(self, len(self.connections)):
             probing = self.url.partition(b"?")[0] in self._table.probes
@@ -367,18 +367,18 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._fail(error)
 
     def _memory(self) -> RequestMemory | None:
-        """What takes bodies; None while there is no engine, when requests are refused without being read."""
+        """The memory that bodies are charged to; None while there is no engine and requests are refused unread."""
         memory = self._table.memory
         return memory if memory is not None and memory.bodies.limit else None
 
     def _take_authority(self) -> None:
-        """A target with a host of its own: that host counts, not the header's (RFC 9112, section 3.2.2)."""
+        """The host of an absolute target replaces the Host header (RFC 9112, section 3.2.2)."""
         if self.url == b"*":
             return
         target = httptools.parse_url(self.url)
         if target.schema not in {b"http", b"https"}:
             self._fail(
-                ApiError(400, "the request's target is not a path or an http address", code="invalid_http")
+                ApiError(400, "the request target is neither a path nor an http URL", code="invalid_http")
             )
         host = b"[%b]" % target.host if b":" in target.host else target.host
         if target.port is not None:
@@ -403,7 +403,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _take_body(self) -> ApiError | None:
-        """Take memory for what has come of a body; why there is none."""
+        """Take memory for the part of a body that has arrived; returns an error if there is none."""
         size, self._arrived = self._arrived, 0
         memory = self._memory()
         if size and memory is not None and not self.cycle.response_complete:
@@ -425,13 +425,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self._table.idle[self] = None
             if not self._has_buffer():
                 self.transport.close()
-        elif self._in_body:  # what was refused has been answered
+        elif self._in_body:  # the refusal has been answered
             self._linger()
         else:
             self._answer_refusal(self._refusal)
 
     def end(self) -> None:
-        """Close after an answer; when more of its request may come, not before that was read."""
+        """Close after an answer, once the rest of its request has been read."""
         if self._in_body and not self.pipeline:
             self._linger()
         else:
@@ -452,10 +452,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _end_late(self) -> None:
         self._timer = None
-        if self._socket is not None:  # a handshake
+        if self._socket is not None:  # still in the handshake
             self.drop()
             return
-        if not self._in_headers:  # nothing was asked
+        if not self._in_headers:  # there was no request
             self.transport.close()
             return
         message = f"the headers were not complete after {self._table.header_seconds:g} s"
@@ -468,9 +468,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(error or ApiError(400, "not a valid HTTP request", code="invalid_http", close=True))
 
     def _refuse(self, error: ApiError) -> None:
-        """Take no more requests, and close after the answers to those before, wherever reads ended.
+        """Accept no more requests, and close after the answers to earlier ones, at whatever point parsing stopped.
 
-        What is wrong with a body is the application's to answer, unless it has already answered without it.
+        The application answers an error within a body, unless it has already sent its answer.
         """
         self._refusal = error
         self._deaf = True
@@ -501,17 +501,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close, but read on for a while."""
+        """Close, but keep reading for a while."""
         self._deaf = self._ending = True
         self._stop_timer()
-        if self.transport.can_write_eof():  # not TLS: its clients know the end by the length
+        if self.transport.can_write_eof():  # not TLS: its clients know the end from the length
             self.transport.write_eof()
         if self not in self._table.beyond:
-            self._table.idle[self] = None  # the first to go when there are too many
+            self._table.idle[self] = None  # the first to be closed when there are too many
         self._linger_on(self.loop.time() + _LINGER_SECONDS, -1)
 
     def _linger_on(self, end: float, before: int) -> None:
-        """Close when nothing has come since there were `before` bytes, or at the end; else wait for more."""
+        """Close if nothing has arrived since `before` bytes, or at `end`; otherwise keep waiting."""
         if self._read_bytes == before or self.loop.time() > end:
             self.transport.close()
         else:
@@ -519,7 +519,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class _Answering:
-    """The transport, for one request's answer."""
+    """The transport as one request's answer uses it."""
 
     __slots__ = ("close", "is_closing", "write")
 
@@ -532,25 +532,25 @@ class _Answering:
 
 def _headers_too_large() -> ApiError:
     limit = f"{MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes"
-    message = f"what is sent beside the body is over the limit of {limit}"
+    message = f"headers, trailers and chunk framing are over the limit of {limit}"
     return ApiError(431, message, code="headers_too_large", close=True)
 
 
 def _no_buffer(table: Connections) -> ApiError:
     message = (
-        f"connections buffer {format_size(table.buffered)} of the {format_size(table.buffers)} that the memory bound "
-        "gives to requests that are not complete; try again"
+        f"incomplete requests buffer {format_size(table.buffered)} of their limit of {format_size(table.buffers)}; "
+        "try again"
     )
     return ApiError(503, message, code="memory_full", headers=[(b"retry-after", b"1")], close=True)
 
 
 def _version_unknown() -> ApiError:
-    message = "this HTTP version is not spoken here; HTTP/1.1 and HTTP/1.0 are"
+    message = "this HTTP version is not supported; use HTTP/1.1 or HTTP/1.0"
     return ApiError(505, message, code="http_version_not_supported")
 
 
 def _too_many(limit: int) -> ApiError:
     return ApiError(
-        429, f"there are {limit} connections with requests, as many as are allowed",
+        429, f"the limit of {limit} connections with requests is reached; try again",
         code="too_many_connections", headers=[(b"retry-after", b"1")],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Idempotency-Key: a request sent again gets the answer it got, without being computed again."""
+"""Idempotency-Key: a repeated request gets the recorded answer, without being computed again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_KEY_CHARS = 255
 
 @dataclass(slots=True)
 class _Answer:
-    """What a request got; `body` is None while it is being made."""
+    """A recorded answer; `body` is None while it is being made."""
 
     digest: bytes
     since: float
@@ -29,10 +29,10 @@ class _Answer:
 
 @dataclass(slots=True)
 class Replays:
-    """Answers of the last minutes by API key, path and Idempotency-Key; the oldest go when there are too many.
+    """Recent answers by API key, path and Idempotency-Key; the oldest are dropped when there are too many.
 
-    Successes of up to MAX_RECORDED_BYTES are kept in `limit()` bytes, streams as well as whole answers; a failure may
-    be tried again.
+    Successes of up to MAX_RECORDED_BYTES, streamed or not, are kept within `limit()` bytes; a failed request may be
+    tried again.
     """
 
     limit: Callable[[], int]
@@ -40,9 +40,9 @@ class Replays:
     _bytes: int = 0
 
     def find(self, exchange: Exchange, body: bytes) -> _Answer | None:
-        """The answer to repeat, or None after noting that this request makes it; then call `finish`.
+        """The answer to repeat, or None after registering this request as the one that makes it; then call `finish`.
 
-        Raises ApiError: 409 while the first request is still being answered, 400 for another body under the
+        Raises ApiError: 409 while the first request is still being answered, 400 for a different body with the
         same key.
         """
         name = self._name(exchange)
@@ -54,19 +54,19 @@ class Replays:
             exchange.recorded = []
             return None
         if found.digest != digest:
-            raise bad_request("idempotency-key", "idempotency-key: was used with another body")
+            raise bad_request("idempotency-key", "idempotency-key: was used before with a different body")
         if found.body is None:
             message = "idempotency-key: the first request with this key is still being answered"
             raise ApiError(409, message, code="idempotency_key_in_use", headers=retry_headers(1.0))
         return found
 
     async def repeat(self, exchange: Exchange, answer: _Answer) -> None:
-        """Send an answer again."""
+        """Send a recorded answer."""
         headers = [(b"idempotency-replayed", b"true")]
         await exchange.respond(200, answer.body or b"", content_type=answer.content_type, headers=headers)
 
     def finish(self, exchange: Exchange, *, complete: bool) -> None:
-        """Keep what was sent, or forget the request when that was no success."""
+        """Keep the answer, or forget the request if it failed."""
         name = self._name(exchange)
         answer = self._answers[name]
         if not complete or exchange.status != 200 or exchange.recorded_bytes > MAX_RECORDED_BYTES:
@@ -77,7 +77,7 @@ class Replays:
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """Drop answers that are too old or too many; requests under way stay."""
+        """Drop answers beyond the limits of age or size; requests in progress stay."""
         oldest = time.monotonic() - KEEP_SECONDS
         for name, answer in list(self._answers.items()):
             full = len(self._answers) > MAX_ANSWERS or self._bytes > self.limit()

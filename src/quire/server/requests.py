@@ -1,7 +1,7 @@
-"""Request bodies: OpenAI's fields and vLLM's extras. The OpenAPI document is made from these types.
+"""Request bodies: OpenAI's fields and vLLM's extras. The OpenAPI document is generated from these types.
 
-A field is here when it does something. What is known elsewhere and does nothing yet is in `fields`. Numbers and
-switches of SamplingParams are fields by being there, with the ranges that OpenAPI tells; SamplingParams checks them.
+Fields listed here have an effect; fields of other servers without one are in `fields`. The numbers and switches of
+SamplingParams become fields automatically, with their ranges in OpenAPI; SamplingParams checks the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.types import (
 )
 
 MAX_TOP_LOGPROBS = 20
-# Lengths are bounded where a body is decoded, so that nothing later walks a list that will be refused.
+# Lengths are limited where a body is decoded, so that no later code walks a list that will be refused.
 MAX_MESSAGES = 2**14
 MAX_DOCUMENTS = 2**12
 MAX_TEMPLATE_VARIABLES = 256
@@ -54,9 +54,9 @@ _MESSAGE = {
     "required": ["role", "content"],
     "properties": {
         "role": {"type": "string", "minLength": 1, "maxLength": 128,
-                 "description": "system, user, assistant, tool, or what the model's template knows"},
+                 "description": "system, user, assistant, tool, or another role of the model's template"},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}],
-                    "description": "null only for an assistant that called tools"},
+                    "description": "null only for an assistant message with tool calls"},
     },
 }  # fmt: skip
 Messages = Annotated[
@@ -68,7 +68,7 @@ Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
 
 
 class StreamOptions(msgspec.Struct):
-    """How to stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
@@ -77,12 +77,12 @@ SCALARS = {name: known for name, known in PARAMETERS.items() if known.kind in {i
 
 
 def _known(name: str) -> Meta:
-    """What OpenAPI says of a parameter."""
+    """The description of a parameter in OpenAPI."""
     return Meta(description=PARAMETERS[name].help)
 
 
 def _bounds(known: Parameter) -> Meta:
-    """The range of a number: for OpenAPI, as a value is checked later."""
+    """The range of a number in OpenAPI, equal to the check of its value later."""
     least = "exclusiveMinimum" if known.above else "minimum"
     return Meta(extra_json_schema={} if known.kind is bool else {least: known.low, "maximum": known.high})
 
@@ -94,7 +94,7 @@ def _optional(name: str) -> Any:
 if TYPE_CHECKING:
 
     class _Sampling(msgspec.Struct, kw_only=True):
-        """Numbers and switches of SamplingParams; here those that the server reads by name."""
+        """Numbers and switches of SamplingParams; listed here are those that the server reads by name."""
 
         n: int | None = None
         max_tokens: int | None = None
@@ -107,7 +107,7 @@ else:
 
 
 class GenerationRequest(_Sampling, kw_only=True):
-    """Fields that chat and completions share. null means the default everywhere."""
+    """Fields that chat and completions share. null means the default for each of them."""
 
     model: Annotated[str | None, Meta(description="a served name; default: the first")] = None
     stream: bool | None = None
@@ -123,22 +123,23 @@ class GenerationRequest(_Sampling, kw_only=True):
     banned_token_ids: Annotated[_NamedIds | None, _known("banned_token_ids")] = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: Annotated[
-        bool | None, Meta(description="tokens in logprobs as token_id:N")
+        bool | None, Meta(description="write tokens in logprobs as token_id:N")
     ] = None
     priority: Annotated[
-        int | None, Meta(description="lower runs earlier, with --scheduling-policy priority")
+        int | None, Meta(description="lower values run earlier; needs --scheduling-policy priority")
     ] = None
     cache_salt: Annotated[
         Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None,
-        Meta(description="prefix cache shared only with equal salts"),
+        Meta(description="the prefix cache is shared only between equal salts"),
     ] = None
     request_id: Annotated[str | None, Meta(description="becomes part of the response's id")] = None
     # Quire
     deadline_ms: Annotated[
-        float | None, Meta(description="end with 504 when not finished so many milliseconds after arrival")
+        float | None,
+        Meta(description="end with 504 unless finished within this many milliseconds of arrival"),
     ] = None
     max_queue_ms: Annotated[
-        float | None, Meta(description="end with 504 when not started so many milliseconds after arrival")
+        float | None, Meta(description="end with 504 unless started within this many milliseconds of arrival")
     ] = None
     timings: Annotated[
         bool | None, Meta(description="report where the time went; also x-quire-timings: 1")
@@ -154,16 +155,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: Annotated[_Length | None, Meta(description="newer name of max_tokens")] = None
+    max_completion_tokens: Annotated[_Length | None, Meta(description="new name of max_tokens")] = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[_TopLogprobs | None, Meta(description="needs logprobs")] = None
+    top_logprobs: Annotated[_TopLogprobs | None, Meta(description="requires logprobs")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Documents | None = None
     chat_template_kwargs: Annotated[
         Variables | None, Meta(description="variables that the model's template reads")
     ] = None
-    reasoning_effort: Annotated[str | None, Meta(description="handed to a template that reads it")] = None
+    reasoning_effort: Annotated[str | None, Meta(description="passed to templates that read it")] = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

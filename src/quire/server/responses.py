@@ -1,4 +1,4 @@
-"""Response bodies, as OpenAI's clients expect them. Fields that are UNSET are left out."""
+"""Response bodies as OpenAI's clients expect them. UNSET fields are left out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from msgspec import UNSET, UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Prompt tokens that the prefix cache saved."""
+    """Prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class UsageBody(msgspec.Struct):
-    """Token counts of a request; equal prefixes of earlier requests show as cached."""
+    """Token counts of a request; prompt tokens found in the prefix cache count as cached."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -24,13 +24,13 @@ class UsageBody(msgspec.Struct):
 
 
 class TimingsBody(msgspec.Struct):
-    """Where a request's time went, in seconds; the parts sum to total_seconds."""
+    """Where the time of a request went, in seconds; the parts sum to total_seconds."""
 
     tokenize_seconds: float  # arrival of the headers to admission: body, JSON, template, tokens
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
-    deliver_seconds: float  # last token to this line
+    deliver_seconds: float  # last token to the making of this object
     total_seconds: float
 
 
@@ -43,7 +43,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprobBody(msgspec.Struct):
-    """A chosen token with the most likely ones at its place."""
+    """A chosen token with the most likely ones at its position."""
 
     token: str
     logprob: float
@@ -59,7 +59,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Logprobs of a completion, in OpenAI's older form: parallel lists, one entry a token."""
+    """Logprobs of a completion in OpenAI's older form: parallel lists with one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -98,7 +98,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer to a chat request that does not stream."""
+    """Answer to a chat request that is not streamed."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -126,7 +126,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """Answer to a completion request that does not stream."""
+    """Answer to a completion request that is not streamed."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -139,14 +139,14 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
-    """What a chunk adds to a message."""
+    """The part that a chunk adds to a message."""
 
     role: str | None = None
     content: str | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):
-    """What a chunk adds to one sample."""
+    """The part that a chunk adds to one sample."""
 
     index: int
     delta: ChatDelta

@@ -1,6 +1,6 @@
-"""What a route is: a path, what answers it, and the types that go in and out. OpenAPI is made from these alone.
+"""Routes: a path, its handler, and the types of request and response. OpenAPI is generated from these alone.
 
-An endpoint is a handler, its types and a route of them in one file; `app.ROUTES` lists the routes of all files.
+An endpoint is a handler, its types and a route in one file; `app.ROUTES` collects the routes of all files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Route(ABC):
-    """A path of one method. One that ends in {} takes any rest, which OpenAPI calls `rest`; `open` ones need no key."""
+    """A path and method. A path ending in {} matches any rest, which OpenAPI calls `rest`; `open` ones need no key."""
 
     method: ClassVar[str]
     path: str
@@ -34,31 +34,31 @@ class Route(ABC):
     tag: str
     open: bool = False
     rest: str = ""
-    media: bytes = JSON  # of the response
+    media: bytes = JSON  # type of the response
 
     @abstractmethod
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
-        """Answer a request. Raises what becomes an error response."""
+        """Answer a request. Raises exceptions that become error responses."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Get(Route, Generic[A]):
-    """A route whose handler makes a `response`, or its bytes."""
+    """A route whose handler returns a `response`, or its bytes."""
 
     method = "GET"
     handler: Callable[[ServerContext, Exchange], Awaitable[A | bytes]]
     response: type[A]
 
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
-        """Answer with what the handler makes."""
+        """Answer with what the handler returns."""
         await exchange.respond(200, _bytes(await self.handler(context, exchange)), content_type=self.media)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Post(Route, Generic[Q, A]):
-    """A route whose handler gets a `request` and makes a `response`, or sends it and gives None.
+    """A route whose handler gets a `request` and returns a `response`, or sends it and returns None.
 
-    It may stream `chunk`s. `refused` are fields that other servers know, see `fields`.
+    It may stream `chunk`s. `refused` are fields of other servers, see `fields`.
     """
 
     method = "POST"
@@ -69,9 +69,9 @@ class Post(Route, Generic[Q, A]):
     refused: Refused = field(default_factory=dict)
 
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
-        """Read the request, its fields known and supported, and answer with what the handler makes of it."""
+        """Read the request, check that its fields are known and supported, and answer with what the handler returns."""
         config = context.config
-        context.card()  # no body is read for an engine that is not ready
+        context.card()  # do not read a body for an engine that is not ready
         check = functools.partial(self._unsupported.check, refuse_unknown=config.unknown_fields == "refuse")
         body = await exchange.json(self.request, config.max_body_bytes, config.body_timeout, check)
         made = await self.handler(context, exchange, body)

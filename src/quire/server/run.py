@@ -1,4 +1,4 @@
-"""One server from its socket to its last byte: start, serve, drain, end."""
+"""The life of one server: start, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import AsyncEngine, EngineState
+from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
 from quire.server.app import ROUTES, App
@@ -27,19 +27,18 @@ from quire.server.tracing import Tracer
 from quire.types import QuireError
 from quire.util.threads import full_pool
 
-# What the kernel may hold of unread output per connection: a slow reader is noticed within seconds.
+# Unread output that the kernel may hold per connection: small, so that a slow reader is noticed within seconds.
 SEND_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048
 _THREADS = 6  # for what takes time in proportion to a body or an answer
-_FAILURE_SECONDS = 0.5  # between two looks at the state of the engine
 
 
 class BindError(QuireError):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 def bind(config: ServingConfig) -> socket.socket:
-    """A socket on the configured address or path. Raises BindError saying what to change."""
+    """A socket on the configured address or path. Raises BindError, which says what to change."""
     if config.uds is not None:
         return _bind_path(config.uds)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -48,7 +47,7 @@ def bind(config: ServingConfig) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
     try:
         sock.bind((config.host.strip("[]"), config.port))
-        sock.listen(BACKLOG)  # a second server would fail here, not at its first request
+        sock.listen(BACKLOG)  # makes a second server fail here, not at its first request
     except OSError as error:
         sock.close()
         hint = "; choose another --port" if config.port else ""
@@ -83,11 +82,11 @@ def _remove_stale(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
             return
-    raise BindError(f"cannot listen on {path}: another server does")
+    raise BindError(f"cannot listen on {path}: another server is listening on it")
 
 
 def address(config: ServingConfig, sock: socket.socket) -> str:
-    """Where clients reach the server, as people write it."""
+    """The address of the server, as users write it."""
     if config.uds is not None:
         return f"unix:{config.uds}"
     host, port = sock.getsockname()[:2]
@@ -96,7 +95,7 @@ def address(config: ServingConfig, sock: socket.socket) -> str:
 
 
 def tls_context(config: ServingConfig) -> ssl.SSLContext | None:
-    """The TLS context of the key and certificate files. Raises BindError when they cannot be used."""
+    """The TLS context from the key and certificate files. Raises BindError when they cannot be used."""
     if config.ssl_keyfile is None or config.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -110,9 +109,9 @@ def tls_context(config: ServingConfig) -> ssl.SSLContext | None:
 
 
 class HttpServer:
-    """uvicorn serving an App on one socket. It answers from the start: 503 until the engine is ready."""
+    """uvicorn serving an App on one socket. It answers as soon as it starts: 503 until the engine is ready."""
 
-    def __init__(self, engine: AsyncEngine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, engine: Engine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
         tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint)
         self.context = ServerContext(engine, config, ServerMetrics(engine), tracer=tracer)
         connections = Connections(
@@ -130,7 +129,7 @@ class HttpServer:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, sock: socket.socket) -> None:
-        """Answer on `sock` from now on."""
+        """Answer requests on `sock` from now on."""
         self._tasks = [
             asyncio.create_task(self._server.serve([sock])),
             asyncio.create_task(self.context.sweep()),
@@ -141,7 +140,7 @@ class HttpServer:
             self._tasks[0].result()
 
     async def stop(self) -> None:
-        """Close the socket and every connection; responses on their way get a few seconds."""
+        """Close the socket and every connection; unfinished responses get a few seconds."""
         self._server.should_exit = True
         serving, sweeping = self._tasks
         await serving
@@ -151,7 +150,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals and the listening socket to us."""
+    """Leaves signals and the listening socket to this module."""
 
     def __init__(self, config: uvicorn.Config, table: Connections, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -170,13 +169,13 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    engine: AsyncEngine, config: ServingConfig, sock: socket.socket, announce: Callable[[], None]
+    engine: Engine, config: ServingConfig, sock: socket.socket, announce: Callable[[], None]
 ) -> int:
-    """Serve until a signal, then drain; the exit status: 0 drained, 1 ended at once or the engine failed.
+    """Serve until a signal, then drain. Returns the exit status: 0 drained, 1 stopped at once or the engine failed.
 
     The first SIGTERM or SIGINT lets running requests finish for shutdown_timeout seconds while new ones get 503;
     a second ends at once. SIGHUP reads the TLS files again. `announce` is called when the engine is ready.
-    Raises what AsyncEngine.start raises.
+    Raises what Engine.start raises.
     """
     tls = tls_context(config)
     server = HttpServer(engine, config, tls)
@@ -195,10 +194,12 @@ async def serve(
         announce()
         first = await _signal_or_failure(engine, signals)
         if first is None:
-            log.error("the engine has failed for good: the server ends")
+            log.error("the engine cannot be restarted: stopping the server")
             await engine.stop(0.0)
             return 1
-        log.info("%s: draining for up to %g s; again to end at once", first.name, config.shutdown_timeout)
+        log.info(
+            "%s: draining for up to %g s; send it again to stop at once", first.name, config.shutdown_timeout
+        )
         return await _drain(engine, config.shutdown_timeout, signals)
     finally:
         await server.stop()
@@ -206,7 +207,7 @@ async def serve(
             loop.remove_signal_handler(number)
 
 
-async def _start_engine(engine: AsyncEngine, signals: asyncio.Queue[signal.Signals]) -> bool:
+async def _start_engine(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> bool:
     """Load the model; false when a signal came first."""
     starting, interrupted = asyncio.create_task(engine.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,27 +221,25 @@ async def _start_engine(engine: AsyncEngine, signals: asyncio.Queue[signal.Signa
     return False
 
 
-async def _signal_or_failure(
-    engine: AsyncEngine, signals: asyncio.Queue[signal.Signals]
-) -> signal.Signals | None:
+async def _signal_or_failure(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> signal.Signals | None:
     """The next signal; None when the engine has failed first, so that an orchestrator starts the server anew."""
-    while True:
-        try:
-            async with asyncio.timeout(_FAILURE_SECONDS):
-                return await signals.get()
-        except TimeoutError:
-            if engine.state is EngineState.FAILED:
-                return None
+    signalled, failed = asyncio.create_task(signals.get()), asyncio.create_task(engine.failed())
+    await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
+    failed.cancel()
+    if signalled.done():
+        return signalled.result()
+    signalled.cancel()
+    return None
 
 
-async def _drain(engine: AsyncEngine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:
+async def _drain(engine: Engine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:
     stopping, again = asyncio.create_task(engine.stop(seconds)), asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
         again.cancel()
         stopping.result()
         return 0
-    log.warning("%s: ending at once", again.result().name)
+    log.warning("%s: stopping at once", again.result().name)
     stopping.cancel()
     await asyncio.gather(stopping, return_exceptions=True)
     await engine.stop(0.0)
@@ -248,11 +247,11 @@ async def _drain(engine: AsyncEngine, seconds: float, signals: asyncio.Queue[sig
 
 
 def _reload_tls(tls: ssl.SSLContext | None, config: ServingConfig) -> None:
-    """New connections get the certificate as it is on disk now; the old one stays when that fails."""
+    """Use the certificate now on disk for new connections; the old one stays if that fails."""
     if tls is None or config.ssl_certfile is None:
         return
     try:
         tls.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-        log.info("certificate read again")
+        log.info("certificate reloaded")
     except (OSError, ssl.SSLError) as error:
-        log.error("certificate not read, the old one stays: %s", error)
+        log.error("certificate not reloaded, still using the old one: %s", error)

@@ -1,4 +1,4 @@
-"""Request fields to SamplingParams, with what a response needs beside them."""
+"""From request fields to SamplingParams."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from quire.server.requests import (
 )
 from quire.types import PARAMETERS, Request, SamplingParams, TokenIds
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-# Logprob entries of a prompt, candidates times positions.
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
+# Limit of the logprob entries of one prompt: candidates times positions.
 MAX_PROMPT_LOGPROB_ENTRIES = 1 << 18
-# The same over all prompts of a request, and for what is generated, over all samples of all prompts.
+# The same limit for all prompts of a request, and for the generated tokens of all its samples.
 MAX_LOGPROB_ENTRIES = 1 << 20
-# Prompts of one request times samples of each.
+# Limit of the prompts of one request times the samples of each.
 MAX_CHOICES = 1024
 
-# Parameters that a request gives as they are. For lengths and logprobs chats and completions have each their own way.
+# Parameters passed on as given. Lengths and logprobs are handled separately for chats and completions.
 _SAME = (*(name for name in SCALARS if name not in {"max_tokens", "logprobs"}), "allowed_token_ids")
 
 
 def chat_params(body: ChatCompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
-    """Sampling of a chat request: up to the window unless a length is asked for.
+    """Sampling parameters of a chat request: up to the end of the context unless a length is given.
 
     Raises ApiError or RequestError naming the field.
     """
     if body.max_completion_tokens is not None and body.max_tokens not in {None, body.max_completion_tokens}:
-        raise bad_request("max_completion_tokens", "max_completion_tokens: differs from max_tokens; give one")
+        raise bad_request(
+            "max_completion_tokens", "max_completion_tokens: differs from max_tokens; set only one of them"
+        )
     top = body.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
         raise bad_request("top_logprobs", f"top_logprobs: {top} is not in [0, {MAX_TOP_LOGPROBS}]")
@@ -51,15 +53,15 @@ def chat_params(body: ChatCompletionRequest, defaults: Mapping[str, float | int]
 
 
 def scores_only(body: CompletionRequest) -> bool:
-    """Whether a request asks for its prompt back and for nothing after it: `echo` with `max_tokens` 0.
+    """Whether a request only wants its prompt back: `echo` with `max_tokens` 0.
 
-    Scorers ask so for the logprobs of a text. A step samples a token all the same; it is left out of the answer.
+    Evaluation harnesses request the logprobs of a text this way. A step samples a token all the same; it is dropped.
     """
     return bool(body.echo) and body.max_tokens == 0
 
 
 def completion_params(body: CompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
-    """Sampling of a completion request. Raises ApiError or RequestError naming the field."""
+    """Sampling parameters of a completion request. Raises ApiError or RequestError naming the field."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request(
             "best_of", f"best_of: {body.best_of} differs from n; choosing the best is not supported yet"
@@ -105,7 +107,7 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
             raise bad_request("logit_bias", f"logit_bias: {token[:50]!r} is not a token id")
         bias[int(token)] = value
     if len(bias) != len(given):
-        raise bad_request("logit_bias", "logit_bias: a token is named twice")
+        raise bad_request("logit_bias", "logit_bias: a token occurs twice")
     return bias
 
 
@@ -117,7 +119,7 @@ def make_ask(
     prompt: TokenIds,
     request_id: str,
 ) -> GenerateAsk:
-    """One prompt ready to be admitted; times count from the request's arrival."""
+    """One prompt, ready for admission; its times count from the arrival of the request."""
     entries = len(prompt) * ((params.prompt_logprobs or 0) + 1)
     if params.prompt_logprobs is not None and entries > MAX_PROMPT_LOGPROB_ENTRIES:
         raise bad_request(
@@ -147,23 +149,24 @@ def make_ask(
     )
 
 
-def check_choices(name: str, prompts: int, samples: int = 1) -> None:
+def check_choices(prompts: int, samples: int) -> None:
     """Raise ApiError 400, naming the field, for more samples of more prompts than one request may have."""
     if samples * prompts > MAX_CHOICES:
+        name = "prompt" if prompts > MAX_CHOICES else "n"
         each = f" with {samples} samples each" if samples > 1 else ""
         message = f"{prompts} prompts{each} are {samples * prompts} choices, over the limit of {MAX_CHOICES}"
         raise bad_request(name, f"{name}: {message}")
 
 
 def check_token_ids(name: str, ids: Sequence[int], vocab: int) -> None:
-    """Raise ApiError 400, naming the field, for what is no token of the vocabulary."""
+    """Raise ApiError 400, naming the field, for an id that is not in the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab:
         wrong = next(token for token in ids if not 0 <= token < vocab)
         raise bad_request(name, f"{name}: {wrong} is not a token id below the vocabulary size {vocab}")
 
 
 def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, name: str) -> None:
-    """Raise ApiError 400 when prompts of these lengths could get more logprobs than one response may hold."""
+    """Raise ApiError 400 when prompts of these lengths could get more logprobs than a response may hold."""
     if params.prompt_logprobs is not None:
         entries = sum(prompts) * (params.prompt_logprobs + 1)
         if entries > MAX_LOGPROB_ENTRIES:
@@ -179,7 +182,7 @@ def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, 
     if entries > MAX_LOGPROB_ENTRIES:
         message = (
             f"{name}: up to {entries} entries for {params.n * sum(longest)} tokens are over the limit of"
-            f" {MAX_LOGPROB_ENTRIES}; give a smaller max_tokens or {name}"
+            f" {MAX_LOGPROB_ENTRIES}; reduce max_tokens or {name}"
         )
         raise bad_request(name, message)
 
@@ -189,6 +192,9 @@ def _limit(exchange: Exchange, name: str, milliseconds: float | None) -> float |
         return None
     if milliseconds <= 0:
         raise ApiError(
-            504, f"{name}: {milliseconds:g} ms have already passed", code="deadline_exceeded", param=name
+            504,
+            f"{name}: {milliseconds:g} ms passed before the request was admitted",
+            code="deadline_exceeded",
+            param=name,
         )
     return exchange.arrival + milliseconds / 1000

@@ -1,4 +1,4 @@
-"""What probes, dashboards and clients at their start ask: health, models, version, metrics."""
+"""Endpoints for probes, dashboards and clients that start: health, models, version, metrics."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from quire.server.routes import Get, Route
 
 
 class HealthBody(msgspec.Struct):
-    """State of the engine as probes see it."""
+    """State of the engine for probes."""
 
     status: str
 
 
 class VersionBody(msgspec.Struct):
-    """Version of Quire."""
+    """The version of Quire."""
 
     version: str
 
 
 class MemoryBody(msgspec.Struct):
-    """The memory bound, the plan by part, what each process holds by part, and the pools of requests, in bytes."""
+    """The memory bound, the plan by part, what each process holds by part, and the request pools, in bytes."""
 
     bound: int
     planned: dict[str, int]
@@ -57,19 +57,19 @@ class ModelBody(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """Answer of GET /v1/models."""
+    """Answer to GET /v1/models."""
 
     object: Literal["list"] = "list"
     data: list[ModelBody]
 
 
 async def live(_: ServerContext, _exchange: Exchange) -> HealthBody:
-    """200 while this process answers."""
+    """200 as long as this process answers."""
     return HealthBody("live")
 
 
 async def ready(context: ServerContext, _: Exchange) -> HealthBody:
-    """200 exactly while the next request would be taken, 503 with the state otherwise; see api.require_ready."""
+    """200 exactly when the next request would be admitted, otherwise 503 with the state; see api.require_ready."""
     state = context.engine.state
     if state is not EngineState.READY:
         raise ApiError(503, f"the engine is {state}", code=str(state), headers=retry_headers(1.0))
@@ -77,12 +77,12 @@ async def ready(context: ServerContext, _: Exchange) -> HealthBody:
 
 
 async def version(_: ServerContext, _exchange: Exchange) -> VersionBody:
-    """Version of Quire."""
+    """The version of Quire."""
     return VersionBody(__version__)
 
 
 async def metrics(context: ServerContext, _: Exchange) -> bytes:
-    """Prometheus exposition. Its module is imported at the first scrape, in a thread."""
+    """Metrics for Prometheus. Their module is imported at the first scrape, in a thread."""
     if context.exposition is None:
         module = await asyncio.to_thread(importlib.import_module, "quire.server.exposition")
         context.exposition = context.exposition or module.Exposition(context.metrics)
@@ -91,12 +91,12 @@ async def metrics(context: ServerContext, _: Exchange) -> bytes:
 
 
 async def memory(context: ServerContext, exchange: Exchange) -> MemoryBody:
-    """What both processes hold, by part, and what was planned.
+    """What both processes hold, by part, and the plan.
 
-    Raises ApiError 403 for a client of another machine while no API key is set.
+    Raises ApiError 403 for a client on another machine when no API key is set.
     """
     if not context.has_keys and not _is_local(exchange):
-        message = "without an API key /debug/memory answers clients of this machine alone"
+        message = "/debug/memory is available to other machines only when an API key is set"
         raise ApiError(403, message, code="forbidden")
     return MemoryBody(**await context.engine.memory(), requests=context.memory.report())
 
@@ -115,7 +115,7 @@ async def models(context: ServerContext, _: Exchange) -> ModelList:
 
 
 async def model(context: ServerContext, exchange: Exchange) -> ModelBody:
-    """One served name. Names may hold slashes."""
+    """One served name. Names may contain slashes."""
     asked = exchange.path.removeprefix("/v1/models/")
     for body in _models(context):
         if body.id == asked:
@@ -156,7 +156,7 @@ ROUTES: tuple[Route, ...] = (
         for path in ("/health", "/health/ready", "/ping")
     ),
     Get(
-        path="/health/live", summary="200 while the process answers", tag="status", handler=live,
+        path="/health/live", summary="200 as long as the process answers", tag="status", handler=live,
         response=HealthBody, open=True,
     ),
     Get(path="/version", summary="Version of Quire", tag="status", handler=version, response=VersionBody),
@@ -165,7 +165,7 @@ ROUTES: tuple[Route, ...] = (
         media=b"text/plain; version=0.0.4; charset=utf-8",
     ),
     Get(
-        path="/debug/memory", summary="Bytes by part, planned and held", tag="status", handler=memory,
+        path="/debug/memory", summary="Memory by part, planned and used", tag="status", handler=memory,
         response=MemoryBody,
     ),
 )  # fmt: skip

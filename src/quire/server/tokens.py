@@ -55,7 +55,7 @@ async def tokenize(context: ServerContext, _: Exchange, read: Body[TokenizeReque
     card, body = context.card(), read.value
     context.model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise bad_request("prompt", "prompt: give either prompt or messages")
+        raise bad_request("prompt", "prompt: set exactly one of prompt and messages")
     if body.messages is not None:
         ids = await context.engine.encode_chat(chat_ask(body, body.messages))
     else:
@@ -73,7 +73,7 @@ async def detokenize(
     context.model(body.model)
     tokens = body.tokens
     if len(tokens) > card.max_model_len:
-        message = f"tokens: {len(tokens)} tokens are over max_model_len {card.max_model_len}"
+        message = f"tokens: {len(tokens)} tokens exceed max_model_len {card.max_model_len}"
         raise bad_request("tokens", message)
     check_token_ids("tokens", tokens, card.vocab_size)
     text = await context.engine.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))

@@ -1,7 +1,7 @@
-"""One OpenTelemetry span a generation, as OTLP over HTTP in JSON, from a thread of its own.
+"""One OpenTelemetry span per generation, sent as OTLP over HTTP in JSON by a separate thread.
 
-Names follow the semantic conventions for generative AI (status: development), all of them in this file. A caller's
-W3C traceparent is continued, and its decision not to sample is kept.
+Names follow the semantic conventions for generative AI (status: development); all of them are in this file. A caller's
+W3C traceparent is continued, and its decision not to sample is respected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_WAITING_SPANS = 4096
 BATCH = 512
 _BATCH_SECONDS = 1.0
 _POST_SECONDS = 5.0
-_QUIET_SECONDS = 60.0  # between complaints about a collector that does not answer
+_QUIET_SECONDS = 60.0  # between warnings about a collector that does not answer
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
@@ -54,10 +54,10 @@ def parse_traceparent(header: str) -> Parent | None:
 
 
 class Tracer:
-    """Collects spans and posts them in batches; spans are dropped, never waited for."""
+    """Collects spans and posts them in batches; spans are dropped rather than block requests."""
 
     def __init__(self, endpoint: str) -> None:
-        """`endpoint` is a collector's address; without a path the standard one is used. Raises ValueError."""
+        """`endpoint` is the address of a collector; without a path the standard path is used. Raises ValueError."""
         parts = urlsplit(endpoint)
         if parts.scheme not in {"http", "https"} or not parts.netloc:
             raise ValueError(f"otlp_traces_endpoint: {endpoint!r} is not an http or https address")
@@ -68,16 +68,16 @@ class Tracer:
         self._thread.start()
 
     def record(self, exchange: Exchange) -> None:
-        """Take the span of a request that has ended; only generations have one."""
+        """Record the span of a request that has ended; only generations have one."""
         operation = _OPERATIONS.get(exchange.path)
         parent = parse_traceparent(exchange.header(b"traceparent"))
         if operation is None or exchange.method != "POST" or (parent is not None and not parent.sampled):
             return
-        with contextlib.suppress(queue.Full):  # the collector is too slow; requests are not
+        with contextlib.suppress(queue.Full):  # the collector is slow; requests do not wait for it
             self._spans.put_nowait(make_span(exchange, operation, parent))
 
     def close(self) -> None:
-        """Post what is left, within seconds."""
+        """Post the remaining spans, within seconds."""
         try:
             self._spans.put(None, timeout=_POST_SECONDS)
         except queue.Full:
@@ -111,11 +111,11 @@ class Tracer:
             with urllib.request.urlopen(request, timeout=_POST_SECONDS):
                 return
         except Exception as error:
-            # Of a collector that answers garbage http.client raises errors without a common base.
+            # For a collector that answers garbage http.client raises errors without a common base class.
             if time.monotonic() - self._complained > _QUIET_SECONDS:
                 self._complained = time.monotonic()
                 reason = shorten(str(error) or type(error).__name__, 200)
-                log.warning("the trace collector did not take %d spans: %r", len(batch), reason)
+                log.warning("the trace collector did not accept %d spans: %r", len(batch), reason)
 
 
 def make_span(exchange: Exchange, operation: str, parent: Parent | None) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def make_span(exchange: Exchange, operation: str, parent: Parent | None) -> dict
 
 
 def _events(timings: Timings | None, offset: int) -> list[dict[str, Any]]:
-    """When the request was queued, put to work, and gave its first and last token."""
+    """When the request was queued, was first scheduled, and gave its first and last token."""
     if timings is None:
         return []
     marks = (("queued", timings.arrival), ("scheduled", timings.scheduled), ("first_token", timings.first_token),
@@ -162,7 +162,7 @@ def _events(timings: Timings | None, offset: int) -> list[dict[str, Any]]:
 
 
 def _nanoseconds(monotonic: float, offset: int) -> str:
-    """Wall time in the form that OTLP's JSON writes 64-bit numbers."""
+    """Wall-clock time as OTLP's JSON writes 64-bit numbers."""
     return str(int(monotonic * 1e9) + offset)
 
 

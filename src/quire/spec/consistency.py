@@ -24,9 +24,3 @@ def check_token_ids(name: str, ids: Iterable[int], vocab: int) -> None:
     for token in ids:
         if not 0 <= token < vocab:
             raise CheckpointError(f"{name}: {token} is outside the vocabulary of {vocab} tokens")
-
-
-def check_context(max_model_len: int, longest: int) -> None:
-    """Raise CheckpointError for a context that the position embedding does not support."""
-    if not 1 <= max_model_len <= longest:
-        raise CheckpointError(f"max_model_len: {max_model_len} is not in [1, {longest}], the model's context")

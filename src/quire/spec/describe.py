@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.spec.model import Attention, LatentAttention, ModelSpec, MoE, Rope
-
-Mixer = Attention | LatentAttention
+from quire.spec.model import LatentAttention, Mixer, ModelSpec, MoE, Rope
 
 
 def attention_kind(att: Mixer) -> str:
@@ -34,20 +32,20 @@ def kv_elements(spec: ModelSpec, counted: Callable[[Mixer], bool] = lambda _: Tr
 
     2 · kv_heads · head_dim for keys and values of a layer; kv_rank + rope_dim for MLA's one latent.
     """
-    layers = (layer.attention for layer in spec.layers)
+    mixers = (layer.mixer for layer in spec.layers if layer.mixer)
     return sum(
         att.cached if isinstance(att, LatentAttention) else 2 * att.kv_heads * att.head_dim
-        for att in layers
+        for att in mixers
         if counted(att)
     )
 
 
 def mha_elements(spec: ModelSpec) -> int:
     """The value of kv_elements if every query head had its own keys and values."""
-    layers = (layer.attention for layer in spec.layers)
+    mixers = (layer.mixer for layer in spec.layers if layer.mixer)
     return sum(
         att.heads * (att.q_dim + att.v_dim if isinstance(att, LatentAttention) else 2 * att.head_dim)
-        for att in layers
+        for att in mixers
     )
 
 

@@ -112,11 +112,11 @@ def spec_of_file(
 
 
 def _with_whole_norms(layer: Layer) -> Layer:
-    attention = layer.attention
+    attention = layer.mixer
     if not isinstance(attention, Attention) or attention.qk_norm is None:
         return layer
     qk_norm = replace(attention.qk_norm, norm=replace(attention.qk_norm.norm, plus=0.0))
-    return replace(layer, attention=replace(attention, qk_norm=qk_norm))
+    return replace(layer, mixer=replace(attention, qk_norm=qk_norm))
 
 
 def _config(keys: Keys, architecture: Architecture) -> Config:

@@ -43,12 +43,15 @@ def architecture_of(model_type: str) -> str:
 def gguf_metadata(name: str, spec: ModelSpec) -> Metadata:
     """The metadata of a model."""
     attention = spec.layers[0].attention
-    widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, MLP)]
+    feed_forwards = [layer.mlp for layer in spec.layers if layer.mlp is not None]
+    if len(feed_forwards) < len(spec.layers):
+        raise UnsupportedModelError("GGUF cannot express a layer without a feed-forward")
+    widths = [mlp.width for mlp in feed_forwards if isinstance(mlp, MLP)]
     keys: Metadata = {
         "block_count": len(spec.layers),
         "context_length": spec.longest or spec.max_positions,
         "embedding_length": spec.dim,
-        "feed_forward_length": widths[0] if widths else spec.layers[0].mlp.width,
+        "feed_forward_length": (widths or [feed_forwards[0].width])[0],
         "attention.head_count": attention.heads,
         ARCHITECTURES[name].epsilon: float(spec.norm.eps),
         "vocab_size": spec.vocab,
@@ -321,7 +324,7 @@ def check_round_trip(
         a, b = layer.attention, other.attention
         if not _same_rope(a.rope, b.rope):
             raise _lost(f"layer {number}: rope", a.rope, b.rope)
-        if replace(layer, attention=_with_rope_and_scale(a, b)) != other:
+        if replace(layer, mixer=_with_rope_and_scale(a, b)) != other:
             raise _lost(f"layer {number}", layer, other)
 
 

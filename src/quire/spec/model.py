@@ -191,23 +191,36 @@ class MoE:
     shared_gate: bool = False
 
 
+# What takes numbers from one token to another. A mixer of another data flow (a state-space model, linear attention, a
+# short convolution) is a further class here, lowered by an entry of program/mixers.
+Mixer = Attention | LatentAttention
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A residual block: a mixer of tokens, then a feed-forward.
+    """A residual block: a mixer of tokens, then a feed-forward. A layer may lack one of the two.
 
     A branch is post(f(pre(x))), and x += branch for each of the two. `pre_norm` and `post_norm` turn the norms on:
     pre-norm, post-norm or both (sandwich). `parallel`: both branches take the same pre-norm of the same x.
     """
 
-    attention: Attention | LatentAttention
-    mlp: MLP | MoE
+    mixer: Mixer | None
+    mlp: MLP | MoE | None
     pre_norm: bool = True
     post_norm: bool = False
     parallel: bool = False
 
     @property
+    def attention(self) -> Attention | LatentAttention:
+        """The mixer, for code that implements only attention; else UnsupportedModelError."""
+        if not isinstance(self.mixer, Attention | LatentAttention):
+            found = "no mixer" if self.mixer is None else f"a mixer of kind {type(self.mixer).__name__}"
+            raise UnsupportedModelError(f"a layer with {found} is not implemented here")
+        return self.mixer
+
+    @property
     def grouped(self) -> Attention:
-        """The attention, for code that implements only keys and values per head; else UnsupportedModelError."""
+        """The mixer, for code that implements only keys and values per head; else UnsupportedModelError."""
         if not isinstance(self.attention, Attention):
             raise UnsupportedModelError("latent attention (MLA) is not implemented here")
         return self.attention

@@ -43,8 +43,8 @@ def resident_bytes() -> int:
 
 
 def resident_exactly(pid: int | str = "self") -> int:
-    """Resident set size of a process in bytes, counted page by page: the kernel adds up the sum for `resident_bytes`
-    late, from each processor. Takes some milliseconds a GiB.
+    """Resident set size of a process in bytes, counted page by page; `resident_bytes` lags behind, because the kernel
+    collects it from all processors. Takes some milliseconds per GiB.
     """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

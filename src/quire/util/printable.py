@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Escape everything in a text that is not visible as itself: line ends, terminal controls, marks that change the
+    """Escape everything in a text that is not shown as itself: line ends, terminal controls, marks that change the
     writing direction, lone surrogates.
     """
     if text.isprintable():

@@ -29,7 +29,7 @@ class Writer:
         self._deadline = float("inf")
         try:
             self._fd = sys.stderr.fileno()
-        except (OSError, ValueError, AttributeError):  # replaced by an object that is no file
+        except (OSError, ValueError, AttributeError):  # replaced by an object that is not a file
             self._fd = -1
 
     def end(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Pools of threads that are there from the start."""
+"""Thread pools whose threads are all started in advance."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def full_pool(count: int, name: str) -> ThreadPoolExecutor:
-    """A pool of so many threads, all of them started: a limit of threads is met now, not by what is submitted later.
+    """A pool of `count` threads, all of them started: a limit on threads is hit now and not by a later submit.
 
-    Raises RuntimeError where the system starts no more.
+    Raises RuntimeError if the system starts no more threads.
     """
     pool = ThreadPoolExecutor(count, name)
     all_there = threading.Barrier(count + 1)

@@ -1,31 +1,40 @@
-"""Per-sequence state in fixed lines, and the step arrays gathered from it.
+"""State per sequence in fixed rows, and the step arrays gathered from it.
 
-A sequence keeps its slot while it runs: its line of every block table is written once and appended to. A step
-names slots; nothing is copied or reordered.
+A sequence keeps its slot while it runs: its row of every block table is written once and appended to. A step names
+slots; nothing is copied or reordered.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from quire.executor.base import StepArrays
-from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq
+from quire.executor.base import F32, Embeddings, StepArrays
+from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq, SoftSpan
+
+
+class EmbeddingStore(Protocol):
+    """The embeddings of soft tokens, by the digests of spans: made by an encoder, or given with a request."""
+
+    def get(self, digest: bytes) -> F32:
+        """Rows [tokens of the span, dim], for as long as a request with that span has not ended."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """What the worker remembers of one running sequence."""
+    """The worker's state of one running sequence."""
 
     line: int
-    filled: list[int]  # entries used of its line, per cache group
-    prompt: list[int]  # kept only when prompt logprobs were asked for
-    last: int = 0  # the token sampled last: the next step's, when that was scheduled before it was known
+    filled: list[int]  # entries used in its row, per cache group
+    prompt: list[int]  # kept only for prompt logprobs
+    last: int = 0  # the token sampled last, for a row that was scheduled before it was known
 
 
 class Slots:
-    """Lines of the block tables, by sequence id."""
+    """Lines of the block tables, by sequence id. `soft` are the soft tokens of sequences that have any."""
 
     def __init__(self, arrays: StepArrays, max_rows: int) -> None:
+        self.soft: dict[int, tuple[SoftSpan, ...]] = {}
         self._tables = arrays.block_tables
         self._free = list(range(max_rows))[::-1]
         self._slots: dict[int, Slot] = {}
@@ -34,15 +43,17 @@ class Slots:
         return self._slots[seq_id]
 
     def admit(self, new: NewSeq) -> Slot:
-        """Give a sequence a line that holds the blocks it starts with."""
+        """Give a sequence a slot whose rows start with its first blocks."""
         prompt = new.token_ids[: new.prompt_len] if new.params.prompt_logprobs is not None else []
         slot = Slot(self._free.pop(), [0] * len(self._tables), list(prompt))
         self._slots[new.seq_id] = slot
+        if new.soft_tokens:
+            self.soft[new.seq_id] = new.soft_tokens
         self.append(slot, new.blocks)
         return slot
 
     def append(self, slot: Slot, blocks: tuple[list[int], ...]) -> None:
-        """Append block ids to a sequence's line of each group's table."""
+        """Append block ids to the sequence's row in the table of each group."""
         for group, ids in enumerate(blocks):
             if ids:
                 start = slot.filled[group]
@@ -50,18 +61,40 @@ class Slots:
                 slot.filled[group] = start + len(ids)
 
     def release(self, seq_id: int) -> Slot | None:
-        """Take the line back; None when the sequence never had one."""
+        """Free the slot; None if the sequence never had one."""
         slot = self._slots.pop(seq_id, None)
+        self.soft.pop(seq_id, None)
         if slot is not None:
             self._free.append(slot.line)
         return slot
 
 
+def soft_rows(slots: Slots, store: EmbeddingStore, scheduled: list[ScheduledSeq]) -> list[Embeddings]:
+    """The embeddings of a step's soft tokens. Raises ValueError for a span with another number of rows."""
+    found: list[Embeddings] = []
+    token = 0
+    for item in scheduled:
+        stop = item.start + len(item.token_ids)
+        for span in slots.soft.get(item.seq_id, ()):
+            first, last = max(item.start, span.start), min(stop, span.end)
+            if first < last:
+                rows = store.get(span.digest)
+                if len(rows) != span.length:
+                    raise ValueError(
+                        f"soft_tokens: {len(rows)} embeddings for a span of {span.length} tokens"
+                    )
+                found.append(
+                    Embeddings(token + first - item.start, rows[first - span.start : last - span.start])
+                )
+        token += len(item.token_ids)
+    return found
+
+
 def fill_rows(arrays: StepArrays, slots: Slots, scheduled: list[ScheduledSeq]) -> tuple[int, list[int]]:
     """Write a step's rows into the arrays, in order.
 
-    Returns the number of tokens, and for each position whose logits are wanted its row (an index into scheduled);
-    arrays.logit_rows names those positions' tokens: the last of each row that samples, and one more for each draft.
+    Returns the number of tokens, and for each position whose logits are needed its row (an index into scheduled);
+    arrays.logit_rows lists the tokens at those positions: the last of each row that samples, and one more per draft.
     """
     start = 0
     sampling: list[int] = []

@@ -1,67 +1,125 @@
-"""One step on one rank: slots, step arrays, the executor's call, sampling."""
+"""One step on one rank, in two halves: `forward` runs the program, `sample` makes tokens of what it left.
+
+Python runs on other threads during the forward pass, and whoever calls the halves has nothing to wait for in between
+but what must be known before sampling: the masks of grammars, which follow from tokens known before the step.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
+from quire.executor.base import (
+    I32,
+    U8,
+    Bitmask,
+    Embeddings,
+    Limits,
+    Outputs,
+    Runnable,
+    SampledRows,
+    StepArrays,
+)
+from quire.executor.plans import PlanCounts, decode_sizes
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.types import FinishReason, Move, ScheduledSeq, SchedulerOutput, StepOutput
-from quire.worker.sampler import SampledRows, Sampler
-from quire.worker.slots import Slots, fill_rows
+from quire.worker.slots import EmbeddingStore, Slots, fill_rows, soft_rows
+
+# Tokens that sequences may sample, by sequence id: a line of bits (see Bitmask) for each position whose logits the row
+# wants. A sequence that is not named may sample every token.
+Masks = Mapping[int, I32]
 
 
 class BlockStore(Protocol):
-    """Contents of blocks kept besides the executor, by digest and cache group: the worker's side of a tier."""
+    """Contents of blocks outside of the executor, by digest and cache group: the worker's side of a tier."""
 
     def put(self, digest: bytes, group: int, content: U8) -> None:
-        """Keep a content, which is the store's from now on."""
+        """Store a content; the store owns it from now on."""
 
     def get(self, digest: bytes, group: int) -> U8 | None:
-        """A content that was put; None when it is not kept any more."""
+        """A content that was put; None if it is not kept any more."""
+
+
+@dataclass(slots=True)
+class _Forwarded:
+    """A step between its halves. `sampling` is the row of each position whose logits are wanted."""
+
+    out: SchedulerOutput
+    sampling: list[int]
+    outputs: Outputs
+    filled: dict[int, bool]
+    seconds: dict[str, float]
 
 
 class Worker:
     """Executes scheduler outputs. The executor is loaded but not yet bound; binding happens here.
 
-    `store` holds the contents that moves copy out and in; there are none without.
+    `store` holds the contents that moves copy out and in; without one there are no moves. `embeddings` holds those of
+    soft tokens; without it, sequences that have any are refused with ValueError.
     """
 
     def __init__(
-        self, executor: Executor, sampler: Sampler, limits: Limits, store: BlockStore | None = None
+        self,
+        executor: Runnable,
+        limits: Limits,
+        store: BlockStore | None = None,
+        embeddings: EmbeddingStore | None = None,
     ) -> None:
         self.arrays = StepArrays(limits, len(executor.program.cache_groups))
         executor.bind(limits, self.arrays)
-        self._executor, self._sampler, self._limits = executor, sampler, limits
+        executor.prepare(decode_sizes(limits.max_rows))
+        self._executor, self._sampler, self._limits = executor, executor.sampler(), limits
         self._slots = Slots(self.arrays, limits.max_rows)
-        self._store = store
+        self._store, self._embeddings = store, embeddings
+        self._forwarded: _Forwarded | None = None
 
-    def execute(self, out: SchedulerOutput) -> StepOutput:
-        """Run one step. Row i of the result belongs to out.scheduled[i]."""
+    @property
+    def plans(self) -> PlanCounts:
+        """The executor's plans of steps, and how often they were used."""
+        return self._executor.plans
+
+    def forward(self, out: SchedulerOutput) -> None:
+        """Run the program for a step; `sample` must follow."""
         started = time.perf_counter()
         self._apply(out)
         rows = len(out.scheduled)
         filled = self._move(out.moves) if out.moves else {}
-        if not rows:
-            return StepOutput([], [], [], filled=filled)
         tokens, sampling = fill_rows(self.arrays, self._slots, out.scheduled)
+        self.arrays.embeddings = self._soft_rows(out.scheduled) if self._slots.soft else []
         prepared = time.perf_counter()
-        outputs = self._executor.run(tokens, rows, len(sampling))
+        outputs = self._executor.run(tokens, rows, len(sampling)) if rows else {}
         ran = time.perf_counter()
+        seconds = {"prepare": prepared - started, "forward": ran - prepared}
+        self._forwarded = _Forwarded(out, sampling, outputs, filled, seconds)
+
+    def sample(self, masks: Masks | None = None) -> StepOutput:
+        """The result of the step that `forward` ran: row i belongs to out.scheduled[i].
+
+        Raises ValueError if a mask has not a line for each position that its row samples.
+        """
+        step, self._forwarded = self._forwarded, None
+        if step is None:
+            raise RuntimeError("sample needs a step that was run before")
+        scheduled = step.out.scheduled
+        rows = len(scheduled)
         result = StepOutput(
             token_ids=[[] for _ in range(rows)],
             logprobs=[None] * rows,
             prompt_logprobs=[None] * rows,
-            filled=filled,
+            filled=step.filled,
         )
-        if sampling:
-            self._sample(outputs, sampling, out.scheduled, result)
+        if not rows:
+            return result
+        started = time.perf_counter()
+        if step.sampling:
+            self._sample(step, masks or {}, result)
         sampled = time.perf_counter()
-        for row, item in enumerate(out.scheduled):
+        for row, item in enumerate(scheduled):
             if result.token_ids[row]:
                 self._slots[item.seq_id].last = result.token_ids[row][-1]
             if item.prompt_logprobs and row not in result.failed:
@@ -69,25 +127,26 @@ class Worker:
                 if result.prompt_logprobs[row] is None:
                     result.failed[row] = FinishReason.ERROR
         ended = time.perf_counter()
-        result.seconds = {
-            "prepare": prepared - started,
-            "forward": ran - prepared,
-            "sample": sampled - ran,
-            "prompt_logprobs": ended - sampled,
-        }
+        result.seconds = step.seconds | {"sample": sampled - started, "prompt_logprobs": ended - sampled}
         return result
 
     def _apply(self, out: SchedulerOutput) -> None:
-        """Release and admit slots as the scheduler says."""
+        """Release and admit slots as the scheduler decided."""
         for seq_id in out.gone:
             slot = self._slots.release(seq_id)
             if slot is not None:
                 self._sampler.drop(slot.line)
         for new in out.new:
+            if new.soft_tokens and self._embeddings is None:
+                raise ValueError("soft_tokens: this model takes no embeddings")
             self._sampler.add(self._slots.admit(new).line, new)
 
+    def _soft_rows(self, scheduled: list[ScheduledSeq]) -> list[Embeddings]:
+        assert self._embeddings is not None
+        return soft_rows(self._slots, self._embeddings, scheduled)
+
     def _move(self, moves: list[Move]) -> dict[int, bool]:
-        """Copy blocks out and in, in order; the blocks that were to be filled and whether they were."""
+        """Copy blocks out and in, in order; returns the blocks that were to be filled, and whether they were."""
         assert self._store is not None
         filled = {}
         size = kv_block_bytes(self._executor.program, self._limits.block_size)
@@ -103,33 +162,32 @@ class Worker:
                 self._store.put(move.digest, move.group, content)
         return filled
 
-    def _sample(
-        self, outputs: Outputs, sampling: list[int], scheduled: list[ScheduledSeq], result: StepOutput
-    ) -> None:
+    def _sample(self, step: _Forwarded, masks: Masks, result: StepOutput) -> None:
+        sampling, scheduled = step.sampling, step.out.scheduled
         rows = len(sampling)
         lines = np.array([self._slots[scheduled[i].seq_id].line for i in sampling], np.int32)
         positions = self.arrays.positions[self.arrays.logit_rows[:rows]] + 1
-        logits, maxima = outputs["logits"], outputs.get("maxima")
+        bitmask = bitmask_of(masks, scheduled) if masks else None
         if not any(item.drafts for item in scheduled):
-            sampled = self._sampler.sample(logits, lines, positions, maxima=maxima)
+            sampled = self._sampler.sample(step.outputs, lines, positions, bitmask)
             accept(sampling, [-1] * rows, sampled, result)
             return
         drafts = self._drafts(sampling)
-        sampled = self._sampler.verify(logits, lines, positions, np.array(drafts, np.int32), maxima=maxima)
+        sampled = self._sampler.verify(step.outputs, lines, positions, np.array(drafts, np.int32), bitmask)
         kept = accept(sampling, drafts, sampled, result)
         self._sampler.commit(lines[kept], sampled.token_ids[kept])
 
     def _drafts(self, sampling: list[int]) -> list[int]:
-        """The draft that follows each position whose logits are wanted, -1 after the last of a row."""
+        """The draft after each position whose logits are needed, -1 after the last of a row."""
         after = self.arrays.logit_rows[: len(sampling)] + 1
         tokens = self.arrays.token_ids.take(after, mode="clip").tolist()
         nexts = [*sampling[1:], -1]
         return [t if row == then else -1 for t, row, then in zip(tokens, sampling, nexts, strict=True)]
 
     def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> LogprobTable | None:
-        """Logprobs of the prompt tokens that follow this row's positions, the head run in bounded slices.
+        """Logprobs of the prompt tokens after the positions of this row; the head runs in bounded slices.
 
-        None when logits held NaN or infinity: the sequence has failed.
+        None if logits held NaN or infinity: the sequence has failed.
         """
         slot = self._slots[item.seq_id]
         stop = min(item.start + len(item.token_ids), len(slot.prompt) - 1)
@@ -140,20 +198,36 @@ class Worker:
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
             outputs = self._executor.run_head(last - first)
             targets = np.array(slot.prompt[first + 1 : last + 1], np.int32)
-            scored = self._sampler.prompt_logprobs(
-                outputs["logits"], targets, self._sampler.top_n(slot.line), outputs.get("maxima")
-            )
+            scored = self._sampler.prompt_logprobs(outputs, targets, self._sampler.top_n(slot.line))
             if scored is None:
                 return None
             found.extend(scored)
         return found
 
 
-def accept(sampling: list[int], drafts: list[int], sampled: SampledRows, result: StepOutput) -> list[int]:
-    """Give each row what it sampled, up to the first token that is not its draft: those after it are not its own.
+def bitmask_of(masks: Masks, scheduled: list[ScheduledSeq]) -> Bitmask | None:
+    """The masks of a step's rows as the sampler takes them; None if no row has one."""
+    words: list[I32] = []
+    lines: list[int] = []
+    taken = 0
+    for item in scheduled:
+        mask = masks.get(item.seq_id) if item.logits else None
+        if mask is None:
+            lines += [-1] * item.logits
+            continue
+        if len(mask) != item.logits:
+            raise ValueError(f"masks: {len(mask)} lines for a row that samples {int(item.logits)} positions")
+        lines += range(taken, taken + len(mask))
+        taken += len(mask)
+        words.append(mask)
+    return Bitmask(np.concatenate(words), np.array(lines, np.int32)) if words else None
 
-    Row sampling[k] sampled the k-th token, drafts[k] is its guess at that token, -1 for none. A row that fails behind
-    accepted drafts keeps those and fails in the next step. Returns the k that were accepted.
+
+def accept(sampling: list[int], drafts: list[int], sampled: SampledRows, result: StepOutput) -> list[int]:
+    """Assign sampled tokens to rows, up to the first that differs from its draft: those after it are invalid.
+
+    Row sampling[k] sampled the k-th token, drafts[k] is the guess at that token, -1 for none. A row that fails after
+    accepted drafts keeps them and fails in the next step. Returns the k of accepted tokens.
     """
     kept = []
     ended = -1

@@ -25,39 +25,27 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_options(parser)
-    group = parser.add_argument_group("workload")
-    group.add_argument("--requests", type=count, default=48, metavar="N", help="default: 48")
-    group.add_argument(
-        "--rate", type=float, metavar="R", help="requests per second (default: all at the start)"
-    )
-    group.add_argument(
-        "--batch-size", type=count, default=8, metavar="N", help="places of a batch (default: 8)"
-    )
-    group.add_argument(
-        "--wait-ms", type=float, default=50.0, metavar="MS", help="wait of dynamic batching (default: 50)"
-    )
-    group.add_argument("--input-len", default="32", metavar="SPEC", help="tokens, as for serve (default: 32)")
-    group.add_argument(
-        "--output-len", default="8-128", metavar="SPEC", help="tokens, as for serve (default: 8-128)"
-    )
-    group.add_argument(
+    add = parser.add_argument_group("workload").add_argument
+    add("--requests", type=count, default=48, metavar="N", help="default: 48")
+    add("--rate", type=float, metavar="R", help="requests per second (default: all at the start)")
+    add("--batch-size", type=count, default=8, metavar="N", help="places of a batch (default: 8)")
+    add("--wait-ms", type=float, default=50.0, metavar="MS", help="wait of dynamic batching (default: 50)")
+    add("--input-len", default="32", metavar="SPEC", help="tokens, as for serve (default: 32)")
+    add("--output-len", default="8-128", metavar="SPEC", help="tokens, as for serve (default: 8-128)")
+    add(
         "--rounds", type=count, default=3, metavar="N",
         help="with a model: rounds of the policies in turn; the median counts (default: 3)",
     )  # fmt: skip
-    group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="default: 0")
+    add("--workload-seed", type=int, default=0, metavar="N", help="default: 0")
     add_result_options(parser)
     add_engine_options(parser)
 
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="checkpoint folder or hub name (default: a cost formula)")
-    group = parser.add_argument_group("cost of a step without a model")
-    group.add_argument(
-        "--step-ms", type=float, default=20.0, metavar="MS", help="cost per step (default: 20)"
-    )
-    group.add_argument(
-        "--token-ms", type=float, default=0.5, metavar="MS", help="cost per token (default: 0.5)"
-    )
+    add = parser.add_argument_group("cost of a step without a model").add_argument
+    add("--step-ms", type=float, default=20.0, metavar="MS", help="cost per step (default: 20)")
+    add("--token-ms", type=float, default=0.5, metavar="MS", help="cost per token (default: 0.5)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,10 +97,10 @@ class Lab:
         from quire.engine.build.opening import open_model
 
         limits = {name: value for name, value in changes.items() if name != "enable_chunked_prefill"}
-        asked = dataclasses.replace(engine_config(args), max_model_len=longest + 1, **limits)
+        asked = engine_config(args).replace(max_model_len=longest + 1, **limits)
         built = self._built = build(open_model(args.model, tokenizer=False), asked)
         self.config = dataclasses.replace(built.core.scheduler.config, **changes)
-        self.machine = lambda: RealMachine(built.core.worker.execute)
+        self.machine = lambda: RealMachine(built.core.worker)
 
     def __enter__(self) -> Lab:
         return self
@@ -176,28 +164,23 @@ def _result(recording: Any, args: argparse.Namespace, found: Comparison, rounds:
 
 def lines(result: Result) -> list[str]:
     """Format a result of `batching` as text."""
-    from quire.bench.serve_result import figure
+    from quire.bench.text import aligned, figure
 
     value = {name: metric.value for name, metric in result.metrics.items()}
-    names = (
-        "policy",
-        "output_token_rate",
-        "ratio",
-        "step_ratio",
-        "slot_use",
-        "ttft_p50",
-        "ttft_p99",
-        "e2el_p50",
-        "e2el_p99",
-    )
-    head = ("", "tokens/s", "ratio", "in steps", "slots used", "TTFT p50", "p99", "E2EL p50", "p99 (ms)")
-    table: list[tuple[str, ...]] = [head]
-    table += [
-        (row["policy"], *(figure(row[name]) for name in names[1:])) for row in result.tables["policies"]
+    columns = {
+        "policy": "", "output_token_rate": "tokens/s", "ratio": "ratio", "step_ratio": "in steps",
+        "slot_use": "slots used", "ttft_p50": "TTFT p50", "ttft_p99": "p99", "e2el_p50": "E2EL p50",
+        "e2el_p99": "p99 (ms)",
+    }  # fmt: skip
+    rows = [
+        [row["policy"], *(figure(row[name]) for name in list(columns)[1:])]
+        for row in result.tables["policies"]
     ]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    text = [str(result.settings["model"]), ""]
-    text += ["  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in table]
+    text = [
+        str(result.settings["model"]),
+        "",
+        *(f"  {line}" for line in aligned([list(columns.values()), *rows])),
+    ]
     return [
         *text,
         "",

@@ -15,9 +15,9 @@ BUSY_CPUS = 0.1  # timings are doubtful if other processes use more than this
 
 
 def add_result_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("result")
-    group.add_argument("--json", action="store_true", help="print the result file's JSON instead of text")
-    group.add_argument("--save", "--output-json", type=Path, metavar="FILE", help="write the result file")
+    add = parser.add_argument_group("result").add_argument
+    add("--json", action="store_true", help="print the result file's JSON instead of text")
+    add("--save", "--output-json", type=Path, metavar="FILE", help="write the result file")
 
 
 def add_report_option(parser: argparse.ArgumentParser, text: str = "write a report with plots") -> None:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def lines(changes: list[Change], first: str, second: str) -> list[str]:
     """Format the changes as a table."""
-    from quire.bench.serve_result import figure
+    from quire.bench.text import aligned, figure
 
     table = [("", "unit", first, second, "ratio", "95 % interval", "")]
     for one in changes:
@@ -56,9 +56,4 @@ def lines(changes: list[Change], first: str, second: str) -> list[str]:
         table.append(
             (one.name, one.unit, figure(one.first), figure(one.second), ratio, interval, one.verdict)
         )
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(cell.ljust(width) if i in {0, 1, 6} else cell.rjust(width)
-                  for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in table
-    ]  # fmt: skip
+    return [line.rstrip() for line in aligned(table, left=(0, 1, 6))]

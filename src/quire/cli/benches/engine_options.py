@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from quire.cli.benches.common import add_result_options, count
+from quire.cli.benches.common import add_result_options, count, finish, shown
 from quire.cli.options import add_engine_options
 from quire.config.shipped import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from quire.bench.results import Result
     from quire.config.schema import EngineConfig
 
 
@@ -43,9 +47,45 @@ def natural(text: str) -> int:
 
 def engine_config(args: argparse.Namespace, longest: int) -> EngineConfig:
     """Return the engine config; the default context is the longest sequence of the run."""
-    from dataclasses import replace
-
     from quire.cli.options import engine_config as asked
 
     config = asked(args)
-    return config if config.max_model_len is not None else replace(config, max_model_len=max(2, longest))
+    return (
+        config if config.limits.max_model_len is not None else config.replace(max_model_len=max(2, longest))
+    )
+
+
+def run_in_engine(
+    args: argparse.Namespace,
+    bench: ModuleType,
+    config: EngineConfig,
+    asked: Any,
+    text: Callable[[Result], list[str]],
+) -> int:
+    """Measure with bench.measure(engine, probe, asked), save and print the result; `text` is its readable form."""
+    from quire.bench import profile
+    from quire.bench.engine_run import BenchEngine, settings
+    from quire.bench.limits import LimitsProbe
+    from quire.bench.recording import Recording
+
+    recording = Recording(args.bench, args.words)
+    with BenchEngine(
+        args.model,
+        config,
+        tokenizer=not args.disable_detokenize,
+        progress=not args.json,
+        profile=args.profile,
+    ) as engine:
+        probe = LimitsProbe(engine.built.config.isa, engine.built.config.threads)
+        metrics, tables = bench.measure(engine, probe, asked)
+        chosen = settings(asked, engine)
+    definitions = {name: words for name, (_, _, words) in bench.FIGURES.items()}
+    result = recording.result(
+        limits=probe.limits(),
+        settings={"model": shown(args.model), **chosen},
+        metrics=metrics,
+        definitions=definitions | (profile.DEFINITIONS if args.profile else {}),
+        tables=tables,
+    )
+    finish(args, result, text(result) + profile.lines(tables.get("profile", [])))
+    return 0

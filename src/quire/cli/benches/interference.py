@@ -19,21 +19,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_options(parser)
-    group = parser.add_argument_group("workload")
-    group.add_argument("--streams", type=count, default=4, metavar="N", help="running streams (default: 4)")
-    group.add_argument(
+    add = parser.add_argument_group("workload").add_argument
+    add("--streams", type=count, default=4, metavar="N", help="running streams (default: 4)")
+    add(
         "--prompt-len",
         type=count,
         default=2048,
         metavar="N",
         help="tokens of the long prompt (default: 2048)",
     )
-    group.add_argument(
-        "--chunk", type=count, default=256, metavar="N", help="prompt tokens per step (default: 256)"
-    )
-    group.add_argument(
-        "--rounds", type=count, default=3, metavar="N", help="long prompts, one after another (default: 3)"
-    )
+    add("--chunk", type=count, default=256, metavar="N", help="prompt tokens per step (default: 256)")
+    add("--rounds", type=count, default=3, metavar="N", help="long prompts, one after another (default: 3)")
     add_result_options(parser)
     add_engine_options(parser)
 
@@ -114,7 +110,7 @@ def _result(recording: Any, args: argparse.Namespace, found: dict[str, list[Any]
 
 def lines(result: Result) -> list[str]:
     """Format a result of `interference` as text."""
-    from quire.bench.serve_result import figure
+    from quire.bench.text import figure
 
     settings = result.settings
     text = [

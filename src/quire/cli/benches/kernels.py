@@ -47,27 +47,25 @@ KINDS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_argument_group("measurements")
-    which.add_argument("--shapes", type=words, default=words(SHAPES), metavar="NAME,…",
+    add = parser.add_argument_group("measurements").add_argument
+    add("--shapes", type=words, default=words(SHAPES), metavar="NAME,…",
                        help=f"released shapes (default: {SHAPES})")  # fmt: skip
-    which.add_argument(
-        "--model", metavar="MODEL", help="use the shape of this checkpoint instead of --shapes"
-    )
-    which.add_argument("--ops", type=words, default=[], metavar="OP,…",
+    add("--model", metavar="MODEL", help="use the shape of this checkpoint instead of --shapes")
+    add("--ops", type=words, default=[], metavar="OP,…",
                        help="kinds of ops: linear, attention, norm, sampler, layer … (default: all)")  # fmt: skip
-    which.add_argument("--formats", type=words, default=[], metavar="FORMAT,…",
+    add("--formats", type=words, default=[], metavar="FORMAT,…",
                        help="weight formats (default: all but f32)")  # fmt: skip
-    which.add_argument("--kv-formats", type=words, default=[], metavar="FORMAT,…",
+    add("--kv-formats", type=words, default=[], metavar="FORMAT,…",
                        help="formats of the KV cache (default: all but f32)")  # fmt: skip
-    which.add_argument("--rows", type=counts, default=counts(ROWS), metavar="N,…", help=f"(default: {ROWS})")
-    which.add_argument("--contexts", type=counts, default=counts(CONTEXTS), metavar="N,…",
+    add("--rows", type=counts, default=counts(ROWS), metavar="N,…", help=f"(default: {ROWS})")
+    add("--contexts", type=counts, default=counts(CONTEXTS), metavar="N,…",
                        help=f"keys per row of attention in decode (default: {CONTEXTS})")  # fmt: skip
-    how = parser.add_argument_group("how")
-    how.add_argument("--threads", type=count, metavar="N", help="threads (default: all usable cores)")
-    how.add_argument("--isa", default="", metavar="NAME", help="instruction set (default: the best)")
-    how.add_argument("--rounds", type=count, default=5, metavar="N",
+    add = parser.add_argument_group("how").add_argument
+    add("--threads", type=count, metavar="N", help="threads (default: all usable cores)")
+    add("--isa", default="", metavar="NAME", help="instruction set (default: the best)")
+    add("--rounds", type=count, default=5, metavar="N",
                      help="rounds of limits, ops, limits; figures are medians (default: 5)")  # fmt: skip
-    how.add_argument("--seconds", type=float, default=0.05, metavar="S",
+    add("--seconds", type=float, default=0.05, metavar="S",
                      help="time per figure in each round (default: 0.05)")  # fmt: skip
     add_result_options(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the roofline plot")

@@ -6,13 +6,13 @@ The engine runs in this process. Memory bandwidth and compute peaks are measured
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from quire.cli.benches.common import count, finish, shown
-from quire.cli.benches.engine_options import add_workload_options, engine_config
+from quire.cli.benches.common import count
+from quire.cli.benches.engine_options import add_workload_options, engine_config, run_in_engine
 
 if TYPE_CHECKING:
-    from quire.bench.results import Metric
+    from quire.bench.results import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,49 +23,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.bench import latency, profile
-    from quire.bench.engine_run import BenchEngine
-    from quire.bench.limits import LimitsProbe
-    from quire.bench.recording import Recording
+    from quire.bench import latency
 
-    recording = Recording("latency", args.words)
     config = engine_config(args, args.input_len + args.output_len)
-    if config.max_num_seqs < args.batch_size:
-        raise ValueError(f"batch_size: {args.batch_size} is more than max_num_seqs, {config.max_num_seqs}")
+    most = config.limits.max_num_seqs
+    if most < args.batch_size:
+        raise ValueError(f"batch_size: {args.batch_size} is more than max_num_seqs, {most}")
     asked = latency.LatencyAsked(
-        args.batch_size, args.input_len, args.output_len, args.num_iters, args.num_iters_warmup, config.seed
-    )
-    with BenchEngine(
-        args.model,
-        config,
-        tokenizer=not args.disable_detokenize,
-        progress=not args.json,
-        profile=args.profile,
-    ) as engine:
-        probe = LimitsProbe(engine.built.config.isa, engine.built.config.threads)
-        metrics, tables = latency.measure_latency(engine, probe, asked)
-        settings = latency.settings(asked, engine)
-    result = recording.result(
-        limits=probe.limits(),
-        settings={"model": shown(args.model), **settings},
-        metrics=metrics,
-        definitions=latency.DEFINITIONS | (profile.DEFINITIONS if args.profile else {}),
-        tables=tables,
-    )
-    text = _text(metrics, tables["iterations"], settings)
-    finish(args, result, text + profile.lines(tables.get("profile", [])))
-    return 0
+        args.batch_size, args.input_len, args.output_len, args.num_iters, args.num_iters_warmup,
+        config.execution.seed,
+    )  # fmt: skip
+    return run_in_engine(args, latency, config, asked, _text)
 
 
-def _text(metrics: dict[str, Metric], rows: list[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
+def _text(result: Result) -> list[str]:
+    settings = result.settings
     lines = [
         f"{settings['architecture']}, {settings['weights']} weights, {settings['kv']} KV: "
         f"{settings['batch_size']} x {settings['input_len']} tokens in, {settings['output_len']} out",
         f"{'iteration':>9} {'latency s':>10} {'ttft ms':>8} {'tpot ms':>8} {'decode tok/s':>12} {'GB/s':>6} "
         f"{'share':>6} {'prefill tok/s':>13} {'share':>6} {'engine ms':>9}",
     ]
-    named = [(str(row["iteration"] + 1), row) for row in rows]
-    named.append(("median", {name: found.value for name, found in metrics.items()}))
+    named = [(str(row["iteration"] + 1), row) for row in result.tables["iterations"]]
+    named.append(("median", {name: found.value for name, found in result.metrics.items()}))
     for name, row in named:
         lines.append(
             f"{name:>9} {_number(row['latency'], 1, 3):>10} {_number(row['ttft'], 1e3, 1):>8} "

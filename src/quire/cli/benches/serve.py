@@ -34,27 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pace_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("load")
-    group.add_argument("--concurrency", type=count, metavar="N", help="closed loop: clients (default: 1)")
-    group.add_argument(
-        "--rate", type=float, metavar="R", help="open loop: requests per second; inf sends all at once"
-    )
-    group.add_argument(
+    add = parser.add_argument_group("load").add_argument
+    add("--concurrency", type=count, metavar="N", help="closed loop: clients (default: 1)")
+    add("--rate", type=float, metavar="R", help="open loop: requests per second; inf sends all at once")
+    add(
         "--arrival", choices=("poisson", "constant", "gamma", "trace"),
         help="open loop: spacing (default: poisson, or that of the trace)",
     )  # fmt: skip
-    group.add_argument(
-        "--burstiness", type=float, default=1.0, metavar="F", help="shape of gamma gaps; below 1: bursts"
-    )
-    group.add_argument("--num-requests", type=count, metavar="N", help="default: 100, or the whole trace")
-    group.add_argument("--duration", type=seconds, metavar="S", help="start no more requests after S seconds")
-    group.add_argument(
+    add("--burstiness", type=float, default=1.0, metavar="F", help="shape of gamma gaps; below 1: bursts")
+    add("--num-requests", type=count, metavar="N", help="default: 100, or the whole trace")
+    add("--duration", type=seconds, metavar="S", help="start no more requests after S seconds")
+    add(
         "--max-in-flight",
         type=count,
         metavar="N",
         help="open loop: further requests wait while their clock runs",
     )
-    group.add_argument("--warmup", type=int, default=4, metavar="N", help="warm-up requests (default: 4)")
+    add("--warmup", type=int, default=4, metavar="N", help="warm-up requests (default: 4)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -33,56 +33,52 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", help="server (default: %(default)s)"
     )
-    group = parser.add_argument_group("server")
-    group.add_argument(
+    add = parser.add_argument_group("server").add_argument
+    add(
         "--backend", default="auto", metavar="NAME",
         help="quire, vllm, sglang, llama-server, tgi, ollama or openai (default: detected)",
     )  # fmt: skip
-    group.add_argument(
+    add(
         "--api", default="chat", choices=("chat", "completions", "native", "native-chat"),
         help="OpenAI's routes, or the native one of the backend (default: chat)",
     )  # fmt: skip
-    group.add_argument(
+    add(
         "--model",
         default="",
         metavar="NAME",
         help="name of the model in requests (default: the first that the server lists)",
     )
-    group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token (default: $OPENAI_API_KEY)")
-    group.add_argument(
+    add("--api-key", metavar="KEY", help="sent as a bearer token (default: $OPENAI_API_KEY)")
+    add(
         "--header",
         action="append",
         default=[],
         metavar="NAME:VALUE",
         help="additional header; may be repeated",
     )
-    group.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
-    group.add_argument(
-        "--timeout", type=seconds, default=600.0, metavar="S", help="time limit of a request (default: 600)"
-    )
-    group.add_argument(
+    add("--insecure", action="store_true", help="accept any TLS certificate")
+    add("--timeout", type=seconds, default=600.0, metavar="S", help="time limit of a request (default: 600)")
+    add(
         "--server-metrics", action=argparse.BooleanOptionalAction, default=True,
         help="read the server's /metrics once per second (default: on)",
     )  # fmt: skip
-    group = parser.add_argument_group("requests")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
-    group.add_argument(
+    add = parser.add_argument_group("requests").add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
+    add(
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True,
         help="answers have exactly the requested length, if the server supports it (default: on)",
     )  # fmt: skip
-    group.add_argument(
+    add(
         "--stream",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="stream the answers (default: on)",
     )
-    group.add_argument(
+    add(
         "--count-chunk-tokens", action="store_true",
         help="request the number of tokens per chunk, for an exact ITL of bundled tokens (costs the server a little)",
     )  # fmt: skip
-    group.add_argument(
-        "--extra-body", type=json_object, default={}, metavar="JSON", help="additional fields of the body"
-    )
+    add("--extra-body", type=json_object, default={}, metavar="JSON", help="additional fields of the body")
 
 
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
@@ -95,57 +91,35 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--preset", choices=sorted(SHAPES), help="lengths, sharing and objectives typical of a product"
-    )
-    group.add_argument(
-        "--input-len", metavar="SPEC", help="512, 256-1024, normal:512:128 or lognormal:512:0.8"
-    )
-    group.add_argument("--output-len", metavar="SPEC", help="likewise")
-    group.add_argument(
-        "--prefix-len", type=int, metavar="N", help="common prefix of the requests of a family, in tokens"
-    )
-    group.add_argument(
-        "--prefix-families", type=count, default=1, metavar="N", help="number of families (default: 1)"
-    )
-    group.add_argument("--turns", type=count, metavar="N", help="turns per conversation (default: 1)")
-    group.add_argument("--think-time", type=float, default=0.0, metavar="S", help="mean pause between turns")
-    group.add_argument("--prompts", type=Path, metavar="FILE", help="prompts: one per line, or JSON lines")
-    group.add_argument(
-        "--trace", type=Path, metavar="PATH", help="Azure, Mooncake or ServeGen trace, or lengths"
-    )
-    group.add_argument(
-        "--trace-start", type=float, default=0.0, metavar="S", help="start at this second of the trace"
-    )
-    group.add_argument(
-        "--length-scale", type=float, default=1.0, metavar="F", help="multiply the lengths of a trace"
-    )
-    group.add_argument("--max-input-len", type=count, metavar="N", help="cut the prompts of a trace")
-    group.add_argument("--max-output-len", type=count, metavar="N", help="cut the outputs of a trace")
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of lengths, texts and arrivals (default: 0)"
-    )
-    group.add_argument(
+    add = parser.add_argument_group("workload").add_argument
+    add("--preset", choices=sorted(SHAPES), help="lengths, sharing and objectives typical of a product")
+    add("--input-len", metavar="SPEC", help="512, 256-1024, normal:512:128 or lognormal:512:0.8")
+    add("--output-len", metavar="SPEC", help="likewise")
+    add("--prefix-len", type=int, metavar="N", help="common prefix of the requests of a family, in tokens")
+    add("--prefix-families", type=count, default=1, metavar="N", help="number of families (default: 1)")
+    add("--turns", type=count, metavar="N", help="turns per conversation (default: 1)")
+    add("--think-time", type=float, default=0.0, metavar="S", help="mean pause between turns")
+    add("--prompts", type=Path, metavar="FILE", help="prompts: one per line, or JSON lines")
+    add("--trace", type=Path, metavar="PATH", help="Azure, Mooncake or ServeGen trace, or lengths")
+    add("--trace-start", type=float, default=0.0, metavar="S", help="start at this second of the trace")
+    add("--length-scale", type=float, default=1.0, metavar="F", help="multiply the lengths of a trace")
+    add("--max-input-len", type=count, metavar="N", help="cut the prompts of a trace")
+    add("--max-output-len", type=count, metavar="N", help="cut the outputs of a trace")
+    add("--seed", type=int, default=0, metavar="N", help="seed of lengths, texts and arrivals (default: 0)")
+    add(
         "--salt",
         default="",
         metavar="TEXT",
         help="make different texts of the same lengths, which the server has not cached",
     )
-    group.add_argument(
-        "--prompt-ids", type=id_range, metavar="LOW-HIGH", help="send prompts as token ids in this range"
-    )
-    group.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="count tokens with this checkpoint's tokenizer"
-    )
+    add("--prompt-ids", type=id_range, metavar="LOW-HIGH", help="send prompts as token ids in this range")
+    add("--tokenizer", type=Path, metavar="FOLDER", help="count tokens with this checkpoint's tokenizer")
 
 
 def add_goodput_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("objectives")
-    group.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="like ttft:500 tpot:50 itl:100 e2el:8000"
-    )
-    group.add_argument(
+    add = parser.add_argument_group("objectives").add_argument
+    add("--goodput", nargs="+", default=[], metavar="NAME:MS", help="like ttft:500 tpot:50 itl:100 e2el:8000")
+    add(
         "--slo-share",
         type=float,
         default=0.9,

@@ -36,31 +36,19 @@ CURVE = ("request_rate", "output_token_rate", "total_token_rate", "ttft_p50", "t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser)
-    group = parser.add_argument_group("search")
-    group.add_argument(
-        "--start-rate", type=float, metavar="R", help="first load (default: the rate of one client)"
-    )
-    group.add_argument(
-        "--rates", type=rates, metavar="R,R,…", help="measure these loads instead of searching"
-    )
-    group.add_argument(
-        "--tolerance", type=float, default=0.1, metavar="F", help="width of the bracket (default: 0.1)"
-    )
-    group.add_argument(
-        "--max-points", type=count, default=12, metavar="N", help="maximum number of loads (default: 12)"
-    )
-    group.add_argument(
-        "--duration", type=seconds, default=30.0, metavar="S", help="duration of each load (default: 30)"
-    )
-    group.add_argument(
-        "--min-requests", type=count, default=20, metavar="N", help="minimum per load (default: 20)"
-    )
-    group.add_argument(
+    add = parser.add_argument_group("search").add_argument
+    add("--start-rate", type=float, metavar="R", help="first load (default: the rate of one client)")
+    add("--rates", type=rates, metavar="R,R,…", help="measure these loads instead of searching")
+    add("--tolerance", type=float, default=0.1, metavar="F", help="width of the bracket (default: 0.1)")
+    add("--max-points", type=count, default=12, metavar="N", help="maximum number of loads (default: 12)")
+    add("--duration", type=seconds, default=30.0, metavar="S", help="duration of each load (default: 30)")
+    add("--min-requests", type=count, default=20, metavar="N", help="minimum per load (default: 20)")
+    add(
         "--arrival", choices=("poisson", "constant", "gamma", "trace"), default="poisson",
         help="spacing; trace: the pattern of the trace at each rate (default: poisson)",
     )  # fmt: skip
-    group.add_argument("--burstiness", type=float, default=1.0, metavar="F", help="shape of gamma gaps")
-    group.add_argument("--warmup", type=int, default=4, metavar="N", help="warm-up requests (default: 4)")
+    add("--burstiness", type=float, default=1.0, metavar="F", help="shape of gamma gaps")
+    add("--warmup", type=int, default=4, metavar="N", help="warm-up requests (default: 4)")
     add_measuring_options(parser)
 
 
@@ -181,32 +169,25 @@ def _result(recording: Any, bench: ServerBench, slo: SLO, knee: Knee, probe: _Pr
 
 def lines(result: Result) -> list[str]:
     """Format a result of `sweep` as text."""
-    from quire.bench.serve_result import figure
+    from quire.bench.text import aligned, figure
 
     settings, value = result.settings, {name: metric.value for name, metric in result.metrics.items()}
-    names = (
-        "rate",
-        "request_rate",
-        "output_token_rate",
-        "ttft_p50",
-        "ttft_p99",
-        "tpot_p50",
-        "tpot_p99",
-        "share",
-        "goodput",
+    columns = {
+        "rate": "offered/s", "request_rate": "done/s", "output_token_rate": "tokens/s", "ttft_p50": "TTFT p50",
+        "ttft_p99": "p99", "tpot_p50": "TPOT p50", "tpot_p99": "p99", "share": "met", "goodput": "goodput/s",
+    }  # fmt: skip
+    loads = result.tables["loads"]
+    head, *rows = aligned(
+        [list(columns.values()), *([figure(row.get(name)) for name in columns] for row in loads)]
     )
-    head = ("offered/s", "done/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "met", "goodput/s")
-    table = [head, *(tuple(figure(row.get(name)) for name in names) for row in result.tables["loads"])]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    best = next(row for row in result.tables["loads"] if row["rate"] == value["knee_rate"])
+    best = next(row for row in loads if row["rate"] == value["knee_rate"])
     text = [
         f"{settings['model'] or 'the model'} at {settings['url']} ({settings['backend']}), {settings['goodput']} (ms)",
         f"  {settings['workload']}",
         "",
+        f"  {head}",
+        *(f"  {line}{'  ← knee' if row is best else ''}" for line, row in zip(rows, loads, strict=True)),
     ]
-    for row, source in zip(table, [None, *result.tables["loads"]], strict=True):
-        mark = "  ← knee" if source is best else ""
-        text.append("  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) + mark)
     text += [
         "",
         f"  knee: {figure(value['knee_goodput'])} requests/s of goodput at {figure(value['knee_rate'])} offered; "

@@ -8,13 +8,13 @@ the measured bandwidth and computing at the measured peaks.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from quire.cli.benches.common import count, finish, shown
-from quire.cli.benches.engine_options import add_workload_options, engine_config
+from quire.cli.benches.common import count
+from quire.cli.benches.engine_options import add_workload_options, engine_config, run_in_engine
 
 if TYPE_CHECKING:
-    from quire.bench.results import Metric
+    from quire.bench.results import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,52 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.bench import profile, throughput
-    from quire.bench.engine_run import BenchEngine
-    from quire.bench.latency import settings as engine_settings
-    from quire.bench.limits import LimitsProbe
-    from quire.bench.recording import Recording
+    from quire.bench import throughput
 
-    if not 0 <= args.random_range_ratio < 1:
-        raise ValueError(f"random_range_ratio: {args.random_range_ratio:g} is not in [0, 1)")
-    recording = Recording("throughput", args.words)
-    longest = round((args.input_len + args.output_len) * (1 + args.random_range_ratio)) + 2
+    ratio = args.random_range_ratio
+    if not 0 <= ratio < 1:
+        raise ValueError(f"random_range_ratio: {ratio:g} is not in [0, 1)")
     asked = throughput.ThroughputAsked(
-        num_prompts=args.num_prompts,
-        input_len=args.input_len,
-        output_len=args.output_len,
-        ratio=args.random_range_ratio,
-        concurrency=args.concurrency,
-        iterations=args.num_iters,
-        warmup=args.num_iters_warmup,
-        seed=args.seed or 0,
-    )
-    config = engine_config(args, longest)
-    with BenchEngine(
-        args.model,
-        config,
-        tokenizer=not args.disable_detokenize,
-        progress=not args.json,
-        profile=args.profile,
-    ) as engine:
-        probe = LimitsProbe(engine.built.config.isa, engine.built.config.threads)
-        metrics, tables = throughput.measure_throughput(engine, probe, asked)
-        settings = engine_settings(asked, engine)
-    result = recording.result(
-        limits=probe.limits(),
-        settings={"model": shown(args.model), **settings},
-        metrics=metrics,
-        definitions=throughput.DEFINITIONS | (profile.DEFINITIONS if args.profile else {}),
-        tables=tables,
-    )
-    text = _text(metrics, tables, settings)
-    finish(args, result, text + profile.lines(tables.get("profile", [])))
-    return 0
+        args.num_prompts, args.input_len, args.output_len, ratio, args.concurrency, args.num_iters,
+        args.num_iters_warmup, args.seed or 0,
+    )  # fmt: skip
+    config = engine_config(args, round((args.input_len + args.output_len) * (1 + ratio)) + 2)
+    return run_in_engine(args, throughput, config, asked, _text)
 
 
-def _text(
-    metrics: dict[str, Metric], tables: dict[str, list[dict[str, Any]]], settings: dict[str, Any]
-) -> list[str]:
+def _text(result: Result) -> list[str]:
+    settings, tables = result.settings, result.tables
     at_once = settings["concurrency"] or min(settings["num_prompts"], settings["max_num_seqs"])
     lines = [
         f"{settings['architecture']}, {settings['weights']} weights, {settings['kv']} KV: {settings['num_prompts']} "
@@ -81,7 +50,7 @@ def _text(
         f"{'engine ms':>9} {'at most rows':>12}",
     ]
     rows = [(str(row["iteration"] + 1), row) for row in tables["iterations"]]
-    rows.append(("median", {name: found.value for name, found in metrics.items()}))
+    rows.append(("median", {name: found.value for name, found in result.metrics.items()}))
     for name, row in rows:
         lines.append(
             f"{name:>9} {row['output']:>12.2f} {row['total']:>11.2f} {row['requests']:>10.3f} {row['share']:>14.1%} "

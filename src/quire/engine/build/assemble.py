@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire._native import supported_isas
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
 from quire.engine.build.weights import Origin, WeightsReport, load_weights
+from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor
-from quire.executor.native import NativeExecutor, best_isa
+from quire.executor.kinds import executor_kind, import_executor
 from quire.loader import (
     Checkpoint,
     LoadRules,
@@ -35,12 +36,11 @@ from quire.program.lower import lower
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.types import CheckpointError, MemoryBudgetError
+from quire.types import MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup import Startup
-from quire.worker.sampler import Sampler
 from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A bound engine and how it came to be."""
+    """A bound engine, and how it was built."""
 
     model: Model
     config: ResolvedConfig
@@ -60,27 +60,27 @@ class Built:
     weights: WeightsReport
 
     def notices(self) -> list[str]:
-        """What the user should know about how the model is run."""
+        """What the user should know about how the model runs."""
         found = [*self.model.facts.notices, *self.config.notices]
         if self.weights.dequantized:
             stored = ", ".join(self.weights.dequantized)
             computed = self.config.quantized or self.config.weights
-            found.append(f"weights stored as {stored} are dequantized at load and computed in {computed}")
+            found.append(f"weights stored as {stored} are dequantized when loaded; computing uses {computed}")
         limit, asked = self.plan.limits.max_len, self.config.max_model_len
         if limit < asked:
-            found.append(f"context of {limit} tokens: {asked} do not fit the memory bound")
+            found.append(f"context limited to {limit} tokens: {asked} do not fit the memory bound")
         return [*found, *self.weights.notices]
 
 
 class _LaterTokenizer:
-    """A model whose tokenizer is read while its weights are checked."""
+    """A model whose tokenizer is read while its weights are being checked."""
 
     def __init__(self, model: Model, startup: Startup, cache: KeptFiles | None) -> None:
         self.model = model
         self._startup, self._cache = startup, cache
 
     def read(self) -> None:
-        """Read it, the first time, if there is one to come."""
+        """Read the tokenizer at the first call, if one is pending."""
         model = self.model
         if model.tokenizer_later:
             found = folder_tokenizer(model.folder, model.facts, self._startup, self._cache)
@@ -89,7 +89,7 @@ class _LaterTokenizer:
 
 @contextmanager
 def open_weights(model: Model) -> Iterator[Source]:
-    """The weights of a model by the names it asks for; a folder's files are closed on leaving."""
+    """The weights of a model by name; the files of a folder are closed on exit."""
     if model.gguf is not None:
         yield model.gguf.weights()
         return
@@ -104,7 +104,7 @@ def open_weights(model: Model) -> Iterator[Source]:
 
 
 def weight_origin(model: Model) -> Origin:
-    """What the weights of a model are read from."""
+    """Where the weights of a model are read from."""
     return Origin(
         model.folder,
         LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None),
@@ -114,26 +114,30 @@ def weight_origin(model: Model) -> Origin:
 
 
 def _weight_files(model: Model) -> list[Path]:
-    """Every file that decides what the weights are."""
+    """All files that determine the weights."""
     if model.gguf is not None:
         return shards(model.folder)
     files = list(checkpoint_files(model.folder))
     return files if model.facts.quantization is None else [*files, model.folder / "config.json"]
 
 
-def machine_facts() -> MachineFacts:
-    """What this machine has, and what this process holds, now."""
+def machine_facts(executor: str = "native") -> MachineFacts:
+    """What this machine has, and what this process holds now, with everything that the executor imports.
+
+    Raises CheckpointError if torch is asked for and missing.
+    """
+    import_executor(executor)
     isa = env.isa()
-    float16 = (isa or best_isa()) == "avx2"
+    float16 = (isa or supported_isas()[0]) == "avx2"
     return MachineFacts(usable_cores(), resident_exactly(), available_memory(), isa, float16)
 
 
 def choose(
     model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
 ) -> tuple[ResolvedConfig, Program]:
-    """All choices and the program, before memory is planned or weights are read.
+    """Resolve all options and lower the program, before memory is planned or weights are read.
 
-    `weights`: the model's, where they are open already.
+    `weights`: the weights of the model, if they are already open.
     """
     spec, asked = model.facts.spec, _agreed(model, asked)
     config = resolve(asked, ModelTraits(spec.dtype, spec.max_positions, model.facts.longest), machine)
@@ -141,11 +145,11 @@ def choose(
     formats = NumberFormats(
         weights=_dtype(config.weights),
         kv=_dtype(config.kv),
-        linears=_quantized(config.quantized, asked.quantization_group_size),
-        head=_quantized(config.head, asked.quantization_group_size if config.head == first else None),
+        linears=_quantized(config.quantized, asked.formats.quantization_group_size),
+        head=_quantized(config.head, asked.formats.quantization_group_size if config.head == first else None),
     )
     program = lower(spec, formats)
-    if asked.quantization == "auto" and asked.load_format != "random":
+    if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
         program = lower(spec, replace(formats, params=stored)) if stored else program
     if config.head == "f32":
@@ -154,42 +158,40 @@ def choose(
 
 
 def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
-    """What was asked, with "auto" for a format that the checkpoint has. Raises ValueError for one that it has not."""
+    """The requested options, with "auto" replaced by the checkpoint's format. Raises ValueError for a contradiction."""
     quantization, form = model.facts.quantization, "safetensors" if model.gguf is None else "gguf"
     method = "GGUF" if model.gguf else quantization.method if quantization else "not quantized"
     layout = quantization.layout if quantization else ""
-    if asked.quantization in STORED and asked.quantization != layout and STORED[asked.quantization] != method:
-        raise ValueError(
-            f"quantization: {asked.quantization!r} was asked for, but the checkpoint is {method}"
-        )
-    if asked.load_format in {"safetensors", "gguf"} - {form}:
-        raise ValueError(f"load_format: {asked.load_format!r} was asked for, but the model is in {form}")
-    return replace(
-        asked,
-        quantization="auto" if asked.quantization in STORED else asked.quantization,
-        load_format="random" if asked.load_format == "random" else "auto",
+    wanted, load_format = asked.formats.quantization, asked.loading.load_format
+    if wanted in STORED and wanted != layout and STORED[wanted] != method:
+        raise ValueError(f"quantization: {wanted!r} was asked for, but the checkpoint is {method}")
+    if load_format in {"safetensors", "gguf"} - {form}:
+        raise ValueError(f"load_format: {load_format!r} was asked for, but the model is in {form}")
+    return asked.replace(
+        quantization="auto" if wanted in STORED else wanted,
+        load_format="random" if load_format == "random" else "auto",
     )
 
 
 def _wide_head(program: Program, config: ResolvedConfig) -> str:
-    """What an output head in float32 costs."""
+    """The cost of an output head in float32, as a message."""
     head = program.param("head")
     size, other = param_bytes(head), param_bytes(replace(head, dtype=_dtype(config.weights)))
     read = step_cost(program, [Row(1, 0)], 1).total.weight_bytes
     tied = " is" if any(param.kind == "table" for param in program.params) else " and the tied embedding are"
     return (
         f"the output head{tied} float32: {format_size(size)} instead of {format_size(other)}, "
-        f"{size / read:.0%} of the weights that a decoded token reads"
+        f"{size / read:.0%} of the weights read per decoded token"
     )
 
 
 def _stored_formats(
     model: Model, program: Program, asked: EngineConfig, weights: Source | None
 ) -> dict[str, WeightFormat]:
-    """The linears whose tensors are all stored as codes that kernels compute: name -> their format; of tensors of
-    several formats also `name`.0, … -> each one's.
+    """The linears whose tensors are all stored as codes that kernels can compute with: name -> format. For tensors of
+    several formats also `name`.0, … -> the format of each.
 
-    The head stays in floats when it is asked to (`quantize_head` none, `fp32_lm_head`).
+    The head stays in floats when requested (`quantize_head` none, `fp32_lm_head`).
     """
     if model.gguf is None and model.facts.quantization is None:
         return {}
@@ -200,7 +202,7 @@ def _stored_formats(
             return {}
         there = set(source.names())
         for param in program.params:
-            floats = asked.quantize_head != "auto" or asked.fp32_lm_head
+            floats = asked.formats.quantize_head != "auto" or asked.formats.fp32_lm_head
             if param.kind != "linear" or (param.name == "head" and floats):
                 continue
             tensors = [part.tensor for part in param.parts]
@@ -222,39 +224,39 @@ def build(
     beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
 ) -> Built:
-    """Load the weights and bind an engine. `progress(done, total)` is told bytes of weights.
+    """Load the weights and bind an engine. `progress(done, total)` is called with bytes of weights.
 
-    `beside` is what the server's other process holds under the same memory bound, in bytes by part.
+    `beside` is what the other process of a server holds under the same memory bound, in bytes by part.
 
-    Raises MemoryBudgetError before anything large is allocated when the bound cannot hold it.
+    Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
     startup = startup or Startup()
     total = total_memory()
-    if asked.memory is not None and asked.memory > total:
+    if asked.limits.memory is not None and asked.limits.memory > total:
         message = (
-            f"memory: {format_size(asked.memory)} is over the {format_size(total)} that this machine has"
+            f"memory: {format_size(asked.limits.memory)} is over the {format_size(total)} that this machine has"
         )
         raise MemoryBudgetError(message)
     with startup.span("plan"):
-        machine = machine_facts()
+        machine = machine_facts(asked.execution.executor)
         config, program = choose(model, asked, machine)
+        kind = executor_kind(config)
         coming = _coming_tokenizer(model)
-        plan = plan_memory(program, config, machine.resident_memory + coming, beside)
-        executor = make_executor(program, config)
+        plan = plan_memory(program, config, kind, machine.resident_memory + coming, beside)
+        executor = kind.make(program)
     later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
         weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
         startup.mark(weights.source)
     with startup.span("bind"):
-        sampler = _sampler(program, config, executor)
-        worker = Worker(executor, sampler, plan.limits)
+        worker = Worker(executor, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    core = EngineCore(scheduler, worker, _gate(config))
+    core = EngineCore(scheduler, worker, _gate(scheduler, config))
     return Built(later.model, config, program, plan, executor, core, weights)
 
 
 def _coming_tokenizer(model: Model) -> int:
-    """Bytes that a model's tokenizer will take and does not take yet."""
+    """Bytes that the tokenizer of a model will take once it is read."""
     there = model.tokenizer is None or model.tokenizer.is_whole
     if there and not model.tokenizer_later:
         return 0
@@ -263,7 +265,8 @@ def _coming_tokenizer(model: Model) -> int:
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
     asked = config.asked
-    return Scheduler(
+    kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
+    return kind(
         SchedulerConfig(
             num_blocks=plan.limits.num_blocks,
             block_size=plan.limits.block_size,
@@ -271,41 +274,22 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.limits.max_len,
             groups=program.cache_groups,
-            enable_prefix_caching=asked.enable_prefix_caching,
-            enable_chunked_prefill=asked.enable_chunked_prefill,
-            policy=asked.scheduling_policy,
-            batching=asked.batching,
+            enable_prefix_caching=asked.cache.enable_prefix_caching,
+            enable_chunked_prefill=asked.scheduler.enable_chunked_prefill,
+            policy=asked.scheduler.scheduling_policy,
         ),
-        random.Random(asked.seed),
+        random.Random(asked.execution.seed),
     )
 
 
-def _gate(config: ResolvedConfig) -> BatchGate | None:
-    if config.asked.batching == "continuous":
+def _gate(scheduler: Scheduler, config: ResolvedConfig) -> BatchGate | None:
+    if not isinstance(scheduler, WholeBatchScheduler):
         return None
-    return BatchGate(config.max_num_seqs, config.asked.batch_wait_ms / 1e3)
-
-
-def make_executor(program: Program, config: ResolvedConfig) -> Executor:
-    """An executor of the asked kind, without weights. CheckpointError when torch is asked for and missing."""
-    if config.asked.executor == "native":
-        return NativeExecutor(program, threads=config.threads, isa=config.isa)
-    try:
-        from quire.executor.torch import TorchExecutor
-    except ImportError as error:
-        raise CheckpointError("executor 'torch' needs torch: pip install 'quire-llm[gpu]'") from error
-    return TorchExecutor(program, device=config.asked.device)
-
-
-def _sampler(program: Program, config: ResolvedConfig, executor: Executor) -> Sampler:
-    rows = config.max_num_seqs
-    if isinstance(executor, NativeExecutor):
-        return Sampler(program.vocab, rows, executor=executor.core)
-    return Sampler(program.vocab, rows, config.isa, config.threads)
+    return BatchGate(scheduler, config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:
-    """What floats are rounded to; decisions 0008 and 0031."""
+    """The format that float weights are rounded to; decisions 0008 and 0031."""
     if name == "i4":
         return WeightFormat("i4", Groups(size or INT4_GROUP))
     if name == "i8":

@@ -2,10 +2,10 @@
 
     bound = process + steps + server + weights + tables + activations + step + sampler + requests + per block · blocks
 
-`process` and `server` are what the engine's process and the server's hold when the plan is made, before weights are
-loaded; `steps` is what running steps adds to the first, and the server's share holds what serving adds to it. A block's
-price is its KV bytes plus its bookkeeping. What requests hold (bodies, prompts, answers, in both processes) is a part
-of its own, which a server admits them by (server/memory). docs/memory.md says what each part is for.
+`process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
+loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
+The cost of a block is its KV bytes plus its bookkeeping. What requests hold (bodies, prompts, answers, in both
+processes) is a separate part, which the server uses to admit them (server/memory). docs/memory.md explains each part.
 """
 
 from __future__ import annotations
@@ -16,31 +16,29 @@ from dataclasses import replace
 from quire.config.schema import ResolvedConfig
 from quire.core.capacity import least_blocks
 from quire.engine.api import REQUESTS
-from quire.executor.base import Limits, step_array_bytes
-from quire.executor.native import planned_bytes
+from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, MemoryBudgetError
+from quire.types import MAX_LOGPROBS, MemoryBudgetError
 from quire.util.sizes import format_size
-from quire.worker.sampler import Sampler
 
 REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = (
     8,
     8 * 2**20,
     2**30,
-)  # of what is left: an eighth, within these bounds
-# Bookkeeping of a block: a node of the prefix cache with its place in dictionaries and heaps, and for each token four
+)  # an eighth of the rest, within these bounds
+# Bookkeeping of a block: a node of the prefix cache with its slot in dictionaries and heaps, and per token four
 # bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
 BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
-# What steps add to the engine's process: pages of code that run for the first time (1.5 MiB measured), records of the
-# latest steps.
+# What steps add to the engine process: code pages that run for the first time (1.5 MiB measured), records of the latest
+# steps.
 STEP_GROWTH = 2 * 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
-# A position's logprobs in one step: in tables, as bytes, in a frame, in the socket.
+# The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
 MIN_MODEL_LEN = 128
-MAX_BLOCKS = 2**31 - 1  # as block tables name them
+MAX_BLOCKS = 2**31 - 1  # the largest number in a block table
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,12 @@ class MemoryPlan:
         return sum(self.parts.values())
 
     def lines(self) -> list[str]:
-        """The sum as people read it, one part a line."""
+        """The sum in readable form, one part per line."""
         width = max(len(name) for name in self.parts)
         lines = [f"{name:<{width}}  {format_size(size):>11}" for name, size in self.parts.items()]
         tokens = self.limits.num_blocks * self.limits.block_size
         lines.append(
-            f"{'sum':<{width}}  {format_size(self.total):>11}  at worst, of {format_size(self.bound)}"
+            f"{'sum':<{width}}  {format_size(self.total):>11}  at most, of {format_size(self.bound)}"
         )
         lines.append(
             f"{self.limits.num_blocks} KV blocks of {self.limits.block_size} tokens: {tokens} tokens"
@@ -71,18 +69,22 @@ class MemoryPlan:
 
 
 def plan_memory(
-    program: Program, config: ResolvedConfig, process_bytes: int, beside: Mapping[str, int] | None = None
+    program: Program,
+    config: ResolvedConfig,
+    kind: ExecutorKind,
+    process_bytes: int,
+    beside: Mapping[str, int] | None = None,
 ) -> MemoryPlan:
     """Divide the bound: fixed parts first, KV blocks from the rest.
 
-    `process_bytes` is the resident size before weights are loaded, `beside` what the other process of a
+    `kind` knows what the executor will hold. `process_bytes` is the resident size before weights are loaded, `beside` what the other process of a
     server holds and will hold, by part; what requests hold there is in the plan's own part.
     A context length that was not asked for is halved until one sequence of it fits.
     Raises MemoryBudgetError, with the sum by part and what to change, when not even that fits.
     """
     length = config.max_model_len
     while True:
-        plan, needed = _plan(program, config, process_bytes, beside or {}, length)
+        plan, needed = _plan(program, config, kind, {"process": process_bytes, **(beside or {})}, length)
         if plan.limits.num_blocks >= needed:
             return plan
         if not config.shrink_model_len or length <= MIN_MODEL_LEN:
@@ -91,11 +93,11 @@ def plan_memory(
 
 
 def _plan(
-    program: Program, config: ResolvedConfig, process: int, beside: Mapping[str, int], length: int
+    program: Program, config: ResolvedConfig, kind: ExecutorKind, held: Mapping[str, int], length: int
 ) -> tuple[MemoryPlan, int]:
-    """A plan for a context length, and the least blocks in which one sequence of that length runs.
+    """A plan for a context length, and the fewest blocks in which one sequence of that length can run.
 
-    With those alone, chunks of a prompt get as short as the blocks behind the windows become free.
+    With only those, chunks of a prompt shrink to the blocks that become free behind the windows.
     """
     asked = config.asked
     limits = Limits(
@@ -104,37 +106,35 @@ def _plan(
         max_logit_rows=config.max_num_seqs,
         max_len=length,
         num_blocks=0,
-        block_size=asked.block_size,
+        block_size=asked.cache.block_size,
     )
-    planned = planned_bytes(program, limits, config.threads)
+    planned = kind.planned_bytes(program, limits)
     fixed = {
-        "process": process,
+        "process": held["process"],
         "steps": STEP_GROWTH + config.threads * THREAD_GROWTH + limits.max_tokens * LOGPROB_BYTES,
-        **beside,
+        **held,
         "weights": planned["weights"],
         "tables": planned["tables"],
         "activations": planned["activations"],
         "step": step_array_bytes(limits, len(program.cache_groups)),
-        "sampler": Sampler.memory_bound(
-            program.vocab, config.max_num_seqs, config.threads, length, MAX_NAMED_TOKENS
-        ),
+        "sampler": kind.sampler_bytes(program, limits),
     }
-    kv_bytes = kv_block_bytes(program, asked.block_size)
-    block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.block_size
+    kv_bytes = kv_block_bytes(program, asked.cache.block_size)
+    block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size
     groups, chunk = program.cache_groups, config.max_num_batched_tokens
-    at_speed = least_blocks(groups, length, chunk, asked.block_size)
-    least = least_blocks(groups, length, 1, asked.block_size) if asked.enable_chunked_prefill else at_speed
+    at_speed = least_blocks(groups, length, chunk, asked.cache.block_size)
+    least = least_blocks(groups, length, 1, asked.cache.block_size) if asked.scheduler.enable_chunked_prefill else at_speed
     rest = config.memory - sum(fixed.values())
-    fixed[REQUESTS] = asked.request_memory or max(MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS))
+    fixed[REQUESTS] = asked.limits.request_memory or max(MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS))
     blocks = min(max(0, rest - fixed[REQUESTS]) // block_bytes, MAX_BLOCKS)
-    if asked.num_kv_blocks is not None:
-        if asked.num_kv_blocks > blocks:
+    if asked.cache.num_kv_blocks is not None:
+        if asked.cache.num_kv_blocks > blocks:
             raise MemoryBudgetError(
-                f"num_kv_blocks: {asked.num_kv_blocks} blocks of {format_size(block_bytes)} do not fit; "
+                f"num_kv_blocks: {asked.cache.num_kv_blocks} blocks of {format_size(block_bytes)} do not fit; "
                 f"{format_size(config.memory)} holds {blocks}"
             )
-        blocks = asked.num_kv_blocks
-    elif asked.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
+        blocks = asked.cache.num_kv_blocks
+    elif asked.limits.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
         blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), least
@@ -149,8 +149,8 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
         advice.append(f"lower --max-num-batched-tokens ({config.max_num_batched_tokens})")
     if config.max_num_seqs > 1:
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
-    if config.asked.request_memory is not None:
-        advice.append(f"lower --request-memory ({format_size(config.asked.request_memory)})")
+    if config.asked.limits.request_memory is not None:
+        advice.append(f"lower --request-memory ({format_size(config.asked.limits.request_memory)})")
     if config.weights == "f32":
         advice.append("use --dtype bfloat16")
     if config.kv != "i8":

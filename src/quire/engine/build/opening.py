@@ -1,7 +1,7 @@
-"""A checkpoint as far as its config and tokenizer: found, read and checked, before any weight.
+"""Opening a checkpoint: its config and tokenizer are found, read and checked, but no weights.
 
-All that the HTTP process needs of a model. It starts with what is imported here, so numpy and whatever reads, lowers or
-computes weights stays out: the parts for GGUF files and the hub are imported when they are asked for.
+The HTTP process needs nothing else of a model, and its start includes all imports of this file. So numpy and the code
+that reads, lowers or computes weights stay out; the code for GGUF files and the hub is imported when needed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from quire.text.outline import TokenizerOutline
     from quire.text.tokenizer import Tokenizer
 
-# What a tokenizer takes in memory for each byte of its file: measured at 8.
+# Memory of a tokenizer per byte of its file; measured at 8.
 TOKENIZER_FACTOR = 10
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint's facts and tokenizer, before any weight is read.
+    """The facts and tokenizer of a checkpoint, before any weight is read.
 
-    `folder` is the checkpoint's folder, or its GGUF file, which `gguf` has opened.
+    `folder` is the folder of the checkpoint, or its GGUF file, which `gguf` has opened.
     """
 
     folder: Path
     facts: ModelFacts
     tokenizer: Tokenizer | None
     gguf: GGUFOpened | None = None
-    tokenizer_later: bool = False  # there is one, and `build` reads it while the weights are checked
+    tokenizer_later: bool = False  # there is one; `build` reads it while the weights are being checked
 
 
 def find_model(name: str | Path) -> Path:
-    """The folder or GGUF file that a name means, as loader.resolve_model says."""
+    """The folder or GGUF file for a model name; see loader.resolve_model."""
     path = Path(name).expanduser()
     if not path.exists():
         path = shipped_models().get(str(name), path)
@@ -64,10 +64,10 @@ def open_model(
     files: GGUFFiles | None = None,
     cache: KeptFiles | None = None,
 ) -> Model:
-    """Find a model and read everything but its weights. A folder without a tokenizer works on token ids.
+    """Find a model and read everything but its weights. A folder without a tokenizer accepts token ids only.
 
-    `tokenizer` false leaves the tokenizer to another process, `later` a folder's to `build`. `files`: the model's
-    GGUF files when they are open already; the model keeps them open. `cache`: for what building a tokenizer gives.
+    `tokenizer` false leaves the tokenizer to another process, `later` leaves that of a folder to `build`. `files`: the
+    GGUF files of the model if they are already open; the model keeps them open. `cache`: for a compiled tokenizer.
 
     Raises CheckpointError or UnsupportedModelError naming the file and key.
     """
@@ -98,16 +98,16 @@ def open_model(
 
 def kept_files(asked: EngineConfig) -> KeptFiles | None:
     """Where what can be made again is kept; None when nothing is to be."""
-    if asked.weight_cache == "off":
+    if asked.loading.weight_cache == "off":
         return None
-    if asked.weight_cache_dir is not None:
-        return KeptFiles(Path(asked.weight_cache_dir).expanduser(), asked.weight_cache_size)
+    if asked.loading.weight_cache_dir is not None:
+        return KeptFiles(Path(asked.loading.weight_cache_dir).expanduser(), asked.loading.weight_cache_size)
     folder = env.cache_folder()
-    return None if folder is None else KeptFiles(folder / "weights", asked.weight_cache_size)
+    return None if folder is None else KeptFiles(folder / "weights", asked.loading.weight_cache_size)
 
 
 def gguf_files(folder: Path) -> GGUFFiles | None:
-    """The opened files of a GGUF model, None for a checkpoint folder."""
+    """The opened files of a GGUF model; None for a checkpoint folder."""
     if folder.suffix != ".gguf" or not folder.is_file():
         return None
     from quire.loader import GGUFFiles
@@ -136,7 +136,7 @@ def folder_tokenizer(folder: Path, facts: ModelFacts, startup: Startup, cache: K
 
 
 def tokenizer_outline(model: Model) -> TokenizerOutline | None:
-    """What a model's tokenizer is, from what stands in its files before the merges; None when there is none.
+    """The kind and special tokens of a tokenizer, from the part of its files before the merges; None without one.
 
     Checked against the model. Raises CheckpointError.
     """
@@ -156,14 +156,14 @@ def tokenizer_outline(model: Model) -> TokenizerOutline | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a checkpoint folder holds a tokenizer, of a kind that is read or not."""
+    """Whether a checkpoint folder contains a tokenizer, supported or not."""
     return any((folder / name).exists() for name in ("tokenizer.json", *OTHER_VOCABULARIES))
 
 
 def tokenizer_memory(folder: Path, files: GGUFFiles | None = None) -> int:
-    """Bytes that a checkpoint's tokenizer takes in memory, by the size of its file; 0 when it has none.
+    """Bytes of memory for the tokenizer of a checkpoint, estimated from its file; 0 without one.
 
-    `files`: of a GGUF model.
+    `files`: those of a GGUF model.
     """
     if files is not None:
         return TOKENIZER_FACTOR * files.header_bytes

@@ -1,4 +1,4 @@
-"""Getting a model's weights into an executor: mapped as they were packed before, or read, packed and kept."""
+"""Loading weights into an executor: mapped from the cache of packed weights, or read, packed and cached."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from quire.config.schema import ResolvedConfig
 from quire.engine.build.opening import kept_files
-from quire.executor.base import Executor
-from quire.executor.native import NativeExecutor, packed_layout
+from quire.executor.base import Loadable
 from quire.loader import (
+    Packer,
     DamagedError,
     LoadRules,
     LoadSummary,
@@ -26,7 +26,7 @@ from quire.program.program import Program
 from quire.records import dataclass
 from quire.util.sizes import format_size
 
-# Below this, packing takes no longer than a look into the cache would save.
+# Below this, packing takes no longer than checking the cache.
 SMALLEST = 16 * 2**20
 
 Progress = Callable[[int, int], None]
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What weights are read from: its name for people, which tensors it may have, its files, and how they open."""
+    """Where weights are read from: a name for messages, the tensors that it may have, its files, and how to open them."""
 
     name: Path
     rules: LoadRules
@@ -44,9 +44,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class WeightsReport:
-    """Where weights came from: "packed" (the cache), "checkpoint" or "random"; and what the user should know.
+    """Where weights came from: "packed" (the cache), "checkpoint" or "random"; and notices for the user.
 
-    `dequantized` are the checkpoint's formats that were turned into floats.
+    `dequantized` are the formats of the checkpoint that were converted to floats.
     """
 
     source: str
@@ -56,7 +56,7 @@ class WeightsReport:
 
 @dataclass(frozen=True, slots=True)
 class PackedPlace:
-    """Where a model's packed weights are kept, whether they are there or not."""
+    """Where a model's packed weights are kept, whether or not they are there now."""
 
     cache: PackedWeights
     key: str
@@ -66,18 +66,20 @@ class PackedPlace:
         return self.cache.path(self.key)
 
 
-def packed_place(origin: Origin, program: Program, config: ResolvedConfig) -> PackedPlace | None:
-    """Where the packed weights of a model belong; None when none are kept for what was asked.
+def packed_place(
+    origin: Origin, program: Program, config: ResolvedConfig, layout: str
+) -> PackedPlace | None:
+    """Where the packed weights of a model belong; None if none are kept for this configuration.
 
-    Raises CheckpointError when the checkpoint's files cannot be read.
+    `layout` is the executor's ("" if it packs none). Raises CheckpointError if the checkpoint's files cannot be read.
     """
     asked = config.asked
     kept = kept_files(asked)
-    wanted = asked.load_format != "random" and asked.executor == "native"
+    wanted = asked.loading.load_format != "random" and layout
     if not wanted or kept is None or weight_bytes(program) < SMALLEST:
         return None
-    files = fingerprint(origin.files(), whole=asked.weight_cache == "content")
-    key = packed_key(program.params, packed_layout(config.isa), files)
+    files = fingerprint(origin.files(), whole=asked.loading.weight_cache == "content")
+    key = packed_key(program.params, layout, files)
     return PackedPlace(PackedWeights(kept.folder, kept.limit), key)
 
 
@@ -85,27 +87,28 @@ def load_weights(
     origin: Origin,
     program: Program,
     config: ResolvedConfig,
-    executor: Executor,
+    executor: Loadable,
     progress: Progress | None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> WeightsReport:
-    """Fill an executor. `progress(done, total)` is told bytes of weights.
+    """Fill an executor. `progress(done, total)` gets bytes of weights.
 
-    `meanwhile` is called at least once: while packed weights are checked, or before others are read.
+    `meanwhile` is called at least once: while packed weights are being checked, or before others are read.
 
-    Raises CheckpointError for a checkpoint that is wrong. A cache that cannot be read or written only costs time.
+    Raises CheckpointError for an invalid checkpoint. A cache that cannot be read or written only costs time.
     """
     rules, asked = origin.rules, config.asked
-    if asked.load_format == "random":
+    if asked.loading.load_format == "random":
         meanwhile()
-        source = RandomWeights(program.params, asked.seed)
+        source = RandomWeights(program.params, asked.execution.seed)
         load(program.params, source, executor, rules=rules, progress=progress)
         return WeightsReport("random")
-    place = packed_place(origin, program, config)
+    packer = executor.packer
+    place = packed_place(origin, program, config, packer.layout) if packer else None
     notices = []
-    if place is not None and isinstance(executor, NativeExecutor):
+    if place and packer:
         try:
-            facts = place.cache.restore(place.key, executor, meanwhile)
+            facts = place.cache.restore(place.key, packer, meanwhile)
             if facts is not None:
                 return WeightsReport("packed", tuple(facts["dequantized"]))
         except DamagedError as error:
@@ -113,12 +116,13 @@ def load_weights(
     meanwhile()
     with origin.open() as weights:
         summary = load(program.params, weights, executor, rules=rules, progress=progress)
-    if place is not None and isinstance(executor, NativeExecutor):
-        after = packed_place(origin, program, config) if asked.weight_cache == "on" else place
+    if place and packer:
+        on = asked.loading.weight_cache == "on"
+        after = packed_place(origin, program, config, packer.layout) if on else place
         if after is not None and after.key == place.key:
-            notices += _keep(place, origin, summary, executor, progress)
+            notices += _keep(place, origin, summary, packer, progress)
         else:
-            notices.append("packed weights are not kept: the checkpoint's files changed while they were read")
+            notices.append("packed weights were not cached: the files of the checkpoint changed while they were read")
     return WeightsReport("checkpoint", summary.dequantized, tuple(notices))
 
 
@@ -126,14 +130,14 @@ def _keep(
     place: PackedPlace,
     origin: Origin,
     summary: LoadSummary,
-    executor: NativeExecutor,
+    packer: Packer,
     progress: Progress | None,
 ) -> list[str]:
-    """Write packed weights for the next start; what went wrong, as notices."""
+    """Write packed weights for the next start; return a notice if they could not be written."""
     try:
         facts = {"model": str(origin.name), "dequantized": summary.dequantized}
-        place.cache.store(place.key, executor, facts, progress)
+        place.cache.store(place.key, packer, facts, progress)
     except OSError as error:
-        size, reason = format_size(executor.weight_bytes), error.strerror or error
+        size, reason = format_size(packer.weight_bytes), error.strerror or error
         return [f"packed weights are not kept for the next start ({size}): {reason}"]
     return []

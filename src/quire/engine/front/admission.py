@@ -1,4 +1,4 @@
-"""Who may join the queue: impossible requests are refused at once, and the queue is bounded."""
+"""Admission to the queue: impossible requests are refused at once, and the queue is bounded."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from quire.engine.host.messages import Ready
 from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0
-_WINDOW_STARTS = 8  # the latest starts count however long ago they were
+_WINDOW_STARTS = 8  # the latest starts count, however long ago they were
 _MIN_RETRY, _MAX_RETRY = 1.0, 600.0
 
 
 class Admission:
-    """The queue as the API process sees it: requests that no step has put to work yet.
+    """The queue as the API process sees it: requests that no step has started yet.
 
-    A request that reaches an engine with idle places is not queued, it is on its way: only what the engine said
-    it left waiting, and what was sent since and exceeds its idle places, counts against `max_requests`.
-    `max_tokens` bounds the prompt tokens of all requests not yet started; one is always let in when none waits.
+    A request sent to an engine with idle slots is not queued. Only requests that the engine reported as waiting, and
+    those sent since in excess of its idle slots, count towards `max_requests`. `max_tokens` limits the prompt tokens of
+    all requests not yet started; one request is always admitted when none waits.
 
-    A tenant may wait in as many places, and with as many prompt tokens, as would then still be left: one that floods
-    leaves half of the queue to the others, two leave a third of it. What runs is not counted.
+    A tenant may use at most as many waiting places, and as many prompt tokens, as it leaves free: a tenant that floods
+    the queue leaves half of it to the others, two leave a third. Running requests do not count.
     """
 
     def __init__(self, facts: Ready, max_requests: int, max_tokens: int) -> None:
@@ -29,29 +29,29 @@ class Admission:
         self._facts = facts
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._waiting: dict[int, tuple[int, str]] = {}  # by handle, in order: prompt tokens, tenant
-        self._requests: Counter[str] = Counter()  # tenant -> its requests of these
-        self._tokens: Counter[str] = Counter()  # tenant -> its prompt tokens of these
+        self._requests: Counter[str] = Counter()  # tenant -> number of its requests among these
+        self._tokens: Counter[str] = Counter()  # tenant -> number of its prompt tokens among these
         self._sent: dict[
             int, int
-        ] = {}  # handle -> samples, of those the engine had not seen at its last step
+        ] = {}  # handle -> samples, for requests the engine had not seen at its last step
         self._sent_samples = 0
-        self._idle = facts.scheduler.max_num_seqs  # places of sequences
+        self._idle = facts.scheduler.max_num_seqs  # slots for sequences
         self._engine_waits = False
         self._starts: deque[tuple[float, int]] = deque()  # time and prompt tokens of recent starts
 
     @property
     def waiting(self) -> int:
-        """Requests that no step has put to work yet."""
+        """Number of requests that no step has started yet."""
         return len(self._waiting)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError, naming field and limit, for what this engine could never run."""
+        """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
         facts.scheduler.length_limit(request)
         if request.priority and facts.scheduler.policy != "priority":
             raise RequestError(
                 "priority",
-                "requests run in the order of their arrival; --scheduling-policy priority changes that",
+                "priorities need --scheduling-policy priority; this server runs requests in order of arrival",
             )
         highest = max(request.prompt_token_ids)
         if highest >= facts.vocab:
@@ -61,12 +61,12 @@ class Admission:
         allowed = request.params.allowed_token_ids
         if allowed is not None and len(allowed) > facts.vocab:
             raise RequestError(
-                "allowed_token_ids", f"{len(allowed)} tokens are more than the vocabulary's {facts.vocab}"
+                "allowed_token_ids", f"{len(allowed)} tokens exceed the vocabulary size {facts.vocab}"
             )
         request.params.check_vocab(facts.vocab, facts.eos_token_ids)
 
     def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:
-        """Take a request into the queue. Raises OverloadedError with the numbers when it is full."""
+        """Add a request to the queue. Raises OverloadedError, with the numbers, when it is full."""
         tokens, samples = len(ask.request.prompt_token_ids), ask.request.params.n
         if self._engine_waits:
             queued = len(self._waiting)
@@ -94,7 +94,7 @@ class Admission:
         self._sent_samples += samples
 
     def _check_share(self, tenant: str, queued: int, tokens: int, now: float) -> None:
-        """Raise OverloadedError when a tenant waits with as much as is left for the others."""
+        """Raise OverloadedError when the waiting requests of a tenant reach what is left for the others."""
         own, left = min(self._requests[tenant], queued), self._max_requests - queued
         if own and own >= left:
             raise OverloadedError(
@@ -111,26 +111,26 @@ class Admission:
             )
 
     def leave(self, handle: int) -> None:
-        """A request has ended, or was refused; harmless when it does not wait."""
+        """Remove a request that has ended or was refused; does nothing if it does not wait."""
         self._end_wait(handle)
         self._sent_samples -= self._sent.pop(handle, 0)
 
     def started(self, handle: int, now: float) -> None:
-        """A step has put a request to work."""
+        """A step has started the request."""
         tokens = self._end_wait(handle)
         if tokens is not None:
             self._starts.append((now, tokens))
             self._forget_starts(now)
 
     def stepped(self, seen: int, running: int, waiting: int) -> None:
-        """What the engine said of its queue after a step that knew of requests up to handle `seen`."""
+        """Take the engine's report on its queue after a step that knew of requests up to handle `seen`."""
         while self._sent and (first := next(iter(self._sent))) <= seen:
             self._sent_samples -= self._sent.pop(first)
         self._engine_waits = waiting > 0
         self._idle = max(0, self._facts.scheduler.max_num_seqs - running)
 
     def _end_wait(self, handle: int) -> int | None:
-        """Take a request off the queue; its prompt tokens, None when it did not wait."""
+        """Remove a request from the queue; returns its prompt tokens, None if it did not wait."""
         waited = self._waiting.pop(handle, None)
         if waited is None:
             return None
@@ -143,13 +143,13 @@ class Admission:
         return tokens
 
     def _wait(self, *, requests: int, tokens: int, now: float) -> float:
-        """Seconds until so many requests, or prompt tokens, have started at the recent rate."""
+        """Estimated seconds until this many requests, or prompt tokens, have started at the recent rate."""
         self._forget_starts(now)
         recent = self._starts
         if not recent:
             return _MIN_RETRY
         span = max(now - recent[0][0], 0.1)
-        # Everybody refused now is told the same time: leave room for an eighth of the queue, not for one.
+        # Everyone refused now gets the same estimate: wait for an eighth of the queue, not for one place.
         requests = max(requests, self.waiting // 8 if requests else 0)
         rates = requests * span / len(recent), tokens * span / max(1, sum(size for _, size in recent))
         return min(_MAX_RETRY, max(_MIN_RETRY, *rates))

@@ -23,15 +23,15 @@ from quire.engine.api import (
     EngineUnavailableError,
     GenerateAsk,
     ModelCard,
-    RequestBlockedError,
     Stream,
     require_ready,
 )
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.front.admission import Admission
+from quire.engine.front.card import model_card
 from quire.engine.front.output import Following
 from quire.engine.front.stream import Direct, Live, LiveStream
-from quire.engine.front.suspects import KEEP_SECONDS, Lane, Suspects, digest_of
+from quire.engine.front.suspects import Lane
 from quire.engine.front.text_service import TextService, read_template
 from quire.engine.host.client import EngineClient
 from quire.engine.host.held import memory_beside
@@ -48,13 +48,10 @@ from quire.engine.host.messages import (
     Refused,
     Step,
     unpack_handles,
-    unpack_ids,
-    unpack_logprobs,
 )
 from quire.engine.host.spawn import Spawned
 from quire.text.chat import ChatAsk
-from quire.text.stop import StopStrings
-from quire.types import QuireError, Request, RequestError, SeqEvent
+from quire.types import QuireError, RequestError
 from quire.util.startup import Startup
 
 if TYPE_CHECKING:
@@ -66,7 +63,7 @@ Progress = Callable[[int, int], None]
 
 
 class AsyncEngine:
-    """api.AsyncEngine with the engine in a process of its own, or with `in_process` in a thread of this one.
+    """api.Engine with the engine in a process of its own, or with `in_process` in a thread of this one.
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
         await engine.start()
@@ -75,7 +72,7 @@ class AsyncEngine:
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
-    Belongs to the event loop that starts it. `spawned` is an engine process that was started before.
+    Belongs to the event loop that starts it. `spawned` is an engine process started earlier.
     """
 
     def __init__(
@@ -96,20 +93,16 @@ class AsyncEngine:
         self._in_process = in_process
         self._client: EngineClient | None = None
         self._text: TextService | None = None
-        self._model: Model | None = None
         self._admission: Admission | None = None
         self._card: ModelCard | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[int, Live] = {}  # by handle
-        self._direct: dict[
-            int, Direct
-        ] = {}  # by key of a row: samples whose text has a sink, for the hot path
+        self._direct: dict[int, Direct] = {}  # by name of a row: samples that have a sink, for the hot path
         self._names: set[str] = set()  # request ids of the live
         self._numbers = itertools.count(1)
         self._wasted = 0
         self._drained: asyncio.Event | None = None
-        self._suspects = Suspects()
-        self._lane = Lane(self._suspects)
+        self._lane = Lane()
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -121,7 +114,7 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine process; None in a thread, or while there is none."""
+        """Process id of the engine process; None for a thread, or while there is none."""
         return self._client.pid if self._client else None
 
     @property
@@ -148,7 +141,7 @@ class AsyncEngine:
 
     @property
     def startup(self) -> list[dict[str, Any]]:
-        """Where the time went, from the start of this process; see api.AsyncEngine."""
+        """Where the time went, from the start of this process; see api.Engine."""
         return self._startup.report()
 
     async def start(self) -> None:
@@ -162,9 +155,9 @@ class AsyncEngine:
         )
         loading = asyncio.create_task(client.start(self._progress))
         try:
-            # the tokenizer is read here while the engine reads the weights
+            # this process reads the tokenizer while the engine reads the weights
             opened = await loop.run_in_executor(None, self._open, folder, files)
-            self._model, self._text = opened
+            self._text = opened[1]
             await loading
         except BaseException:
             loading.cancel()
@@ -173,9 +166,12 @@ class AsyncEngine:
             if self._text is not None:
                 self._text.close()
             raise
-        assert client.facts is not None
-        self._make_card(opened[0], client.facts)
-        self._startup.add(client.facts.startup)
+        ready, (model, text) = client.facts, opened
+        assert ready is not None
+        text.limit(ready.scheduler.max_model_len)
+        name = next(iter(self.serving.served_model_name), self._name)
+        self._card = model_card(name, model, ready, text.template_hash)
+        self._startup.add(ready.startup)
         self._startup.mark("ready")
 
     async def stop(self, drain_seconds: float) -> None:
@@ -193,16 +189,21 @@ class AsyncEngine:
         if self._text is not None:
             self._text.close()
 
+    async def failed(self) -> None:
+        """Returns when the engine has been given up."""
+        assert self._client is not None
+        await self._client.failed()
+
     async def ping(self, timeout: float) -> bool:
         return self._client is not None and await self._client.ping(timeout)
 
     async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, for explanations of latency."""
+        """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
     async def memory(self) -> Mapping[str, Any]:
-        """What both processes hold, by part, and what was planned; see docs/memory.md."""
+        """What both processes hold, by part, and the plan; see docs/memory.md."""
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory()
@@ -239,49 +240,26 @@ class AsyncEngine:
         if client is None or admission is None or self._loop is None:
             raise EngineUnavailableError("the engine is loading")
         require_ready(self.state)
-        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "longest queue time")):
+        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "queue deadline")):
             if limit is not None and limit <= now:
-                raise DeadlineError(f"the request's {name} had passed before it started")
+                raise DeadlineError(f"the {name} of the request passed before it started")
         request = ask.request
         if request.request_id in self._names:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         admission.check(request)
-        digest = self._known_digest(request, now)
-        stops = self._stops(request)
+        digest = self._lane.check(request, now)
         handle = next(self._numbers)
+        stop = partial(self._stop_sample, handle)
+        following = Following(request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output)
         admission.admit(handle, ask, now)
-        following = Following(
-            request, ask.prompt_text, self._texts().tokenizer, stops, partial(self._stop_sample, handle),
-            keep=ask.keep_output,
-        )  # fmt: skip
         live = Live(handle, request, following, digest)
         if not self._live:
             client.began()
         self._live[handle] = live
         self._names.add(request.request_id)
         self._launch(live)
-        self._set_timers(live, ask, now)
-        return LiveStream(live, self._loop, self.cancel, self._deliver)
-
-    def cancel(self, live: Live) -> None:
-        """Stop computing a request; harmless when it has ended."""
-        self._end(live, None)
-
-    def _deliver(self, live: Live) -> None:
-        """The samples of a request have got sinks."""
-        for index, direct in enumerate(live.directs):
-            if direct is not None:
-                self._direct[live.handle << SAMPLE_BITS | index] = direct
-
-    def _known_digest(self, request: Request, now: float) -> bytes | None:
-        """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
-        if not self._suspects:
-            return None
-        digest = digest_of(request)
-        deaths = self._suspects.deaths(digest, now)
-        if deaths:
-            raise _blocked(deaths)
-        return digest
+        live.set_timers(ask, now, self._loop, self._end)
+        return LiveStream(live, self._loop, self._end, self._direct.update)
 
     def _launch(self, live: Live) -> None:
         """Send a request to the engine; a suspect waits while another one runs."""
@@ -290,31 +268,10 @@ class AsyncEngine:
         assert self._client is not None
         self._client.send(Add(live.handle, live.request))
 
-    def _stops(self, request: Request) -> StopStrings | None:
-        if not request.params.stop:
-            return None
-        if self._texts().tokenizer is None:
-            raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
-        return StopStrings(request.params.stop)
-
-    def _set_timers(self, live: Live, ask: GenerateAsk, now: float) -> None:
-        assert self._loop is not None
-        if ask.deadline is not None:
-            error = DeadlineError(f"the request was not finished within {ask.deadline - now:.3f} s")
-            live.timers.append(self._loop.call_later(ask.deadline - now, self._end, live, error))
-        if ask.queue_deadline is not None:
-            live.timers.append(
-                self._loop.call_later(
-                    ask.queue_deadline - now, self._leave_queue, live, ask.queue_deadline - now
-                )
-            )
-
-    def _leave_queue(self, live: Live, waited: float) -> None:
-        if not live.output.timings.scheduled:
-            self._end(live, DeadlineError(f"the request waited for {waited:.3f} s and has not been started"))
-
-    def _end(self, live: Live, error: QuireError | None) -> None:
-        """End a request before its time: the engine stops computing it before its next step."""
+    def _end(self, live: Live, error: QuireError | None = None) -> None:
+        """End a request before its time: the engine stops computing it before its next step. Harmless when it has
+        ended.
+        """
         if live.handle not in self._live or self._client is None:
             return
         self._client.send(Abort(live.handle))
@@ -324,11 +281,9 @@ class AsyncEngine:
         live.end(error)
 
     def _forget(self, live: Live) -> None:
-        for index, direct in enumerate(live.directs):
-            if direct is not None:
-                direct.settle()
-                live.directs[index] = None  # they know each other
-                del self._direct[live.handle << SAMPLE_BITS | index]
+        for row in live.rows():
+            del self._direct[row]
+        live.drop_sinks()
         del self._live[live.handle]
         self._names.discard(live.request_id)
         for waiting in self._lane.leave(live):
@@ -344,7 +299,7 @@ class AsyncEngine:
             self._end(live, EngineUnavailableError(f"{reason}; the request was not completed"))
 
     def _stop_sample(self, handle: int, index: int) -> None:
-        """A stop string was found in a sample's text."""
+        """The text of a sample contains a stop string."""
         if self._client is not None:
             self._client.send(Finish(handle, index))
 
@@ -368,11 +323,9 @@ class AsyncEngine:
             live = lives.get(handle)
             if live is not None:
                 live.following.started(step.start)
-        tokens = unpack_ids(step.tokens)
-        if tokens:
+        rows, news = step.unpack()
+        if step.tokens:
             self._startup.mark("first token")
-        rows = unpack_handles(step.rows)
-        news = _split(tokens, unpack_ids(step.sizes)) if step.sizes else [[token] for token in tokens]
         notes = {note.row: note for note in step.notes}
         for row, (key, new) in enumerate(zip(rows, news, strict=True)):
             direct = directs.get(key)
@@ -393,14 +346,13 @@ class AsyncEngine:
         if note is None:
             delta = live.following.grow(key & SAMPLE_MASK, new, now)
         else:
-            delta = live.following.apply(_event(live, key & SAMPLE_MASK, new, note), now)
+            delta = live.following.apply(live.event(key & SAMPLE_MASK, new, note), now)
         if delta is None:
             self._wasted += len(new)
             return
         live.push(delta, now)
         if delta.finish_reason is not None and live.output.finished:
-            if live.digest is not None:
-                self._suspects.clear(live.digest)
+            self._lane.completed(live)
             self._forget(live)
             live.end()
 
@@ -415,40 +367,28 @@ class AsyncEngine:
 
     def engine_lost(self, reason: str) -> int:
         """End what the engine computed. Returns how many deaths the request to blame explains."""
-        now = time.monotonic()
-        present = {
-            live: digest_of(live.request) for live in self._live.values() if live not in self._lane.waiting
-        }
-        blamed = self._suspects.died(set(present.values()), now)
-        deaths = self._suspects.deaths(blamed, now) if blamed else 0
-        for live in [live for live, digest in present.items() if digest == blamed]:
-            logger.error("request %s was being computed at %d deaths of the engine and is refused from now on",
-                         live.request_id, deaths)  # fmt: skip
-            self._end(live, _blocked(deaths))
+        deaths, guilty = self._lane.died(self._live.values(), time.monotonic())
+        for live, error in guilty.items():
+            self._end(live, error)
         self._end_all(reason)
         return deaths
 
     def tick(self, now: float) -> None:
-        """End the requests of readers that do not read. Readers that have been woken come first: after a standstill
-        of this process there may be some.
+        """End the requests of slow readers. Readers that were woken are served first: after this process was suspended
+        there may be some.
         """
         assert self._loop is not None
-        late = [live for live in self._live.values() if self._unread_too_long(live, now)]
+        late = [live for live in self._live.values() if self._unread(live, now)]
         if late:
             self._loop.call_soon(self._end_unread, late, now)
 
-    def _unread_too_long(self, live: Live, now: float) -> bool:
-        limit = self.serving.reader_tokens * len(live.output.outputs)
-        return bool(live.pending) and (
-            now - live.unread_since > self.serving.reader_timeout or live.unread > limit
-        )
-
     def _end_unread(self, late: list[Live], now: float) -> None:
         for live in late:
-            if self._unread_too_long(live, now):
-                waited = now - live.unread_since
-                message = f"{live.unread} tokens were left unread for {waited:.1f} s: the request has ended"
-                self._end(live, QuireError(message))
+            if error := self._unread(live, now):
+                self._end(live, error)
+
+    def _unread(self, live: Live, now: float) -> QuireError | None:
+        return live.left_unread(now, self.serving.reader_timeout, self.serving.reader_tokens)
 
     # -- start-up -----------------------------------------------------------------------------------------
 
@@ -461,48 +401,3 @@ class AsyncEngine:
         if self._text is None:
             raise EngineUnavailableError("the engine is loading")
         return self._text
-
-    def _make_card(self, model: Model, ready: Ready) -> None:
-        limits, facts = ready.scheduler, model.facts
-        self._texts().limit(limits.max_model_len)
-        names = self.serving.served_model_name
-        self._card = ModelCard(
-            name=names[0] if names else self._name,
-            architecture=facts.architecture,
-            max_model_len=limits.max_model_len,
-            vocab_size=ready.vocab,
-            config_sha256=facts.config_sha256,
-            template_hash=self._texts().template_hash,
-            created=int(time.time()),
-            default_sampling=dict(facts.generation.sampling),
-            eos_token_ids=ready.eos_token_ids,
-            notices=ready.notices,
-        )
-
-
-def _blocked(deaths: int) -> RequestBlockedError:
-    return RequestBlockedError(
-        f"this request was being computed at {deaths} deaths of the engine; it is refused for"
-        f" {KEEP_SECONDS / 60:g} minutes"
-    )
-
-
-def _split(tokens: list[int], sizes: list[int]) -> list[list[int]]:
-    ends = list(itertools.accumulate(sizes))
-    return [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-
-
-def _event(live: Live, index: int, tokens: list[int], note: Note) -> SeqEvent:
-    """A row of a step as the event it was in the engine."""
-    if note.cached_tokens is not None:
-        live.cached_tokens = note.cached_tokens
-    return SeqEvent(
-        live.request_id,
-        index,
-        tokens,
-        unpack_logprobs(note.logprobs),
-        unpack_logprobs(note.prompt_logprobs),
-        note.finish_reason,
-        note.stop_token_id,
-        live.cached_tokens,
-    )

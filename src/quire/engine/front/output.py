@@ -1,4 +1,4 @@
-"""A request on its way to a RequestOutput: text, usage, timings, and how each sample ended."""
+"""From events to a RequestOutput: text, usage, timings, and how each sample ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ from quire.text.detokenizer import ByteLevelDetokenizer
 from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer
-from quire.types import CompletionOutput, FinishReason, Request, RequestOutput, SeqEvent, Timings, Usage
+from quire.types import (
+    CompletionOutput,
+    FinishReason,
+    Request,
+    RequestError,
+    RequestOutput,
+    SeqEvent,
+    Timings,
+    Usage,
+)
 
 PRIME_TOKENS = 16
 
 
 @dataclass(slots=True)
 class Sample:
-    """One sample as it grows. Without a tokenizer it has token ids and no text."""
+    """One sample while it is generated. Without a tokenizer it has token ids and no text."""
 
     output: CompletionOutput
     text: SampleText | None
@@ -29,16 +38,20 @@ class Following:
     """One request, and the RequestOutput that grows with it.
 
     `stop` is called with the index of a sample in whose text a stop string was found. Without `keep`, text and
-    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output.
+    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output. Raises RequestError for stop strings
+    without a tokenizer.
     """
 
     __slots__ = ("_keep", "_params", "_prompt_logprobs", "_stop", "output", "samples")
 
     def __init__(
-        self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stops: StopStrings | None,
-        stop: Callable[[int], object], *, keep: bool = True,
+        self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: Callable[[int], object],
+        *, keep: bool = True,
     ) -> None:  # fmt: skip
         params = self._params = request.params
+        if params.stop and tokenizer is None:
+            raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
+        stops = StopStrings(params.stop) if params.stop else None
         self._keep, self._stop = keep, stop
         self._prompt_logprobs = LogprobTable()
         self.output = RequestOutput(
@@ -60,12 +73,14 @@ class Following:
                 completion.logprobs = LogprobTable()
 
     def started(self, at: float) -> None:
-        """Note when the request was first scheduled; later times, after preemption, change nothing."""
+        """Record when the request was first scheduled; later calls, after preemption, change nothing."""
         if not self.output.timings.scheduled:
             self.output.timings.scheduled = at
 
     def apply(self, event: SeqEvent, now: float) -> StreamDelta | None:
-        """Apply one event; what changed, None for a sample that has ended. The delta takes the event's lists."""
+        """Apply one event; returns the change, None for a sample that has ended. The delta takes over the event's
+        lists.
+        """
         sample = self.samples[event.sample_index]
         output = sample.output
         if output.finish_reason is not None:
@@ -76,7 +91,7 @@ class Following:
         if output.logprobs is not None and event.logprobs:
             output.logprobs.extend(event.logprobs)
         hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
-        # the stop token is in token_ids, and not in the text
+        # the stop token is in token_ids, but not in the text
         shown = event.new_token_ids[:-1] if hidden else event.new_token_ids
         text = self._extend(sample, event.new_token_ids, shown, now, last=event.finish_reason is not None)
         reason = event.finish_reason
@@ -90,7 +105,7 @@ class Following:
         )
 
     def grow(self, index: int, token_ids: list[int], now: float) -> StreamDelta | None:
-        """As `apply`, of an event that brings tokens and nothing else: what nearly all are."""
+        """Like `apply`, for an event with nothing but tokens: the most frequent case by far."""
         sample = self.samples[index]
         if sample.output.finish_reason is not None:
             return None
@@ -102,7 +117,7 @@ class Following:
         return StreamDelta(index, text, token_ids, None, reason, sample.output.stop_reason)
 
     def abort(self, now: float) -> None:
-        """End every sample that has not ended."""
+        """End every sample that is still running."""
         for sample in self.samples:
             if sample.output.finish_reason is None:
                 self._finish(sample, FinishReason.ABORT, now)
@@ -110,7 +125,7 @@ class Following:
     def _extend(
         self, sample: Sample, token_ids: list[int], shown: list[int], now: float, *, last: bool = False
     ) -> str:
-        """Add tokens and the text of `shown` to a sample; the new text."""
+        """Add tokens and the text of `shown` to a sample; returns the new text."""
         output = sample.output
         if token_ids:
             if not output.token_ids:
@@ -124,7 +139,7 @@ class Following:
         if last:
             text += sample.text.finish()
         if self._keep:
-            # held once, a string grows in place; held twice, it would be copied for every token
+            # with one reference a string grows in place; with two it would be copied for every token
             whole, output.text = output.text, ""
             whole += text
             output.text = whole
@@ -136,7 +151,7 @@ class Following:
         return FinishReason.STOP, stop
 
     def _finish(self, sample: Sample, reason: FinishReason, now: float) -> None:
-        """End a sample, and the request with its last one."""
+        """End a sample, and the request if it was the last one."""
         sample.output.finish_reason = reason
         if any(sample.output.finish_reason is None for sample in self.samples):
             return
@@ -144,19 +159,19 @@ class Following:
         output.finished = True
         output.timings.finished = now
         if self._params.prompt_logprobs is not None:
-            # the first prompt token has no logprob: nothing comes before it
+            # the first token of a prompt has no logprob: there is no token before it
             table = self._prompt_logprobs
             output.prompt_logprobs = [None, *table] if self._keep else table
 
 
 def _text(request: Request, tokenizer: Tokenizer | None, stops: StopStrings | None) -> SampleText | None:
-    """The way of a sample's tokens to text."""
+    """How the tokens of a request become text."""
     if tokenizer is None:
         return None
     params = request.params
     detokenizer = tokenizer.detokenizer(params.skip_special_tokens)
     if not isinstance(detokenizer, ByteLevelDetokenizer):
-        # SentencePiece-style text drops a space at its very start, and the output is not the start
+        # SentencePiece-style text drops a space at its very start; the output does not start there
         detokenizer.prime(list(request.prompt_token_ids[-PRIME_TOKENS:]))
     if stops is None:
         return detokenizer

@@ -1,4 +1,4 @@
-"""A running request as its caller sees it: deltas to iterate over, merged while nobody reads them."""
+"""A live request: what belongs to it while it runs, and the stream of deltas that its caller reads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from quire.engine.api import Sink, StreamDelta
+from quire.engine.api import DeadlineError, GenerateAsk, Sink, StreamDelta
 from quire.engine.front.output import Following, Sample
+from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
 from quire.text.sample_text import StoppedText
-from quire.types import QuireError, Request
+from quire.types import QuireError, Request, SeqEvent
 
 logger = logging.getLogger("quire.engine")
 
 
 class Live:
-    """The engine's side of a stream. A sample has at most one unread delta: later ones are added to it.
+    """One request from admission to its end, and the engine's side of its stream: its text, unread deltas, sinks and
+    timers. A sample has at most one unread delta: later ones are added to it.
 
-    So what a slow reader costs is bounded by its own output, and a step never waits for anybody.
+    So the cost of a slow reader is bounded by its own output, and no step waits for a reader.
     """
 
     __slots__ = (
@@ -45,7 +47,7 @@ class Live:
     ) -> None:
         self.handle = handle
         self.request = request
-        self.digest = digest  # of a request that came while there were suspects
+        self.digest = digest  # of the request, if it arrived while there were suspects
         self.following = following
         output = following.output
         self.request_id = output.request_id
@@ -57,17 +59,75 @@ class Live:
         self.idle = False  # a reader waits and has not been woken
         self.error: QuireError | None = None
         self.cached_tokens = 0
-        self.directs: list[Direct | None] = [None] * len(output.outputs)  # a sample's, where it has a sink
+        self.directs: list[Direct | None] = [None] * len(output.outputs)  # by sample; None without a sink
         self.timers: list[asyncio.TimerHandle] = []
 
+    def set_timers(
+        self,
+        ask: GenerateAsk,
+        now: float,
+        loop: asyncio.AbstractEventLoop,
+        end: Callable[[Live, QuireError], None],
+    ) -> None:
+        """Have `end` called when a deadline of the request passes."""
+
+        def leave_queue(waited: float) -> None:
+            if not self.output.timings.scheduled:
+                end(self, DeadlineError(f"the request waited for {waited:.3f} s and has not been started"))
+
+        if ask.deadline is not None:
+            left = ask.deadline - now
+            error = DeadlineError(f"the request was not finished within {left:.3f} s")
+            self.timers.append(loop.call_later(left, end, self, error))
+        if ask.queue_deadline is not None:
+            left = ask.queue_deadline - now
+            self.timers.append(loop.call_later(left, leave_queue, left))
+
+    def left_unread(self, now: float, seconds: float, tokens: int) -> QuireError | None:
+        """The error that ends a request which has been unread for so long, or with so many tokens a sample."""
+        waited = now - self.unread_since
+        if not self.pending or (waited <= seconds and self.unread <= tokens * len(self.output.outputs)):
+            return None
+        return QuireError(f"{self.unread} tokens were left unread for {waited:.1f} s: the request has ended")
+
+    def event(self, index: int, tokens: list[int], note: Note) -> SeqEvent:
+        """A row of a step as the event it was in the engine."""
+        if note.cached_tokens is not None:
+            self.cached_tokens = note.cached_tokens
+        return SeqEvent(
+            self.request_id,
+            index,
+            tokens,
+            unpack_logprobs(note.logprobs),
+            unpack_logprobs(note.prompt_logprobs),
+            note.finish_reason,
+            note.stop_token_id,
+            self.cached_tokens,
+        )
+
+    def rows(self) -> dict[int, Direct]:
+        """The samples that have a sink, by the names of their rows."""
+        return {
+            self.handle << SAMPLE_BITS | index: direct
+            for index, direct in enumerate(self.directs)
+            if direct is not None
+        }
+
+    def drop_sinks(self) -> None:
+        """Sinks take no more: they and the request know each other."""
+        for index, direct in enumerate(self.directs):
+            if direct is not None:
+                direct.settle()
+                self.directs[index] = None
+
     def push(self, delta: StreamDelta, now: float) -> None:
-        """Add what a step made."""
+        """Add the result of a step."""
         direct = self.directs[delta.index]
         if direct is None or not direct.offer(delta, now):
             self.keep(delta, now)
 
     def keep(self, delta: StreamDelta, now: float) -> None:
-        """Add what is to be read."""
+        """Keep a delta for the reader."""
         if not self.pending:
             self.unread_since = now
         self.unread += len(delta.token_ids)
@@ -79,7 +139,7 @@ class Live:
         self.wake()
 
     def end(self, error: QuireError | None = None) -> None:
-        """Nothing more will come. Unread deltas can still be read, then the error is raised."""
+        """Nothing more will arrive. Unread deltas can still be read, then the error is raised."""
         self.error = error
         for timer in self.timers:
             timer.cancel()
@@ -87,32 +147,32 @@ class Live:
         self.wake()
 
     def wait(self) -> None:
-        """The reader waits: sinks may be asked."""
+        """The reader waits: sinks may be offered text."""
         self.idle = True
         for direct in self.directs:
             if direct is not None:
                 direct.opened()
 
     def busy(self) -> None:
-        """It no longer does."""
+        """The reader no longer waits."""
         self.idle = False
         for direct in self.directs:
             if direct is not None:
                 direct.settle()
 
     def wake(self) -> None:
-        """Let the reader look again."""
+        """Make the reader check again."""
         if self.idle and self.waiter is not None:
             self.busy()
-            if not self.waiter.done():  # it may have been cancelled in this moment
+            if not self.waiter.done():  # it may have been cancelled just now
                 self.waiter.set_result(None)
 
 
 class Direct:
-    """The way of a sample's tokens to its sink while the reader is idle.
+    """The path from the tokens of a sample to its sink while the reader is idle.
 
-    Nearly all tokens go it, and each finds the caches emptied by the engine's step: what costs here is the number of
-    objects that a token touches. So there are few, and bound methods are none of them.
+    Nearly all tokens take this path, and each finds the caches emptied by the engine's step: the cost depends on the
+    number of objects that a token touches. So it touches as few objects as possible, and creates no bound methods.
     """
 
     __slots__ = ("_ids", "_live", "_sample", "_settled", "_sink", "_text", "open")
@@ -121,18 +181,18 @@ class Direct:
         self._live, self._sample, self._sink = live, sample, sink
         self._ids = sample.output.token_ids
         self._text = sample.text
-        self._settled = 0  # length of _ids that usage knows of
-        self.open = False  # tokens may be taken
+        self._settled = 0  # length of _ids that usage already includes
+        self.open = False  # whether tokens are accepted
 
     def opened(self) -> None:
-        """The reader waits. A sample that its text may end goes the other way."""
+        """The reader waits. A sample whose text may end it takes the other path."""
         sample = self._sample
         ends = isinstance(sample.text, StoppedText) or sample.output.finish_reason is not None
         self.open = bool(self._ids) and not ends
         self._settled = len(self._ids)
 
     def take(self, token_ids: list[int], now: float) -> None:
-        """Take tokens that bring text and nothing else, while `open`."""
+        """Accept tokens that add only text, while `open`."""
         self._ids.extend(token_ids)
         text = "" if self._text is None else self._text.push(token_ids)
         try:
@@ -144,7 +204,7 @@ class Direct:
             self._live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
 
     def offer(self, delta: StreamDelta, now: float) -> bool:
-        """Give the sink a delta that `output` holds already; false when it must be read."""
+        """Offer the sink a delta that `output` already includes; false when it must be read."""
         if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
             return False
         if len(self._ids) <= len(delta.token_ids):
@@ -155,27 +215,27 @@ class Direct:
             return self._failed()
 
     def _failed(self) -> bool:
-        """The reader will meet the failure again; the step of all the others goes on."""
+        """The reader will see the failure again; the step goes on for all others."""
         logger.exception("writing a delta of %s failed", self._live.request_id)
         self._sink = _Nowhere()
         return False
 
     def settle(self) -> None:
-        """Tell usage of the tokens that were taken; what is to come goes another way."""
+        """Add the accepted tokens to usage; later tokens take another path."""
         if self.open:
             self.open = False
             self._live.output.usage.completion_tokens += len(self._ids) - self._settled
 
 
 class _Nowhere:
-    """A sink that takes nothing."""
+    """A sink that accepts nothing."""
 
     def take(self, _text: str, _now: float) -> bool:
         return False
 
 
 class LiveStream:
-    """api.Stream. One reader; dropped without being read to the end, it cancels itself."""
+    """api.Stream. It has one reader, and cancels itself when it is dropped before its end."""
 
     __slots__ = ("__weakref__", "_cancel", "_deliver", "_live", "_loop", "output", "request_id")
 
@@ -184,7 +244,7 @@ class LiveStream:
         live: Live,
         loop: asyncio.AbstractEventLoop,
         cancel: Callable[[Live], None],
-        deliver: Callable[[Live], None],
+        deliver: Callable[[dict[int, Direct]], None],
     ) -> None:
         self._live, self._loop, self._cancel, self._deliver = live, loop, cancel, deliver
         self.request_id = live.request_id
@@ -201,7 +261,7 @@ class LiveStream:
             if live.output.finished:
                 raise StopAsyncIteration
             if live.waiter is not None:
-                raise RuntimeError("a stream has one reader")
+                raise RuntimeError("a stream can have only one reader")
             live.waiter = self._loop.create_future()
             live.wait()
             try:
@@ -216,23 +276,19 @@ class LiveStream:
         return delta
 
     def deliver_to(self, sinks: Sequence[Sink]) -> None:
-        """Offer text to the sinks, one a sample, as it comes, before it becomes unread."""
+        """Offer text to the sinks, one per sample, as it arrives, before it becomes unread."""
         if not self.output.finished:
             live = self._live
             live.directs[:] = map(functools.partial(Direct, live), live.following.samples, sinks)
-            self._deliver(live)
-
-    async def aclose(self) -> None:
-        """As `cancel`."""
-        self.cancel()
+            self._deliver(live.rows())
 
     def cancel(self) -> None:
-        """Stop computing within one step and forget the request. Harmless when it has ended."""
+        """Stop computing within one step and forget the request. Does nothing when it has ended."""
         self._cancel(self._live)
 
     def __del__(self) -> None:
         if not self._live.output.finished and not self._loop.is_closed():
-            # a garbage collection may run on any thread
+            # the garbage collector may run on any thread
             self._loop.call_soon_threadsafe(self._cancel, self._live)
 
 

@@ -1,15 +1,19 @@
-"""Which request kills the engine? Those that were being computed when it died are remembered by what they ask."""
+"""Finds requests that kill the engine: those being computed when it died are remembered by their content."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
+from quire.engine.api import RequestBlockedError
 from quire.engine.front.stream import Live
 from quire.types import Request
+
+logger = logging.getLogger("quire.engine")
 
 KEEP_SECONDS = 600.0
 ENOUGH_DEATHS = 2
@@ -18,16 +22,16 @@ ENOUGH_DEATHS = 2
 @dataclass(slots=True)
 class _Record:
     deaths: int
-    since: float  # of the last one
+    since: float  # time of the last one
 
 
 class Suspects:
-    """Requests seen at a death of the engine, by digest: clients send again what failed.
+    """Requests that were being computed when the engine died, by digest, because clients retry what failed.
 
-    One death says little: a kill from outside has every running request for a witness. Present at two it is a
-    suspect: such requests are run one at a time (`careful`), until one completes, which clears it, or the engine
-    dies again. The request that was there more often than any other, and at least twice, is to blame: it is
-    refused from then on. Everything is forgotten after KEEP_SECONDS. Times are of one monotonic clock.
+    One death proves little: when the process is killed from outside, every running request was present. A request
+    present at two deaths is a suspect. Suspects run one at a time (`careful`) until one completes, which clears it, or
+    the engine dies again. The request that was present most often, and at least twice, is to blame: it is refused from
+    then on. Everything is forgotten after KEEP_SECONDS. All times are of one monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -35,11 +39,11 @@ class Suspects:
         self._blamed: dict[bytes, _Record] = {}
 
     def __bool__(self) -> bool:
-        """False when there is nobody to look for, as almost always."""
+        """False when there are no suspects, which is nearly always."""
         return bool(self._seen or self._blamed)
 
     def died(self, present: Collection[bytes], now: float) -> bytes | None:
-        """The engine died while these were being computed; the digest of the one to blame, if it is known now."""
+        """The engine died while computing these requests; returns the digest of the one to blame, if known by now."""
         self._forget_old(now)
         for digest in present:
             record = self._seen.setdefault(digest, _Record(0, now))
@@ -52,18 +56,18 @@ class Suspects:
         return worst[0]
 
     def deaths(self, digest: bytes, now: float) -> int:
-        """At how many deaths a request was that is to blame for them; 0 for any other."""
+        """The number of deaths that a request is to blame for; 0 for any other request."""
         self._forget_old(now)
         record = self._blamed.get(digest)
         return record.deaths if record else 0
 
     def careful(self, digest: bytes) -> bool:
-        """Whether a request is a suspect, to be run with no other suspect beside it."""
+        """Whether a request is a suspect, which must not run together with another suspect."""
         record = self._seen.get(digest)
         return record is not None and record.deaths >= ENOUGH_DEATHS
 
     def clear(self, digest: bytes) -> None:
-        """A request has completed: it is not what kills."""
+        """A request has completed, so it is not to blame."""
         self._seen.pop(digest, None)
 
     def _forget_old(self, now: float) -> None:
@@ -73,15 +77,25 @@ class Suspects:
 
 
 class Lane:
-    """Runs suspects one at a time; all other requests pass."""
+    """Runs suspects one at a time and refuses requests to blame; all others pass."""
 
-    def __init__(self, suspects: Suspects) -> None:
+    def __init__(self) -> None:
         self.waiting: list[Live] = []
-        self._suspects = suspects
+        self._suspects = Suspects()
         self._running: Live | None = None
 
+    def check(self, request: Request, now: float) -> bytes | None:
+        """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
+        if not self._suspects:
+            return None
+        digest = digest_of(request)
+        deaths = self._suspects.deaths(digest, now)
+        if deaths:
+            raise _blocked(deaths)
+        return digest
+
     def enter(self, live: Live) -> bool:
-        """Whether a request may run now; else it waits."""
+        """Whether a request may run now; otherwise it waits."""
         if live.digest is None or not self._suspects.careful(live.digest):
             return True
         if self._running is not None:
@@ -91,7 +105,7 @@ class Lane:
         return True
 
     def leave(self, live: Live) -> list[Live]:
-        """A request has ended. Returns those that are to enter again, in order."""
+        """A request has ended. Returns those that should enter again, in order."""
         if live in self.waiting:
             self.waiting.remove(live)
         if live is not self._running:
@@ -100,12 +114,35 @@ class Lane:
         waiting, self.waiting = self.waiting, []
         return waiting
 
+    def completed(self, live: Live) -> None:
+        """A request has completed: it is not what kills."""
+        if live.digest is not None:
+            self._suspects.clear(live.digest)
+
+    def died(self, lives: Iterable[Live], now: float) -> tuple[int, dict[Live, RequestBlockedError]]:
+        """The engine died with these requests. How many deaths the request to blame explains, and those that are it."""
+        present = {live: digest_of(live.request) for live in lives if live not in self.waiting}
+        blamed = self._suspects.died(set(present.values()), now)
+        deaths = self._suspects.deaths(blamed, now) if blamed else 0
+        guilty = {live: _blocked(deaths) for live, digest in present.items() if digest == blamed}
+        for live in guilty:
+            logger.error("request %s was being computed at %d deaths of the engine and is refused from now on",
+                         live.request_id, deaths)  # fmt: skip
+        return deaths, guilty
+
     def clear(self) -> None:
-        """Forget all: every request ends."""
+        """Forget everything: all requests end."""
         self.waiting.clear()
 
 
+def _blocked(deaths: int) -> RequestBlockedError:
+    return RequestBlockedError(
+        f"this request was being computed at {deaths} deaths of the engine; it is refused for"
+        f" {KEEP_SECONDS / 60:g} minutes"
+    )
+
+
 def digest_of(request: Request) -> bytes:
-    """What a request asks, whatever it is called: equal for a request that is sent again."""
+    """The content of a request without its id: equal when a request is sent again."""
     asked = msgspec.msgpack.encode((request.namespace, request.params))
     return hashlib.sha256(request.prompt_token_ids.tobytes() + asked).digest()

@@ -1,4 +1,4 @@
-"""Tokenizer and chat template for an event loop: long work runs in threads that give up the interpreter lock."""
+"""Tokenizer and chat template for an event loop: long work runs in threads that release the interpreter lock."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quire.types import CheckpointError, ContextLengthError, RequestError
 from quire.util.strict_json import read_small_file
 from quire.util.threads import full_pool
 
-# Characters of prompt for each token of context. No natural text comes near; a text of this many characters has
-# more tokens than fit, unless it is one long run of a single character.
+# Characters of prompt per token of context. Natural text stays far below; a longer text has more tokens than fit,
+# unless it is one long run of a single character.
 CHARS_PER_TOKEN = 16
 LONG_TEXT = 32_768  # characters; longer texts queue among themselves
 MAX_TEMPLATE_BYTES = 2**20
@@ -30,14 +30,14 @@ class TextService:
     def __init__(self, tokenizer: Tokenizer | None, template: str | None = None) -> None:
         self.tokenizer = tokenizer
         self._chat: ChatRenderer | None = None
-        self._no_chat = "this model folder has no tokenizer, so no chat template"
+        self._no_chat = "this model folder has no tokenizer, and therefore no chat template"
         if tokenizer is not None:
             try:
                 self._chat = ChatRenderer(tokenizer, template=template)
             except CheckpointError as error:
                 if template is not None:
                     raise
-                self._no_chat = str(error)  # text completion works without
+                self._no_chat = str(error)  # text completion works without it
         self._short = full_pool(2, "quire-text")
         self._long = full_pool(1, "quire-long-text")
         self._max_tokens = 0
@@ -51,16 +51,16 @@ class TextService:
         return self._chat.template_hash if self._chat else None
 
     def limit(self, max_model_len: int) -> None:
-        """Set the context length that prompts are refused beyond."""
+        """Set the context length; longer prompts are refused."""
         self._max_tokens = max_model_len - 1
 
     def close(self) -> None:
-        """End the threads; what they are doing is left to finish."""
+        """Stop the threads; work in progress is finished."""
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
-        """Token ids. RequestError when there are more than the context holds."""
+        """Token ids of a text. Raises RequestError when there are more than the context holds."""
         tokenizer = self._require("prompt")
         self._check_chars("prompt", len(text))
         limit = self._max_tokens
@@ -87,11 +87,11 @@ class TextService:
         return await self._run("messages", _size(ask), lambda: chat.render(ask).text)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of ids."""
+        """The text of token ids."""
         tokenizer = self._require("tokens")
         if len(token_ids) > self._max_tokens + 1:
             raise ContextLengthError(
-                "tokens", f"{len(token_ids)} tokens are more than max_model_len {self._max_tokens + 1}"
+                "tokens", f"{len(token_ids)} tokens exceed max_model_len {self._max_tokens + 1}"
             )
         return await self._run(
             "tokens", len(token_ids), lambda: tokenizer.decode(token_ids, skip_special_tokens)
@@ -102,7 +102,7 @@ class TextService:
         return list(map(self._piece, token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token adds to the text; none without a tokenizer."""
+        """The bytes that a token adds to the text; empty without a tokenizer."""
         return self.tokenizer.token_bytes(token_id) if self.tokenizer else b""
 
     async def _run(self, name: str, size: int, work: Callable[[], T]) -> T:
@@ -112,20 +112,20 @@ class TextService:
         except RequestError as error:
             if error.field not in {"text", "token_ids"}:
                 raise
-            raise type(error)(name, error.message) from None  # as the caller's field is called
+            raise type(error)(name, error.message) from None  # the field as the caller names it
 
     def _check_chars(self, name: str, count: int) -> None:
         limit = CHARS_PER_TOKEN * self._max_tokens
         if count > limit:
             raise ContextLengthError(
                 name,
-                f"{count} characters are more than {limit}, {CHARS_PER_TOKEN} for each of the {self._max_tokens}"
-                " tokens that a prompt may have",
+                f"{count} characters exceed the limit of {limit}: {CHARS_PER_TOKEN} for each of the {self._max_tokens}"
+                " tokens that fit in a prompt",
             )
 
     def _require(self, name: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise RequestError(name, "this model folder has no tokenizer; give token ids")
+            raise RequestError(name, "this model folder has no tokenizer; send token ids")
         return self.tokenizer
 
     def _require_chat(self) -> ChatRenderer:
@@ -145,7 +145,7 @@ def read_template(path: str | None) -> str | None:
 
 
 def _size(ask: ChatAsk) -> int:
-    """Roughly the characters of a conversation, as far as they tell short from long."""
+    """Approximate number of characters of a conversation, enough to tell short from long."""
     size = 0
     for message in ask.messages:
         content = message.get("content")

@@ -1,4 +1,4 @@
-"""The engine's end of the socket: blocking when idle, looking in passing while there is work."""
+"""The engine's end of the socket: blocks when idle, polls between steps while there is work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _READ_BYTES = 2**18
 
 
 class ChannelClosedError(Exception):
-    """The other end is gone: nobody is left to compute for."""
+    """The other end is gone: there is no one left to compute for."""
 
 
 class Channel:

@@ -1,13 +1,12 @@
-"""One engine as the API process sees it, over all its lives: commands go down, steps come up."""
+"""One engine as the API process sees it, across restarts: commands go down, steps come up."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
-
-import msgspec
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
@@ -30,11 +29,6 @@ logger = logging.getLogger("quire.engine")
 
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
-_NO_STATS = Stats(
-    running=0, waiting=0, blocks=0, blocks_used=0, blocks_cached=0, block_size=16, kv_waste_tokens=0,
-    prefix_queried_tokens=0, prefix_hit_tokens=0, preemptions=0, steps=0, step_seconds=0.0, step_phase_seconds={},
-    prefill_tokens=0, decode_tokens=0, step_tokens=(), resident_bytes=0,
-)  # fmt: skip
 
 
 class Listener(Protocol):
@@ -43,8 +37,8 @@ class Listener(Protocol):
     def engine_ready(self, facts: Ready) -> None: ...
 
     def engine_lost(self, reason: str) -> int:
-        """End what was computed. Returns how many deaths, this one and earlier ones, have a known cause that will
-        not come again.
+        """End what was being computed. Returns how many deaths, this one and earlier ones, have a known cause that will
+        not recur.
         """
 
     def stepped(self, step: Step) -> None: ...
@@ -59,7 +53,7 @@ class Listener(Protocol):
 
 
 class EngineClient:
-    """Starts an engine, sends commands, and passes what it reports to a listener. Belongs to one event loop."""
+    """Starts an engine, sends commands, and passes its reports to a listener. Belongs to one event loop."""
 
     def __init__(
         self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], listener: Listener
@@ -72,7 +66,7 @@ class EngineClient:
             new_host,
             Hooks(self._receive, listener.engine_lost, self._ready, listener.working, listener.tick),
         )
-        self._stats = _NO_STATS
+        self._stats = EngineStats()  # as of the last report
         self._running = self._waiting = 0  # sequences, as of the last step
         self._records: list[asyncio.Future[list[Any]]] = []
 
@@ -82,20 +76,24 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine process; None in a thread, or while there is none."""
+        """Process id of the engine process; None for a thread, or while there is none."""
         return self._supervisor.pid
 
     @property
     def request_memory(self) -> int:
-        """Bytes that the memory plan gives to requests; 0 before it is made."""
+        """Bytes of the memory plan for requests; 0 before there is a plan."""
         return self.facts.memory_parts[REQUESTS] if self.facts else 0
 
     async def start(self, progress: Callable[[int, int], None] | None) -> None:
-        """The first start. Raises what loading raises; then there is nothing left to stop."""
+        """The first start. Raises the errors of loading; nothing has to be stopped then."""
         await self._supervisor.start(progress)
 
+    async def failed(self) -> None:
+        """Returns when the engine has been given up."""
+        await self._supervisor.given_up.wait()
+
     def drain(self) -> None:
-        """From now on the engine's death is not repaired."""
+        """From now on the engine is not restarted when it dies."""
         self._supervisor.drain()
 
     async def stop(self) -> None:
@@ -103,7 +101,7 @@ class EngineClient:
         await self._supervisor.stop()
 
     def send(self, command: Command) -> None:
-        """Send a command; lost with the engine when it is dead."""
+        """Send a command; it is lost when the engine is dead."""
         self._supervisor.send(command)
 
     def began(self) -> None:
@@ -111,13 +109,15 @@ class EngineClient:
         self._supervisor.began()
 
     async def ping(self, timeout: float) -> bool:
-        """True when the engine answers within `timeout` seconds."""
+        """Whether the engine answers within `timeout` seconds."""
         return await self._supervisor.ping(timeout)
 
     def stats(self, *, waiting_tokens: int, wasted_tokens: int) -> EngineStats:
         """The engine's last report, with what only its front counts."""
-        return EngineStats(
-            **msgspec.structs.asdict(self._stats) | {"running": self._running, "waiting": self._waiting},
+        return replace(
+            self._stats,
+            running=self._running,
+            waiting=self._waiting,
             waiting_tokens=waiting_tokens,
             wasted_tokens=wasted_tokens,
             restarts=self._supervisor.restarts,
@@ -138,7 +138,7 @@ class EngineClient:
             self._records.remove(answer)
 
     async def memory(self) -> Mapping[str, Any]:
-        """What both processes hold, by part, and what was planned; see docs/memory.md."""
+        """What both processes hold, by part, and the plan; see docs/memory.md."""
         if self.facts is None:
             raise EngineUnavailableError("the engine is loading")
         measured = await asyncio.to_thread(memory_held, self.pid, self.facts.memory_areas)
@@ -159,8 +159,8 @@ class EngineClient:
                 self._running, self._waiting = report.running, report.waiting
                 self._listener.stepped(report)
             case Stats():
-                self._stats = report
-                self._running, self._waiting = report.running, report.waiting
+                self._stats = report.stats
+                self._running, self._waiting = report.stats.running, report.stats.waiting
             case Refused():
                 self._listener.refused(report)
             case Records(records):

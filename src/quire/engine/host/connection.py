@@ -1,4 +1,4 @@
-"""One life of an engine, seen from the event loop: start it, load, exchange messages, notice its end."""
+"""One life of an engine as the event loop sees it: start, load, exchange messages, end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from quire.types import CheckpointError, MemoryBudgetError, QuireError, Unsuppor
 
 logger = logging.getLogger("quire.engine")
 
-# Classes that loading may fail with and that mean the same here; anything else becomes EngineUnavailableError.
+# Errors of loading that keep their class here; any other becomes EngineUnavailableError.
 _LOAD_ERRORS: dict[str, type[Exception]] = {
     cls.__name__: cls
     for cls in (CheckpointError, UnsupportedModelError, MemoryBudgetError, ValueError, MemoryError, OSError)
@@ -38,7 +38,7 @@ _STOP_SECONDS = 2.0
 
 class Connection(asyncio.Protocol):
     """Socket and host of one engine. `on_report` gets every message once the engine is ready; `on_lost` is called
-    once when it ends without having been told to.
+    once when the engine ends without being stopped.
     """
 
     def __init__(self, host: Host, on_report: Callable[[Report], None], on_lost: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         self._stopping = False
 
     async def open(self, load: Load, progress: Callable[[int, int], None] | None) -> Ready:
-        """Start the engine and wait until it has loaded. Raises what loading raised, after the engine's end."""
+        """Start the engine and wait until it has loaded. Raises the errors of loading, once the engine has ended."""
         loop = asyncio.get_running_loop()
         self._ready, self._progress = loop.create_future(), progress
         try:
@@ -71,12 +71,12 @@ class Connection(asyncio.Protocol):
         return await self.host.ended()
 
     def send(self, command: Command) -> None:
-        """Send a command; never blocks. Dropped when the engine has gone: `on_lost` has said so, or will."""
+        """Send a command; never blocks. The command is dropped when the engine has gone: `on_lost` reports that."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(command))
 
     async def close(self) -> None:
-        """Tell the engine to end, and see that it does."""
+        """Stop the engine, and make sure that it ends."""
         self._stopping = True
         self.send(Stop())
         try:
@@ -98,14 +98,14 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not a subclass
 
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._reader.feed(data):
                 self._receive(self._decode(body))
         except (msgspec.MsgspecError, ProtocolError) as error:
-            logger.error("the engine sent what cannot be read: %s", error)
+            logger.error("invalid message from the engine: %s", error)
             self.host.kill()
             if self._transport is not None:
                 self._transport.abort()

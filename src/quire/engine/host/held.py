@@ -1,4 +1,4 @@
-"""What a server's process holds beside its engine's: as it is planned, and as it is."""
+"""Memory that a server's process holds besides that of its engine: planned and actual."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from quire.util.resident import Area, resident_parts
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles
 
-# What this process grows by once it serves, beside what requests hold: code that runs for the first time, modules that
-# are imported when they are needed, threads. Measured: 3.7 MiB up to the first request, 2.9 for the pages of metrics
-# and of the API's description, 1.5 for the first chat and the first logprobs.
+# Growth of this process once it serves, apart from what requests hold: code that runs for the first time, modules
+# imported on demand, threads. Measured: 3.7 MiB up to the first request, 2.9 for the pages of metrics and of the API's
+# description, 1.5 for the first chat and the first logprobs.
 SERVER_GROWTH = 9 * 2**20
-# Texts of tokens that three tables remember (server/logprobs, engine/front/text_service): 270 bytes measured. Files of
-# tokenizers have 50 to 100 bytes per token, so vocabularies below _TEXTS tokens are told by their size.
+# Texts of tokens in three caches (server/logprobs, front/text_service): 270 bytes measured. Tokenizer files have
+# 50 to 100 bytes per token, so the file size is enough to recognise vocabularies below _TEXTS tokens.
 _TEXTS, _TEXT_BYTES, _FILE_BYTES = 2**13, 3 * 280, 48
-# A connection that has no request in work. Measured with 400 of them, after a request: 8.4 KiB on a quiet machine and
+# A connection without a request. Measured with 400 of them, after a request: 8.4 KiB on a quiet machine and
 # 11.2 on a busy one, with TLS 54 to 57 KiB; before: 5.9 and 53.1 KiB.
 CONNECTION, TLS_CONNECTION = 12 * 2**10, 60 * 2**10
-# What each may buffer beside, on the average: headers that are not complete; the pieces that TLS has read and written.
+# What each may buffer in addition, on average: incomplete headers, and the pieces that TLS has read and written.
 _BUFFER, _TLS_BUFFER, _MIN_BUFFERS = 2**10, 8 * 2**10, 2**20
 
 
@@ -36,13 +36,13 @@ def buffers(serving: ServingConfig) -> int:
 
 
 def _connections(serving: ServingConfig) -> int:
-    """The most that there can be: each needs an open file."""
+    """The largest number of connections: each needs an open file."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return serving.max_connections if files < 0 else min(serving.max_connections, files)
 
 
 def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig) -> dict[str, int]:
-    """Bytes that this process will hold beside the engine's, under the same bound."""
+    """Bytes that this process will hold besides the engine's, under the same bound."""
     tokenizer = tokenizer_memory(folder, files)
     texts = min(_TEXTS, tokenizer // TOKENIZER_FACTOR // _FILE_BYTES) * _TEXT_BYTES
     return {
@@ -53,8 +53,8 @@ def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig)
 
 
 def memory_held(engine: int | None, areas: Sequence[Area]) -> dict[str, dict[str, int]]:
-    """What each process holds now, by part. `engine`: the engine's process, None for a thread of this one; `areas`: its
-    large parts.
+    """What each process holds now, by part. `engine`: the id of the engine process, None for a thread of this one;
+    `areas`: its large parts.
     """
     if engine is None:
         return {"server": resident_parts(os.getpid(), areas)}

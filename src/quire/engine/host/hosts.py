@@ -1,4 +1,4 @@
-"""Where an engine runs: a process of its own, or a thread of this one. Both speak over a socket pair."""
+"""Where an engine runs: in its own process, or in a thread of this one. Both communicate over a socket pair."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class Host(Protocol):
         """Start it; returns our end of the socket, which the caller owns."""
 
     async def ended(self) -> str:
-        """Wait for its end; says how it ended, for the log."""
+        """Wait for its end; returns how it ended, for the log."""
 
     def kill(self) -> None:
-        """End it now, where that is possible."""
+        """End it now, where possible."""
 
     def cpu_seconds(self) -> float | None:
-        """CPU time it has used so far, None where that is not known."""
+        """CPU time used so far; None if unknown."""
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None when it is a thread of this process."""
+        """Its process id; None for a thread of this process."""
 
 
 class ProcessHost:
     """An engine process: a fresh interpreter, never a fork of this one.
 
-    A thread of ours passes on what it writes to stderr, keeps the end of it, and waits for its exit. `spawned` is
-    a process that was started before; it is used by the first start.
+    A thread of ours forwards its stderr, keeps the last lines, and waits for its exit. `spawned` is a process started
+    earlier; the first start uses it.
     """
 
     module = "quire.engine.host.process"
@@ -71,7 +71,7 @@ class ProcessHost:
             threading.Thread(
                 target=self._follow, args=(loop, self._exit), name="quire-engine-stderr", daemon=True
             ).start()
-        except RuntimeError:  # no thread is left to see its end
+        except RuntimeError:  # no thread left to wait for its exit
             ours.close()
             self._process.kill()
             self._process.wait()
@@ -81,7 +81,7 @@ class ProcessHost:
 
     async def ended(self) -> str:
         if self._process is None or self._exit is None:
-            return "it could not be started"
+            return "it did not start"
         status = await asyncio.shield(self._exit)
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         last = b"\n".join(self._lines).decode("utf-8", "replace").strip()
@@ -89,7 +89,7 @@ class ProcessHost:
 
     def kill(self) -> None:
         if self._process is not None:
-            self._process.kill()  # does nothing once it has been waited for
+            self._process.kill()  # does nothing after the process was waited for
 
     def cpu_seconds(self) -> float | None:
         try:
@@ -105,7 +105,7 @@ class ProcessHost:
         partial = b""
         with self._process.stderr as pipe:
             while data := pipe.read(2**16):
-                with contextlib.suppress(OSError, ValueError):  # our stderr may be gone: serving goes on
+                with contextlib.suppress(OSError, ValueError):  # our stderr may be closed: keep serving
                     sys.stderr.write("\n".join(map(printable, data.decode("utf-8", "replace").split("\n"))))
                     sys.stderr.flush()
                 *lines, partial = (partial + data).split(b"\n")
@@ -114,7 +114,7 @@ class ProcessHost:
         if partial:
             self._lines.append(partial)
         status = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody asks any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(_set_once, exit_, status)
 
 
@@ -131,7 +131,7 @@ class ThreadHost:
         ours, theirs = socket_pair()
         self._socket = ours
         from quire.engine.host.process import (
-            serve,  # a server's own process has no use for the engine's parts
+            serve,  # the server's own process does not need the engine's modules
         )
 
         self._thread = threading.Thread(target=serve, args=(theirs,), name="quire-engine", daemon=True)
@@ -141,12 +141,12 @@ class ThreadHost:
     async def ended(self) -> str:
         while (
             self._thread is not None and self._thread.is_alive()
-        ):  # joining would block a thread of ours for as long as it hangs
+        ):  # joining would block a thread of ours while it hangs
             await asyncio.sleep(_POLL_SECONDS)
         return "its thread ended"
 
     def kill(self) -> None:
-        """A thread cannot be killed: it ends after its step, for the socket is closed."""
+        """A thread cannot be killed: it ends after its current step, because the socket is closed."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -156,7 +156,7 @@ class ThreadHost:
 
 
 def host_factory(*, in_process: bool, spawned: Spawned | None = None) -> Callable[[], Host]:
-    """What makes a new host for every start of the engine; the first one takes the process `spawned`."""
+    """A factory of hosts, one per start of the engine; the first one uses the process `spawned`."""
     if in_process:
         return ThreadHost
     waiting = [spawned] if spawned is not None else []

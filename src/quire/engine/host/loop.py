@@ -1,4 +1,4 @@
-"""The engine's loop: take commands, run a step, report it. Runs in the engine process, or in a thread."""
+"""The engine's loop: read commands, run a step, report it. Runs in the engine process, or in a thread."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from quire.engine.host.messages import (
     Pong,
     Records,
     Refused,
+    Stats,
     Step,
     Stop,
     pack_handles,
@@ -31,7 +32,7 @@ STATS_SECONDS = 0.25
 
 
 class _Live:
-    """A request in the engine: its handle, samples not yet ended, and whether its cache hit was reported."""
+    """A request in the engine: its handle, its running samples, and whether its cache hit was reported."""
 
     __slots__ = ("handle", "reported", "samples")
 
@@ -42,9 +43,9 @@ class _Live:
 
 
 class EngineLoop:
-    """Steps an EngineCore for whoever is at the other end of a channel.
+    """Steps an EngineCore for the other end of a channel.
 
-    Commands are taken between steps, so that an abort or a stop string costs at most the step being run.
+    Commands are handled between steps, so that an abort or a stop string wastes at most the current step.
     """
 
     def __init__(self, core: EngineCore, channel: Channel) -> None:
@@ -57,7 +58,7 @@ class EngineLoop:
         self._dirty = True
 
     def run(self) -> None:
-        """Serve until told to stop. Raises ChannelClosedError when the other end goes away."""
+        """Serve until a Stop command. Raises ChannelClosedError when the other end goes away."""
         while True:
             due = self._core.ready_in()
             idle = due != 0.0
@@ -89,7 +90,7 @@ class EngineLoop:
             case AskRecords(count):
                 self._channel.send(Records(list(self._core.records)[-count:]))
             case _:
-                raise TypeError(f"{type(command).__name__} is not for a running engine")
+                raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 
     def _add(self, command: Add) -> None:
         self._seen = max(self._seen, command.handle)
@@ -107,6 +108,8 @@ class EngineLoop:
         start = time.monotonic()
         events = self._core.step()
         end = time.monotonic()
+        if not self._core.rows:
+            return  # moves go on, and no sequence can run before they end
         self._totals.add_step()
         self._channel.send(self._report(start, end, events))
         self._totals.add_send(time.monotonic() - end)
@@ -161,7 +164,7 @@ class EngineLoop:
             return
         at = time.monotonic()
         if now or at >= self._stats_due:
-            self._channel.send(self._totals.report())
+            self._channel.send(Stats(self._totals.report()))
             self._stats_due = at + STATS_SECONDS
             self._dirty = False
 

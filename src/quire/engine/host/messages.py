@@ -1,33 +1,46 @@
-"""What crosses between the API process and the engine process: a fixed schema over a stream socket.
+"""Messages between the API process and the engine process: a fixed schema over a stream socket.
 
 A frame is a length (4 bytes, little endian) and a MessagePack array whose first item is the message's tag. Token
 ids travel as packed int32, logprobs as packed float64: a step of 64 rows is a dozen objects, not 700. Both ends run
-on one machine, so numbers are in native byte order. Decoding makes these types and nothing else.
+on one machine, so numbers are in native byte order. Decoding creates only these types.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.api import EngineStats
 from quire.logprobs import LogprobTable
-from quire.types import FinishReason, QuireError, Request, StepRecord, TokenIds
+from quire.types import (
+    CacheGroup,
+    FinishReason,
+    FullGroup,
+    QuireError,
+    Request,
+    SlidingGroup,
+    StateGroup,
+    StepRecord,
+    TokenIds,
+)
 from quire.util.startup import Span
 
 MAX_FRAME_BYTES = 2**30
 HEADER_BYTES = 4
-# A row of a step is named by its request's handle and, in the low bits, the number of its sample.
+# A row of a step is identified by the handle of its request and, in the low bits, the number of its sample.
 SAMPLE_BITS = 7
 SAMPLE_MASK = 2**SAMPLE_BITS - 1
 
 
 class ProtocolError(QuireError):
-    """The other end sent what it never should: a bug, or not our process."""
+    """The other end sent something invalid: a bug, or not our process."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -38,7 +51,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: which checkpoint folder to load, and how. `beside` is memory held by another process, by part."""
+    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part."""
 
     folder: str
     config: EngineConfig
@@ -46,7 +59,7 @@ class Load(_Message, frozen=True, tag=1):
 
 
 class Add(_Message, frozen=True, tag=2):
-    """Queue a request. Handles are never reused, and rise but for a request that was held back."""
+    """Queue a request. Handles are never reused, and rise except for requests that were held back."""
 
     handle: int
     request: Request
@@ -59,7 +72,7 @@ class Abort(_Message, frozen=True, tag=3):
 
 
 class Finish(_Message, frozen=True, tag=4):
-    """End one sample: a stop string was found in its text."""
+    """End one sample: its text contains a stop string."""
 
     handle: int
     index: int
@@ -95,7 +108,7 @@ class Progress(_Message, frozen=True, tag=1):
 
 
 class Ready(_Message, frozen=True, tag=2):
-    """Loaded: the limits that admission checks against, what the start-up lines say, and where time went."""
+    """Loaded: the limits that admission checks, facts for the start-up lines, and where the time went."""
 
     scheduler: SchedulerConfig
     vocab: int
@@ -104,19 +117,19 @@ class Ready(_Message, frozen=True, tag=2):
     memory_bound: int
     memory_parts: dict[str, int]
     memory_lines: tuple[str, ...]
-    memory_areas: tuple[tuple[str, int, int], ...] = ()  # name, address, bytes: in the engine's process
+    memory_areas: tuple[tuple[str, int, int], ...] = ()  # name, address, bytes: in the engine process
     startup: tuple[Span, ...] = ()
 
 
 class Fatal(_Message, frozen=True, tag=3):
-    """Loading failed; the process ends. `kind` is the name of the error's class."""
+    """Loading failed; the process ends. `kind` is the class name of the error."""
 
     kind: str
     message: str
 
 
 class Logprobs(_Message, frozen=True):
-    """A LogprobTable: ids int32 and logprobs float64 a candidate, ranks int32 and ends int64 a position."""
+    """A LogprobTable: ids int32 and logprobs float64 per candidate, ranks int32 and ends int64 per position."""
 
     ids: bytes
     logprobs: bytes
@@ -125,7 +138,7 @@ class Logprobs(_Message, frozen=True):
 
 
 class Note(_Message, frozen=True):
-    """What is worth saying of a row beside its tokens."""
+    """Facts about a row besides its tokens."""
 
     row: int
     cached_tokens: int | None = None
@@ -138,10 +151,10 @@ class Note(_Message, frozen=True):
 class Step(_Message, frozen=True, tag=4):
     """A completed step. Times are of time.monotonic(), which all processes of a machine share.
 
-    rows     int64 a row: handle << SAMPLE_BITS | sample
+    rows     int64 per row: handle << SAMPLE_BITS | sample
     tokens   int32, row after row
     sizes    int32 tokens of each row; empty when every row has one
-    started  int64 handles of requests that this step put to work
+    started  int64 handles of requests that this step started
     seen     the last handle whose Add arrived before the step was scheduled
     running, waiting  sequences, after the step
     """
@@ -160,9 +173,19 @@ class Step(_Message, frozen=True, tag=4):
     sizes: bytes
     notes: tuple[Note, ...]
 
+    def unpack(self) -> tuple[list[int], list[list[int]]]:
+        """The rows' names and tokens."""
+        tokens = unpack_ids(self.tokens)
+        if not self.sizes:
+            return unpack_handles(self.rows), [[token] for token in tokens]
+        sizes = unpack_ids(self.sizes)
+        ends = accumulate(sizes)
+        news = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        return unpack_handles(self.rows), news
+
 
 class Refused(_Message, frozen=True, tag=5):
-    """A request that could not be queued: the RequestError's field and message."""
+    """A request that could not be queued: field and message of the RequestError."""
 
     handle: int
     field: str
@@ -176,25 +199,9 @@ class Pong(_Message, frozen=True, tag=6):
 
 
 class Stats(_Message, frozen=True, tag=7):
-    """Gauges and counters of the engine; the fields mean what EngineStats says."""
+    """Gauges and counters, a few times a second."""
 
-    running: int
-    waiting: int
-    blocks: int
-    blocks_used: int
-    blocks_cached: int
-    block_size: int
-    kv_waste_tokens: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    steps: int
-    step_seconds: float
-    step_phase_seconds: dict[str, float]
-    prefill_tokens: int
-    decode_tokens: int
-    step_tokens: tuple[int, ...]
-    resident_bytes: int
+    stats: EngineStats
 
 
 class Records(_Message, frozen=True, tag=8):
@@ -211,13 +218,25 @@ Report = Progress | Ready | Fatal | Step | Refused | Pong | Stats | Records
 
 def _pack_prompt(value: Any) -> memoryview:
     if not isinstance(value, TokenIds):
-        raise NotImplementedError(f"{type(value).__name__} is not part of a message")
+        raise NotImplementedError(f"{type(value).__name__} cannot be sent in a message")
     return memoryview(value).cast("B")
+
+
+def _unpack_group(wanted: type, data: Any) -> CacheGroup:
+    """The kind of group that has these fields."""
+    for kind in (FullGroup, SlidingGroup, StateGroup):
+        if (
+            wanted is CacheGroup
+            and isinstance(data, dict)
+            and {field.name for field in fields(kind)} == {*data}
+        ):
+            return msgspec.convert(data, kind)
+    raise ProtocolError("a message holds no cache group")
 
 
 def _unpack_prompt(wanted: type, data: Any) -> TokenIds:
     if wanted is not TokenIds or not isinstance(data, bytes) or len(data) % 4:
-        raise ProtocolError("a message holds no whole token ids")
+        raise ProtocolError("a message contains incomplete token ids")
     ids = TokenIds()
     ids.frombytes(data)
     return ids
@@ -228,7 +247,7 @@ M = TypeVar("M")
 
 
 def frame(message: Command | Report) -> bytearray:
-    """A message as it goes over the socket."""
+    """A message with its length, ready to send."""
     buffer = bytearray(HEADER_BYTES)
     _encoder.encode_into(message, buffer, HEADER_BYTES)
     buffer[:HEADER_BYTES] = (len(buffer) - HEADER_BYTES).to_bytes(HEADER_BYTES, "little")
@@ -236,23 +255,23 @@ def frame(message: Command | Report) -> bytearray:
 
 
 def command_decoder() -> msgspec.msgpack.Decoder[Command]:
-    """Decodes what the engine receives."""
+    """Decoder for messages to the engine."""
     return msgspec.msgpack.Decoder(Command, dec_hook=_unpack_prompt)
 
 
 def report_decoder() -> msgspec.msgpack.Decoder[Report]:
     """Decodes what the engine sends."""
-    return msgspec.msgpack.Decoder(Report)
+    return msgspec.msgpack.Decoder(Report, dec_hook=_unpack_group)
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, however it arrives."""
+    """Splits a stream of bytes into frames, wherever the pieces begin and end."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[memoryview | bytes]:
-        """The bodies of the frames that `data` completes; each is valid until the next one is asked for.
+        """The bodies of the frames that `data` completes; each is valid until the next one is requested.
 
         Raises ProtocolError for a frame over MAX_FRAME_BYTES.
         """
@@ -287,26 +306,26 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    """The reverse of pack_ids."""
+    """The inverse of pack_ids."""
     return memoryview(data).cast("i").tolist()
 
 
 def pack_logprobs(table: LogprobTable | None) -> Logprobs | None:
-    """A table's numbers as bytes."""
+    """The numbers of a table as bytes."""
     if table is None:
         return None
     return Logprobs(table.ids.tobytes(), table.values.tobytes(), table.ranks.tobytes(), table.ends.tobytes())
 
 
 def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:
-    """The reverse of pack_logprobs. Raises ProtocolError when the parts disagree in length."""
+    """The inverse of pack_logprobs. Raises ProtocolError when the lengths of the parts disagree."""
     if packed is None:
         return None
     table = LogprobTable()
     parts = ((table.ids, packed.ids), (table.values, packed.logprobs), (table.ranks, packed.ranks))
     for numbers, data in (*parts, (table.ends, packed.ends)):
         if len(data) % numbers.itemsize:
-            raise ProtocolError("a part of a logprob message holds no whole numbers")
+            raise ProtocolError("a part of a logprob message contains incomplete numbers")
         numbers.frombytes(data)
     last = table.ends[-1] if table.ends else 0
     if not len(table.ids) == len(table.values) == last or len(table.ranks) != len(table.ends):
@@ -315,10 +334,10 @@ def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:
 
 
 def unpack_handles(data: bytes) -> list[int]:
-    """int64 numbers."""
+    """int64 numbers from bytes."""
     return memoryview(data).cast("q").tolist()
 
 
 def pack_handles(handles: Sequence[int]) -> bytes:
-    """Numbers as int64."""
+    """Numbers as int64 bytes."""
     return array("q", handles).tobytes()

@@ -1,7 +1,7 @@
 """The engine process: python -m quire.engine.host.process FD PARENT_PID, started by engine/host.
 
-It lives for its parent alone: it ends when the socket closes, and on Linux the kernel ends it with its parent.
-Interrupts and termination signals are the parent's business: it drains, then says stop.
+It depends on its parent: it ends when the socket closes, and on Linux the kernel ends it with its parent. The parent
+handles interrupts and termination signals: it drains, then sends Stop.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import socket
 import sys
 import time
 
-if __name__ == "__main__":  # what follows takes most of the start
-    gc.disable()  # nothing that is imported is garbage
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would spin beside the kernels' own
+if __name__ == "__main__":  # the imports below take most of the start-up time
+    gc.disable()  # imported objects are not garbage
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would disturb the kernels
 
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import open_model
 from quire.engine.host.channel import Channel, ChannelClosedError
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, Progress, Ready, Stop
-from quire.executor.native import NativeExecutor
 from quire.types import QuireError
 from quire.util.startup import Startup
 
@@ -32,14 +31,14 @@ _PROGRESS_SECONDS = 0.1
 
 
 def serve(sock: socket.socket) -> None:
-    """Load what the first command names, then run its engine until told to stop or left alone."""
+    """Load the model of the first command, then run its engine until a Stop command or until the parent goes away."""
     channel, startup = Channel(sock), Startup("engine")
     try:
         first = channel.receive(wait=True)
         if any(isinstance(command, Stop) for command in first):
             return
         if not isinstance(first[0], Load) or len(first) > 1:
-            raise TypeError(f"{type(first[-1]).__name__} before the engine was ready")
+            raise TypeError(f"{type(first[-1]).__name__} arrived before the engine was ready")
         built = _load(first[0], channel, startup)
         if built is None:
             return
@@ -82,7 +81,7 @@ def _ready(built: Built, startup: Startup) -> Ready:
         memory_bound=built.plan.bound,
         memory_parts=dict(built.plan.parts),
         memory_lines=tuple(built.plan.lines()),
-        memory_areas=tuple(built.executor.areas()) if isinstance(built.executor, NativeExecutor) else (),
+        memory_areas=tuple(built.executor.areas()),
         startup=startup.spans,
     )
 
@@ -91,13 +90,13 @@ def _follow(parent: int) -> None:
     """End with the parent, even in the middle of a step."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # the parent died before the call
         sys.exit(1)
 
 
 def main() -> None:
-    """Entry of the engine process."""
-    gc.freeze()  # modules are not looked through again
+    """Entry point of the engine process."""
+    gc.freeze()  # excludes modules from garbage collection
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Starting the engine process, before anything else that is slow: two interpreters then start side by side."""
+"""Starts the engine process before anything else that is slow, so that two interpreters start side by side."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import socket
 import subprocess
 import sys
 
-_SOCKET_BYTES = 2**20  # what a step's report may wait in while the API process is busy
+_SOCKET_BYTES = 2**20  # room for the reports of steps while the API process is busy
 
 
 class Spawned:
-    """An engine process that waits for its first command, and our end of the socket to it.
+    """An engine process waiting for its first command, and our end of the socket to it.
 
-    Whoever takes it owns both; `close` ends a process that nobody took.
+    The caller of `take` owns both; `close` ends a process that was not taken.
     """
 
     def __init__(self, module: str = "quire.engine.host.process") -> None:
         ours, theirs = socket_pair()
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", module]
         try:
-            # The kernel ends the process with the thread that started it (engine/process).
+            # The kernel ends the process together with the thread that started it (engine/host/process).
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                start_new_session=True,  # an interrupt typed at the terminal is for the parent
+                start_new_session=True,  # an interrupt typed at the terminal is for the parent only
             )
         except BaseException:
             ours.close()
@@ -38,7 +38,7 @@ class Spawned:
         self._taken = False
 
     def take(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """Process and socket, once."""
+        """Process and socket; can be called once."""
         self._taken = True
         return self.process, self.socket
 
@@ -55,7 +55,7 @@ class Spawned:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a stream socket with room for a step's report."""
+    """Two ends of a stream socket with room for the report of a step."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)

@@ -1,18 +1,17 @@
-"""Counters of the engine process, summed step by step and reported a few times a second."""
+"""Counters of the engine process, updated every step and reported a few times a second."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
 from quire.core.scheduler import Scheduler
-from quire.engine.api import STEP_TOKEN_BOUNDS
+from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
 from quire.engine.core import EngineCore
-from quire.engine.host.messages import Stats
 from quire.util.platform import resident_bytes
 
 
 class StepTotals:
-    """Totals over all steps of one engine. Phases are those of the worker and "schedule" and "update"."""
+    """Totals over all steps of one engine. Phases are those of the worker, "schedule", "update" and "send"."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -41,10 +40,11 @@ class StepTotals:
         """Count time spent in reporting a step."""
         self._phases["send"] += seconds
 
-    def report(self) -> Stats:
+    def report(self) -> EngineStats:
         """Everything as of now."""
         scheduler: Scheduler = self._core.scheduler
-        return Stats(
+        plans = self._core.worker.plans
+        return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             blocks=scheduler.config.num_blocks,
@@ -61,5 +61,9 @@ class StepTotals:
             prefill_tokens=self._prefill,
             decode_tokens=self._decode,
             step_tokens=tuple(self._tokens),
+            step_plans=plans.sizes,
+            step_plan_hits=plans.hits,
+            step_plan_fallbacks=plans.fallbacks,
+            step_plan_padding=plans.padding,
             resident_bytes=resident_bytes(),
         )

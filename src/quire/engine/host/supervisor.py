@@ -1,4 +1,4 @@
-"""Keeps an engine running: starts it, watches it, starts it again when it dies, and gives up when that is no use."""
+"""Keeps an engine running: starts it, watches it, restarts it when it dies, and gives up after repeated failures."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MAX_TICK = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a supervisor tells its engine. `lost` comes before a restart, `ready` after each (re)start.
+    """Callbacks of a supervisor. `lost` comes before a restart, `ready` after each (re)start.
 
-    `lost` returns how many deaths, this one and those before it, have a cause that is known and will not come again.
+    `lost` returns how many deaths, this one and earlier ones, have a known cause that will not recur.
     """
 
     report: Callable[[Report], None]
@@ -46,12 +46,13 @@ class Supervisor:
         self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], hooks: Hooks
     ) -> None:
         self.state = EngineState.STARTING
+        self.given_up = asyncio.Event()
         self._load, self._serving, self._new_host, self._hooks = load, serving, new_host, hooks
         self._connection: Connection | None = None
         self.restarts = 0
         self._failures: deque[float] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._dying: set[Host] = set()  # killed, and not yet seen to have ended
+        self._dying: set[Host] = set()  # killed, and not yet known to have ended
         self._watchdog = Watchdog(serving.stall_timeout, time.monotonic())
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
@@ -62,17 +63,17 @@ class Supervisor:
         return self._connection.host.pid if self._connection else None
 
     async def start(self, progress: Callable[[int, int], None] | None) -> None:
-        """The first start. Raises what loading raises; then there is nothing left to stop."""
+        """The first start. Raises the errors of loading; nothing has to be stopped then."""
         self._hooks.ready(await self._open(progress))
         self.state = EngineState.READY
         self._spawn(self._watch())
 
     def drain(self) -> None:
-        """From now on no request is taken, and a death of the engine is not repaired."""
+        """From now on requests are refused, and the engine is not restarted when it dies."""
         self.state = EngineState.DRAINING
 
     async def stop(self) -> None:
-        """End the engine and everything that watches it."""
+        """Stop the engine and everything that watches it."""
         self.state = EngineState.DRAINING
         for task in self._tasks:
             task.cancel()
@@ -83,16 +84,16 @@ class Supervisor:
             self._connection = None
 
     def send(self, command: Command) -> None:
-        """Send a command to the engine; lost when it is dead, like the request it belongs to."""
+        """Send a command to the engine; lost when the engine is dead, like its request."""
         if self._connection is not None:
             self._connection.send(command)
 
     def began(self) -> None:
-        """Work has come to an idle engine."""
+        """An idle engine gets work."""
         self._watchdog.began(time.monotonic())
 
     async def ping(self, timeout: float) -> bool:
-        """True when the engine answers within `timeout` seconds, between two of its steps."""
+        """Whether the engine answers within `timeout` seconds, between two of its steps."""
         number = next(self._numbers)
         answer = self._pings[number] = asyncio.get_running_loop().create_future()
         self.send(Ping(number))
@@ -119,7 +120,7 @@ class Supervisor:
         else:
             self._watchdog.answered(now)
         if self.state is EngineState.STALLED:
-            logger.warning("the engine responds again")
+            logger.warning("the engine is responding again")
             self.state = EngineState.READY
         if isinstance(report, Pong):
             answer = self._pings.get(report.number)
@@ -129,7 +130,7 @@ class Supervisor:
             self._hooks.report(report)
 
     def _lost(self) -> None:
-        """The socket closed: the engine is dead or as good as dead."""
+        """The socket closed: the engine is dead or about to be."""
         connection, self._connection = self._connection, None
         if self.state is not EngineState.DRAINING:
             self.state = EngineState.RESTARTING
@@ -140,7 +141,7 @@ class Supervisor:
             self._spawn(self._recover(connection.host, explained))
 
     async def _recover(self, host: Host, explained: int) -> None:
-        """Start the engine again. Deaths that are explained do not count as failures of the engine."""
+        """Restart the engine. Deaths with a known cause do not count as failures of the engine."""
         cause = await host.ended()
         self._dying.discard(host)
         logger.error("the engine ended unexpectedly: %s", cause)
@@ -158,6 +159,7 @@ class Supervisor:
                     _WINDOW_SECONDS // 60,
                 )
                 self.state = EngineState.FAILED
+                self.given_up.set()
                 return
             if counts:
                 self._failures.append(now)
@@ -166,15 +168,15 @@ class Supervisor:
             try:
                 ready = await self._open(None)
             except (QuireError, ValueError, OSError, MemoryError) as error:
-                logger.error("the engine could not be started again: %s", error)
+                logger.error("the engine could not be restarted: %s", error)
                 continue
             self._hooks.ready(ready)
             self.restarts += 1
             self.state = EngineState.READY
-            logger.warning("the engine has been started again")
+            logger.warning("the engine was restarted")
 
     async def _watch(self) -> None:
-        """Look after the engine several times within the stall timeout."""
+        """Check the engine several times within the stall timeout."""
         tick = min(_MAX_TICK, self._serving.stall_timeout / 8)
         last = time.monotonic()
         while True:
@@ -198,11 +200,11 @@ class Supervisor:
             return
         quiet = now - self._watchdog.quiet_since
         if self.state is EngineState.READY:
-            logger.error("the engine is stalled: nothing from it for %.1f seconds", quiet)
+            logger.error("the engine is stalled: no response for %.1f seconds", quiet)
             self.state = EngineState.STALLED
         hang = self._serving.hang_timeout
         if self.state is EngineState.STALLED and hang and quiet > self._watchdog.limit + hang:
-            logger.error("the engine is killed: nothing from it for %.1f seconds", quiet)
+            logger.error("killing the engine: no response for %.1f seconds", quiet)
             connection.host.kill()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

@@ -1,4 +1,4 @@
-"""Is the engine alive? Judged by what it completes, not by whether its process exists."""
+"""Decides whether the engine is alive, by the work it completes and not by the existence of its process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import enum
 from collections import deque
 
 _RECENT_STEPS = 256
-_STEP_FACTOR = 20  # a step may take this many times the longest recent one
-_BUSY_FACTOR = 30  # and this many times the limit while its process is seen computing
-_BUSY_SHARE = 0.02  # of one core: a container may be throttled, a stopped process uses nothing
+_STEP_FACTOR = 20  # a step may take this many times the longest recent step
+_BUSY_FACTOR = 30  # and this many times the limit while its process uses CPU time
+_BUSY_SHARE = 0.02  # of one core: a container may be throttled, a stopped process uses none
 
 
 class Verdict(enum.Enum):
-    """What to do now."""
+    """The action to take now."""
 
     FINE = enum.auto()
     ASK = enum.auto()  # idle for a while: send a ping
@@ -20,12 +20,11 @@ class Verdict(enum.Enum):
 
 
 class Watchdog:
-    """Times of the last sign of life. Pure: all times are given, in seconds of one monotonic clock.
+    """Times of the last sign of life. Pure: all times are arguments, in seconds of one monotonic clock.
 
     With work queued, a step must complete within `limit`: `timeout`, or 20 times the longest recent step. The first
-    chunk of a long prompt on a large model may take longer than any step before it, so a process that is seen
-    computing has 30 times that; a stopped or waiting one uses no CPU. Without work, a ping must be answered
-    within `timeout`.
+    chunk of a long prompt on a large model may take longer than any earlier step, so a process that uses CPU time gets
+    30 times the limit; a stopped or waiting process uses none. Without work, a ping must be answered within `timeout`.
     """
 
     def __init__(self, timeout: float, now: float) -> None:
@@ -44,7 +43,7 @@ class Watchdog:
 
     @property
     def quiet_since(self) -> float:
-        """The time of the last sign of life, or of the first work since the engine was idle."""
+        """Time of the last sign of life, or of the first work after the engine was idle."""
         return self._sign
 
     def stepped(self, seconds: float, now: float) -> None:
@@ -53,18 +52,18 @@ class Watchdog:
         self._sign, self._asked = now, None
 
     def answered(self, now: float) -> None:
-        """A ping has come back, or another message from the engine has."""
+        """The engine has answered a ping or sent another message."""
         self._sign, self._asked = now, None
 
     def began(self, now: float) -> None:
-        """Work has come to an idle engine: the wait for its step starts now."""
+        """An idle engine gets work: the wait for its step starts now."""
         self._sign = now
 
     def check(
         self, now: float, *, working: bool, cpu_seconds: float | None, overslept: float = 0.0
     ) -> Verdict:
-        """Call regularly. `cpu_seconds` is the engine's CPU time so far; `overslept` is by how much this call
-        is late: while the caller itself did not run, nobody's silence counts.
+        """Call regularly. `cpu_seconds` is the engine's CPU time so far; `overslept` is the delay of this call: time
+        when the caller itself did not run does not count.
         """
         passed, self._checked = now - self._checked, now
         self._note_cpu(cpu_seconds, passed)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks
+from quire.executor.base import (
+    F32,
+    U8,
+    Limits,
+    Outputs,
+    StepArrays,
+    check_blocks,
+    check_embeddings,
+    check_program,
+)
+from quire.executor.plans import PlanCounts, StepSize
+from quire.executor.sampler import HostSampler
 from quire.executor.torch import experts, ops
 from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
 from quire.executor.torch.weights import Weights
+from quire.loader.packed import Packer
 from quire.program.program import Program
 from quire.program.tensors import Param
 from quire.quant import GroupCodes
@@ -21,22 +35,49 @@ from quire.types import MemoryBudgetError
 _DEFINED_IN = (ops, experts)  # importing them makes their definitions known
 
 
+class TorchOutputs(Mapping[str, F32]):
+    """The outputs of a step as tensors on the device; looking one up copies it to the host, if it is not there."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def __getitem__(self, name: str) -> F32:
+        found: F32 = self.tensors[name].cpu().numpy()
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
 class TorchExecutor:
     """An Executor (see executor/base.py) whose ops are those of executor/torch/ops.py.
 
-    device: a torch device by name ("cpu", "cuda", "cuda:1"). Products of float32 are taken in float32:
-    torch's default, which leaves TF32 off, is relied on. A step that breaks the contract of StepArrays
-    (ids, positions, slots or needed blocks out of range) is refused with ValueError before any op runs.
+    device: a torch device by name ("cpu", "cuda", "cuda:1"). Products of float32 are taken in float32: this relies on
+    torch's default, which leaves TF32 off. A step that breaks the contract of StepArrays (ids, positions, slots or
+    needed blocks out of range) is refused with ValueError before any op runs. `threads` and `isa` are the sampler's.
     """
 
-    def __init__(self, program: Program, device: str = "cpu") -> None:
+    packer: Packer | None = None
+
+    def __init__(self, program: Program, device: str = "cpu", *, threads: int = 1, isa: str = "") -> None:
+        check_program(program)
         self.program = program
-        self._device = _device(device)
+        self._device = find_device(device)
+        self._threads, self._isa = threads, isa
         self._weights = Weights(program, self._device)
         self._state: State | None = None
         self._reader: StepReader | None = None
         self._step: Step | None = None
         self._stop: int | None = None
+        self._steps = 0
+        self._seconds: list[float] | None = None  # of each op, while they are measured
+
+    @property
+    def isa(self) -> str:
+        return "torch"
 
     def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
         self._weights.put(param, row_offset, data, dtype)
@@ -54,14 +95,36 @@ class TorchExecutor:
             raise MemoryBudgetError(f"no memory for the KV cache and activations: {error}") from error
         self._reader = StepReader(self.program, limits, arrays, self._device)
 
+    def sampler(self) -> HostSampler:
+        limits = self._bound()[1].limits
+        return HostSampler(
+            self.program.vocab, limits.max_rows, self._isa, self._threads, max_rows=limits.max_logit_rows
+        )
+
+    def prepare(self, sizes: Sequence[StepSize]) -> None:
+        """Nothing: torch runs op by op, whatever the size."""
+
+    @property
+    def plans(self) -> PlanCounts:
+        return PlanCounts(fallbacks=self._steps)
+
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int) -> Outputs:
         self._step = self._bound()[1].read(num_tokens, num_rows)
-        return self._run_ops(0, self._step, num_logit_rows)
+        self._steps += 1
+        ops = self.program.ops if num_logit_rows else self.program.body
+        return self._run_ops(0, len(ops), self._step, num_logit_rows)
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         if self._step is None:
             raise RuntimeError("run_head needs a step that was run before")
-        return self._run_ops(len(self.program.body), self._step, num_logit_rows)
+        body, ops = len(self.program.body), len(self.program.ops)
+        return self._run_ops(body, ops if num_logit_rows else body, self._step, num_logit_rows)
+
+    def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
+        if not 0 <= begin <= end <= len(self.program.ops):
+            raise ValueError(f"ops {begin} … {end - 1} are not all ops of the program")
+        self._step = self._bound()[1].read(num_tokens, num_rows)
+        self._run_ops(begin, end, self._step, num_logit_rows)
 
     def read(self, buffer: str, rows: int) -> F32:
         found: F32 = self._bound()[0].buffers[buffer][:rows].float().cpu().numpy().copy()
@@ -92,6 +155,19 @@ class TorchExecutor:
             part[list(blocks)] = piece.to(part.device).view(part.dtype).reshape(shape)
             at += size
 
+    def profile(self, on: bool) -> None:
+        self._seconds = [0.0] * len(self.program.ops) if on else None
+
+    def take_profile(self) -> tuple[list[float], list[float]]:
+        found = self._seconds
+        if found is None:
+            return [], []
+        self._seconds = [0.0] * len(found)
+        return found, [0.0] * len(found)
+
+    def areas(self) -> Sequence[tuple[str, int, int]]:
+        return ()
+
     def memory(self) -> Mapping[str, int]:
         held = {"weights": self._weights.nbytes}
         return held if self._state is None else held | self._state.bytes
@@ -105,24 +181,41 @@ class TorchExecutor:
             raise RuntimeError("bind must be called before a step is run or read")
         return self._state, self._reader
 
-    def _run_ops(self, first: int, step: Step, num_logit_rows: int) -> Outputs:
-        """Ops from number `first` on; the head only when logits are wanted."""
+    def _run_ops(self, begin: int, end: int, step: Step, num_logit_rows: int) -> Outputs:
+        """Ops begin … end - 1, and none after the one to stop after."""
         state, reader = self._bound()
         logit_rows = reader.logit_rows(num_logit_rows, len(step.positions))
-        end = len(self.program.ops if num_logit_rows else self.program.body)
         if self._stop is not None:
             end = min(end, self._stop + 1)
         operands = Operands(self.program, self._weights, state, step, logit_rows)
+        embeddings, entry = reader.arrays.embeddings, None
+        if embeddings and not begin:
+            entry = check_embeddings(self.program, embeddings, len(step.positions))
         with torch.inference_mode():
-            for op in self.program.ops[first:end]:
+            for number, op in enumerate(self.program.ops[begin:end], begin):
+                start = time.perf_counter()
+                if entry is not None and number == entry.ops:
+                    self._enter(operands.buffer(entry.buffer))
                 run_op(operands, op)
-            return {
-                output.name: operands.buffer(output.buffer).cpu().numpy() for output in self.program.outputs
-            }
+                if self._seconds is not None:
+                    self._finish()
+                    self._seconds[number] += time.perf_counter() - start
+            return TorchOutputs({o.name: operands.buffer(o.buffer) for o in self.program.outputs})
+
+    def _finish(self) -> None:
+        """Wait until the device has computed what was launched."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _enter(self, buffer: Tensor) -> None:
+        """Put the embeddings of soft tokens in place of those of their ids."""
+        for given in self._bound()[1].arrays.embeddings:
+            rows = torch.from_numpy(np.ascontiguousarray(given.rows))
+            buffer[given.start : given.start + len(rows)] = rows.to(buffer.device)
 
 
-def _device(name: str) -> torch.device:
-    """The device of that name. Raises ValueError when torch does not know it or cannot use it here."""
+def find_device(name: str) -> torch.device:
+    """The device of that name. Raises ValueError if torch does not know it or cannot use it here."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

@@ -20,13 +20,11 @@ from torch.nn import functional
 
 from quire.executor.torch.cache import LatentCache, LayerCache, Location, Rotation, Row
 from quire.executor.torch.operands import Operands, defines
+from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.program.ops.attention import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, RopeWrite
 from quire.program.ops.linear import MAXIMA_COLS, HeadLinear, Linear
 from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Quantize, Scale
 from quire.spec.model import Activation, ClampedSwiGLU, NormKind
-
-QUERY_TILE = 256  # queries scored at once, so that scores stay small beside the cache
-WEIGHT_TILE = 1 << 22  # weight elements widened to float32 at once, some megabytes
 
 
 def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> None:

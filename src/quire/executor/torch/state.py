@@ -1,4 +1,4 @@
-"""What binding allocates: activation arena, paged KV cache, rope tables."""
+"""What binding allocates (activation arena, paged KV cache, rope tables), and what steps allocate for a while."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from torch import Tensor
 
 from quire.executor.base import Limits
 from quire.executor.torch.cache import LatentCache, LayerCache, Rotation
+from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import TORCH_DTYPES
 from quire.program.memory import kv_block_bytes, kv_head_elems, max_rows, plan_arena
+from quire.program.op import AttentionScratch
 from quire.program.program import Program
+from quire.program.tensors import Buffer
 from quire.spec import Rope
 from quire.spec.rope import cos_sin
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`buffers` are views [max rows, cols] into one arena; `rotations` by rope number.
+    """`buffers` are [max rows, cols], views into one arena; `rotations` are by rope number.
 
     `caches` and `latents` are by layer number: a layer has one of the two.
     """
@@ -32,7 +35,7 @@ class State:
 
     @classmethod
     def allocate(cls, program: Program, limits: Limits, device: torch.device) -> State:
-        """Raises RuntimeError when torch has no memory for it."""
+        """Raises RuntimeError if torch has no memory for it."""
         kv_bytes = limits.num_blocks * kv_block_bytes(program, limits.block_size)
         arena, buffers = _activations(program, limits, device)
         rotations = tuple(_rotation(rope, limits.max_len, device) for rope in program.ropes)
@@ -50,7 +53,7 @@ class State:
         )
 
     def block_parts(self) -> list[Tensor]:
-        """What a block consists of, each [blocks, …]. Layers that share memory are there once."""
+        """The tensors of which a block has a line each, [blocks, …]; layers that share memory appear once."""
         parts = [tensor for cache in self.caches.values() for tensor in (cache.keys, cache.values)]
         parts += [
             scales for cache in self.caches.values() if cache.scales is not None for scales in cache.scales
@@ -66,22 +69,53 @@ def _rotation(rope: Rope, max_len: int, device: torch.device) -> Rotation:
 
 
 def _activations(program: Program, limits: Limits, device: torch.device) -> tuple[int, dict[str, Tensor]]:
-    """Arena bytes and the buffers as views into it."""
+    """Bytes of the buffers, and the buffers: views into an arena, but for those of int8."""
     plan = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
     arena = torch.zeros(plan.total, dtype=torch.uint8, device=device)
     buffers = {}
     for buffer in program.buffers:
         rows = max_rows(buffer, limits.max_tokens, limits.max_logit_rows)
         dtype = TORCH_DTYPES[buffer.dtype]
-        if (
-            buffer.dtype == "i8"
-        ):  # held as the numbers it stands for, which take more than its place in the arena
+        if buffer.dtype == "i8":  # float32 numbers, too large for its place in the arena
             buffers[buffer.name] = torch.zeros(rows, buffer.cols, device=device)
             continue
         piece = arena[plan.offsets[buffer.name] :][: rows * buffer.cols * dtype.itemsize]
         buffers[buffer.name] = piece.view(dtype).view(rows, buffer.cols)
-    outside = sum(buffers[b.name].nbytes for b in program.buffers if b.dtype == "i8")
-    return plan.total + outside, buffers
+    return buffer_bytes(program, limits), buffers
+
+
+def buffer_bytes(program: Program, limits: Limits) -> int:
+    """Bytes of the buffers of a program."""
+    plan = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+    outside = sum(_floats(b, limits) for b in program.buffers if b.dtype == "i8")
+    return plan.total + outside
+
+
+def workspace_bytes(program: Program, limits: Limits) -> int:
+    """The most that the tensors of one op take besides buffers: an upper bound, for ops as ops.py defines them.
+
+    Rows in float32 while they are normalised, rotated or activated; a tile of a weight, widened, with its product; the
+    scores of a tile of queries over a whole context, with its keys and values.
+    """
+    rows = 6 * max((_floats(b, limits) for b in program.buffers), default=0)
+    linears = [param for param in program.params if param.kind == "linear"]
+    tile = max((max(WEIGHT_TILE, param.cols) for param in linears), default=0)
+    most = max(limits.max_tokens, limits.max_logit_rows)
+    products = max((2 * most * min(WEIGHT_TILE // p.cols + 1, p.rows) for p in linears), default=0)
+    attention = 0
+    for op in program.ops:
+        for need in op.scratch(program.buffer):
+            if isinstance(need, AttentionScratch):
+                queries, keys = min(QUERY_TILE, limits.max_tokens), limits.max_len
+                scores = 5 * queries * need.heads * keys
+                cached = 8 * keys * need.kv_heads * kv_head_elems(need.head_dim)
+                attention = max(attention, scores + cached + 4 * queries * keys)
+    return rows + 4 * (max(tile + products, attention))
+
+
+def _floats(buffer: Buffer, limits: Limits) -> int:
+    """Bytes of a buffer's rows in float32."""
+    return max_rows(buffer, limits.max_tokens, limits.max_logit_rows) * buffer.cols * 4
 
 
 def _caches(program: Program, limits: Limits, memory: Tensor) -> dict[int, LayerCache]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,7 +59,7 @@ class Weights:
         self._tensors[param.name][row_offset : row_offset + len(data)] = _rounded(param, source)
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
-        """Fill rows of a weight in groups with what its codes stand for; see Executor.put_codes."""
+        """Fill rows of a weight in groups with what its codes stand for; see Loadable.put_codes."""
         check_codes(param, row_offset, given)
         assert param.groups is not None
         self._take(param, row_offset, given.codes.shape)
@@ -65,7 +67,7 @@ class Weights:
         self._tensors[param.name][row_offset : row_offset + len(values)] = torch.from_numpy(values)
 
     def _take(self, param: Param, row_offset: int, shape: tuple[int, ...]) -> None:
-        """Note that these rows are filled now; ValueError when they don't fit or were filled before."""
+        """Mark these rows as filled. Raises ValueError if they don't fit or were filled before."""
         where = f"{param.name}[{row_offset}:{row_offset + shape[0]}]"
         if shape[1:] != _shape(param)[1:] or row_offset < 0 or row_offset + shape[0] > param.rows:
             raise ValueError(f"{where}: shape {shape} does not fit in {_shape(param)}")
@@ -87,6 +89,11 @@ class Weights:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors.values())
+
+
+def weight_bytes(program: Program) -> int:
+    """Bytes of a program's parameters here, which are neither packed nor quantized."""
+    return sum(math.prod(_shape(p)) * TORCH_DTYPES[p.dtype].itemsize for p in program.params)
 
 
 def quantize_rows(x: Tensor, group: int = 0, *, rotated: bool = False) -> Tensor:

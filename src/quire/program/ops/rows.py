@@ -16,7 +16,10 @@ ChangeWithDelta = Annotated[str, Role(reads=True, writes="delta")]
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """out[t] = table[token_ids[t]]; the table may be a tied, packed linear weight."""
+    """out[t] = table[token_ids[t]]; the table may be a tied, packed linear weight.
+
+    Of a token whose embedding the step is given, the id is a placeholder: its row is replaced, see Program.entry.
+    """
 
     table: Weight
     out: Write

@@ -54,7 +54,7 @@ def _decoder(config: ConfigReader, defaults: Defaults, *, mlp_bias: bool) -> Mod
     spec = decoder(config, defaults, [0] * layers, biases=Biases(mlp=mlp_bias), ropes=[None] * layers)
     attention = _attention(config, defaults, spec.max_positions)
     positions, longest = context_lengths(attention.rope, spec.max_positions)
-    blocks = tuple(replace(layer, attention=attention) for layer in spec.layers)
+    blocks = tuple(replace(layer, mixer=attention) for layer in spec.layers)
     return replace(spec, layers=blocks, max_positions=positions, longest=longest, names=_NAMES)
 
 

@@ -60,9 +60,7 @@ def gemma2(config: ConfigReader) -> ModelSpec:
     spec = decoder(config, _GEMMA2, windows, biases=_biases(config), scale=_scale(config))
     cap = _cap(config, "attn_logit_softcapping", 50.0)
     spec = replace(_sandwich(spec), logits_cap=_cap(config, "final_logit_softcapping", 30.0))
-    return replace(
-        spec, layers=tuple(replace(x, attention=replace(x.grouped, softcap=cap)) for x in spec.layers)
-    )
+    return replace(spec, layers=tuple(replace(x, mixer=replace(x.grouped, softcap=cap)) for x in spec.layers))
 
 
 def gemma3(config: ConfigReader) -> ModelSpec:

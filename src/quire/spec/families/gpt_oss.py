@@ -43,7 +43,7 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
         windows = [0 if i % 2 else window for i in range(layer_count(config))]
     bias = config.boolean("attention_bias", True)
     spec = decoder(config, _GPT_OSS, windows, biases=Biases(qkv=bias, out=bias))
-    sinks = (replace(x, attention=replace(x.grouped, sinks=True)) for x in spec.layers)
+    sinks = (replace(x, mixer=replace(x.grouped, sinks=True)) for x in spec.layers)
     router = softmax_router(config, read_experts(config, 128), 4, renormalise=True)
     act = ClampedSwiGLU(
         config.number("swiglu_alpha", 1.702, low=0.0, high=1e3),

@@ -3,62 +3,44 @@
 Order of operations on a row of raw logits:
 
 1. A row that holds NaN or +inf fails. Log-probabilities and ranks are taken here, before any change.
-2. allowed_token_ids, the grammar bitmask, banned_token_ids, min_tokens (stop ids cannot be sampled yet),
+2. allowed_token_ids, the bitmask of a grammar, banned_token_ids, min_tokens (stop ids cannot be sampled yet),
    logit_bias.
 3. repetition_penalty over prompt and output (a positive logit is divided, another multiplied: Keskar et al.,
    CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI's API
    reference).
 4. temperature 0 takes the greatest logit. Otherwise logits are divided by the temperature; top_k keeps the k
-   greatest; top_p the fewest of those that reach p of their probability; min_p those at least min_p times as
-   likely as the likeliest; and one token is drawn. Equal logits rank by id, the lower first, so each of these
-   sets is unique.
+   greatest; top_p the fewest whose probabilities reach p; min_p those at least min_p times as likely as the likeliest;
+   and one token is drawn. Equal logits rank by id, the lower first, so each of these sets is
+   unique.
 
-The draw inverts the cumulative distribution in id order at a uniform from Philox4x32-10 keyed by the
-request's seed, with the sample index and the token's position as counter. A token thus depends on its logits,
-its sequence's own state and its position: not on other rows, the row's number, threads or instruction set.
+The draw inverts the cumulative distribution, in id order, at a uniform number from Philox4x32-10; its key is the seed
+of the request, its counter the sample index and the position of the token. A token thus depends on its logits, the
+state of its sequence and its position: not on other rows, the index of the row, threads or instruction set.
 
-See docs/sampling.md for where transformers and vLLM order things differently.
+See docs/sampling.md for where transformers and vLLM use another order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from quire import _native
+from quire.executor.base import I32, Bitmask, Limits, Outputs, SampledRows
 from quire.logprobs import LogprobTable
-from quire.types import FinishReason, NewSeq
-
-F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
+from quire.types import MAX_NAMED_TOKENS, FinishReason, NewSeq
 
 _NOTHING_LEFT = 2  # status of a row in which every logit is -inf; 1: NaN or infinity
 _NO_TOKENS: I32 = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """What one call sampled, row for row.
+class HostSampler:
+    """The sampler of every executor whose outputs are in host memory; see base.Sampler.
 
-    token_ids: int32 [rows], -1 where the row failed. failed: row -> NO_TOKEN where what the request allows has no
-    probability, else ERROR. logprobs: per row the chosen token and then the most likely ones, None where the slot did
-    not ask or the row failed.
-    """
-
-    token_ids: I32
-    failed: dict[int, FinishReason]
-    logprobs: list[LogprobTable | None]
-
-
-class Sampler:
-    """Sampling for `max_slots` sequences over a vocabulary of `vocab` tokens, `max_rows` rows in a call (None: one of
-    each). One call at a time.
-
-    `isa` picks an instruction set, "" the best. Rows are spread over `threads`, or, when a native `executor`
-    is given, over its threads. Raises ValueError for sizes out of range.
+    For `max_slots` sequences over a vocabulary of `vocab` tokens, `max_rows` rows in a call (None: one of each).
+    `isa` picks an instruction set, "" the best. Rows are spread over `threads`, or over the threads of a native
+    `executor` if one is given. Raises ValueError for sizes out of range.
     """
 
     def __init__(
@@ -83,10 +65,7 @@ class Sampler:
         self._limited: set[int] = set()  # slots that do not allow every token
 
     def add(self, slot: int, new: NewSeq) -> None:
-        """Take a slot for a sequence, new or resumed: penalties see all of new.token_ids.
-
-        Raises ValueError when the slot is taken or a token id is not in the vocabulary.
-        """
+        """Take a slot for a sequence; see Sampler.add."""
         params = _slot_params(new)
         tokens = np.array(new.token_ids, np.int32) if params.penalized else _NO_TOKENS
         self._native.add(slot, params, tokens)
@@ -97,64 +76,48 @@ class Sampler:
             self._limited.add(slot)
 
     def drop(self, slot: int) -> None:
-        """Free a slot. Raises ValueError when it is not in use."""
+        """Free a slot; see Sampler.drop."""
         self._native.drop(slot)
         self._asked.discard(slot)
         self._limited.discard(slot)
 
     def top_n(self, slot: int) -> int:
-        """How many likely tokens the slot's prompt_logprobs asks for."""
+        """The number of likely tokens that the slot's prompt_logprobs asks for."""
         return self._top_n[slot]
 
     def sample(
-        self, logits: F32, slots: I32, positions: I32, bitmask: I32 | None = None, maxima: F32 | None = None
+        self, outputs: Outputs, slots: I32, positions: I32, bitmask: Bitmask | None = None
     ) -> SampledRows:
-        """Sample one token for every row and count it as output of its slot.
+        """Sample one token for every row; see Sampler.sample.
 
-        logits: [rows, vocab], C-contiguous, left unchanged. slots: [rows], no slot twice. positions: [rows],
-        index in its sequence of the token to sample. bitmask: [rows, ceil(vocab / 32)], bit i % 32 of word
-        i // 32 set where token i is allowed. maxima: [rows, ceil(vocab / 64)] of the logits (see
-        program.Output), which saves reading them all. Raises ValueError, having changed nothing, when these disagree.
+        Reads "logits", C-contiguous and left unchanged, and "maxima" if they are there: then it need not read all of
+        the logits.
         """
-        return self._sample(logits, slots, positions, bitmask, maxima, None)
+        return self._sample(outputs, slots, positions, bitmask, None)
 
     def verify(
-        self,
-        logits: F32,
-        slots: I32,
-        positions: I32,
-        drafts: I32,
-        bitmask: I32 | None = None,
-        maxima: F32 | None = None,
+        self, outputs: Outputs, slots: I32, positions: I32, drafts: I32, bitmask: Bitmask | None = None
     ) -> SampledRows:
-        """Sample one token for every row and count none; `commit` counts those that are accepted.
-
-        As `sample`, but a slot may have several rows, one after the other, for positions that rise by one.
-        drafts: [rows], the token assumed at a row's position by the slot's later rows; -1 in the last of them. A row
-        gives the token that `sample` would give after the drafts before it. Raises ValueError, as `sample`.
-        """
-        return self._sample(logits, slots, positions, bitmask, maxima, drafts)
+        """Sample one token for every row and count none; see Sampler.verify."""
+        return self._sample(outputs, slots, positions, bitmask, drafts)
 
     def commit(self, slots: I32, tokens: I32) -> None:
-        """Count tokens[i] as output of slots[i]. Raises ValueError, having changed nothing, for a free slot or a
-        token outside the vocabulary."""
+        """Count tokens as output of their slots; see Sampler.commit."""
         self._native.commit(slots, tokens)
 
     def _sample(
-        self,
-        logits: F32,
-        slots: I32,
-        positions: I32,
-        bitmask: I32 | None,
-        maxima: F32 | None,
-        drafts: I32 | None,
+        self, outputs: Outputs, slots: I32, positions: I32, bitmask: Bitmask | None, drafts: I32 | None
     ) -> SampledRows:
-        failures = self._native.sample(logits, slots, positions, bitmask, maxima, drafts)
+        logits = outputs["logits"]
+        words, lines = (None, None) if bitmask is None else (bitmask.words, bitmask.lines)
+        failures = self._native.sample(logits, slots, positions, words, lines, outputs.get("maxima"), drafts)
         rows = len(logits)
         token_ids = self._tokens[:rows].copy()
         failed: dict[int, FinishReason] = {}
         if failures:
-            limited = [bitmask is not None or slot in self._limited for slot in slots.tolist()]
+            limited = [slot in self._limited for slot in slots.tolist()]
+            if lines is not None:
+                limited = [before or line >= 0 for before, line in zip(limited, lines.tolist(), strict=True)]
             failed = {
                 i: FinishReason.NO_TOKEN if code == _NOTHING_LEFT and limited[i] else FinishReason.ERROR
                 for i, code in enumerate(self._status[:rows].tolist())
@@ -168,15 +131,9 @@ class Sampler:
                     _add(table, token, self._native.logprobs(row))
         return SampledRows(token_ids, failed, logprobs)
 
-    def prompt_logprobs(
-        self, logits: F32, target_token_ids: I32, top_n: int, maxima: F32 | None = None
-    ) -> LogprobTable | None:
-        """Log-probabilities of target_token_ids[i] under row i of the raw logits, and of the top_n likeliest.
-
-        `maxima` as in `sample`. None when a row holds NaN or +inf, or nothing but -inf: the sequence has
-        failed. Raises ValueError for a target outside the vocabulary or top_n outside [0, 64].
-        """
-        scored = self._native.score(logits, target_token_ids, top_n, maxima)
+    def prompt_logprobs(self, outputs: Outputs, target_token_ids: I32, top_n: int) -> LogprobTable | None:
+        """Log-probabilities of given tokens; see Sampler.prompt_logprobs."""
+        scored = self._native.score(outputs["logits"], target_token_ids, top_n, outputs.get("maxima"))
         if scored is None:
             return None
         table = LogprobTable()
@@ -198,6 +155,13 @@ class Sampler:
         """
         max_rows = max_slots if max_rows is None else max_rows
         return _native.Sampler.bound(vocab, max_slots, max_rows, threads, max_len, named)
+
+
+def sampler_bytes(vocab: int, limits: Limits, threads: int) -> int:
+    """The most bytes that the sampler of an executor of these limits will hold."""
+    return HostSampler.memory_bound(
+        vocab, limits.max_rows, threads, limits.max_len, MAX_NAMED_TOKENS, limits.max_logit_rows
+    )
 
 
 def _slot_params(new: NewSeq) -> _native.SlotParams:

@@ -1,4 +1,4 @@
-"""Whole batches: who joins, who waits, and that continuous batching is what it was."""
+"""Whole batches: which sequences join and which wait; continuous batching is unchanged."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from quire.core.batch_gate import BatchGate
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 
 from .driver import Driver
 
@@ -28,7 +28,7 @@ def running(driver: Driver) -> list[str]:
 
 
 def test_nobody_joins_a_static_batch_until_all_of_it_has_ended() -> None:
-    driver = Driver(config(batching="static"))
+    driver = Driver(config(), kind=WholeBatchScheduler)
     for length in (2, 5, 3):
         driver.add([1, 2, 3], max_tokens=length, ignore_eos=True)
     seen = []
@@ -51,7 +51,7 @@ def test_continuous_lets_the_next_in_at_once() -> None:
 
 
 def test_a_batch_is_those_who_waited_when_it_began_however_long_their_prompts_take() -> None:
-    driver = Driver(config(batching="static", max_num_batched_tokens=4, max_num_seqs=3))
+    driver = Driver(config(max_num_batched_tokens=4, max_num_seqs=3), kind=WholeBatchScheduler)
     driver.add([1] * 10, max_tokens=9, ignore_eos=True)
     driver.add([2] * 6, max_tokens=9, ignore_eos=True)
     driver.step()
@@ -64,7 +64,7 @@ def test_a_batch_is_those_who_waited_when_it_began_however_long_their_prompts_ta
 
 
 def test_the_preempted_keep_their_place_in_the_batch() -> None:
-    driver = Driver(config(batching="static", num_blocks=7, max_num_seqs=3))
+    driver = Driver(config(num_blocks=7, max_num_seqs=3), kind=WholeBatchScheduler)
     for token in (1, 2):
         driver.add([token] * 8, max_tokens=12, ignore_eos=True)
     driver.step()
@@ -76,11 +76,6 @@ def test_the_preempted_keep_their_place_in_the_batch() -> None:
     driver.drain()
 
 
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="batching: 'orca' is not one of continuous, static, dynamic"):
-        config(batching="orca")
-
-
 class Queue:
     def __init__(self, running: int, waiting: int, oldest: float | None) -> None:
         self.num_running, self.num_waiting, self._oldest = running, waiting, oldest
@@ -90,12 +85,14 @@ class Queue:
 
 
 def test_the_gate_opens_for_a_full_batch_a_running_one_or_when_the_first_has_waited() -> None:
-    gate = BatchGate(4, 2.0)
-    assert gate.opens(Queue(1, 0, None)) == -math.inf
-    assert gate.opens(Queue(0, 4, 10.0)) == -math.inf
-    assert gate.opens(Queue(0, 3, 10.0)) == 12.0
-    assert gate.opens(Queue(0, 0, None)) == math.inf
-    assert BatchGate(4).opens(Queue(0, 3, 10.0)) == math.inf
+    def opens(queue: Queue, wait: float = 2.0) -> float:
+        return BatchGate(queue, 4, wait).opens()  # type: ignore[arg-type]
+
+    assert opens(Queue(1, 0, None)) == -math.inf
+    assert opens(Queue(0, 4, 10.0)) == -math.inf
+    assert opens(Queue(0, 3, 10.0)) == 12.0
+    assert opens(Queue(0, 0, None)) == math.inf
+    assert opens(Queue(0, 3, 10.0), math.inf) == math.inf
     for size, wait in ((0, 1.0), (1, -1.0), (1, math.nan)):
         with pytest.raises(ValueError, match=r"max_num_seqs|batch_wait_ms"):
-            BatchGate(size, wait)
+            BatchGate(Queue(0, 0, None), size, wait)  # type: ignore[arg-type]

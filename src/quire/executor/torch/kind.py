@@ -1,0 +1,46 @@
+"""What is known of torch executors before there is one: see ExecutorKind."""
+
+from __future__ import annotations
+
+from quire.executor.base import Limits
+from quire.executor.sampler import sampler_bytes
+from quire.executor.torch.executor import TorchExecutor
+from quire.executor.torch.state import buffer_bytes, workspace_bytes
+from quire.executor.torch.weights import weight_bytes
+from quire.program.memory import kv_block_bytes, rope_table_bytes
+from quire.program.program import Program
+from quire.records import dataclass
+
+# What torch's libraries keep once steps have run: code, buffers of matrix products, freed memory. Measured: 10 MiB.
+LIBRARY_GROWTH = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKind:
+    """Torch executors on a device; `threads` and `isa` are the sampler's."""
+
+    device: str
+    threads: int
+    isa: str = ""
+
+    @property
+    def layout(self) -> str:
+        """None: weights are held in their natural layout."""
+        return ""
+
+    def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
+        """What a TorchExecutor of these limits will hold, by part; activations with what steps allocate for a while."""
+        return {
+            "weights": weight_bytes(program),
+            "kv": limits.num_blocks * kv_block_bytes(program, limits.block_size),
+            "activations": buffer_bytes(program, limits) + workspace_bytes(program, limits) + LIBRARY_GROWTH,
+            "tables": rope_table_bytes(program, limits.max_len),
+        }
+
+    def sampler_bytes(self, program: Program, limits: Limits) -> int:
+        """The most bytes that its sampler will ever hold."""
+        return sampler_bytes(program.vocab, limits, self.threads)
+
+    def make(self, program: Program) -> TorchExecutor:
+        """An executor without weights."""
+        return TorchExecutor(program, self.device, threads=self.threads, isa=self.isa)
