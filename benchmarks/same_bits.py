@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quire.worker.sampler import Sampler
 
 from quire import _native
 from quire.core.capacity import peak_blocks
@@ -201,24 +200,25 @@ class Engine:
 
     def __init__(self, case: Case, isa: str, threads: int) -> None:
         self.program = program = lower(case.spec, case.formats)
-        executor, core = _executor(program, isa, threads)
+        executor = _executor(program, isa, threads)
         load(program.params, Loud(program.params), executor)
         self.recorder = Recorder(executor, program)
         self.memory = Memory()
         self.most_blocks = ROWS * peak_blocks(program.cache_groups, case.length, case.length, BLOCK)
-        rows = ROWS + DRAFTS
-        limits = Limits(2 * case.length, ROWS, rows, case.length, self.most_blocks, BLOCK)
-        sampler = Sampler(VOCAB, ROWS, executor=core, max_rows=rows)
-        self.worker = Worker(self.recorder, sampler, limits, self.memory)
+        limits = Limits(2 * case.length, ROWS, ROWS + DRAFTS, case.length, self.most_blocks, BLOCK)
+        self.worker = Worker(self.recorder, limits, self.memory)
+
+    def execute(self, out: SchedulerOutput) -> StepOutput:
+        self.worker.forward(out)
+        return self.worker.sample()
 
 
-def _executor(program: Program, isa: str, threads: int) -> tuple[Executor, _native.Executor | None]:
+def _executor(program: Program, isa: str, threads: int) -> Executor:
     if isa == "torch":
         from quire.executor.torch import TorchExecutor
 
-        return TorchExecutor(program), None
-    executor = NativeExecutor(program, threads=threads, isa=isa)
-    return executor, executor.core
+        return TorchExecutor(program)
+    return NativeExecutor(program, threads=threads, isa=isa)
 
 
 class Loud(RandomWeights):
@@ -376,13 +376,13 @@ class Life:
 
     def end(self) -> None:
         """Let go of what the worker keeps."""
-        self.engine.worker.execute(self.scheduler.schedule())
+        self.engine.execute(self.scheduler.schedule())
 
     def _execute(self, out: SchedulerOutput, rng: random.Random, numbers: Counter[str]) -> StepOutput:
         for new in out.new:
             self._names[new.seq_id] = new.request_id
         rows = self.engine.recorder.rows = [self._names[row.seq_id] for row in out.scheduled]
-        result = self.engine.worker.execute(out)
+        result = self.engine.execute(out)
         numbers["steps"] += bool(rows)
         for i, (row, name) in enumerate(zip(out.scheduled, rows, strict=True)):
             numbers["drafts"] += row.drafts
