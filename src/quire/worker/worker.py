@@ -53,7 +53,8 @@ class _Forwarded:
     sampling: list[int]
     outputs: Outputs
     filled: dict[int, bool]
-    seconds: dict[str, float]
+    prepare_seconds: float
+    forward_seconds: float
 
 
 class Worker:
@@ -94,8 +95,7 @@ class Worker:
         prepared = time.perf_counter()
         outputs = self._executor.run(tokens, rows, len(sampling)) if rows else {}
         ran = time.perf_counter()
-        seconds = {"prepare": prepared - started, "forward": ran - prepared}
-        self._forwarded = _Forwarded(out, sampling, outputs, filled, seconds)
+        self._forwarded = _Forwarded(out, sampling, outputs, filled, prepared - started, ran - prepared)
 
     def sample(self, masks: Masks | None = None) -> StepOutput:
         """The result of the step that `forward` ran: row i belongs to out.scheduled[i].
@@ -117,7 +117,7 @@ class Worker:
             return result
         started = time.perf_counter()
         if step.sampling:
-            self._sample(step, masks or {}, result)
+            self._sample(step, masks, result)
         sampled = time.perf_counter()
         for row, item in enumerate(scheduled):
             if result.token_ids[row]:
@@ -127,7 +127,12 @@ class Worker:
                 if result.prompt_logprobs[row] is None:
                     result.failed[row] = FinishReason.ERROR
         ended = time.perf_counter()
-        result.seconds = step.seconds | {"sample": sampled - started, "prompt_logprobs": ended - sampled}
+        result.seconds = {
+            "prepare": step.prepare_seconds,
+            "forward": step.forward_seconds,
+            "sample": sampled - started,
+            "prompt_logprobs": ended - sampled,
+        }
         return result
 
     def _apply(self, out: SchedulerOutput) -> None:
@@ -162,13 +167,15 @@ class Worker:
                 self._store.put(move.digest, move.group, content)
         return filled
 
-    def _sample(self, step: _Forwarded, masks: Masks, result: StepOutput) -> None:
-        sampling, scheduled = step.sampling, step.out.scheduled
+    def _sample(self, step: _Forwarded, masks: Masks | None, result: StepOutput) -> None:
+        sampling, scheduled, slots = step.sampling, step.out.scheduled, self.arrays.slots
         rows = len(sampling)
-        lines = np.array([self._slots[scheduled[i].seq_id].line for i in sampling], np.int32)
+        drafting = any(item.drafts for item in scheduled)
+        every = rows == len(scheduled) and not drafting  # every row samples once
+        lines = slots[:rows] if every else slots[sampling]
         positions = self.arrays.positions[self.arrays.logit_rows[:rows]] + 1
         bitmask = bitmask_of(masks, scheduled) if masks else None
-        if not any(item.drafts for item in scheduled):
+        if not drafting:
             sampled = self._sampler.sample(step.outputs, lines, positions, bitmask)
             accept(sampling, [-1] * rows, sampled, result)
             return
