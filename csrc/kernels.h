@@ -187,6 +187,8 @@ struct RopeWriteTask {
   size_t pitch;
   int heads, kv_heads, head_dim, rotary_dim;
   HeadNorm q_norm, k_norm;
+  const float *q_row, *k_row;  // [tokens, q_cols] and [tokens, k_cols] of all ranks' heads for whole_norm, or null
+  int q_cols, k_cols;
   bool layer_norm, whole_norm, interleaved;
   float eps;
   const float* cos;     // [max_len, rotary_dim/2]
@@ -283,6 +285,7 @@ struct EmbedTask {
   const int32_t* ids;
   float* out;            // [tokens, cols]
   int cols, token_begin, token_end;
+  int first, rows;       // tokens that the table has: first … first + rows - 1; those of others become 0
   GroupFormat groups;
 };
 

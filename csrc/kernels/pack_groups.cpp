@@ -233,8 +233,13 @@ void embed_groups(const EmbedTask& t) {
   const GroupFormat& f = t.groups;
   const int groups = f.groups(t.cols);
   for (int i = t.token_begin; i < t.token_end; ++i) {
-    const Place at = place(const_cast<void*>(t.table), f, t.cols, t.ids[i]);
+    const int id = t.ids[i] - t.first;
     float* out = t.out + static_cast<size_t>(i) * t.cols;
+    if (id < 0 || id >= t.rows) {
+      std::memset(out, 0, static_cast<size_t>(t.cols) * sizeof(float));
+      continue;
+    }
+    const Place at = place(const_cast<void*>(t.table), f, t.cols, id);
     for (int g = 0; g < groups; ++g) {
       const char* group = at.panel + f.at(g);
       const uint16_t* factor = reinterpret_cast<const uint16_t*>(at.panel + f.super_at(g));

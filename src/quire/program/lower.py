@@ -1,6 +1,8 @@
-"""Lowering: ModelSpec + number formats -> Program."""
+"""Lowering: ModelSpec + number formats + the part that a rank computes -> Program."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from quire.core.cache_groups import plan_groups
 from quire.program.formats import NumberFormats
@@ -11,9 +13,11 @@ from quire.program.lower_latent import latent_input, lower_latent
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
 from quire.program.op import Op
+from quire.program.ops.collectives import AllReduce
 from quire.program.ops.linear import MAXIMA_COLS, Linear
 from quire.program.ops.rows import Add, Embed, GatherRows, Norm, Scale
-from quire.program.program import Output, Program
+from quire.program.program import Input, Output, Program
+from quire.program.ranks import RankPlan, Share
 from quire.program.tensors import KVLayer, Param, Part
 from quire.spec import LatentAttention, Layer, ModelSpec, MoE
 from quire.types import CacheGroup, UnsupportedModelError
@@ -21,53 +25,77 @@ from quire.types import CacheGroup, UnsupportedModelError
 MAXIMA = "logit_maxima"
 
 
-def lower(spec: ModelSpec, formats: NumberFormats, *, fused: bool = True) -> Program:
-    """Lower a spec to a flat op list. Pure: the same arguments give the same program.
+def lower(
+    spec: ModelSpec, formats: NumberFormats, plan: RankPlan | None = None, *, fused: bool = True
+) -> Program:
+    """Lower a spec, or the part of it that `plan` gives to a rank, to a flat op list.
 
-    `fused`: with the pass of program/fuse, which changes no number.
+    Pure: the same arguments give the same program. `fused`: with the pass of program/fuse, which changes no number.
 
-    Raises UnsupportedModelError for formats that a layer's cache cannot have.
+    Raises UnsupportedModelError for formats that a layer's cache cannot have, and for plans that do not fit the model.
     """
     if formats.kv == "i8" and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
         raise UnsupportedModelError(
             "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
             "already; use bfloat16 or float32"
         )
-    program = _program(Lowering(spec, formats))
+    program = _program(Lowering(spec, formats, plan or RankPlan()))
     return fuse(program) if fused else program
 
 
 def _program(to: Lowering) -> Program:
-    spec = to.spec
-    head_name = spec.names.embed if spec.tied else spec.names.head
-    head = to.weight("head", (Part(head_name, spec.vocab, spec.dim, "vocab"),))
-    embed = head
-    if not spec.tied:
-        embed = "embed"
-        parts = (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),)
-        to.params[embed] = Param(embed, "table", parts, to.formats.weights)
+    spec, plan = to.spec, to.plan
+    to.columns("vocab", "vocab_size", spec.vocab)
+    to.axes["hidden"] = Share(0, spec.dim, spec.dim)
+    if not plan.fast:
+        to.columns("hidden", "hidden_size", spec.dim)
+    if plan.is_last_stage or (spec.tied and plan.is_first_stage):
+        name = spec.names.embed if spec.tied else spec.names.head
+        to.weight("head", (Part(name, spec.vocab, spec.dim, "vocab"),))
     residual = to.buffer("residual", spec.dim, "f32")
-    to.body.append(Embed(embed, residual))
-    if spec.embed_scale != 1.0:
-        to.body.append(Scale(residual, spec.embed_scale))
+    if plan.is_first_stage:
+        _embed(to, residual)
     delta: str | None = None
-    for index, layer in enumerate(spec.layers):
-        delta = _layer(to, index, layer, residual, delta)
-    head_ops = _head(to, residual, delta, head)
-    cache = plan_groups([layer.mixer.window for layer in spec.layers])
+    for index in to.layers:
+        delta = _layer(to, index, spec.layers[index], residual, delta)
+    if plan.is_last_stage:
+        head_ops = _head(to, residual, delta, "head")
+        outputs: tuple[Output, ...] = (Output("logits", "logits"), Output("maxima", MAXIMA))
+    else:
+        head_ops, outputs = (), (Output(residual, residual),)
+        if delta is not None:
+            to.body.append(Add(residual, delta, 1.0))
+    groups, layers_per_group = _cache_groups(to)
     return Program(
         params=tuple(to.params.values()),
         buffers=tuple(to.buffers.values()),
         body=tuple(to.body),
         head=head_ops,
         ropes=tuple(to.ropes),
-        kv_layers=_kv_layers(to, cache.groups),
-        cache_groups=cache.groups,
-        layers_per_group=cache.layers_per_group,
+        kv_layers=_kv_layers(to, groups),
+        cache_groups=groups,
+        layers_per_group=layers_per_group,
         kv_dtype=to.formats.kv,
         vocab=spec.vocab,
-        outputs=(Output("logits", "logits"), Output("maxima", MAXIMA)),
+        outputs=outputs,
+        inputs=() if plan.is_first_stage else (Input(residual, residual),),
+        plan=plan,
     )
+
+
+def _embed(to: Lowering, residual: str) -> None:
+    """Append the look-up of tokens. Ranks hold rows of the table; all but one leave zeros for a token."""
+    spec, share, embed = to.spec, to.axes["vocab"], "head"
+    if not spec.tied:
+        embed = "embed"
+        part = to.mine(Part(spec.names.embed, spec.vocab, spec.dim, "vocab"))
+        to.params[embed] = Param(embed, "table", (part,), to.formats.weights)
+    out = residual if share.whole else to.buffer("embedded", spec.dim, "f32")
+    to.body.append(Embed(embed, out, share.start))
+    if out != residual:
+        to.body.append(AllReduce(out, residual, to.plan.tensor_parallel_size, "bits"))
+    if spec.embed_scale != 1.0:
+        to.body.append(Scale(residual, spec.embed_scale))
 
 
 def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | None) -> str | None:
@@ -82,6 +110,7 @@ def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | N
         branch = lower_latent(to, index, layer.mixer, hidden)
     else:
         branch = lower_attention(to, index, layer.mixer, hidden)
+    branch = to.gathered(branch, "delta", dim)
     if layer.post_norm:
         to.norm("attn_post_norm", index, branch, None, branch)
     delta = _join(to, residual, branch)
@@ -92,7 +121,8 @@ def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | N
     if isinstance(layer.mlp, MoE):
         branch = lower_experts(to, index, layer.mlp, beside)
     else:
-        branch = lower_mlp(to, index, layer.mlp, beside, to.buffer("delta", dim, "f32"))
+        branch = lower_mlp(to, index, layer.mlp, beside, to.part("delta", to.axes["hidden"]))
+    branch = to.gathered(branch, "delta", dim)
     if layer.post_norm:
         to.norm("mlp_post_norm", index, branch, None, branch)
     return _join(to, residual, branch)
@@ -124,27 +154,47 @@ def _head(to: Lowering, residual: str, delta: str | None, weight: str) -> tuple[
     spec = to.spec
     last = to.buffer("last", spec.dim, "f32", logits=True)
     last_hidden = to.input("last_hidden", spec.dim, weight, logits=True)
-    logits = to.buffer("logits", spec.vocab, "f32", logits=True)
+    share = to.axes["vocab"]
+    logits = to.part("logits", share, logits=True)
     norm, bias = to.norm_weights("final_norm", spec.names.final_norm, spec.norm)
     ops: list[Op] = [
         GatherRows(residual, delta, last),
         Norm(last, None, norm, spec.norm.eps, last_hidden, spec.norm.kind, bias),
     ]
     last_hidden = to.quantized(ops, last_hidden, weight)
-    maxima = to.buffer(MAXIMA, -(-spec.vocab // MAXIMA_COLS), "f32", logits=True)
+    spans = [-(-columns // MAXIMA_COLS) for columns in (share.start, share.stop, spec.vocab)]
+    maxima = to.part(MAXIMA, Share(*spans), logits=True)
     if spec.logits_scale != 1.0 or spec.logits_cap:
         ops.append(Linear(last_hidden, weight, None, logits))
         ops.append(Scale(logits, spec.logits_scale, spec.logits_cap, maxima))
     else:
         ops.append(Linear(last_hidden, weight, None, logits, maxima=maxima))
+    to.gathered(logits, "logits", spec.vocab, ops)
+    to.gathered(maxima, MAXIMA, spans[-1], ops)
     return tuple(ops)
+
+
+def _cache_groups(to: Lowering) -> tuple[tuple[CacheGroup, ...], int]:
+    """The model's cache groups with the layers of this stage, by their place in it, and the most that one has.
+
+    Stages have the same groups in the same order, so that one block table serves them all.
+    """
+    groups = plan_groups([layer.mixer.window for layer in to.spec.layers]).groups
+    first = to.layers.start
+    mine = tuple(
+        replace(group, layers=tuple(i - first for i in group.layers if i in to.layers)) for group in groups
+    )
+    return mine, max(len(group.layers) for group in mine)
 
 
 def _kv_layers(to: Lowering, groups: tuple[CacheGroup, ...]) -> tuple[KVLayer, ...]:
     place = {layer: (g, k) for g, group in enumerate(groups) for k, layer in enumerate(group.layers)}
-    return tuple(
-        KVLayer(i, 1, a.cached, a.window, *place[i], latent=True)
-        if isinstance(a, LatentAttention)
-        else KVLayer(i, a.kv_heads, a.head_dim, a.window, *place[i])
-        for i, a in enumerate(layer.mixer for layer in to.spec.layers)
-    )
+    found = []
+    for i, number in enumerate(to.layers):
+        a = to.spec.layers[number].mixer
+        if isinstance(a, LatentAttention):
+            found.append(KVLayer(number, 1, a.cached, a.window, *place[i], latent=True))
+        else:
+            heads = to.plan.heads(a.heads, a.kv_heads)[1].count
+            found.append(KVLayer(number, heads, a.head_dim, a.window, *place[i]))
+    return tuple(found)

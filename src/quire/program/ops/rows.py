@@ -16,10 +16,14 @@ ChangeWithDelta = Annotated[str, Role(reads=True, writes="delta")]
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """out[t] = table[token_ids[t]]; the table may be a tied, packed linear weight."""
+    """out[t] = table[token_ids[t]]; the table may be a tied, packed linear weight.
+
+    Its rows are those of tokens from `first` on; out[t] is 0 for a token without one.
+    """
 
     table: Weight
     out: Write
+    first: int = 0
 
     def cost(self, work: Work, n: int) -> Cost:
         table = work.weight_row_bytes(work.params[self.table])
