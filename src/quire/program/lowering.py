@@ -55,8 +55,8 @@ class Lowering:
         format are stacked.
         """
         cols, total, first = self.buffers[x].cols, sum(rows), 0
-        if self.plan.fast and col_axis:
-            cols = self.axes[col_axis].total
+        if self.plan.fast and col_axis:  # x has this rank's share of them
+            cols = cols * self.axes[col_axis].total // self.axes[col_axis].count
         weights: list[Part] = []
         biases: list[Part] = []
         for source, n, axis in zip(sources, rows, axes, strict=True):

@@ -31,7 +31,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """One rank of the pipeline_parallel_size · tensor_parallel_size that a model is spread over; by default, the only one.
+    """One of the pipeline_parallel_size · tensor_parallel_size ranks that a model is spread over; by default, the only.
 
     Pipeline stages hold neighbouring layers, as evenly as possible or as many as `stage_layers` says. Ranks of a stage
     split every layer: attention by heads, other linears by panels of output columns. `expert_parallel`: ranks hold

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from quire.executor.base import F32, U8, Limits, Outputs, StepArrays, check_blocks
-from quire.executor.torch import experts, ops
+from quire.executor.group import Group
+from quire.executor.torch import collectives, experts, ops
 from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
@@ -18,7 +19,7 @@ from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
 
-_DEFINED_IN = (ops, experts)  # importing them makes their definitions known
+_DEFINED_IN = (ops, experts, collectives)  # importing them makes their definitions known
 
 
 class TorchExecutor:
@@ -37,6 +38,15 @@ class TorchExecutor:
         self._reader: StepReader | None = None
         self._step: Step | None = None
         self._stop: int | None = None
+        self._group: Group | None = None
+
+    def join(self, group: Group) -> None:
+        """Meet the other ranks of the program there."""
+        self._group = group
+
+    def write(self, buffer: str, rows: F32) -> None:
+        """Fill the first rows of an input; see Program.inputs."""
+        self._bound()[0].buffers[buffer][: len(rows)] = torch.from_numpy(rows)
 
     def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
         self._weights.put(param, row_offset, data, dtype)
@@ -112,7 +122,7 @@ class TorchExecutor:
         end = len(self.program.ops if num_logit_rows else self.program.body)
         if self._stop is not None:
             end = min(end, self._stop + 1)
-        operands = Operands(self.program, self._weights, state, step, logit_rows)
+        operands = Operands(self.program, self._weights, state, step, logit_rows, self._group)
         with torch.inference_mode():
             for op in self.program.ops[first:end]:
                 run_op(operands, op)
