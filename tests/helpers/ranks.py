@@ -13,7 +13,6 @@ from quire import _native
 from quire.executor.base import F32, Limits
 from quire.executor.group import LocalGroup
 from quire.executor.native import NativeExecutor
-from quire.executor.torch import TorchExecutor
 from quire.loader import LoadRules, RandomWeights, Source, load
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
@@ -100,4 +99,6 @@ def same(one: Mapping[str, F32], other: Mapping[str, F32]) -> None:
 def prompts(vocab: int) -> list[list[int]]:
     """Two sequences as CHUNKS takes them; tokens of every part of the vocabulary."""
     counts = [sum(column) for column in zip(*CHUNKS, strict=True)]
-    return [np.random.default_rng(seed).integers(0, vocab, count).tolist() for seed, count in enumerate(counts)]
+    return [
+        np.random.default_rng(seed).integers(0, vocab, count).tolist() for seed, count in enumerate(counts)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from helpers.specs import BF16, F16, F32, decoder_spec, moe_spec, with_latents
 from quire.executor.torch import TorchExecutor
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
+from quire.program.program import Input
 from quire.spec import MLP, ModelSpec, Norm, QKNorm, Router
 from quire.spec.facts import read_model
 from quire.types import UnsupportedModelError
@@ -33,16 +35,22 @@ EXPERTS = replace(
 )
 WHOLE_NORM = replace(
     DENSE,
-    layers=tuple(replace(x, mixer=replace(x.mixer, qk_norm=QKNorm(Norm(), whole=True))) for x in DENSE.layers),
+    layers=tuple(
+        replace(x, mixer=replace(x.mixer, qk_norm=QKNorm(Norm(), whole=True))) for x in DENSE.layers
+    ),
 )
 
 
-def outputs(spec: ModelSpec, formats: NumberFormats, size: int, stages: int = 1, **plan: object) -> list[dict]:  # type: ignore[type-arg]
+def outputs(
+    spec: ModelSpec, formats: NumberFormats, size: int, stages: int = 1, **plan: object
+) -> list[dict]:  # type: ignore[type-arg]
     return Ranks(spec, formats, size, stages, **plan).logits(prompts(spec.vocab))
 
 
 def check(spec: ModelSpec, formats: NumberFormats, size: int, stages: int = 1, **plan: object) -> None:
-    for one, many in zip(outputs(spec, formats, 1), outputs(spec, formats, size, stages, **plan), strict=True):
+    for one, many in zip(
+        outputs(spec, formats, 1), outputs(spec, formats, size, stages, **plan), strict=True
+    ):
         assert np.isfinite(one["logits"]).all()
         same(one, many)
 
@@ -59,7 +67,16 @@ def check(spec: ModelSpec, formats: NumberFormats, size: int, stages: int = 1, *
         (EXPERTS, "i8", 2, 1),
         (WHOLE_NORM, "bf16", 2, 1),
     ],
-    ids=["dense", "uneven", "three-stages", "tied", "stages-of-ranks", "latent", "experts", "norm-of-all-heads"],
+    ids=[
+        "dense",
+        "uneven",
+        "three-stages",
+        "tied",
+        "stages-of-ranks",
+        "latent",
+        "experts",
+        "norm-of-all-heads",
+    ],
 )
 def test_many_ranks_have_the_bits_of_one(spec: ModelSpec, formats: str, size: int, stages: int) -> None:
     check(spec, FORMATS[formats], size, stages)
@@ -70,11 +87,7 @@ def test_ranks_may_hold_whole_experts() -> None:
 
 
 def test_more_ranks_than_key_value_heads_share_them() -> None:
-    check(replace(DENSE, layers=tuple(_two_kv_heads(x) for x in DENSE.layers)), BF16, 4)
-
-
-def _two_kv_heads(layer):  # type: ignore[no-untyped-def]
-    return replace(layer, mixer=replace(layer.mixer, kv_heads=2))
+    check(decoder_spec(330, 256, 328, (8, 2, 32), [0, 24]), BF16, 4)
 
 
 def test_a_sum_that_is_cut_has_other_bits() -> None:
@@ -90,7 +103,9 @@ def test_the_definition_agrees() -> None:
     for plan in ({"size": 2}, {"size": 2, "expert_parallel": True}):
         ranks = Ranks(EXPERTS, BF16, make=TorchExecutor, **plan)  # type: ignore[arg-type]
         kinds = {type(op) for op in ranks.stages[0][0].program.ops}
-        assert kinds >= ({AllGather, AllReduce, AllToAll} if "expert_parallel" in plan else {AllGather, AllReduce})
+        assert kinds >= (
+            {AllGather, AllReduce, AllToAll} if "expert_parallel" in plan else {AllGather, AllReduce}
+        )
         for one, many in zip(outputs(EXPERTS, BF16, 1), ranks.logits(prompts(330)), strict=True):
             np.testing.assert_allclose(many["logits"], one["logits"], atol=2e-2)
 
@@ -99,15 +114,10 @@ def test_a_rank_that_leaves_ends_the_step_of_the_others() -> None:
     ranks = Ranks(DENSE, F32, 2)
     number = ranks.stepper.add(prompts(330)[0])
     size = ranks.stepper.fill({number: CHUNKS[0][0]})
-    ranks.stages[0][1].program = replace(ranks.stages[0][1].program, inputs=(_nowhere(),))
+    absent = ranks.stages[0][1]
+    absent.program = replace(absent.program, inputs=(Input("nowhere", "residual"),))
     with pytest.raises(RuntimeError, match="ranks came apart"):
         ranks.run(size)
-
-
-def _nowhere():  # type: ignore[no-untyped-def]
-    from quire.program.program import Input
-
-    return Input("nowhere", "residual")
 
 
 def test_a_program_of_ranks_does_not_run_alone() -> None:
@@ -125,7 +135,11 @@ def test_a_program_of_ranks_does_not_run_alone() -> None:
 def wider(model: TinyModel, folder: Path) -> ModelSpec:
     """The spec of a family with enough panels to split; its weights are random."""
     sizes = {"hidden_size": 192, "intermediate_size": 192, "moe_intermediate_size": 136, "vocab_size": 330}
-    changed = {name: value for name, value in sizes.items() if name != "moe_intermediate_size" or name in model.overrides}
+    changed = {
+        name: value
+        for name, value in sizes.items()
+        if name != "moe_intermediate_size" or name in model.overrides
+    }
     if "shared_expert_intermediate_size" in model.overrides:
         changed["shared_expert_intermediate_size"] = 136
     config = replace(model, overrides={**model.overrides, **changed}).config()
@@ -143,11 +157,14 @@ def wider(model: TinyModel, folder: Path) -> ModelSpec:
 def test_every_family(model: TinyModel, formats: str, tmp_path: Path) -> None:
     spec = wider(model, tmp_path)
     ran = 0
-    for size, stages, whole_experts in ((2, 1, False), (2, 2, True), (3, 1, True), (4, 1, False), (1, 2, False)):
-        try:
+    for size, stages, whole_experts in (
+        (2, 1, False),
+        (2, 2, True),
+        (3, 1, True),
+        (4, 1, False),
+        (1, 2, False),
+    ):
+        with suppress(UnsupportedModelError):  # too few heads or panels; int8 caches of latents
             check(spec, FORMATS[formats], size, stages, expert_parallel=whole_experts)
-        except UnsupportedModelError as error:
-            assert "tensor_parallel_size" in str(error) or "latent attention" in str(error)
-        else:
             ran += 1
     assert ran >= (0 if formats == "i8" and "deepseek" in model.name else 2)
