@@ -134,14 +134,11 @@ def test_a_program_of_ranks_does_not_run_alone() -> None:
 
 def wider(model: TinyModel, folder: Path) -> ModelSpec:
     """The spec of a family with enough panels to split; its weights are random."""
-    sizes = {"hidden_size": 192, "intermediate_size": 192, "moe_intermediate_size": 136, "vocab_size": 330}
-    changed = {
-        name: value
-        for name, value in sizes.items()
-        if name != "moe_intermediate_size" or name in model.overrides
-    }
-    if "shared_expert_intermediate_size" in model.overrides:
-        changed["shared_expert_intermediate_size"] = 136
+    changed = {"hidden_size": 192, "intermediate_size": 192, "vocab_size": 330}
+    experts = ("moe_intermediate_size", "shared_expert_intermediate_size")
+    changed |= {name: 136 for name in experts if name in model.overrides}
+    if model.config_class == "Phi3Config":  # rotary factors are for heads of 16
+        changed |= {"num_attention_heads": 12, "num_key_value_heads": 6}
     config = replace(model, overrides={**model.overrides, **changed}).config()
     config.save_pretrained(folder)
     path = folder / "config.json"
