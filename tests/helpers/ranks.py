@@ -24,8 +24,8 @@ LIMITS = Limits(max_tokens=40, max_rows=4, max_logit_rows=40, max_len=64, num_bl
 CHUNKS = ((9, 0), (1, 21), (7, 1), (1, 1))  # tokens of two sequences by step: chunks of prompts, and decode
 
 
-def native(program: Program) -> NativeExecutor:
-    return NativeExecutor(program, threads=1)
+def native(program: Program, threads: int = 1) -> NativeExecutor:
+    return NativeExecutor(program, threads=threads)
 
 
 class Ranks:
@@ -45,7 +45,8 @@ class Ranks:
         self.groups: list[Any] = []
         rules = LoadRules().of_rank(whole.params)
         for executors in self.stages:
-            group = _native.LocalGroup(size) if make is native else LocalGroup(size)
+            natives = isinstance(executors[0], NativeExecutor)
+            group = _native.LocalGroup(size) if natives else LocalGroup(size)
             self.groups.append(group)
             for executor in executors:
                 load(executor.program.params, source or RandomWeights(whole.params), executor, rules=rules)

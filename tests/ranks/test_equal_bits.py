@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers.checkpoints import TINY_MODELS, TinyModel
-from helpers.ranks import CHUNKS, Ranks, prompts, same
+from helpers.ranks import CHUNKS, Ranks, native, prompts, same
 from helpers.specs import BF16, F16, F32, decoder_spec, moe_spec, with_latents
 from quire.executor.torch import TorchExecutor
 from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
@@ -84,6 +85,11 @@ def test_many_ranks_have_the_bits_of_one(spec: ModelSpec, formats: str, size: in
 
 def test_ranks_may_hold_whole_experts() -> None:
     check(EXPERTS, ROTATED, 2, expert_parallel=True)
+
+
+def test_one_thread_of_a_rank_meets_the_others() -> None:
+    """While the rank's other threads wait for it at the end of the op."""
+    check(DENSE, BF16, 2, make=partial(native, threads=2))
 
 
 def test_more_ranks_than_key_value_heads_share_them() -> None:
