@@ -15,21 +15,16 @@ class Collective : public Op {
   }
 
   int tasks() const override { return 1; }
-  void run(int, int) override {
-    const auto taking = [this](const std::vector<Shown>& all) { take(all); };
-    if (!context_.group->exchange(context_.rank, shown(), taking)) context_.apart.store(true);
-  }
 
  protected:
-  virtual Shown shown() const = 0;
-  // Not called in other threads of this rank; what is shown may be read by other ranks meanwhile.
-  virtual void take(const std::vector<Shown>& all) = 0;
-
-  // Columns [first, first + cols) of a buffer's rows in this step.
-  Shown columns(const Buffer& b, int first, int cols) const {
-    const size_t each = dtype_bytes(b.dtype);
-    return {b.data() + first * each, static_cast<size_t>(b.cols) * each, static_cast<size_t>(cols) * each,
-            context_.rows_of(b)};
+  // See Group; what is shown may be read by other ranks while take() runs.
+  void exchange(const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) {
+    if (!context_.group->exchange(context_.rank, mine, take)) context_.apart.store(true);
+  }
+  // A float32 buffer's rows in this step.
+  Shown rows(const Buffer& b) const {
+    const size_t bytes = b.cols * sizeof(float);
+    return {b.data(), bytes, bytes, context_.rows_of(b)};
   }
 };
 

@@ -136,6 +136,8 @@ struct QuantizeTask {
   // [rows, groups, 2]: of each group the bits of the float32 m = 1.5 * 2^(23 + bits), and of m - 8 * 2^bits * sum of its
   // bytes. With codes between 0 and 15, int32 sums that begin there are those over codes less 8, shifted, as m plus them.
   int32_t* groups;
+  float at_least;      // a magnitude that rows have elsewhere, or NaN; else 0
+  float* top;          // or null: [rows], the greatest magnitude, of what is rounded
 };
 
 struct NormTask {

@@ -124,7 +124,7 @@ void round_rows(const QuantizeTask& t) {
     // how many bits the group has: that is read before the numbers of earlier groups reach its place.
     int32_t* numbers = t.groups + static_cast<size_t>(r) * groups * 2;
     int32_t* bits = numbers + groups;
-    int32_t widest = 0;
+    int32_t widest = static_cast<int32_t>(float_to_bits(t.at_least));
     for (int g = 0; g < groups; ++g) {
       V16 x[kVectors];
       vectors_of(g, x);
@@ -135,6 +135,7 @@ void round_rows(const QuantizeTask& t) {
     }
     const float top = bits_to_float(static_cast<uint32_t>(widest)), scale = top < kTiny ? 0.0f : top / 127.0f;
     t.scale[r] = scale / (1 << kGroupBits);
+    if (t.top) t.top[r] = top;
     // how often a group can be doubled and stay within the row: exponents, less one if its mantissa is larger
     for (int g = 0; g < groups; ++g) {
       const int doublings = (widest - bits[g]) >> 23;

@@ -96,8 +96,10 @@ void quantize(const QuantizeTask& t) {
       seen[0].top = vmax(seen[0].top, seen[j].top);
       seen[0].bad = add(seen[0].bad, seen[j].bad);
     }
-    const float scale = mask_not_finite(seen[0].bad) ? NAN : reduce_max(seen[0].top) / 127.0f;
+    const bool bad = mask_not_finite(seen[0].bad) || t.at_least != t.at_least;
+    const float top = bad ? NAN : reduce_max(vmax(seen[0].top, set1(t.at_least))), scale = top / 127.0f;
     t.scale[r] = scale;
+    if (t.top) t.top[r] = top;
     const V16 inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
     const auto rounded = [&](V16 v) { return round_even(vmax(vmin(mul(v, inverse), limit), low)); };
     uint8_t* out = t.out + static_cast<size_t>(r) * t.pitch;

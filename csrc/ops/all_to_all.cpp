@@ -14,13 +14,14 @@ struct AllToAll final : Collective {
               "x and out must be float32 rows of pairs");
   }
 
-  // `bytes` are those of this rank's columns, from which the others know where theirs begin.
-  Shown shown() const override {
-    Shown found = columns(x, 0, x.cols);
-    found.bytes = out.cols * sizeof(float);
-    return found;
+  void run(int, int) override {
+    Shown mine = rows(x);
+    mine.bytes = out.cols * sizeof(float);  // of this rank's columns, from which the others know where theirs begin
+    exchange(mine, [this](const std::vector<Shown>& all) { take(all); });
   }
-  void take(const std::vector<Shown>& all) override {
+
+ private:
+  void take(const std::vector<Shown>& all) {
     const ExpertPlan& plan = context_.experts;
     const int ranks = static_cast<int>(all.size());
     size_t at = 0, bytes = out.cols * sizeof(float);

@@ -207,6 +207,8 @@ def test_bytes_of_experts_on_the_wire() -> None:
         by_kind[whole_experts] = {
             (type(op).__name__, op.out): cost.wire_bytes for op, cost in costs if isinstance(op, COLLECTIVES)
         }
-    assert by_kind[False]["AllGather", "expert_gated"] == 8 * 768 * 4 // 2
+    # codes, with two int32 for each group, and the greatest magnitude of each row
+    assert by_kind[False]["AllGather", "expert_gated_bytes"] == 8 * (768 + 8 * 24) // 2
+    assert by_kind[False]["AllGather", "tops"] == 8 * 4
     assert by_kind[True]["AllToAll", "expert_out_part"] == 8 * 1024 * 4 // 2
-    assert ("AllGather", "expert_gated") not in by_kind[True]
+    assert ("AllGather", "tops") not in by_kind[True]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
+from quire.program.memory import PACKED_ROWS
 from quire.program.ops.collectives import AllToAll
 from quire.program.ops.experts import Combine, Dispatch, Experts, Route
 from quire.program.ops.linear import Linear
@@ -46,7 +47,7 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
     weight = _down(to, index, moe, mine)
     gated = to.part("expert_gated", columns, to.formats.of(weight).inputs, per=k)
     to.body.append(GatedAct(gate_up, gated, moe.act))
-    x = to.quantized(to.body, to.gathered(gated, "expert_gated", moe.width), weight)
+    x = to.quantized(to.body, to.gathered_input(gated, weight, moe.width, PACKED_ROWS), weight)
     hidden_columns = to.axes["hidden"]
     each = to.part("expert_out", hidden_columns, per=k)
     bias = f"{at}.experts.down.bias" if moe.bias else None

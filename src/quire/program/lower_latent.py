@@ -40,7 +40,16 @@ def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) ->
     to.body.append(LatentAttend(q_latent, q, latents, shape, layer, att.scale))
     to.body.append(HeadLinear(latents, values_up, values))
     out, cols = to.part("delta", to.axes["hidden"]), att.heads * att.v_dim
-    to.branch(f"{at}.o", values, out, names.o.format(i=index), axis="heads", cols=cols, bias=att.bias)
+    to.branch(
+        f"{at}.o",
+        values,
+        out,
+        names.o.format(i=index),
+        axis="heads",
+        cols=cols,
+        unit=att.v_dim,
+        bias=att.bias,
+    )
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.program.lowering import Lowering
+from quire.program.memory import PACKED_ROWS
 from quire.program.ops.rows import GatedAct
 from quire.spec import MLP
 
@@ -23,5 +24,5 @@ def lower_mlp(to: Lowering, index: int, mlp: MLP, hidden: str, out: str, *, pref
         bias=mlp.bias, fused=fused,
     )  # fmt: skip
     to.body.append(GatedAct(gate_up, gated, mlp.act))
-    to.branch(f"{at}down", gated, out, down, axis="mlp", cols=mlp.width, bias=mlp.bias)
+    to.branch(f"{at}down", gated, out, down, axis="mlp", cols=mlp.width, unit=PACKED_ROWS, bias=mlp.bias)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.program.formats import DType, Groups, NumberFormats
-from quire.program.memory import PACKED_ROWS
+from quire.program.memory import PACKED_ROWS, QUAD_COLS
 from quire.program.op import Op, writes
 from quire.program.ops.collectives import AllGather, AllReduce
 from quire.program.ops.linear import Linear
@@ -75,14 +75,16 @@ class Lowering:
             self.body.append(Linear(taken, weight, bias_name, out, first))
             first += self.params[weight].rows
 
-    def branch(self, name: str, x: str, out: str, source: str, *, axis: str, cols: int, bias: bool) -> None:
-        """The last linear of a branch, whose inputs, `cols` over all ranks, are split by `axis`.
+    def branch(
+        self, name: str, x: str, out: str, source: str, *, axis: str, cols: int, unit: int, bias: bool
+    ) -> None:
+        """The last linear of a branch, whose inputs, `cols` over all ranks, are split by `axis`, in whole `unit`s.
 
         Fills this rank's columns of the branch, or all of them when partial sums are added.
         """
         x, dim = self.rounded(x, name), self.spec.dim
         if not self.plan.fast:
-            x = self.gathered(x, x.removesuffix("_part"), cols)
+            x = self.gathered_input(x, name, cols, unit)
             self.linear(name, x, out, (source,), (dim,), axes=("hidden",), bias=bias, col_axis=axis)
             return
         sums = self.buffer("partial_sums", dim, "f32")
@@ -110,6 +112,26 @@ class Lowering:
         out = self.declare(replace(source, name=name, cols=cols))
         (self.body if ops is None else ops).append(AllGather(x, out, self.plan.tensor_parallel_size))
         return out
+
+    def gathered_input(self, x: str, weight: str, cols: int, unit: int) -> str:
+        """Whole rows of a buffer that has this rank's columns, for the linear of that weight.
+
+        What becomes int8 is rounded before it travels, by the greatest magnitude in all ranks' columns, unless their
+        groups would be cut.
+        """
+        source, name, form = self.buffers[x], x.removesuffix("_part"), self.formats.of(weight).fitted(cols)
+        if (
+            source.cols == cols
+            or not form.quantized
+            or unit % (form.groups.size if form.groups else QUAD_COLS)
+        ):
+            return self.gathered(x, name, cols)
+        top = self.declare(replace(source, name="top", cols=1))
+        mine = self.bytes(f"{x}_bytes", source, form.groups)
+        self.body.append(Quantize(x, mine, top))
+        tops = self.gathered(top, "tops", self.plan.tensor_parallel_size)
+        self.body.append(Quantize(x, mine, tops=tops))
+        return self.gathered(mine, f"{name}_bytes", cols)
 
     def part(
         self, name: str, share: Share, dtype: DType = "f32", *, logits: bool = False, per: int = 1
@@ -156,7 +178,7 @@ class Lowering:
     def quantized(self, ops: list[Op], x: str, weight: str) -> str:
         """What a linear takes for input: x itself, or its bytes, rounded here, when the weight is quantized."""
         form, source = self.params[weight].format, self.buffers[x]
-        if not form.quantized:
+        if not form.quantized or source.dtype == "i8":
             return x
         x_bytes = self.bytes(f"{x}_bytes", source, form.groups)
         self.once(ops, Quantize(x, x_bytes))

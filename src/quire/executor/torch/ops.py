@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from quire.executor.torch.cache import LatentCache, LayerCache, Location, Rotation, Row
 from quire.executor.torch.operands import Operands, defines
+from quire.executor.torch.weights import greatest, quantize_rows
 from quire.program.ops.attention import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, RopeWrite
 from quire.program.ops.linear import MAXIMA_COLS, HeadLinear, Linear
 from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Quantize, Scale
@@ -113,8 +114,13 @@ def _linear(on: Operands, op: Linear) -> None:
 
 @defines(Quantize)
 def _quantize(on: Operands, op: Quantize) -> None:
-    with on.rounding(op.out) as out:
-        out.copy_(on.buffer(op.x))
+    x, form = on.buffer(op.x), on.program.buffer(op.out)
+    widest = greatest(x, form.group, rotated=form.rotated)
+    if op.top:
+        on.buffer(op.top).copy_(widest)
+    if op.tops:
+        widest = on.buffer(op.tops).amax(-1, keepdim=True)
+    on.buffer(op.out).copy_(quantize_rows(x, form.group, rotated=form.rotated, widest=widest))
 
 
 def rope_write(

@@ -17,7 +17,8 @@ from quire.records import dataclass
 class AllGather(Op):
     """out = columns `first` … `first` + `cols` - 1 of every rank's x, side by side in the order of ranks.
 
-    Ranks may have unequal numbers of columns; 0 `cols` takes all from `first` on.
+    Ranks may have unequal numbers of columns; 0 `cols` takes all from `first` on. Rows of int8 have one scale on all
+    ranks, see Quantize, and whole groups.
     """
 
     x: Read
@@ -27,8 +28,9 @@ class AllGather(Op):
     cols: int = 0
 
     def cost(self, work: Work, n: int) -> Cost:
-        x, out = work.buffers[self.x], work.row_bytes(self.out)
-        own = (self.cols or x.cols - self.first) * DTYPE_BYTES[x.dtype]
+        x, out, own = work.buffers[self.x], work.row_bytes(self.out), work.row_bytes(self.x)
+        if self.cols:
+            own = self.cols * DTYPE_BYTES[x.dtype]
         n *= x.per
         return Cost(activation_bytes=n * (own + out), wire_bytes=n * (out - own))
 

@@ -97,6 +97,8 @@ class Quantize(Op):
     """out = round(x / scale) with scale = max|x| / 127 for each row. When `out` has groups, a group's scale is the
     row's, halved as often as its own maximum allows, up to GROUP_BITS times; rotated groups are rotated before that.
 
+    `top` [T, 1] gets max|x|, and `tops` has that of every rank's columns of the row, which then counts in place of x's.
+
     The input of a quantized linear (dynamic, per token). Norm, GatedAct and Attend round their float32 rows so when
     their out is i8. Ties round to even; zeros have scale 0. The products of an i8
     linear are summed exactly in int32 and multiplied by both scales once.
@@ -104,10 +106,13 @@ class Quantize(Op):
 
     x: Read
     out: Write
+    top: Write | None = None
+    tops: Read | None = None
 
     def cost(self, work: Work, n: int) -> Cost:
         n *= work.buffers[self.out].per
-        return Cost(n * work.rounding_flops(self.out), activation_bytes=n * work.rows_bytes(self.x, self.out))
+        moved = work.rows_bytes(self.x, self.out, self.top, self.tops)
+        return Cost(n * work.rounding_flops(self.out), activation_bytes=n * moved)
 
 
 @dataclass(frozen=True, slots=True)
