@@ -14,18 +14,30 @@ import pytest
 from helpers.checkpoints import TINY_MODELS, TinyModel
 from helpers.ranks import CHUNKS, Ranks, native, prompts, same
 from helpers.specs import BF16, F16, F32, I8, decoder_spec, moe_spec, with_latents
+from quire.executor.base import Embeddings
 from quire.executor.torch import TorchExecutor
 from quire.program.formats import Groups, NumberFormats, WeightFormat
+from quire.program.lower import lower
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
 from quire.program.program import Input
+from quire.program.ranks import RankPlan
 from quire.spec import MLP, ModelSpec, Norm, QKNorm, Router
 from quire.spec.facts import read_model
 from quire.types import UnsupportedModelError
 
 I8_FORMATS = NumberFormats("bf16", "i8", I8, I8)
 ROTATED = NumberFormats("bf16", "bf16", WeightFormat("i4", Groups(32, rotated=True)), I8)
+WIDE_GROUPS = NumberFormats("bf16", "bf16", WeightFormat("i8", Groups(128, rotated=True)))
 ASYMMETRIC = NumberFormats("f32", "f32", WeightFormat("i4", Groups(64, "f16", "u8")))
-FORMATS = {"f32": F32, "bf16": BF16, "f16": F16, "i8": I8_FORMATS, "i4": ASYMMETRIC, "i4-rotated": ROTATED}
+FORMATS = {
+    "f32": F32,
+    "bf16": BF16,
+    "f16": F16,
+    "i8": I8_FORMATS,
+    "i8-rotated": WIDE_GROUPS,
+    "i4": ASYMMETRIC,
+    "i4-rotated": ROTATED,
+}
 
 # Panels of 64 do not divide these evenly: six of the vocabulary, the last one short, and six of the feed-forward.
 DENSE = decoder_spec(330, 256, 328, (8, 4, 32), [0, 24, 0], qk_norm=True, bias=True)
@@ -38,6 +50,16 @@ WHOLE_NORM = replace(
     DENSE,
     layers=tuple(
         replace(x, mixer=replace(x.mixer, qk_norm=QKNorm(Norm(), whole=True))) for x in DENSE.layers
+    ),
+)
+# Heads are as wide as a group, which travels as codes; panels of the feed-forward are half of one and travel as floats.
+WIDE_HEADS = decoder_spec(330, 256, 384, (4, 2, 128), [0])
+SPARSE = replace(
+    DENSE,
+    layers=(
+        replace(DENSE.layers[0], mixer=None),
+        DENSE.layers[1],
+        replace(DENSE.layers[2], mlp=None),
     ),
 )
 
@@ -67,6 +89,8 @@ def check(spec: ModelSpec, formats: NumberFormats, size: int, stages: int = 1, *
         (LATENT, "bf16", 3, 1),
         (EXPERTS, "i8", 2, 1),
         (WHOLE_NORM, "bf16", 2, 1),
+        (WIDE_HEADS, "i8-rotated", 2, 1),
+        (SPARSE, "bf16", 2, 2),
     ],
     ids=[
         "dense",
@@ -77,6 +101,8 @@ def check(spec: ModelSpec, formats: NumberFormats, size: int, stages: int = 1, *
         "latent",
         "experts",
         "norm-of-all-heads",
+        "wide-groups",
+        "layers-of-one-branch",
     ],
 )
 def test_many_ranks_have_the_bits_of_one(spec: ModelSpec, formats: str, size: int, stages: int) -> None:
@@ -94,6 +120,30 @@ def test_one_thread_of_a_rank_meets_the_others() -> None:
 
 def test_more_ranks_than_key_value_heads_share_them() -> None:
     check(decoder_spec(330, 256, 328, (8, 2, 32), [0, 24]), BF16, 4)
+
+
+def test_rows_travel_as_codes_where_groups_stay_whole() -> None:
+    program = lower(WIDE_HEADS, WIDE_GROUPS, RankPlan(2))
+    kinds = {op.x: program.buffer(op.x).dtype for op in program.ops if isinstance(op, AllGather)}
+    assert kinds["mixed_part_bytes"] == "i8"
+    assert kinds["gated_part"] == "f32"
+
+
+def test_embeddings_of_soft_tokens_are_the_same_on_all_ranks() -> None:
+    """They enter behind the meeting at which a rank gets embeddings of ids from another."""
+    spec, found = replace(DENSE, embed_scale=3.0), []
+    for size in (1, 2):
+        ranks = Ranks(spec, BF16, size)
+        step = ranks.stepper.fill({ranks.stepper.add(prompts(330)[0]): 9})
+        plain = ranks.run(step)[0]
+        rows = np.random.default_rng(3).standard_normal((4, spec.dim), np.float32)
+        ranks.stepper.arrays.embeddings = [Embeddings(2, rows)]
+        one, *others = ranks.run(step)
+        for other in others:
+            same(one, other)
+        assert (one["logits"][0] != plain["logits"][0]).any()
+        found.append(one)
+    same(found[0], found[1])
 
 
 def test_a_sum_that_is_cut_has_other_bits() -> None:
