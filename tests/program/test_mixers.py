@@ -156,7 +156,7 @@ def test_a_mixer_with_a_state_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_stages_have_the_groups_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some without a layer. Layers keep their numbers; places in blocks and in the lists of a program are the stage's."""
+    """Some without a layer. Layers keep their numbers; places in blocks and in lists of a program are the stage's."""
     monkeypatch.setitem(mixers.MIXERS, Decay, DECAY)
     first, last = (lower(hybrid(), F32, RankPlan(1, 0, 2, stage, stage_layers=(2, 3))) for stage in range(2))
     assert first.cache_groups == (
@@ -170,6 +170,9 @@ def test_stages_have_the_groups_of_the_model(monkeypatch: pytest.MonkeyPatch) ->
     for program in (first, last):
         for layer in (*program.kv_layers, *program.state_layers):
             assert program.cache_groups[layer.group].layers[layer.index_in_group] == layer.layer
+    four = lower(replace(FULL, layers=FULL.layers[:1] * 4), F32, RankPlan(1, 0, 2, 1))
+    assert (four.cache_groups, four.layers_per_group) == ((FullGroup((2, 3)),), 2)
+    assert [layer.index_in_group for layer in four.kv_layers] == [0, 1]
 
 
 def test_inspect_says_what_a_layer_lacks_and_what_a_sequence_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
