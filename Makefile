@@ -1,4 +1,5 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
+# make format  put Python and C++ into their one layout
 # make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name, or none) over HTTP
 # make test-MARKER  the slow tests of one marker: chaos, fuzz, long, memory or wheels
 # make wheels  the wheels that need no compiler, in dist/; PYTHONS="python3.11 python3.12" names who builds them
@@ -7,11 +8,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
-NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+CPP = $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(CPP)
 # A build writes a few large object files at a time; two cores are what it can count on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: test check serve install wheels peers clean
+.PHONY: test check format serve install wheels peers clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +31,12 @@ install: $(VENV)/.installed
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 test: check
 	$(BIN)/python -m pytest -n 2 --durations 10 $(TESTS)

@@ -1,4 +1,4 @@
-"""What a step costs before and after the executor: schedule + update, without a model.
+"""The cost of a step before and after the executor: schedule + update, without a model.
 
     PYTHONPATH=src python benchmarks/scheduler.py [--steps 300] [--repeat 5]
 
@@ -62,7 +62,7 @@ def decode(rows: int, groups: tuple[CacheGroup, ...], steps: int) -> float:
     """Median seconds of schedule + update over `steps` steps of `rows` decoding sequences."""
     scheduler = make_scheduler(groups)
     for index in range(rows):
-        # Unlike lengths and tokens: block boundaries fall on different steps, as in life.
+        # Different lengths and tokens: block boundaries fall on different steps, as in practice.
         scheduler.add(request(index, [index, *range(500 + index % 16)]))
     for _ in range(5):
         one_step(scheduler)
@@ -70,8 +70,8 @@ def decode(rows: int, groups: tuple[CacheGroup, ...], steps: int) -> float:
 
 
 def blocked(length: int) -> float:
-    """Mean seconds of a step of 32 decoding sequences while a prompt of `length` tokens, half of it known to the
-    cache, waits for blocks."""
+    """Mean seconds of a step of 32 decoding sequences while a prompt of `length` tokens, half of it cached, waits for
+    blocks."""
     prompt = list(range(length))
     scheduler = make_scheduler(FULL, num_blocks=length // 16 + 200)
     scheduler.add(request(0, prompt[: length // 2], 1))
@@ -99,7 +99,7 @@ def one_step(scheduler: Scheduler) -> float:
 
 
 def admit(length: int, *, hit: bool) -> float:
-    """Seconds of the step that starts a prompt of `length` tokens, known to the cache or not."""
+    """Seconds of the step that starts a prompt of `length` tokens, cached or not."""
     scheduler = make_scheduler(FULL)
     prompt = list(range(length))
     if hit:

@@ -4,16 +4,17 @@
 #include <optional>
 
 #include "fields.h"
+#include "words.h"
 
 namespace quire {
 
 struct Activation {
-  int kind = 0;  // as GatedActTask numbers them
+  Act kind = Act::silu;
   float alpha = 0, limit = 0;
 
   // From the field `act`.
-  explicit Activation(Fields& f) : kind(f.choice("act", {"silu", "gelu", "gelu_tanh", "ClampedSwiGLU"})) {
-    if (kind == 3) alpha = f.number("act.alpha"), limit = f.number("act.limit");
+  explicit Activation(Fields& f) : kind(static_cast<Act>(f.choice("act", kActivations))) {
+    if (kind == Act::clamped_swiglu) alpha = f.number("act.alpha"), limit = f.number("act.limit");
   }
   // The same, or nothing for None.
   static std::optional<Activation> optional(Fields& f) {

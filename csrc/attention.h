@@ -14,7 +14,7 @@ class Attention {
  public:
   // The number of a shape's plan; before `allocate`. Layers of one shape share a plan.
   int want(const AttendShape& shape);
-  // Say that an op rounds its rows when their last heads are done; before `allocate`.
+  // Registers an op that rounds its rows when their last heads are done; before `allocate`.
   void want_rounding() { rounding_ = true; }
   void allocate(int threads, int max_tokens, int max_len);
 
@@ -25,7 +25,7 @@ class Attention {
   const AttentionPlan& plan(int number) const { return plans_[number]; }
   char* scratch(int thread) const { return memory_.data() + sizes_.per_thread * thread; }
   float* states() const { return reinterpret_cast<float*>(memory_.data() + states_at_); }
-  // Heads of keys and values that are done with a token, of `all`: true when these are the last.
+  // Counts heads of keys and values that have finished a token; true when these are the last of `all`.
   bool heads_done(int token, int heads, int all);
   const Arena& memory() const { return memory_; }
 

@@ -7,6 +7,7 @@ AttentionOp::AttentionOp(Fields& f, Context& c, const Buffer& queries, const Buf
 
 AttendTask AttentionOp::task(const AttendPart& part, int thread) const {
   AttendTask t{};
+  static_cast<CacheRow&>(t) = context_.cache_row(layer_, part.row, part.token_begin, part.token_end);
   t.qkv = queries_.f32();
   t.pitch = static_cast<size_t>(queries_.cols);
   t.out = out_.data();
@@ -16,12 +17,6 @@ AttendTask AttentionOp::task(const AttendPart& part, int thread) const {
   t.head_begin = part.head_begin;
   t.head_end = part.head_end;
   t.scale = scale_;
-  t.positions = context_.step.positions;
-  t.block_table = context_.block_table(layer_, part.row);
-  t.cache = context_.cache(layer_);
-  t.kv = context_.layout(layer_);
-  t.token_begin = part.token_begin;
-  t.token_end = part.token_end;
   t.partition_begin = part.partition_begin;
   t.partition_end = part.partition_end;
   t.scratch = context_.attention.scratch(thread);

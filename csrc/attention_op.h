@@ -1,4 +1,4 @@
-// What attention of every kind does with the parts of a plan: partitions apart, merged by whoever comes last.
+// What every kind of attention does with the parts of a plan; the last thread of a split merges its partitions.
 #pragma once
 
 #include "op.h"

@@ -48,7 +48,7 @@ class AttentionPlan {
   const std::vector<AttendPart>& parts() const { return parts_; }
   // Floats of the states of one partition of a part.
   size_t partition_states(const AttendPart& part) const;
-  // Say that a part is done; true for the last part of its split.
+  // Marks a part as done; true for the last part of its split.
   bool last_of_split(const AttendPart& part);
 
  private:

@@ -1,19 +1,91 @@
-// Numbers that Python states too, or has to know; tests/native/test_facts.py compares them.
+// Python bindings of facts that have their home here: formats, sizes of what is packed, limits of kernels.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "isa.h"
 #include "kernels.h"
 #include "packed.h"
-#include "sampler.h"
+#include "weights.h"
+#include "words.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
+using quire::DType;
+using quire::GroupFormat;
+using quire::GroupKind;
+using quire::Param;
 
-void bind_facts(nb::module_& m) {
+namespace {
+
+template <class T, size_t N>
+nb::tuple tuple_of(const T (&values)[N]) {
+  nb::list found;
+  for (const T& value : values) found.append(value);
+  return nb::tuple(found);
+}
+
+void bind_numbers(nb::module_& m) {
+  m.attr("ALIGNMENT") = quire::kAlignment;
   m.attr("CHUNK_BYTES") = quire::kChunkBytes;
   m.attr("GROUP_BITS") = quire::kGroupBits;
+  m.attr("GROUP_SIZES") = tuple_of(quire::kGroupSizes);
   m.attr("MAXIMA_COLS") = quire::kMaximaCols;
-  m.attr("MAX_LOGPROBS") = quire::kMaxLogprobs;
+  m.attr("MAX_EXPERTS") = quire::kMaxExperts;
+  m.attr("MAX_HEAD_DIM") = quire::kMaxHeadDim;
+  m.attr("MAX_TOP_K") = quire::kMaxTopK;
   m.attr("PACK_LAYOUT") = quire::kPackLayout;
   m.attr("PANEL_ROWS") = quire::kPanel;
-  m.attr("SUPER_GROUPS") = quire::GroupFormat::kSuper;
+  m.attr("SUPER_GROUPS") = GroupFormat::kSuper;
+  m.attr("TILE_TOKENS") = quire::kTile;
+}
+
+// Words that cross as they are written in Python, which needs them as literals.
+void bind_words(nb::module_& m) {
+  m.attr("ACTIVATIONS") = tuple_of(quire::kActivations);
+  m.attr("GROUP_SCORES") = tuple_of(quire::kGroupScores);
+  m.attr("NORM_KINDS") = tuple_of(quire::kNormKinds);
+  m.attr("ROUTER_SCORES") = tuple_of(quire::kRouterScores);
+}
+
+void bind_formats(nb::module_& m) {
+  nb::enum_<DType>(m, "DType")
+      .value("f32", DType::f32)
+      .value("bf16", DType::bf16)
+      .value("f16", DType::f16)
+      .value("i8", DType::i8)
+      .value("i32", DType::i32);
+  nb::enum_<GroupKind>(m, "GroupKind", "Formats of scales and offsets of groups.")
+      .value("none", GroupKind::none)
+      .value("u8", GroupKind::u8)
+      .value("f16", GroupKind::f16)
+      .value("bf16", GroupKind::bf16)
+      .value("f32", GroupKind::f32)
+      .value("f16_u8", GroupKind::f16_u8);
+  nb::class_<GroupFormat>(m, "GroupFormat")
+      .def("__init__", [](GroupFormat* self, int bits, int size, GroupKind scales, GroupKind offsets, bool rotated) {
+        new (self) GroupFormat{bits, size, scales, offsets, rotated};
+      }, "bits"_a, "size"_a, "scales"_a, "offsets"_a, "rotated"_a)
+      .def("row_number_bytes", &GroupFormat::row_number_bytes, "cols"_a,
+           "Bytes of the scales, offsets and factors of one output.");
+  nb::class_<Param>(m, "Param", "A parameter in its packed form.")
+      .def_static("panels", &Param::panels, "matrices"_a, "rows"_a, "cols"_a, "dtype"_a)
+      .def_static("grouped", &Param::grouped, "matrices"_a, "rows"_a, "cols"_a, "groups"_a)
+      .def_static("table", &Param::table, "rows"_a, "cols"_a, "dtype"_a)
+      .def_static("vectors", &Param::vectors, "matrices"_a, "rows"_a)
+      .def_prop_ro("bytes", &Param::bytes);
+}
+
+}  // namespace
+
+void bind_facts(nb::module_& m) {
+  m.def("supported_isas", &quire::supported_isas, "Instruction sets this CPU can run, best first.");
+  bind_numbers(m);
+  bind_words(m);
+  bind_formats(m);
+  m.def("dtype_bytes", &quire::dtype_bytes, "dtype"_a, "Bytes of a number of a buffer, table or plain panel.");
+  m.def("kv_elems", &quire::kv_elems, "head_dim"_a, "Numbers that a key or value of head_dim takes in the cache.");
+  m.def("kv_vector_bytes", &quire::kv_vector_bytes, "elems"_a, "dtype"_a,
+        "Bytes of a key or value of so many numbers, with its scale.");
 }

@@ -1,8 +1,12 @@
 // Python bindings of parts of the executor that are tested on their own.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "counted.h"
+#include "isa.h"
 #include "page_warmer.h"
 #include "pool.h"
 
@@ -35,6 +39,8 @@ std::vector<std::vector<std::vector<int>>> claim_all(int threads, const std::vec
 }  // namespace
 
 void bind_parts(nb::module_& m) {
+  m.def("count_kernels", &quire::count_kernels, "on"_a, "Whether executors and samplers that are made from now on count calls.");
+  m.def("take_kernel_calls", &quire::take_kernel_calls, "Counted calls of every kernel, by name, since the last call of this.");
   nb::class_<Tasks>(m, "Tasks")
       .def(nb::init<int>(), "threads"_a)
       .def("deal", &Tasks::deal, "tasks"_a)

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -21,6 +22,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using quire::Executor;
 using quire::Logprobs;
+using quire::SamplerSizes;
 using quire::SlotParams;
 
 namespace {
@@ -43,11 +45,10 @@ int thread_count(int threads) {
 // A sampler with threads of its own, or with those of an executor.
 class BoundSampler {
  public:
-  BoundSampler(int vocab, int max_slots, int max_rows, const std::string& isa, int threads)
+  BoundSampler(const SamplerSizes& sizes, const std::string& isa, int threads)
       : own_(thread_count(threads) > 1 ? new quire::ThreadPool(threads) : nullptr),
-        sampler_(vocab, max_slots, max_rows, quire::kernels_for(isa), own_.get()) {}
-  BoundSampler(int vocab, int max_slots, int max_rows, Executor& e)
-      : sampler_(vocab, max_slots, max_rows, e.kernels(), &e.pool()) {}
+        sampler_(sizes, quire::kernels_for(isa), own_.get()) {}
+  BoundSampler(const SamplerSizes& sizes, Executor& e) : sampler_(sizes, e.kernels(), &e.pool()) {}
 
   quire::Sampler& sampler() { return sampler_; }
 
@@ -98,7 +99,7 @@ class BoundSampler {
   nb::object score(Logits logits, Ids targets, int count, std::optional<Logits> maxima) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     require(targets.shape(0) == logits.shape(0), "target_token_ids: as many as rows of logits are needed");
-    std::vector<Logprobs> out(targets.shape(0));
+    std::vector<Logprobs> out(targets.shape(0), Logprobs(std::clamp(count, 0, sampler_.max_logprobs())));
     const quire::ScoreTask task{logits.data(), maxima_for(logits, maxima), targets.data(), static_cast<int>(out.size()),
                                 count};
     bool finite;
@@ -159,11 +160,13 @@ void bind_slot_params(nb::module_& m) {
 
 void bind_sampler(nb::module_& m) {
   bind_slot_params(m);
+  nb::class_<SamplerSizes>(m, "SamplerSizes")
+      .def("__init__", [](SamplerSizes* self, int vocab, int max_slots, int max_rows, int max_logprobs) {
+        new (self) SamplerSizes{vocab, max_slots, max_rows, max_logprobs};
+      }, "vocab"_a, "max_slots"_a, "max_rows"_a, "max_logprobs"_a);
   nb::class_<BoundSampler>(m, "Sampler")
-      .def(nb::init<int, int, int, const std::string&, int>(), "vocab"_a, "max_slots"_a, "max_rows"_a, "isa"_a,
-           "threads"_a)
-      .def(nb::init<int, int, int, Executor&>(), nb::keep_alive<1, 5>(), "vocab"_a, "max_slots"_a, "max_rows"_a,
-           "executor"_a)
+      .def(nb::init<const SamplerSizes&, const std::string&, int>(), "sizes"_a, "isa"_a, "threads"_a)
+      .def(nb::init<const SamplerSizes&, Executor&>(), nb::keep_alive<1, 3>(), "sizes"_a, "executor"_a)
       .def("add", [](BoundSampler& s, int slot, const SlotParams& params, Ids tokens) {
         s.sampler().add(slot, params, tokens.data(), tokens.shape(0));
       }, "slot"_a, "params"_a, "tokens"_a.noconvert())
@@ -182,8 +185,7 @@ void bind_sampler(nb::module_& m) {
         return view_of(self, nb::cast<BoundSampler&>(self).sampler().status());
       }, "The last step's outcome: 0 sampled, 1 NaN or inf in the logits, 2 no token left. A view like tokens().")
       .def("memory", [](BoundSampler& s) { return s.sampler().memory(); })
-      .def_static("bound", &quire::Sampler::bound, "vocab"_a, "max_slots"_a, "max_rows"_a, "threads"_a, "max_len"_a,
-                  "named"_a);
+      .def_static("bound", &quire::Sampler::bound, "sizes"_a, "threads"_a, "max_len"_a, "named"_a);
   m.def("philox4x32", &quire::philox4x32, "counter"_a, "key0"_a, "key1"_a, "Philox4x32-10 of a counter and a key.");
   m.def("uniform", [](uint64_t seed, uint32_t sample, uint64_t position) {
     return quire::uniform(seed, sample, position, quire::Draw::token);

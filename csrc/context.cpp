@@ -17,12 +17,16 @@ KVLayout Context::layout(const KVLayer& layer) const {
   l.dtype = kv_dtype;
   l.kv_heads = layer.kv_heads;
   l.head_dim = layer.head_dim;
-  l.d16 = static_cast<int>(align_up(layer.head_dim, 16));
+  l.d16 = kv_elems(layer.head_dim);
   l.block_size = limits.block_size;
   l.tiles_per_block = limits.block_size / kTile;
-  l.tile_stride = l.scale_offset() + (kv_dtype == DType::i8 ? kScaleBytes : 0);
+  l.tile_stride = 2 * kTile * kv_vector_bytes(l.d16, kv_dtype) / dtype_bytes(kv_dtype);
   l.block_stride = block_bytes / dtype_bytes(kv_dtype);
   return l;
+}
+
+CacheRow Context::cache_row(const KVLayer& layer, int row, int begin, int end) const {
+  return {step.positions, block_table(layer.group, row), kv.data() + layer.offset, layout(layer), begin, end};
 }
 
 size_t Context::plan_step() {
@@ -33,9 +37,8 @@ size_t Context::plan_step() {
   attention.plan_step(rows, step.query_start, step.positions);
   int highest = -1;  // block that the step writes
   for (const TilePiece& piece : pieces)
-    for (const int32_t* table : step.block_tables)
-      highest = std::max(highest, table[static_cast<size_t>(step.slots[piece.row]) * limits.blocks_per_row() +
-                                        step.positions[piece.begin] / limits.block_size]);
+    for (size_t group = 0; group < step.block_tables.size(); ++group)
+      highest = std::max(highest, block_table(static_cast<int>(group), piece.row)[step.positions[piece.begin] / limits.block_size]);
   return block_bytes * static_cast<size_t>(highest + 1);
 }
 

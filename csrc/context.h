@@ -33,25 +33,23 @@ struct StepPointers {
   std::vector<const int32_t*> block_tables;  // per cache group [max_rows, blocks_per_row]
 };
 
-// An activation. Int8 rows are padded to four columns, and have their scales at `scale_offset`; with `group` two int32
-// numbers of each group lie behind those (QuantizeTask), and rows are padded to whole groups.
+// An activation. Int8 rows are in groups: see QuantizeTask.
 struct Buffer {
-  int cols;
+  int cols, pitch;  // pitch: columns from one row to the next
   DType dtype;
-  size_t offset, scale_offset;
+  size_t offset, scales_at, numbers_at;  // in the arena; int8 rows have scales, and their groups numbers
   int group;
   bool rotated, logits;  // logits: its rows are those whose logits are wanted, else tokens
-  int max_rows, per;     // per: rows for each of them
+  int per;               // rows for each of them
   const Arena* arena = nullptr;
 
   char* data() const { return arena->data() + offset; }
   float* f32() const { return reinterpret_cast<float*>(data()); }
   int32_t* i32() const { return reinterpret_cast<int32_t*>(data()); }
   float* f32_row(int row) const { return f32() + static_cast<size_t>(row) * cols; }
-  size_t pitch() const { return dtype == DType::i8 ? align_up(cols, group ? group : 4) : cols; }
-  int groups() const { return group ? (cols + group - 1) / group : 1; }
-  float* row_scales() const { return reinterpret_cast<float*>(arena->data() + scale_offset); }
-  int32_t* group_numbers() const { return reinterpret_cast<int32_t*>(row_scales()) + max_rows; }
+  int groups() const { return pitch / group; }
+  float* row_scales() const { return reinterpret_cast<float*>(arena->data() + scales_at); }
+  int32_t* group_numbers() const { return reinterpret_cast<int32_t*>(arena->data() + numbers_at); }
   // Whether rows of the other are of the same format.
   bool same_format(const Buffer& b) const {
     return cols == b.cols && dtype == b.dtype && group == b.group && rotated == b.rotated;
@@ -93,7 +91,7 @@ struct Context {
   size_t block_bytes = 0;
   DType kv_dtype = DType::f32;
 
-  // Ops say what they want of these when they are made; bind() allocates it.
+  // Ops register what they need of these in their constructors; bind() allocates it.
   Attention attention;
   ExpertPlan experts;
   RoundedRows rounded;
@@ -105,13 +103,16 @@ struct Context {
   int rows_of(const Buffer& b) const { return (b.logits ? logit_rows : tokens) * b.per; }
   // Rows of a task of an op by rows: a few, but all threads get some.
   int rows_of_task(int rows) const;
-  const int32_t* block_table(const KVLayer& layer, int row) const {
-    return step.block_tables[layer.group] + step.slots[row] * static_cast<size_t>(limits.blocks_per_row());
-  }
-  char* cache(const KVLayer& layer) const { return kv.data() + layer.offset; }
-  KVLayout layout(const KVLayer& layer) const;
-  // Cut the step's tokens into pieces, and its attention into parts; the end of the cache's bytes that it uses.
+  // Tokens [begin, end) of a row of the step, and a layer's cache of the row.
+  CacheRow cache_row(const KVLayer& layer, int row, int begin, int end) const;
+  // Cuts the step's tokens into pieces, and its attention into parts; the end of the cache's bytes that it uses.
   size_t plan_step();
+
+ private:
+  KVLayout layout(const KVLayer& layer) const;
+  const int32_t* block_table(int group, int row) const {
+    return step.block_tables[group] + step.slots[row] * static_cast<size_t>(limits.blocks_per_row());
+  }
 };
 
 }  // namespace quire

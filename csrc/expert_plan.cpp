@@ -10,14 +10,14 @@ namespace quire {
 size_t expert_plan_bytes(int experts, int pairs) {
   // an expert has one chunk more than whole ones
   const size_t chunks = static_cast<size_t>(std::min(experts, pairs)) + pairs / kLinearRows;
-  return align_up(static_cast<size_t>(experts) * sizeof(int32_t), 64) + chunks * sizeof(ExpertChunk);
+  return align_up(static_cast<size_t>(experts) * sizeof(int32_t), kAlignment) + chunks * sizeof(ExpertChunk);
 }
 
 void ExpertPlan::allocate(int max_tokens) {
   if (!experts_) return;
   memory_.allocate(expert_plan_bytes(experts_, max_tokens * top_k_));
   next_ = reinterpret_cast<int32_t*>(memory_.data());
-  chunks_ = reinterpret_cast<ExpertChunk*>(memory_.data() + align_up(experts_ * sizeof(int32_t), 64));
+  chunks_ = reinterpret_cast<ExpertChunk*>(memory_.data() + align_up(experts_ * sizeof(int32_t), kAlignment));
 }
 
 void ExpertPlan::sort(const int32_t* ids, int tokens, int top_k, int experts, int32_t* places) {

@@ -20,11 +20,11 @@ size_t expert_plan_bytes(int experts, int pairs);
 // One for all layers: a router fills it, and the ops up to the next router read it.
 class ExpertPlan {
  public:
-  // Say that a router chooses `top_k` of so many experts; before `allocate`.
+  // Registers a router that chooses `top_k` of so many experts; before `allocate`.
   void want(int experts, int top_k) { experts_ = std::max(experts_, experts), top_k_ = std::max(top_k_, top_k); }
   void allocate(int max_tokens);
 
-  // Sort the pairs of ids [tokens, top_k]; places [tokens, top_k] gets each pair's row.
+  // Sorts the pairs of ids [tokens, top_k]; places [tokens, top_k] gets each pair's row.
   void sort(const int32_t* ids, int tokens, int top_k, int experts, int32_t* places);
 
   int size() const { return size_; }     // chunks

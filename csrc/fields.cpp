@@ -96,13 +96,10 @@ bool Fields::flag(const std::string& name) {
   return *found;
 }
 
-int Fields::choice(const std::string& name, std::initializer_list<const char*> words) {
+int Fields::choice(const std::string& name, const char* const* words, size_t count) {
   const std::string& given = text(name);
-  int number = 0;
-  for (const char* word : words) {
-    if (given == word) return number;
-    ++number;
-  }
+  for (size_t i = 0; i < count; ++i)
+    if (given == words[i]) return static_cast<int>(i);
   refuse(name, "'" + given + "' is not known here");
 }
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -37,10 +36,13 @@ class Fields {
   float number(const std::string& name);
   bool flag(const std::string& name);
   // Which of these words it is, by number.
-  int choice(const std::string& name, std::initializer_list<const char*> words);
+  template <size_t N>
+  int choice(const std::string& name, const char* const (&words)[N]) {
+    return choice(name, words, N);
+  }
   bool none(const std::string& name) const;  // does not count as reading it
   // A nested record of this class.
-  void record(const std::string& name, const char* cls) { choice(name, {cls}); }
+  void record(const std::string& name, const char* cls) { choice(name, &cls, 1); }
   // A field that says nothing to the op.
   void skip(const std::string& name) { value(name); }
 
@@ -50,6 +52,7 @@ class Fields {
   void check_all_read() const;
 
  private:
+  int choice(const std::string& name, const char* const* words, size_t count);
   const FieldValue& value(const std::string& name);
   const std::string& text(const std::string& name);
   [[noreturn]] void refuse(const std::string& field, const std::string& what) const;

@@ -1,6 +1,8 @@
 #include "isa.h"
 
 #include <stdexcept>
+
+#include "counted.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -57,6 +59,22 @@ std::vector<std::string> supported_isas() {
   return names;
 }
 
+namespace {
+
+bool counting = false;
+
+const Kernels& table_of(const std::string& isa) {
+#if defined(__x86_64__)
+  if (isa == "avx512") return avx512::table;
+  if (isa == "avx2") return avx2::table;
+#endif
+  return baseline::table;
+}
+
+}  // namespace
+
+void count_kernels(bool on) { counting = on; }
+
 const Kernels& kernels_for(const std::string& name) {
   const std::vector<std::string> here = supported_isas();
   const std::string want = name.empty() ? here.front() : name;
@@ -67,11 +85,7 @@ const Kernels& kernels_for(const std::string& name) {
     all += (all.empty() ? "" : ", ") + isa;
   }
   if (!found) throw std::invalid_argument("instruction set '" + want + "' cannot run here; choose one of: " + all);
-#if defined(__x86_64__)
-  if (want == "avx512") return avx512::table;
-  if (want == "avx2") return avx2::table;
-#endif
-  return baseline::table;
+  return counting ? counted(table_of(want)) : table_of(want);
 }
 
 }  // namespace quire

@@ -13,5 +13,7 @@ std::vector<std::string> supported_isas();
 
 // The kernel table of a set: `name`, else the best. Throws std::invalid_argument when it cannot run here.
 const Kernels& kernels_for(const std::string& name);
+// Makes kernels_for return kernels that count their calls (counted.h), or no longer.
+void count_kernels(bool on);
 
 }  // namespace quire

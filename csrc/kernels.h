@@ -8,11 +8,12 @@
 #include <cstdint>
 
 #include "kernels/sampling.h"
+#include "sizes.h"
 
 namespace quire {
 
 enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i32 = 4 };
-inline size_t dtype_bytes(DType t) { return t == DType::f32 || t == DType::i32 ? 4 : t == DType::i8 ? 1 : 2; }
+constexpr size_t dtype_bytes(DType t) { return t == DType::f32 || t == DType::i32 ? 4 : t == DType::i8 ? 1 : 2; }
 // Of the input of a linear whose weight is t.
 inline DType input_of(DType t) { return t == DType::f16 ? DType::f32 : t; }
 
@@ -22,8 +23,6 @@ inline DType input_of(DType t) { return t == DType::f16 ? DType::f32 : t; }
 //   bf16 panel p:  [k/2][64][2]   w[p*64 + c, k] at (k/2)*128 + c*2 + k%2
 //   f16  panel p:  [k/2][4][2][16]  w[p*64 + c, k] at (k/2)*128 + (c/16)*32 + k%2*16 + c%16: a cache line holds two
 //                                 features of sixteen columns, each as one conversion to float32 takes them
-//   i8   panel p:  [k/4][64][4]   signed bytes; behind all panels scale[n64] float32 and offset[n64] int32, where
-//                                 n64 is n rounded up to 64 and offset is 128 times the sum of a row's bytes
 //
 //   groups panel p:  see GroupFormat
 //
@@ -40,6 +39,10 @@ constexpr int kGroup = 64;
 constexpr int kPartition = 1024;
 // Query rows (queries x heads of a group) that one attention call works on at a time.
 constexpr int kAttendRows = 48;
+// What kernels have room for on their stacks.
+constexpr int kMaxHeadDim = 512;
+constexpr int kMaxExperts = 1024;
+constexpr int kMaxTopK = 64;
 
 // Formats of scales and offsets.
 enum class GroupKind : int32_t { none = 0, u8 = 1, f16 = 2, bf16 = 3, f32 = 4, f16_u8 = 5 };
@@ -50,9 +53,10 @@ enum class GroupKind : int32_t { none = 0, u8 = 1, f16 = 2, bf16 = 3, f32 = 4, f
 //   group g:  scale[64] · offset[64] · codes
 //     4 bits: [size/8][64][4] bytes   features 8s+j (low nibble) and 8s+4+j of column c at byte (s*64 + c)*4 + j
 //     8 bits: [size/4][64][4] bytes   feature 4s+j at (s*64 + c)*4 + j
+constexpr int kGroupSizes[] = {16, 32, 64, 128};
 struct GroupFormat {
   int bits = 0;  // 4 or 8; 0: not in groups
-  int size = 0;
+  int size = 0;  // one of kGroupSizes
   GroupKind scales = GroupKind::none, offsets = GroupKind::none;
   bool rotated = false;  // a group's numbers were multiplied by a Hadamard matrix; `size` divides k
 
@@ -73,6 +77,8 @@ struct GroupFormat {
   size_t at(int g) const { return g * (codes_at() + code_bytes()) + (g / kSuper + 1) * super_bytes(); }
   size_t super_at(int g) const { return at(g / kSuper * kSuper) - super_bytes(); }
   size_t panel_bytes(int k) const { return block_bytes(groups(k)); }
+  // Scales, offsets and factors of one output.
+  size_t row_number_bytes(int k) const { return (panel_bytes(k) - groups(k) * code_bytes()) / kPanel; }
 };
 
 // Rows of a linear task, at the most; a multiple of every register tile.
@@ -83,9 +89,7 @@ struct LinearTask {
   size_t ldx;
   const void* w;       // packed panels
   const float* bias;   // [n] or null
-  const float* x_scale;     // i8 and groups: [rows] of x
-  const float* w_scale;     // i8: [n64]
-  const int32_t* w_offset;  // i8: [n64]
+  const float* x_scale;     // groups: [rows] of x
   const int32_t* x_groups;  // groups: [rows, groups, 2], see QuantizeTask
   GroupFormat groups;
   float* y;            // [rows, n], row pitch ldy
@@ -102,8 +106,6 @@ struct PackTask {
   int rows, k;
   int row_offset;      // first output feature of this part
   int row_begin, row_end;  // rows of the part that this task packs
-  float* scale;            // i8: filled for each row
-  int32_t* offset;
   GroupFormat groups;      // pack_groups rounds floats to it; symmetric only
 };
 
@@ -119,19 +121,18 @@ struct PackCodesTask {
   int row_offset, row_begin, row_end;
 };
 
-// Rows to int8: scale = max|x| / 127, bytes = round(x / scale) + 128; columns are padded to four with zeros (128). A row
-// that is not finite has the scale NaN.
-// With groups: bytes signed and padded with zeros to whole groups. A group's numbers are scale · 2^bits · bytes with
+// Rows to int8, padded with zeros to whole groups. A group's numbers are scale · 2^bits · bytes with
 // scale = max|x| / 127 / 2^kGroupBits of the whole row, and bits in [0, kGroupBits] the fewest that hold the group.
+// A row that is not finite has the scale NaN.
 constexpr int kGroupBits = 8;
 constexpr int32_t kGroupOne = 0x4b400000;  // the float32 1.5 * 2^23
 struct QuantizeTask {
   const float* x;      // [rows, cols]
-  uint8_t* out;        // [rows, pitch]
+  int8_t* out;         // [rows, pitch]
   size_t pitch;
   float* scale;        // [rows]
   int cols, row_begin, row_end;
-  int group;           // 0: one scale a row
+  int group;
   bool rotated;        // groups are multiplied by a Hadamard matrix before they are rounded; whole groups only
   // [rows, groups, 2]: of each group the bits of the float32 m = 1.5 * 2^(23 + bits), and of m - 8 * 2^bits * sum of its
   // bytes. With codes between 0 and 15, int32 sums that begin there are those over codes less 8, shifted, as m plus them.
@@ -163,9 +164,14 @@ struct HeadNorm {
 //   bf16  K [d/2][16][2]   V [8][d16][2]     pairs of d, pairs of tokens
 //   f16   K [d][16]        V [8][d16/16][2][16]   a line of values: two tokens, sixteen d each
 //   i8    K [d/4][16][4]   V [4][d16][4]     fours of d, with 128 added; fours of tokens
-//         and the bf16 scales of the 16 keys, then of the 16 values
+//         and the bfloat16 scales of the 16 keys, then of the 16 values
 //
 // d16 is head_dim rounded up to 16, and K takes 16 * d16 elements.
+constexpr int kv_elems(int head_dim) { return ceil_div(head_dim, 16) * 16; }
+// Bytes of a key or value of `elems` numbers, with its scale.
+constexpr size_t kv_vector_bytes(int elems, DType dtype) {
+  return elems * dtype_bytes(dtype) + (dtype == DType::i8 ? sizeof(uint16_t) : 0);
+}
 struct KVLayout {
   DType dtype;
   int kv_heads, head_dim, d16;
@@ -180,9 +186,18 @@ struct KVLayout {
     return (static_cast<size_t>(head) * tiles_per_block + position % block_size / kTile) * tile_stride;
   }
 };
-constexpr size_t kScaleBytes = 2 * kTile * sizeof(uint16_t);  // of an i8 tile's keys and values
 
-struct RopeWriteTask {
+// Some tokens of one row of the step, and one layer's cache of the row.
+struct CacheRow {
+  const int32_t* positions;    // of the step's tokens
+  const int32_t* block_table;  // of this row
+  void* cache;                 // this layer's part of block 0
+  KVLayout kv;
+  int token_begin, token_end;
+};
+
+// The tokens are all that the step has of one tile.
+struct RopeWriteTask : CacheRow {
   float* qkv;           // [tokens, pitch]
   size_t pitch;
   int heads, kv_heads, head_dim, rotary_dim;
@@ -191,16 +206,11 @@ struct RopeWriteTask {
   float eps;
   const float* cos;     // [max_len, rotary_dim/2]
   const float* sin;
-  const int32_t* positions;
-  const int32_t* block_table;  // of this row
-  void* cache;          // this layer's part of block 0
-  KVLayout kv;
-  int token_begin, token_end;  // of one row and one tile, all that the step has of it
   int head_begin, head_end;    // of keys and values, with the query heads that read them; all when whole_norm
 };
 
 // Some queries of one row against some heads of keys and values; at most kAttendRows query rows, or one query and head.
-struct AttendTask {
+struct AttendTask : CacheRow {
   const float* qkv;     // [tokens, pitch]; the rotated q of head h at h*head_dim
   size_t pitch;
   void* out;            // [tokens, heads*head_dim]
@@ -212,11 +222,6 @@ struct AttendTask {
   float softcap;        // c > 0: scores become c * tanh(score / c)
   const float* sinks;   // [heads] logits that count in the denominator only, or null
   int window;
-  const int32_t* positions;    // rising by one inside a row
-  const int32_t* block_table;
-  const void* cache;
-  KVLayout kv;
-  int token_begin, token_end;  // queries of one row
   int partition_begin, partition_end;  // positions of the KV axis, in units of kPartition
   // Null: the partitions are all that the queries see, and `out` is written. Else each partition's state is left in
   // [partition - partition_begin][query row][state_floats(d16)] for attend_merge.
@@ -246,7 +251,8 @@ struct LatentTask {
   int q_head, rank;
 };
 
-struct LatentWriteTask {
+// The tokens are all that the step has of one tile.
+struct LatentWriteTask : CacheRow {
   float* q;             // [tokens, heads * (nope + rope)]: rotated in place
   float* kv_rows;       // [tokens, rank + rope]; scratch afterwards
   void* q_nope;         // [tokens, heads * nope]
@@ -257,18 +263,15 @@ struct LatentWriteTask {
   float eps;
   const float* cos;     // [max_len, rope/2]
   const float* sin;
-  const int32_t* positions;
-  const int32_t* block_table;  // of this row
-  void* cache;
-  KVLayout kv;
-  int token_begin, token_end;
 };
+
+enum class Act { silu, gelu, gelu_tanh, clamped_swiglu };  // gelu: by erf
 
 struct GatedActTask {
   const float* gate_up;  // [rows, 2*width]
   void* out;             // [rows, width]
   DType out_dtype;
-  int act;               // 0 silu, 1 gelu (erf), 2 gelu (tanh), 3 clamped swiglu
+  Act act;
   int width, row_begin, row_end;
   int col_begin, col_end;
   size_t out_pitch;      // elements
@@ -279,14 +282,13 @@ struct EmbedTask {
   const void* table;     // row-major [vocab, cols] or packed panels
   DType dtype;
   bool packed;
-  const float* scale;    // i8: [vocab]
   const int32_t* ids;
   float* out;            // [tokens, cols]
   int cols, token_begin, token_end;
   GroupFormat groups;
 };
 
-// Tasks of kernels that stand in an op's own file.
+// Tasks of kernels that are defined in an op's own file.
 struct AddTask;
 struct CombineTask;
 struct GatherTask;
@@ -299,16 +301,13 @@ struct ScaleTask;
   X(linear_f32, void, const LinearTask&)                                                                             \
   X(linear_bf16, void, const LinearTask&)                                                                            \
   X(linear_f16, void, const LinearTask&)                                                                             \
-  X(linear_i8, void, const LinearTask&)                                                                              \
   X(linear_groups, void, const LinearTask&)                                                                          \
   X(pack_f32, void, const PackTask&)                                                                                 \
   X(pack_bf16, void, const PackTask&)                                                                                \
   X(pack_f16, void, const PackTask&)                                                                                 \
-  X(pack_i8, void, const PackTask&)                                                                                  \
   X(pack_groups, void, const PackTask&)                                                                              \
   X(pack_codes, void, const PackCodesTask&)                                                                          \
   X(quantize, void, const QuantizeTask&)                                                                             \
-  X(quantize_groups, void, const QuantizeTask&)                                                                      \
   X(norm, void, const NormTask&)                                                                                     \
   X(add_rows, void, const AddTask&)                                                                                  \
   X(scale_rows, void, const ScaleTask&)                                                                              \
@@ -327,6 +326,20 @@ struct ScaleTask;
   X(to_f32, void, const void* src, DType dtype, float* dst, size_t n)                                                \
   X(to_bf16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                            \
   X(to_f16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                             \
+  /* Maxima of a row and of its blocks; optionally looks for NaN and +inf. */                                        \
+  X(row_max, RowMax, const float* x, int n, bool check, float* block_max)                                            \
+  /* The same from what `maxima` left of the row. */                                                                 \
+  X(row_max_of, RowMax, const float* maxima, int n, float* block_max)                                                \
+  X(maxima, void, const MaximaTask&)                                                                                 \
+  /* y = x where the token's bit is set (bit i%32 of word i/32), else -inf. y may be x. */                           \
+  X(mask_row, void, const float* x, const uint32_t* bits, int n, float* y)                                           \
+  X(exp_row, void, const ExpTask&)                                                                                   \
+  /* out[j] = number of x >= pivots[j], or the sum of their weights. */                                              \
+  X(measure, void, const MeasureTask&, double* out)                                                                  \
+  /* Copies matching values and ids in rising id order. Returns how many, or capacity + 1 when there are more. */    \
+  X(collect, int, const CollectTask&)                                                                                \
+  /* How many tokens come before (value, id): greater values, and equal ones with a lower id. */                     \
+  X(count_before, int64_t, const RankTask&)                                                                          \
   /* Index of a NaN or infinity, or of what becomes one in the format that it is kept in; or -1. */                  \
   X(first_nonfinite, int64_t, const void* src, DType dtype, DType kept, size_t n)                                    \
   /* Reads memory as fast as it can: the limit of bandwidth. */                                                      \
@@ -341,7 +354,6 @@ struct Kernels {
 #define X(name, result, ...) result (*name)(__VA_ARGS__);
   QUIRE_KERNELS(X)
 #undef X
-  const SamplingKernels* sampling;
 };
 
 // Bytes of scratch that one thread needs for attend.

@@ -9,7 +9,7 @@ class Maxima {
  public:
   // Of `of`, to the buffer that the field `maxima` names, or nowhere.
   Maxima(Fields& f, const Buffer& of, const Kernels& kernels)
-      : kernel_(kernels.sampling->maxima), of_(of), to_(f.optional_buffer("maxima")) {
+      : kernel_(kernels.maxima), of_(of), to_(f.optional_buffer("maxima")) {
     f.require(!to_ || (of.dtype == DType::f32 && to_->dtype == DType::f32 && to_->cols == maxima_of(of.cols)),
               "maxima must be a column for each 64 of the float32 rows that they are of");
   }

@@ -7,12 +7,16 @@ namespace nb = nanobind;
 void bind_executor(nb::module_& m);
 void bind_facts(nb::module_& m);
 void bind_parts(nb::module_& m);
+void bind_plans(nb::module_& m);
+void bind_probes(nb::module_& m);
 void bind_sampler(nb::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "Native kernels and the executor. Addresses are integers; the caller keeps what they point at alive.";
   bind_facts(m);
+  bind_plans(m);
   bind_executor(m);
+  bind_probes(m);
   bind_parts(m);
   bind_sampler(m);
 }

@@ -17,7 +17,6 @@ using LinearKernel = void (*)(const LinearTask&);
 inline LinearKernel linear_kernel(const Kernels& kernels, const Param& p) {
   if (p.groups.bits) return kernels.linear_groups;
   switch (p.dtype) {
-    case DType::i8: return kernels.linear_i8;
     case DType::f32: return kernels.linear_f32;
     case DType::f16: return kernels.linear_f16;
     default: return kernels.linear_bf16;
@@ -34,14 +33,12 @@ inline bool can_multiply(const Buffer& x, const Param& p) {
 inline LinearTask linear_task(const Buffer& x, int begin, int end, const Param& p, int matrix = 0) {
   const size_t row = static_cast<size_t>(begin), panels = static_cast<size_t>(matrix) * p.matrix_panels();
   LinearTask t{};
-  t.ldx = x.pitch();
+  t.ldx = static_cast<size_t>(x.pitch);
   t.x = x.data() + row * t.ldx * dtype_bytes(x.dtype);
   t.x_scale = x.dtype == DType::i8 ? x.row_scales() + row : nullptr;
   t.x_groups = x.group ? x.group_numbers() + row * x.groups() * 2 : nullptr;
   t.groups = p.groups;
   t.w = p.data() + panels * p.panel_bytes();
-  t.w_scale = p.int8() ? p.scales() + panels * kPanel : nullptr;
-  t.w_offset = p.int8() ? p.offsets() + panels * kPanel : nullptr;
   t.rows = end - begin;
   t.k = p.cols;
   t.n = p.matrix_rows;

@@ -23,8 +23,8 @@ class Op {
   virtual int tasks() const = 0;
   virtual void run(int task, int thread) = 0;
 
-  // Whether the op reads its weights as long streams, and where a thread begins to in this step, or null: what the op
-  // that streams before it fetches when it comes to its end.
+  // Whether the op reads its weights as one long stream, and where a thread's part of it begins in this step, or null:
+  // the op that streams before it prefetches from there at its end.
   virtual bool streams() const { return false; }
   virtual const char* first_weights(int /*thread*/) const { return nullptr; }
   const Op* next_stream = nullptr;
@@ -35,7 +35,7 @@ class Op {
   Context& context_;
 };
 
-// An op that does some rows of `out` a task.
+// An op whose tasks are some rows of `out`.
 class RowOp : public Op {
  public:
   RowOp(Context& context, const Buffer& out) : Op(context), out_(out) {}
@@ -54,6 +54,29 @@ class RowOp : public Op {
   bool rounds() const { return out_.dtype == DType::i8; }
 
   const Buffer& out_;
+};
+
+// An op whose tasks are some columns of a row of `out`; rows that are rounded are done whole.
+class ColumnOp : public RowOp {
+ public:
+  using RowOp::RowOp;
+
+  int tasks() const override { return rounds() ? RowOp::tasks() : context_.rows_of(out_) * chunks(); }
+  void run(int task, int thread) override {
+    if (rounds()) return RowOp::run(task, thread);
+    const int begin = task % chunks() * kColumns;
+    run_columns(task / chunks(), begin, std::min(out_.cols, begin + kColumns));
+  }
+
+ protected:
+  static constexpr int kColumns = 1024;  // of a task
+  static_assert(kColumns % kMaximaCols == 0);
+
+  virtual void run_columns(int row, int begin, int end) = 0;
+  void run_rows(int /*begin*/, int /*end*/, int /*thread*/) override {}
+
+ private:
+  int chunks() const { return ceil_div(out_.cols, kColumns); }
 };
 
 // An op of the kind that Python's class of that name describes. Throws std::invalid_argument for an unknown kind, and for

@@ -25,7 +25,7 @@ class PageWarmer {
   PageWarmer(const PageWarmer&) = delete;
   PageWarmer& operator=(const PageWarmer&) = delete;
 
-  // Say that everything below `bytes` is in use.
+  // Marks everything below `bytes` as used.
   void used(size_t bytes);
   // A step begins, and ends.
   void begin() { steps_.fetch_add(1, std::memory_order_relaxed); }

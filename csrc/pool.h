@@ -55,7 +55,7 @@ class ThreadPool {
   // One caller at a time.
   void run(void (*job)(void*, int), void* context);
 
-  // Meet the other threads of the running job. The last to come calls between() before anyone goes on.
+  // Waits for the other threads of the running job. The last to arrive calls between() before any of them continues.
   template <class F>
   void barrier(int thread, F between) {
     const uint32_t before = phase_.value();
@@ -100,7 +100,7 @@ class Tasks {
     for (int t = 0; t < threads; ++t)
       ranges_[t].left.store(pack(first(tasks, t, threads), first(tasks, t + 1, threads)), std::memory_order_relaxed);
   }
-  // A task that nobody else does, or -1 when all are taken.
+  // A task that no other thread does, or -1 when all are taken.
   int claim(int thread) {
     const int threads = static_cast<int>(ranges_.size());
     for (int i = 0; i < threads; ++i) {
@@ -132,7 +132,7 @@ void on_all(ThreadPool& pool, F& f) {
   pool.run([](void* context, int thread) { (*static_cast<F*>(context))(thread); }, &f);
 }
 
-// Run f(task) for every task of [0, tasks), whoever of the pool is free.
+// Runs f(task) for every task of [0, tasks) on the pool's free threads.
 template <class F>
 void parallel(ThreadPool& pool, int tasks, F f) {
   std::atomic<int> next{0};

@@ -6,10 +6,8 @@ namespace quire {
 
 void quantize_row(const Kernels& kernels, const Buffer& out, int row, const float* x) {
   const size_t at = static_cast<size_t>(row);
-  const QuantizeTask task{x, reinterpret_cast<uint8_t*>(out.data()) + at * out.pitch(), out.pitch(),
-                          out.row_scales() + at, out.cols, 0, 1, out.group, out.rotated,
-                          out.group ? out.group_numbers() + at * out.groups() * 2 : nullptr};
-  out.group ? kernels.quantize_groups(task) : kernels.quantize(task);
+  kernels.quantize({x, reinterpret_cast<int8_t*>(out.data()) + at * out.pitch, static_cast<size_t>(out.pitch),
+                    out.row_scales() + at, out.cols, 0, 1, out.group, out.rotated, out.group_numbers() + at * out.groups() * 2});
 }
 
 }  // namespace quire

@@ -18,8 +18,9 @@ void quantize_row(const Kernels& kernels, const Buffer& out, int row, const floa
 // A float32 row in each thread's own memory: what an op rounds when it is whole.
 class RoundedRows {
  public:
-  void want(int cols) { row_bytes_ = std::max(row_bytes_, align_up(cols * sizeof(float), 64)); }
+  void want(int cols) { row_bytes_ = std::max(row_bytes_, row_bytes(cols)); }
   void allocate(int threads) { memory_.allocate(row_bytes_ * threads); }
+  static size_t row_bytes(int cols) { return align_up(cols * sizeof(float), kAlignment); }
   float* row(int thread) const { return reinterpret_cast<float*>(memory_.data() + row_bytes_ * thread); }
   const Arena& memory() const { return memory_; }
 

@@ -48,7 +48,7 @@ float zero_below(float max, double temperature) { return to_finite(max + kLowest
 
 }  // namespace
 
-RowSampler::RowSampler(const SamplingKernels& kernels, int vocab)
+RowSampler::RowSampler(const Kernels& kernels, int vocab)
     : k_(kernels),
       vocab_(vocab),
       edited_(vocab),

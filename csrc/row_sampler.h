@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/sampling.h"
+#include "kernels.h"
 #include "sampling_params.h"
 
 namespace quire {
@@ -32,9 +32,9 @@ struct Cut {
 // A thread's buffers for rows of one vocabulary size. Not to be shared between threads.
 class RowSampler {
  public:
-  RowSampler(const SamplingKernels& kernels, int vocab);
+  RowSampler(const Kernels& kernels, int vocab);
 
-  // Maxima of a row. `scan` looks for NaN and +inf, in `maxima` when they are there (see SamplingKernels); `rescan` is
+  // Maxima of a row. `scan` looks for NaN and +inf, in `maxima` when they are there (see kernels.h); `rescan` is
   // for a row already checked. The View that a scan returns is valid until the next call of the same function.
   View scan(const float* x, const float* maxima, RowMax* top);
   View rescan(const float* x, RowMax* top);
@@ -88,7 +88,7 @@ class RowSampler {
   View keep(const View& v, const Cut& cut);
   int32_t pick(const View& v, float max, float inv_temperature, double u);
 
-  const SamplingKernels& k_;
+  const Kernels& k_;
   int vocab_;
   std::vector<float> edited_, weights_, values_;
   std::vector<int32_t> ids_;

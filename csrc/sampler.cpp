@@ -47,19 +47,21 @@ size_t capacity_bytes(const std::vector<T>& v) {
 
 }  // namespace
 
-Sampler::Sampler(int vocab, int max_slots, int max_rows, const Kernels& kernels, ThreadPool* pool)
-    : kernels_(kernels), vocab_(vocab), pool_(pool) {
+Sampler::Sampler(const SamplerSizes& sizes, const Kernels& kernels, ThreadPool* pool)
+    : kernels_(kernels), vocab_(sizes.vocab), max_logprobs_(sizes.max_logprobs), pool_(pool) {
+  const auto [vocab, max_slots, max_rows, max_logprobs] = sizes;
+  if (max_logprobs < 0) refuse("max_logprobs: " + std::to_string(max_logprobs) + " is negative");
   if (vocab < 1 || vocab > 1 << 24) refuse("vocab: " + std::to_string(vocab) + " is not in [1, 2^24]");
   if (max_slots < 1 || max_slots > 1 << 20)
     refuse("max_slots: " + std::to_string(max_slots) + " is not in [1, 2^20]");
   if (max_rows < 1 || max_rows > 1 << 20) refuse("max_rows: " + std::to_string(max_rows) + " is not in [1, 2^20]");
   for (int t = 0; t < (pool ? pool->threads() : 1); ++t)
-    row_samplers_.push_back(std::make_unique<RowSampler>(*kernels.sampling, vocab));
+    row_samplers_.push_back(std::make_unique<RowSampler>(kernels, vocab));
   slots_.resize(max_slots);
   seen_.resize(max_slots);
   tokens_.resize(max_rows);
   status_.resize(max_rows);
-  logprobs_.resize(max_rows);
+  logprobs_.assign(max_rows, Logprobs(max_logprobs));
 }
 
 // ---- slots --------------------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ Sampler::Sampler(int vocab, int max_slots, int max_rows, const Kernels& kernels,
 void Sampler::add(int index, const SlotParams& params, const int32_t* tokens, size_t num_tokens) {
   if (index < 0 || index >= max_slots()) refuse("slot: " + std::to_string(index) + " does not exist");
   if (slots_[index]) refuse("slot: " + std::to_string(index) + " is taken");
-  if (params.logprobs > kMaxLogprobs) refuse("logprobs: more than " + std::to_string(kMaxLogprobs));
+  if (params.logprobs > max_logprobs_) refuse("logprobs: more than " + std::to_string(max_logprobs_));
   if (params.bias_ids.size() != params.bias_values.size()) refuse("logit_bias: as many ids as values are needed");
   if (params.prompt_len < 0) refuse("prompt_len: " + std::to_string(params.prompt_len) + " is negative");
   check_ids("allowed_token_ids", params.allowed, vocab_);
@@ -202,10 +204,10 @@ const float* Sampler::edit(const SampleTask& task, int row, RowSampler& rows) co
     return x;
   float* y = rows.edited();
   if (!slot.mask.empty()) {
-    kernels_.sampling->mask_row(x, slot.mask.data(), vocab_, y);
-    if (bitmask) kernels_.sampling->mask_row(y, bitmask, vocab_, y);
+    kernels_.mask_row(x, slot.mask.data(), vocab_, y);
+    if (bitmask) kernels_.mask_row(y, bitmask, vocab_, y);
   } else if (bitmask) {
-    kernels_.sampling->mask_row(x, bitmask, vocab_, y);
+    kernels_.mask_row(x, bitmask, vocab_, y);
   } else {
     std::memcpy(y, x, static_cast<size_t>(vocab_) * sizeof(float));
   }
@@ -249,14 +251,14 @@ void Sampler::fill_logprobs(const View& row, float max, int32_t token, int count
   const double log_sum = rows.log_sum_exp(row, max);
   out->chosen = static_cast<float>(row.x[token] - log_sum);
   out->rank = rows.rank(row, token);
-  out->count = rows.top(row, count, out->ids, out->values);
+  out->count = rows.top(row, count, out->ids.data(), out->values.data());
   for (int i = 0; i < out->count; ++i) out->values[i] = static_cast<float>(out->values[i] - log_sum);
 }
 
 bool Sampler::score(const ScoreTask& task, Logprobs* out) {
   check_ids("target_token_ids", task.targets, static_cast<size_t>(task.rows), vocab_);
-  if (task.count < 0 || task.count > kMaxLogprobs)
-    refuse("top_n: " + std::to_string(task.count) + " is not in [0, 64]");
+  if (task.count < 0 || task.count > max_logprobs_)
+    refuse("top_n: " + std::to_string(task.count) + " is not in [0, " + std::to_string(max_logprobs_) + "]");
   std::atomic<bool> finite{true};
   for_rows(task.rows, [&](int i, RowSampler& rows) {
     RowMax max;
@@ -276,6 +278,7 @@ size_t Sampler::memory() const {
   size_t bytes = sizeof(Sampler) + capacity_bytes(row_samplers_) + capacity_bytes(slots_) + capacity_bytes(seen_) +
                  capacity_bytes(tokens_) + capacity_bytes(status_) + capacity_bytes(logprobs_);
   for (const auto& rows : row_samplers_) bytes += rows->bytes();
+  for (const Logprobs& row : logprobs_) bytes += capacity_bytes(row.ids) + capacity_bytes(row.values);
   for (const auto& slot : slots_) {
     if (!slot) continue;
     const SlotParams& p = slot->params;
@@ -286,11 +289,13 @@ size_t Sampler::memory() const {
   return bytes;
 }
 
-size_t Sampler::bound(int vocab, int max_slots, int max_rows, int threads, int max_len, int named) {
+size_t Sampler::bound(const SamplerSizes& sizes, int threads, int max_len, int named) {
+  const auto [vocab, max_slots, max_rows, max_logprobs] = sizes;
   const size_t slot = sizeof(Slot) + mask_words(vocab) * 4 + static_cast<size_t>(named) * 8 +
                       TokenCounts::bound(static_cast<size_t>(std::min(max_len, vocab)));
   const size_t per_slot = slot + sizeof(slots_[0]) + sizeof(seen_[0]);
-  const size_t per_row = sizeof(tokens_[0]) + sizeof(status_[0]) + sizeof(logprobs_[0]);
+  const size_t per_row = sizeof(tokens_[0]) + sizeof(status_[0]) + sizeof(logprobs_[0]) +
+                         static_cast<size_t>(max_logprobs) * (sizeof(int32_t) + sizeof(float));
   return sizeof(Sampler) + static_cast<size_t>(max_slots) * per_slot + static_cast<size_t>(max_rows) * per_row +
          static_cast<size_t>(std::max(threads, 1)) * (RowSampler::bound(vocab) + sizeof(row_samplers_[0]));
 }

@@ -23,8 +23,6 @@
 
 namespace quire {
 
-constexpr int kMaxLogprobs = 64;
-
 enum class RowStatus : int32_t { ok = 0, not_finite = 1, nothing_left = 2 };
 
 struct SlotParams : SamplingParams {
@@ -63,19 +61,27 @@ struct ScoreTask {
 
 // Log-probabilities under the raw logits: of one given token and of the most likely ones.
 struct Logprobs {
-  float chosen;
-  int32_t rank;
-  int32_t count;  // entries of ids and values, in order of rank from 1
-  int32_t ids[kMaxLogprobs];
-  float values[kMaxLogprobs];
+  explicit Logprobs(int most) : ids(static_cast<size_t>(most)), values(static_cast<size_t>(most)) {}
+
+  float chosen = 0;
+  int32_t rank = 0;
+  int32_t count = 0;  // entries of ids and values, in order of rank from 1
+  std::vector<int32_t> ids;
+  std::vector<float> values;
+};
+
+// What a sampler is made for.
+struct SamplerSizes {
+  int vocab, max_slots, max_rows;
+  int max_logprobs;  // most likely tokens that are reported of a row
 };
 
 // Not thread-safe: one call at a time.
 class Sampler {
  public:
-  // For up to `max_rows` rows a step. `pool` null samples on the calling thread; otherwise rows are spread over the
-  // pool, which must outlive this. Throws std::invalid_argument.
-  Sampler(int vocab, int max_slots, int max_rows, const Kernels& kernels, ThreadPool* pool);
+  // `pool` null samples on the calling thread; otherwise rows are spread over the pool, which must outlive this.
+  // Throws std::invalid_argument.
+  Sampler(const SamplerSizes& sizes, const Kernels& kernels, ThreadPool* pool);
 
   // Takes a slot for a sequence. `tokens` are its prompt and its outputs so far, looked at only by penalties.
   // Throws std::invalid_argument when the slot is taken or a token id is outside the vocabulary.
@@ -95,6 +101,7 @@ class Sampler {
   bool score(const ScoreTask& task, Logprobs* out);
 
   int vocab() const { return vocab_; }
+  int max_logprobs() const { return max_logprobs_; }
   int max_slots() const { return static_cast<int>(slots_.size()); }
   int max_rows() const { return static_cast<int>(tokens_.size()); }
   bool wants_logprobs(int slot) const { return slots_[slot] && slots_[slot]->params.logprobs >= 0; }
@@ -105,7 +112,7 @@ class Sampler {
   // Bytes held now, and the most that can ever be held by sequences of up to max_len tokens whose requests name up to
   // `named` tokens (in logit_bias, banned ids and stop ids together).
   size_t memory() const;
-  static size_t bound(int vocab, int max_slots, int max_rows, int threads, int max_len, int named);
+  static size_t bound(const SamplerSizes& sizes, int threads, int max_len, int named);
 
  private:
   struct Slot {
@@ -124,7 +131,7 @@ class Sampler {
   void for_rows(int rows, F f);
 
   const Kernels& kernels_;
-  const int vocab_;
+  const int vocab_, max_logprobs_;
   ThreadPool* const pool_;
   std::vector<std::unique_ptr<RowSampler>> row_samplers_;  // one a thread
   std::vector<std::unique_ptr<Slot>> slots_;

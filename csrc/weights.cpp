@@ -3,46 +3,52 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 namespace quire {
 
-void Weights::add(const std::string& name, const Param& param, size_t bytes) {
+namespace {
+
+int padded_rows(int matrices, int rows) {
+  return matrices == 1 ? rows : matrices * static_cast<int>(align_up(rows, kPanel));
+}
+
+}  // namespace
+
+Param Param::panels(int matrices, int rows, int cols, DType dtype) {
+  if (dtype == DType::i8) throw std::invalid_argument("int8 weights are in groups");
+  return {Layout::panels, padded_rows(matrices, rows), cols, dtype, {}, matrices, rows};
+}
+
+Param Param::grouped(int matrices, int rows, int cols, const GroupFormat& format) {
+  const bool known = std::find(std::begin(kGroupSizes), std::end(kGroupSizes), format.size) != std::end(kGroupSizes);
+  if ((format.bits != 4 && format.bits != 8) || !known)
+    throw std::invalid_argument("groups hold 16, 32, 64 or 128 codes of 4 or 8 bits");
+  if (format.rotated && cols % format.size) throw std::invalid_argument("rotated groups are whole");
+  return {Layout::panels, padded_rows(matrices, rows), cols, DType::i8, format, matrices, rows};
+}
+
+Param Param::table(int rows, int cols, DType dtype) {
+  if (dtype == DType::i8) throw std::invalid_argument("a table holds floats");
+  return {Layout::rows, rows, cols, dtype, {}, 1, rows};
+}
+
+Param Param::vectors(int matrices, int rows) {
+  return {Layout::vector, matrices * rows, 0, DType::f32, {}, matrices, rows};
+}
+
+size_t Param::bytes() const {
+  if (layout == Layout::panels) return align_up(rows, kPanel) / kPanel * panel_bytes();
+  return align_up(static_cast<size_t>(rows) * std::max(cols, 1) * dtype_bytes(dtype), kAlignment);
+}
+
+void Weights::add(const std::string& name, const Param& param) {
   params_.push_back(param);
   Param& p = params_.back();
   p.arena = &arena_, p.offset = total_;
   if (!by_name_.emplace(name, &p).second) throw std::invalid_argument(name + ": a second parameter of this name");
-  total_ += bytes;
-}
-
-void Weights::add_panels(const std::string& name, int matrices, int rows, int cols, DType dtype) {
-  const int all = matrices == 1 ? rows : matrices * static_cast<int>(align_up(rows, kPanel));
-  const size_t elems = align_up(all, kPanel) * align_up(cols, 4 / dtype_bytes(dtype));
-  size_t bytes = align_up(elems * dtype_bytes(dtype), 64);
-  if (dtype == DType::i8) bytes += align_up(all, kPanel) * (sizeof(float) + sizeof(int32_t));
-  add(name, {Param::Layout::panels, all, cols, dtype, {}, matrices, rows, nullptr, 0}, bytes);
-}
-
-void Weights::add_groups(const std::string& name, int matrices, int rows, int cols, const GroupFormat& format) {
-  if ((format.bits != 4 && format.bits != 8) || format.size < 16 || format.size > 128 || format.size % 16)
-    throw std::invalid_argument(name + ": groups of 16, 32, 64 or 128 codes of 4 or 8 bits");
-  if (format.rotated && (cols % format.size || (format.size & (format.size - 1))))
-    throw std::invalid_argument(name + ": rotated groups are whole, and their size is a power of two");
-  const int all = matrices == 1 ? rows : matrices * static_cast<int>(align_up(rows, kPanel));
-  add(name, {Param::Layout::panels, all, cols, DType::i8, format, matrices, rows, nullptr, 0},
-      align_up(all, kPanel) / kPanel * format.panel_bytes(cols));
-}
-
-void Weights::add_table(const std::string& name, int rows, int cols, DType dtype) {
-  if (dtype == DType::i8) throw std::invalid_argument(name + ": only linears are int8");
-  add(name, {Param::Layout::rows, rows, cols, dtype, {}, 1, rows, nullptr, 0},
-      align_up(static_cast<size_t>(rows) * cols * dtype_bytes(dtype), 64));
-}
-
-void Weights::add_vector(const std::string& name, int matrices, int rows) {
-  const int all = matrices * rows;
-  add(name, {Param::Layout::vector, all, 0, DType::f32, {}, matrices, rows, nullptr, 0},
-      align_up(all * sizeof(float), 64));
+  total_ += p.bytes();
 }
 
 const Param& Weights::at(const std::string& name) const {
@@ -54,7 +60,7 @@ const Param& Weights::at(const std::string& name) const {
 // The parameter of that name, when it can take these rows.
 const Param& Weights::taking(const std::string& name, int row_offset, int rows, int cols) const {
   const Param& p = at(name);
-  if (!arena_.data() || arena_.read_only()) throw std::logic_error("put without weights of our own");
+  if (!arena_.data() || arena_.read_only()) throw std::logic_error("weights are put after they are allocated, and not when they are mapped");
   if (row_offset < 0 || rows < 0 || rows > p.matrices * p.matrix_rows - row_offset || cols != p.cols)
     throw std::invalid_argument(name + ": a part does not fit its parameter");
   if (p.layout == Param::Layout::panels && p.matrices > 1 && row_offset % p.matrix_rows + rows > p.matrix_rows)
@@ -89,17 +95,13 @@ int64_t Weights::put(const std::string& name, int row_offset, const void* src, D
     return bad == INT64_MAX ? -1 : bad.load();
   }
   const int first = packed_row(p, row_offset);
+  const auto pack = p.groups.bits            ? kernels_.pack_groups
+                    : p.dtype == DType::f32 ? kernels_.pack_f32
+                    : p.dtype == DType::f16 ? kernels_.pack_f16
+                                            : kernels_.pack_bf16;
   pack_panels(first, rows, [&](int begin, int end) {
-    PackTask task{src, src_dtype, p.data(), rows, cols, first, begin, end, nullptr, nullptr, p.groups};
     check(begin, end);
-    if (p.groups.bits) {
-      kernels_.pack_groups(task);
-    } else if (p.dtype == DType::i8) {
-      task.scale = p.scales(), task.offset = p.offsets();
-      kernels_.pack_i8(task);
-    } else {
-      (p.dtype == DType::f32 ? kernels_.pack_f32 : p.dtype == DType::f16 ? kernels_.pack_f16 : kernels_.pack_bf16)(task);
-    }
+    pack({src, src_dtype, p.data(), rows, cols, first, begin, end, p.groups});
   });
   return bad == INT64_MAX ? -1 : bad.load();
 }

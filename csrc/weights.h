@@ -14,28 +14,30 @@
 
 namespace quire {
 
+// A parameter, as it is declared. Throws std::invalid_argument for formats that do not go together.
 struct Param {
+  // `matrices` matrices of `rows` rows, each padded to whole panels.
+  static Param panels(int matrices, int rows, int cols, DType dtype);
+  static Param grouped(int matrices, int rows, int cols, const GroupFormat& format);
+  static Param table(int rows, int cols, DType dtype);
+  static Param vectors(int matrices, int rows);
+
   enum class Layout { panels, rows, vector } layout;
   int rows, cols;  // of panels: every matrix padded to whole ones
   DType dtype;
   GroupFormat groups;
   int matrices, matrix_rows;  // matrices of equal rows, one after the other; rows of one without padding
-  const Arena* arena;
-  size_t offset;
+  const Arena* arena = nullptr;
+  size_t offset = 0;
 
   char* data() const { return arena->data() + offset; }
   const float* vector() const { return reinterpret_cast<const float*>(data()); }
-  // Whole numbers with a scale for each row; behind them the scales, and behind those the offsets; see kernels.h.
-  bool int8() const { return dtype == DType::i8 && !groups.bits; }
-  float* scales() const {
-    return reinterpret_cast<float*>(data() + align_up(rows, kPanel) * align_up(cols, 4));
-  }
-  int32_t* offsets() const { return reinterpret_cast<int32_t*>(scales() + align_up(rows, kPanel)); }
   size_t panel_bytes() const {
     const size_t size = dtype_bytes(dtype);
     return groups.bits ? groups.panel_bytes(cols) : align_up(cols, 4 / size) * kPanel * size;
   }
   int matrix_panels() const { return ceil_div(matrix_rows, kPanel); }
+  size_t bytes() const;  // in the arena
 };
 
 class Weights {
@@ -43,11 +45,7 @@ class Weights {
   Weights(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
 
   // ---- declaring, in the order in which they lie in the arena ---------------------------------------------------
-  // `matrices` matrices of `rows` rows, each padded to whole panels.
-  void add_panels(const std::string& name, int matrices, int rows, int cols, DType dtype);
-  void add_groups(const std::string& name, int matrices, int rows, int cols, const GroupFormat& format);
-  void add_table(const std::string& name, int rows, int cols, DType dtype);
-  void add_vector(const std::string& name, int matrices, int rows);
+  void add(const std::string& name, const Param& param);
   void allocate() { arena_.allocate(total_); }
 
   // ---- filling --------------------------------------------------------------------------------------------------
@@ -68,7 +66,6 @@ class Weights {
   const Arena& arena() const { return arena_; }
 
  private:
-  void add(const std::string& name, const Param& param, size_t bytes);
   template <class F>
   void pack_panels(int row_offset, int rows, F f);
   void copy_rows(const Param& p, int row_offset, const void* src, DType src_dtype, int begin, int end);

@@ -15,6 +15,12 @@ quire._native.Sampler.score:
 
 quire._native.Sampler.logprobs:
     def logprobs(self, row: int) -> tuple[float, int, list[int], list[float]]: ...
+
+quire._native.GROUP_SIZES:
+    GROUP_SIZES: tuple[int, ...]
+
+quire._native.(ACTIVATIONS|GROUP_SCORES|NORM_KINDS|ROUTER_SCORES):
+    \1: tuple[str, ...]
 """  # noqa: E501
 
 

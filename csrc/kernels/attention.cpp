@@ -321,10 +321,10 @@ void attend_rows(const AttendTask& t) {
 
 void attend(const AttendTask& t) {
   switch (t.kv.dtype) {
-    case DType::f32: return attend_rows<FloatCache>(t);
-    case DType::f16: return attend_rows<Float16Cache>(t);
+    case DType::f32: return attend_rows<FloatCache<F32>>(t);
+    case DType::f16: return attend_rows<FloatCache<F16>>(t);
     case DType::i8: return attend_rows<ByteCache>(t);
-    default: return attend_rows<HalfCache>(t);
+    default: return attend_rows<FloatCache<BF16>>(t);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "kernels/micro.h"
+#include "kernels/scratch.h"
 #include "kernels/softmax.h"
 
 namespace quire {
@@ -22,33 +23,18 @@ constexpr size_t kLine = 64;  // bytes; every format's multiply-accumulate reads
 
 // What the loops below ask of a cache format: `parts` rows of a query and of its probabilities, where the probabilities
 // of step k of a tile are, how sums of scores start, and one multiply-accumulate for each of the two products.
-struct FloatCache : F32 {
+template <class Format>
+struct FloatCache : Format {
+  using in = typename Format::in;
+  using elem = typename Format::elem;
   static constexpr int parts = 1;
-  static constexpr int probability_at(int tile, int k) { return tile * kTile + k; }
+  static constexpr int probability_at(int tile, int k) { return tile * kTile + Format::step * k; }
   static inline __attribute__((always_inline)) V16 start(int32_t) { return zero(); }
-  static inline __attribute__((always_inline)) V16 score(V16 acc, const float* q, const float* k) { return mac(acc, q, k); }
-  static inline __attribute__((always_inline)) V16 value(V16 acc, const float* p, const float* v) { return mac(acc, p, v); }
-};
-struct HalfCache : BF16 {
-  static constexpr int parts = 1;
-  static constexpr int probability_at(int tile, int k) { return tile * kTile + 2 * k; }
-  static inline __attribute__((always_inline)) V16 start(int32_t) { return zero(); }
-  static inline __attribute__((always_inline)) V16 score(V16 acc, const uint16_t* q, const uint16_t* k) {
-    return mac(acc, q, k);
+  static inline __attribute__((always_inline)) V16 score(V16 acc, const in* q, const elem* k) {
+    return Format::mac(acc, q, k);
   }
-  static inline __attribute__((always_inline)) V16 value(V16 acc, const uint16_t* p, const uint16_t* v) {
-    return mac(acc, p, v);
-  }
-};
-struct Float16Cache : F16 {
-  static constexpr int parts = 1;
-  static constexpr int probability_at(int tile, int k) { return tile * kTile + 2 * k; }
-  static inline __attribute__((always_inline)) V16 start(int32_t) { return zero(); }
-  static inline __attribute__((always_inline)) V16 score(V16 acc, const float* q, const uint16_t* k) {
-    return mac(acc, q, k);
-  }
-  static inline __attribute__((always_inline)) V16 value(V16 acc, const float* p, const uint16_t* v) {
-    return mac(acc, p, v);
+  static inline __attribute__((always_inline)) V16 value(V16 acc, const in* p, const elem* v) {
+    return Format::mac(acc, p, v);
   }
 };
 struct ByteCache {
@@ -81,29 +67,22 @@ struct Scratch {
   int d16;
 
   Scratch(void* base, int rows, int width) : d16(width) {
-    char* p = static_cast<char*>(base);
-    auto take = [&p](size_t bytes) {
-      char* at = p;
-      p += (bytes + 63) / 64 * 64;
-      return at;
-    };
+    Carver carver(base);
     const size_t n = static_cast<size_t>(rows), part = n * T::parts;
-    q = reinterpret_cast<typename T::in*>(take(sizeof(*q) * part * d16));
-    probs = reinterpret_cast<typename T::in*>(take(sizeof(*probs) * part * kGroup));
-    scores = reinterpret_cast<float*>(take(sizeof(float) * n * kGroup));
-    offset = reinterpret_cast<int32_t*>(take(sizeof(int32_t) * part));
-    acc = reinterpret_cast<float*>(take(sizeof(float) * n * d16));
-    total = reinterpret_cast<float*>(take(sizeof(float) * n * d16));
-    lane_sum = reinterpret_cast<float*>(take(sizeof(float) * n * 16));
-    scales = reinterpret_cast<float*>(take(sizeof(float) * 2 * kGroup));
-    row = reinterpret_cast<SoftmaxRow*>(take(sizeof(SoftmaxRow) * n));
+    carver.take(&q, part * d16);
+    carver.take(&probs, part * kGroup);
+    carver.take(&scores, n * kGroup);
+    carver.take(&offset, part);
+    carver.take(&acc, n * d16);
+    carver.take(&total, n * d16);
+    carver.take(&lane_sum, n * 16);
+    carver.take(&scales, 2 * kGroup);
+    carver.take(&row, n);
   }
   float* acc_of(int r) const { return acc + static_cast<size_t>(r) * d16; }
   float* total_of(int r) const { return total + static_cast<size_t>(r) * d16; }
 };
 
-QUIRE_INLINE void to_elem(float* out, V16 v) { store(out, v); }
-QUIRE_INLINE void to_elem(uint16_t* out, V16 v) { store_bf16(out, v); }
 QUIRE_INLINE V16 magnitude(V16 v) { return vmax(v, sub(zero(), v)); }
 
 // ---- tiles --------------------------------------------------------------------------------------------------------
@@ -154,7 +133,7 @@ Tiles<T> tiles_of(const AttendTask& t, int group, int lo, int hi) {
 }
 
 // What is fetched beside the products: while scores are made the same tiles' values, and then the next tiles' keys; of
-// narrow heads the next tiles' keys and values, or there would be too little under way. Lines of values that nobody sees
+// narrow heads the next tiles' keys and values, or there would be too little under way. Lines of values that no query sees
 // are left out: the next tiles' keys take their place.
 template <class T>
 struct Ahead {

@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "kernels/micro.h"
 #include "kernels/put.h"
+#include "kernels/scratch.h"
 #include "kernels/softmax.h"
 #include "kernels/table.h"
 #include "simd/transpose.h"
@@ -44,27 +45,20 @@ struct Scratch {
   SoftmaxRow* row;           // [row]
 
   Scratch(void* base, int rows, int d16, int v16) {
-    char* p = static_cast<char*>(base);
-    auto take = [&p](size_t bytes) {
-      char* at = p;
-      p += (bytes + 63) / 64 * 64;
-      return at;
-    };
+    Carver carver(base);
     const size_t n = static_cast<size_t>(rows);
-    q = reinterpret_cast<typename T::in*>(take(sizeof(*q) * n * d16));
-    probs = reinterpret_cast<typename T::in*>(take(sizeof(*probs) * n * kGroup));
-    values = reinterpret_cast<typename T::in*>(take(sizeof(*values) * kGroup * kValueCols));
-    scores = reinterpret_cast<float*>(take(sizeof(float) * n * kGroup));
-    acc = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
-    total = reinterpret_cast<float*>(take(sizeof(float) * n * v16));
-    lane_sum = reinterpret_cast<float*>(take(sizeof(float) * n * 16));
-    row = reinterpret_cast<SoftmaxRow*>(take(sizeof(SoftmaxRow) * n));
+    carver.take(&q, n * d16);
+    carver.take(&probs, n * kGroup);
+    carver.take(&values, kGroup * kValueCols);
+    carver.take(&scores, n * kGroup);
+    carver.take(&acc, n * v16);
+    carver.take(&total, n * v16);
+    carver.take(&lane_sum, n * 16);
+    carver.take(&row, n);
   }
 };
 
 QUIRE_INLINE int round16(int n) { return (n + 15) / 16 * 16; }
-QUIRE_INLINE void to_elem(float* out, V16 v) { store(out, v); }
-QUIRE_INLINE void to_elem(uint16_t* out, V16 v) { store_bf16(out, v); }
 QUIRE_INLINE void put_probabilities(float* out, const V16* p) {
   for (int c = 0; c < kTilesPerGroup; ++c) store(out + c * kTile, p[c]);
 }

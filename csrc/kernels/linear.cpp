@@ -17,8 +17,8 @@ constexpr int kVectors = kPanel / 16;
 constexpr int kLines = 4;  // cache lines of one step of a panel, in every format
 
 // k is walked in blocks. Many rows: a panel's part stays in the L2 cache while all rows pass over it. A few row blocks
-// wait for memory, so theirs stay in the L1 cache, and lines on their way from memory hold up nobody. Between blocks
-// the sums rest, in float32 or as whole numbers; a store and a load change no bit.
+// wait for memory, so theirs stay in the L1 cache, and lines on their way from memory hold nothing up. Between blocks
+// the sums are kept in memory as float32; a store and a load change no bit.
 constexpr int kFarSteps = 512;  // 128 KiB
 constexpr int kNearSteps = 64;  // 16 KiB
 constexpr int kNearBlocks = 3;  // row blocks that are few
@@ -35,9 +35,6 @@ struct Tile {
   size_t ldy;
   float* sums;    // [rows][64] of this row block, between k blocks
   const float* bias;  // of the panel, or null
-  const float* x_scale;     // i8: of this row block
-  const float* w_scale;     // i8: of the panel
-  const int32_t* w_offset;
   int steps, width;   // width: valid columns of the panel
   bool first, last;
   bool odd;    // f16: half of the last step is beyond x
@@ -49,28 +46,9 @@ struct Tile {
   int turn, turns;
 };
 
-QUIRE_INLINE V16 rested(const float* p, V16) { return load(p); }
-QUIRE_INLINE I16 rested(const float* p, I16) { return iload(p); }
-QUIRE_INLINE void rest(float* p, V16 a) { store(p, a); }
-QUIRE_INLINE void rest(float* p, I16 a) { istore(p, a); }
-QUIRE_INLINE V16 clear(V16) { return zero(); }
-QUIRE_INLINE I16 clear(I16) { return izero(); }
-
-// Sums -> the layer's output, before the bias.
-template <class T>
-QUIRE_INLINE V16 finish(const Tile<T>&, V16 sum, int, int) {
-  return sum;
-}
-template <class T>
-QUIRE_INLINE V16 finish(const Tile<T>& t, I16 sum, int r, int col) {
-  // x was stored with 128 added: the offset takes 128 * (sum of w) off again, in exact integers
-  const V16 exact = to_float(isub(sum, iload(t.w_offset + col)));
-  return mul(exact, mul(set1(t.x_scale[r]), load(t.w_scale + col)));
-}
-
 // Steps of one pass: C vectors of the panel from w on, for R rows.
 template <class T, int R, int C>
-QUIRE_INLINE void walk(const Tile<T>& t, int pass, const typename T::elem* w, typename T::sum* acc) {
+QUIRE_INLINE void walk(const Tile<T>& t, int pass, const typename T::elem* w, V16* acc) {
   constexpr size_t wstride = static_cast<size_t>(kPanel) * T::step, cstride = 16 * T::step;
   if (t.alone) {
     const char* next = reinterpret_cast<const char*>(w) + kPrefetch * kVectors / C;
@@ -98,12 +76,12 @@ QUIRE_INLINE V16 last_feature(const Tile<F16>& t, int r, int vector, V16 acc) {
 }
 
 template <bool kWhole, class T, int R, int C>
-QUIRE_INLINE void write(const Tile<T>& t, int c0, const typename T::sum* acc) {
+QUIRE_INLINE void write(const Tile<T>& t, int c0, const V16* acc) {
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) {
       const int col = (c0 + c) * 16;
       float* y = t.y + r * t.ldy + col;
-      V16 v = finish<T>(t, acc[r * C + c], r, col);
+      V16 v = acc[r * C + c];
       if (!kWhole && t.bias) v = add(v, load_n(t.bias + col, t.width - col));
       if (kWhole || t.width - col >= 16)
         store(y, v);
@@ -114,15 +92,14 @@ QUIRE_INLINE void write(const Tile<T>& t, int c0, const typename T::sum* acc) {
 
 template <class T, int R>
 QUIRE_INLINE void tile_rows(const Tile<T>& t) {
-  using Sum = typename T::sum;
   constexpr int C = cols_for<R>();
   for (int c0 = 0; c0 < kVectors; c0 += C) {
-    Sum acc[R * C];
+    V16 acc[R * C];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c)
-        acc[r * C + c] = t.first ? clear(Sum{}) : rested(t.sums + r * kPanel + (c0 + c) * 16, Sum{});
+        acc[r * C + c] = t.first ? zero() : load(t.sums + r * kPanel + (c0 + c) * 16);
     walk<T, R, C>(t, c0 / C, t.w + c0 * 16 * T::step, acc);
     if constexpr (std::is_same_v<T, F16>)
       if (t.odd)
@@ -135,7 +112,7 @@ QUIRE_INLINE void tile_rows(const Tile<T>& t) {
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) rest(t.sums + r * kPanel + (c0 + c) * 16, acc[r * C + c]);
+      for (int c = 0; c < C; ++c) store(t.sums + r * kPanel + (c0 + c) * 16, acc[r * C + c]);
   }
 }
 
@@ -174,7 +151,6 @@ QUIRE_INLINE void panel_block(const LinearTask& task, const RowBlocks& blocks, T
     t.x = x + r0 * task.ldx;
     t.y = y + r0 * task.ldy;
     t.sums = sums + r0 * kPanel;
-    t.x_scale = task.x_scale ? task.x_scale + r0 : nullptr;
     tile<T>(rows, t);
     t.turn += passes(rows);
   }
@@ -202,11 +178,8 @@ void linear(const LinearTask& task) {
     float* y = task.y + column;
     t.sums = sums;
     t.bias = task.bias ? task.bias + column : nullptr;
-    t.w_scale = task.w_scale ? task.w_scale + column : nullptr;
-    t.w_offset = task.w_offset ? task.w_offset + column : nullptr;
     t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
     t.whole = t.width == kPanel && !t.bias;
-    if (task.w_scale) fetch_scales(task, p);
     for (int k0 = 0; k0 < k_steps; k0 += block) {
       t.steps = k_steps - k0 < block ? k_steps - k0 : block;
       t.w = static_cast<const E*>(task.w) + (static_cast<size_t>(p) * k_steps + k0) * step_elems;
@@ -232,12 +205,6 @@ void linear_bf16(const LinearTask& t) {
   linear<BF16>(t);
 }
 void linear_f16(const LinearTask& t) { linear<F16>(t); }
-void linear_i8(const LinearTask& t) {
-#if QUIRE_AVX512
-  if (in_tall_tiles(t.rows)) return linear_tall_i8(t);
-#endif
-  linear<I8>(t);
-}
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Linears of bf16 and int8 for some tens of rows, in tiles of their own (simd/tall_tile.h).
+// Linears of bf16 for some tens of rows, in tiles of their own (simd/tall_tile.h).
 #pragma once
 
 #include "kernels.h"
@@ -15,7 +15,6 @@ constexpr int kTallFrom = 16, kTallTo = 60;
 inline bool in_tall_tiles(int rows) { return rows >= kTallFrom && rows <= kTallTo; }
 
 void linear_tall_bf16(const LinearTask& task);
-void linear_tall_i8(const LinearTask& task);
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

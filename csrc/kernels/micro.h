@@ -1,7 +1,7 @@
 // The one inner loop of Quire: R rows times C vectors of sixteen columns, summed over k in rising order.
 //
 // Linear layers, q·k and p·v are this loop over different strides. Each lane is one running sum over k, so the
-// bits of an output depend only on its own row and column, never on R, C or who computes the neighbours.
+// bits of an output depend only on its own row and column, never on R, C or the thread that computes the neighbours.
 #pragma once
 
 #include "kernels.h"
@@ -44,21 +44,10 @@ struct F16 {
   }
 };
 
-// Unsigned bytes of x (128 added) times signed bytes of w, summed exactly in int32.
-struct I8 {
-  using in = uint8_t;
-  using elem = int8_t;
-  using sum = I16;
-  static constexpr int step = 4;
-  static inline __attribute__((always_inline)) I16 mac(I16 acc, const in* x, const elem* w) {
-    return dot_u8s8(acc, iset1(x), iload(w));
-  }
-};
-
 // Clang loads the vectors of a step together, ahead of their sums, and then has too few registers for both: here the
 // next load waits for the sums before it. Nothing is executed.
-template <class Sum, class Elem>
-QUIRE_INLINE void in_turn([[maybe_unused]] Sum& sum, [[maybe_unused]] const Elem*& w) {
+template <class Elem>
+QUIRE_INLINE void in_turn([[maybe_unused]] V16& sum, [[maybe_unused]] const Elem*& w) {
 #if defined(__clang__) && QUIRE_AVX2
   __asm__("" : "+x"(sum.a), "+x"(sum.b), "+r"(w));
 #endif
@@ -66,7 +55,7 @@ QUIRE_INLINE void in_turn([[maybe_unused]] Sum& sum, [[maybe_unused]] const Elem
 
 // acc[r*C + c] += x[r*ldx + k] * w[k, c*16 ...] for `steps` steps; w advances wstride, vectors lie cstride apart.
 template <class T, int R, int C>
-QUIRE_INLINE void micro(typename T::sum* acc, const typename T::in* x, size_t ldx, const typename T::elem* w,
+QUIRE_INLINE void micro(V16* acc, const typename T::in* x, size_t ldx, const typename T::elem* w,
                         size_t wstride, size_t cstride, int steps) {
   for (int s = 0; s < steps; ++s) {
 #pragma GCC unroll 6
@@ -79,14 +68,6 @@ QUIRE_INLINE void micro(typename T::sum* acc, const typename T::in* x, size_t ld
     }
     x += T::step;
     w += wstride;
-  }
-}
-
-// What scales panel p of an int8 linear lies apart from its weights: fetched while they are multiplied.
-QUIRE_INLINE void fetch_scales(const LinearTask& task, int p) {
-  for (int c = p * kPanel; c < (p + 1) * kPanel; c += 16) {
-    prefetch(task.w_scale + c);
-    prefetch(task.w_offset + c);
   }
 }
 

@@ -1,8 +1,8 @@
 // Packing: rows of a checkpoint to panels, at the speed at which memory gives and takes them.
 //
-// A panel interleaves its rows in units of four bytes: one float32, two bfloat16 or float16, or four int8 (kernels.h). So every
+// A panel interleaves its rows in units of four bytes: one float32, or two bfloat16 or float16 (kernels.h). So every
 // format is packed in two steps: some units of sixteen rows are made in a buffer that stays in the L1 cache, and the
-// buffer is transposed into the panel, a cache line a unit.
+// buffer is transposed into the panel, a cache line for each unit.
 
 #include "kernels.h"
 #include "kernels/table.h"
@@ -16,7 +16,6 @@ namespace {
 
 constexpr int kRowsTogether = 16;   // one cache line of units
 constexpr int kUnits = 64;          // made at a time: 256 bytes of each row
-constexpr int kPerUnitMax = 4;      // int8
 constexpr size_t kScan = 8192;      // elements between two looks at a running maximum
 
 QUIRE_INLINE float exact_half(uint16_t h) {
@@ -39,7 +38,7 @@ QUIRE_INLINE void floats(const void* src, DType type, size_t from, int n, float*
   }
 }
 
-// The largest magnitude of n elements, as the bits of its own format: finite numbers sort like integers.
+// The largest magnitude of n elements, as bits of their format: finite numbers sort like integers.
 template <class T>
 QUIRE_INLINE T largest_bits(const T* p, size_t n, T magnitude) {
   T top = 0;
@@ -48,13 +47,6 @@ QUIRE_INLINE T largest_bits(const T* p, size_t n, T magnitude) {
     top = bits > top ? bits : top;
   }
   return top;
-}
-
-float largest(const void* src, DType type, size_t from, size_t n) {
-  if (type == DType::f32)
-    return bits_to_float(largest_bits(static_cast<const uint32_t*>(src) + from, n, uint32_t{0x7fffffff}));
-  const uint16_t top = largest_bits(static_cast<const uint16_t*>(src) + from, n, uint16_t{0x7fff});
-  return type == DType::bf16 ? bf16_to_float(top) : exact_half(top);
 }
 
 template <class T>
@@ -92,10 +84,10 @@ void interleave_halves(const uint32_t* buffer, int rows, int n, uint32_t* panel,
   }
 }
 
-// Walks a task's rows, at most sixteen of one panel at a time. `begin(i, row)` is told each row of the sixteen, then
-// `make(i, k, n, out)` writes its elements [k, k + n) as units, those past the last one zero.
-template <class Begin, class Make>
-QUIRE_INLINE void pack(const PackTask& t, int per_unit, Begin begin, Make make, decltype(interleave)* place = interleave) {
+// Walks a task's rows, at most sixteen of one panel at a time. `make(row, k, n, out)` writes elements [k, k + n) of a row
+// as units, those past the last one zero.
+template <class Make>
+QUIRE_INLINE void pack(const PackTask& t, int per_unit, Make make, decltype(interleave)* place = interleave) {
   uint32_t buffer[kRowsTogether * kUnits];
   const int units = (t.k + per_unit - 1) / per_unit;
   const size_t panel_units = static_cast<size_t>(units) * kPanel;
@@ -104,11 +96,10 @@ QUIRE_INLINE void pack(const PackTask& t, int per_unit, Begin begin, Make make, 
     const int room = kRowsTogether - first % kRowsTogether;
     const int rows = t.row_end - r < room ? t.row_end - r : room;
     uint32_t* panel = static_cast<uint32_t*>(t.dst) + (first / kPanel) * panel_units;
-    for (int i = 0; i < rows; ++i) begin(i, r + i);
     for (int u = 0; u < units; u += kUnits) {
       const int n = units - u < kUnits ? units - u : kUnits;
       const int k = u * per_unit, count = t.k - k < n * per_unit ? t.k - k : n * per_unit;
-      for (int i = 0; i < rows; ++i) make(i, r + i, k, count, buffer + i * kUnits);
+      for (int i = 0; i < rows; ++i) make(r + i, k, count, buffer + i * kUnits);
       place(buffer, rows, n, panel + static_cast<size_t>(u) * kPanel, first % kPanel);
     }
     r += rows;
@@ -120,15 +111,13 @@ QUIRE_INLINE size_t element(const PackTask& t, int row, int k) { return static_c
 }  // namespace
 
 void pack_f32(const PackTask& t) {
-  const auto nothing = [](int, int) {};
-  pack(t, 1, nothing, [&](int, int row, int k, int n, uint32_t* out) {
+  pack(t, 1, [&](int row, int k, int n, uint32_t* out) {
     floats(t.src, t.src_dtype, element(t, row, k), n, reinterpret_cast<float*>(out));
   });
 }
 
 void pack_bf16(const PackTask& t) {
-  const auto nothing = [](int, int) {};
-  pack(t, 2, nothing, [&](int, int row, int k, int n, uint32_t* out) {
+  pack(t, 2, [&](int row, int k, int n, uint32_t* out) {
     uint16_t* halves = reinterpret_cast<uint16_t*>(out);
     const size_t from = element(t, row, k);
     if (t.src_dtype == DType::bf16) {
@@ -143,38 +132,11 @@ void pack_bf16(const PackTask& t) {
 }
 
 void pack_f16(const PackTask& t) {
-  const auto nothing = [](int, int) {};
-  pack(t, 2, nothing, [&](int, int row, int k, int n, uint32_t* out) {
+  pack(t, 2, [&](int row, int k, int n, uint32_t* out) {
     uint16_t* halves = reinterpret_cast<uint16_t*>(out);
     to_f16(static_cast<const char*>(t.src) + element(t, row, k) * dtype_bytes(t.src_dtype), t.src_dtype, halves, n);
     if (n & 1) halves[n] = 0;
   }, interleave_halves);
-}
-
-// Round to nearest by row: scale = max|w| / 127 (a row of zeros has scale 0).
-void pack_i8(const PackTask& t) {
-  float inverse[kRowsTogether];
-  const auto begin = [&](int i, int row) {
-    const float scale = largest(t.src, t.src_dtype, element(t, row, 0), t.k) / 127.0f;
-    inverse[i] = scale > 0.0f ? 1.0f / scale : 0.0f;
-    t.scale[t.row_offset + row] = scale;
-    t.offset[t.row_offset + row] = 0;
-  };
-  pack(t, kPerUnitMax, begin, [&](int i, int row, int k, int n, uint32_t* out) {
-    float numbers[kUnits * kPerUnitMax];
-    int8_t* bytes = reinterpret_cast<int8_t*>(out);
-    floats(t.src, t.src_dtype, element(t, row, k), n, numbers);
-    int32_t sum = 0;
-    for (int j = 0; j < n; ++j) {
-      // adding 1.5 * 2^23 leaves the nearest integer, ties to even
-      const float q = (numbers[j] * inverse[i] + 12582912.0f) - 12582912.0f;
-      const int32_t whole = static_cast<int32_t>(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
-      bytes[j] = static_cast<int8_t>(whole);
-      sum += whole;
-    }
-    for (int j = n; j % kPerUnitMax; ++j) bytes[j] = 0;
-    t.offset[t.row_offset + row] += 128 * sum;
-  });
 }
 
 int64_t first_nonfinite(const void* src, DType type, DType kept, size_t n) {

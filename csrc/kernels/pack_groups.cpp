@@ -38,6 +38,21 @@ QUIRE_INLINE void put_codes(const GroupFormat& f, char* group, int col, const ui
   }
 }
 
+// Vector v of a group's codes, which begin at `codes`.
+QUIRE_INLINE V16 codes_of(const GroupFormat& f, const uint8_t* codes, int v) {
+  uint32_t fours[4];
+  if (f.bits == 8) {
+    for (int i = 0; i < 4; ++i) std::memcpy(&fours[i], codes + (v * 4 + i) * 4 * kPanel, 4);
+  } else {
+    for (int i = 0; i < 4; i += 2) {
+      std::memcpy(&fours[i], codes + (v * 2 + i / 2) * 4 * kPanel, 4);
+      fours[i + 1] = fours[i] >> 4 & 0x0f0f0f0fu;
+      fours[i] &= 0x0f0f0f0fu;
+    }
+  }
+  return load_u8(reinterpret_cast<const uint8_t*>(fours));
+}
+
 QUIRE_INLINE float stored(GroupKind kind, float x) {
   if (kind == GroupKind::f16) return half_to_float(float_to_half(x));
   return kind == GroupKind::bf16 ? bf16_to_float(float_to_bf16(x)) : x;
@@ -47,14 +62,14 @@ QUIRE_INLINE void put_scale(GroupKind kind, char* to, int col, float x) {
   kind == GroupKind::f32 ? std::memcpy(to + col * 4, &x, 4) : std::memcpy(to + col * 2, &h, 2);
 }
 
-QUIRE_INLINE float lowest(V16 a) { return -max_lanes(sub(zero(), a)); }
+QUIRE_INLINE float lowest(V16 a) { return -reduce_max(sub(zero(), a)); }
 
 // One group rounded as quant.groups.quantize defines: its codes, and the scale.
 QUIRE_INLINE float round_group(const GroupFormat& f, const V16* w, uint8_t* codes) {
   const int vectors = f.size / 16;
   V16 top = w[0], bottom = w[0];
   for (int v = 1; v < vectors; ++v) top = vmax(top, w[v]), bottom = vmin(bottom, w[v]);
-  const float high = max_lanes(top), low = lowest(bottom), widest = high >= -low ? high : low;
+  const float high = reduce_max(top), low = lowest(bottom), widest = high >= -low ? high : low;
   const float half = static_cast<float>(1 << (f.bits - 1));
   const int shares = f.bits == 4 ? 8 : 1;
   float best = INFINITY, best_scale = 0.0f;
@@ -70,7 +85,7 @@ QUIRE_INLINE float round_group(const GroupFormat& f, const V16* w, uint8_t* code
       const V16 far = sub(w[v], mul(s, q[v]));
       error = add(error, mul(far, far));
     }
-    const float sum = sum_lanes(error);
+    const float sum = reduce_add(error);
     if (!(sum < best)) continue;
     best = sum;
     best_scale = scale;
@@ -87,6 +102,19 @@ struct Place {
 };
 QUIRE_INLINE Place place(void* dst, const GroupFormat& f, int k, int row) {
   return {static_cast<char*>(dst) + static_cast<size_t>(row / kPanel) * f.panel_bytes(k), row % kPanel};
+}
+
+// f(group, row, where it lies) for the rows of a task. Rows of one panel go together, group by group: a group's codes
+// stay in the cache until its cache lines are full.
+template <class Task, class F>
+QUIRE_INLINE void each_group(const Task& t, F f) {
+  const int groups = t.groups.groups(t.k);
+  for (int r0 = t.row_begin; r0 < t.row_end;) {
+    const int room = kPanel - (t.row_offset + r0) % kPanel, r1 = t.row_end - r0 < room ? t.row_end : r0 + room;
+    for (int g = 0; g < groups; ++g)
+      for (int r = r0; r < r1; ++r) f(g, r, place(t.dst, t.groups, t.k, t.row_offset + r));
+    r0 = r1;
+  }
 }
 
 QUIRE_INLINE float scalar(const char* p, GroupKind kind, size_t i) {
@@ -129,11 +157,12 @@ void round_rows(const QuantizeTask& t) {
       V16 x[kVectors];
       vectors_of(g, x);
       V16 most = magnitude(x[0]);
-      for (int v = 1; v < kVectors; ++v) most = vmax(most, magnitude(x[v]));
-      bits[g] = static_cast<int32_t>(float_to_bits(max_lanes(most)));
+      for (int v = 1; v < kVectors; ++v) most = vmax_bits(most, magnitude(x[v]));
+      bits[g] = max_lane_bits(most);
       widest = bits[g] > widest ? bits[g] : widest;
     }
-    const float top = bits_to_float(static_cast<uint32_t>(widest)), scale = top < kTiny ? 0.0f : top / 127.0f;
+    const float top = widest < 0x7f800000 ? bits_to_float(static_cast<uint32_t>(widest)) : NAN;
+    const float scale = top < kTiny ? 0.0f : top / 127.0f;
     t.scale[r] = scale / (1 << kGroupBits);
     // how often a group can be doubled and stay within the row: exponents, less one if its mantissa is larger
     for (int g = 0; g < groups; ++g) {
@@ -143,7 +172,7 @@ void round_rows(const QuantizeTask& t) {
     float times[kGroupBits + 1];
     for (int b = 0; b <= kGroupBits; ++b)
       times[b] = (scale > 0.0f ? 1.0f / scale : 0.0f) * static_cast<float>(1 << (kGroupBits - b));
-    int8_t* out = reinterpret_cast<int8_t*>(t.out) + r * t.pitch;
+    int8_t* out = t.out + r * t.pitch;
     for (int g = 0; g < groups; ++g, out += kSize) {
       V16 x[kVectors];
       vectors_of(g, x);
@@ -156,7 +185,7 @@ void round_rows(const QuantizeTask& t) {
         store_s8(out + v * 16, q);
       }
       numbers[2 * g] = one;
-      numbers[2 * g + 1] = one - 8 * static_cast<int32_t>(sum_lanes(to_float(sum)));  // exact: below 2^24
+      numbers[2 * g + 1] = one - 8 * static_cast<int32_t>(reduce_add(to_float(sum)));  // exact: below 2^24
     }
   }
 }
@@ -165,31 +194,23 @@ void round_rows(const QuantizeTask& t) {
 
 void pack_groups(const PackTask& t) {
   const GroupFormat& f = t.groups;
-  const int groups = f.groups(t.k);
-  // rows of one panel together, group by group: a group's codes stay in the cache until its cache lines are full
-  for (int r0 = t.row_begin; r0 < t.row_end;) {
-    const int room = kPanel - (t.row_offset + r0) % kPanel, r1 = t.row_end - r0 < room ? t.row_end : r0 + room;
-    for (int g = 0; g < groups; ++g)
-      for (int r = r0; r < r1; ++r) {
-        const Place at = place(t.dst, f, t.k, t.row_offset + r);
-        const size_t from = static_cast<size_t>(r) * t.k + static_cast<size_t>(g) * f.size;
-        V16 w[kMaxVectors];
-        for (int v = 0; v < f.size / 16; ++v) {
-          const int left = t.k - g * f.size - v * 16;
-          w[v] = left > 0 ? source(t.src, t.src_dtype, from + v * 16, left) : zero();
-        }
-        if (f.rotated) {
-          const int vectors = f.size / 16;
-          rotate(w, vectors);
-          for (int v = 0; v < vectors; ++v) w[v] = mul(w[v], set1(weight_share(vectors)));
-        }
-        uint8_t codes[kMaxVectors * 16];
-        const float scale = round_group(f, w, codes);
-        put_codes(f, at.panel + f.at(g), at.col, codes);
-        put_scale(f.scales, at.panel + f.at(g), at.col, scale);
-      }
-    r0 = r1;
-  }
+  const int vectors = f.size / 16;
+  each_group(t, [&](int g, int r, const Place& at) {
+    const size_t from = static_cast<size_t>(r) * t.k + static_cast<size_t>(g) * f.size;
+    V16 w[kMaxVectors];
+    for (int v = 0; v < vectors; ++v) {
+      const int left = t.k - g * f.size - v * 16;
+      w[v] = left > 0 ? source(t.src, t.src_dtype, from + v * 16, left) : zero();
+    }
+    if (f.rotated) {
+      rotate(w, vectors);
+      for (int v = 0; v < vectors; ++v) w[v] = mul(w[v], set1(weight_share(vectors)));
+    }
+    uint8_t codes[kMaxVectors * 16];
+    const float scale = round_group(f, w, codes);
+    put_codes(f, at.panel + f.at(g), at.col, codes);
+    put_scale(f.scales, at.panel + f.at(g), at.col, scale);
+  });
 }
 
 void pack_codes(const PackCodesTask& t) {
@@ -197,30 +218,24 @@ void pack_codes(const PackCodesTask& t) {
   const int groups = f.groups(t.k), supers = (groups + GroupFormat::kSuper - 1) / GroupFormat::kSuper;
   const size_t scale = GroupFormat::kind_bytes(f.scales), offset = GroupFormat::kind_bytes(f.offsets);
   const int factors = f.offset() ? 2 : 1;
-  for (int r0 = t.row_begin; r0 < t.row_end;) {
-    const int room = kPanel - (t.row_offset + r0) % kPanel, r1 = t.row_end - r0 < room ? t.row_end : r0 + room;
-    for (int g = 0; g < groups; ++g)
-      for (int r = r0; r < r1; ++r) {
-        const Place at = place(t.dst, f, t.k, t.row_offset + r);
-        char* group = at.panel + f.at(g);
-        const size_t from = static_cast<size_t>(r) * groups + g;
-        std::memcpy(group + at.col * scale, t.scales + from * scale, scale);
-        if (offset) std::memcpy(group + kPanel * scale + at.col * offset, t.offsets + from * offset, offset);
-        if (t.factors && g % GroupFormat::kSuper == 0)
-          for (int i = 0; i < factors; ++i)
-            std::memcpy(at.panel + f.super_at(g) + (i * kPanel + at.col) * 2,
-                        t.factors + (static_cast<size_t>(r) * supers + g / GroupFormat::kSuper) * factors + i, 2);
-        uint8_t codes[kMaxVectors * 16] = {0};
-        const int left = t.k - g * f.size;
-        std::memcpy(codes, t.codes + static_cast<size_t>(r) * t.k + static_cast<size_t>(g) * f.size,
-                    static_cast<size_t>(left < f.size ? left : f.size));
-        put_codes(f, group, at.col, codes);
-      }
-    r0 = r1;
-  }
+  each_group(t, [&](int g, int r, const Place& at) {
+    char* group = at.panel + f.at(g);
+    const size_t from = static_cast<size_t>(r) * groups + g;
+    std::memcpy(group + at.col * scale, t.scales + from * scale, scale);
+    if (offset) std::memcpy(group + kPanel * scale + at.col * offset, t.offsets + from * offset, offset);
+    if (t.factors && g % GroupFormat::kSuper == 0)
+      for (int i = 0; i < factors; ++i)
+        std::memcpy(at.panel + f.super_at(g) + (i * kPanel + at.col) * 2,
+                    t.factors + (static_cast<size_t>(r) * supers + g / GroupFormat::kSuper) * factors + i, 2);
+    uint8_t codes[kMaxVectors * 16] = {0};
+    const int left = t.k - g * f.size;
+    std::memcpy(codes, t.codes + static_cast<size_t>(r) * t.k + static_cast<size_t>(g) * f.size,
+                static_cast<size_t>(left < f.size ? left : f.size));
+    put_codes(f, group, at.col, codes);
+  });
 }
 
-void quantize_groups(const QuantizeTask& t) {
+void quantize(const QuantizeTask& t) {
   switch (t.group) {
     case 16: return t.rotated ? round_rows<1, true>(t) : round_rows<1, false>(t);
     case 32: return t.rotated ? round_rows<2, true>(t) : round_rows<2, false>(t);
@@ -246,19 +261,23 @@ void embed_groups(const EmbedTask& t) {
       else offset = scalar(offsets, f.offsets, at.col);
       if (f.offsets == GroupKind::f16_u8) offset *= -half_to_float(factor[kPanel + at.col]);
       const uint8_t* codes = reinterpret_cast<const uint8_t*>(group + f.codes_at()) + at.col * 4;
-      const int end = t.cols - g * f.size < f.size ? t.cols - g * f.size : f.size;
-      for (int k = 0; k < end; ++k) {
-        const int code = f.bits == 8 ? codes[k / 4 * 4 * kPanel + k % 4]
-                                     : codes[k / 8 * 4 * kPanel + k % 4] >> (k % 8 / 4 * 4) & 15;
-        const float value = scale * (static_cast<float>(code) - zero_point);
-        out[g * f.size + k] = f.offset() && f.offsets != GroupKind::u8 ? value + offset : value;
-      }
-      if (!f.rotated) continue;
       const int vectors = f.size / 16;
       V16 x[kMaxVectors];
-      for (int v = 0; v < vectors; ++v) x[v] = load(out + g * f.size + v * 16);
-      rotate(x, vectors);
-      for (int v = 0; v < vectors; ++v) store(out + g * f.size + v * 16, mul(x[v], set1(input_share(vectors))));
+      for (int v = 0; v < vectors; ++v) {
+        x[v] = mul(set1(scale), sub(codes_of(f, codes, v), set1(zero_point)));
+        if (f.offset() && f.offsets != GroupKind::u8) x[v] = add(x[v], set1(offset));
+      }
+      if (f.rotated) {
+        rotate(x, vectors);
+        for (int v = 0; v < vectors; ++v) x[v] = mul(x[v], set1(input_share(vectors)));
+      }
+      for (int v = 0; v < vectors; ++v) {
+        const int k = g * f.size + v * 16, left = t.cols - k;
+        if (left >= 16)
+          store(out + k, x[v]);
+        else if (left > 0)
+          store_n(out + k, x[v], left);
+      }
     }
   }
 }

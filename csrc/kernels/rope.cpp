@@ -16,7 +16,6 @@ namespace QUIRE_ISA {
 
 namespace {
 
-constexpr int kMaxHeadDim = 512;
 constexpr int kAhead = 512;  // floats fetched ahead: where a page ends, so do the hardware's guesses
 
 QUIRE_INLINE void fetch(const float* x, int n) {
@@ -154,8 +153,10 @@ QUIRE_INLINE void write_keys(const Tile& tile, const uint32_t* from, size_t pitc
   if (tile.count == kTile)
     for (; u + 4 <= units; u += 4)
       for (int i = 0; i < kTile; i += 4) transpose4(from + i * pitch + u, pitch, to + u * kTile + i, kTile);
-  for (; u < units; ++u)
-    for (int i = 0; i < tile.count; ++i) to[u * kTile + tile.lane + i] = from[i * pitch + u];
+  for (int i = 0; u < units && i < tile.count; ++i) {
+    uint32_t* column = to + tile.lane + i;
+    for (int left = u; left < units; ++left) column[left * kTile] = from[i * pitch + left];
+  }
 }
 
 void write_f32(const Tile& tile, int head) {
@@ -165,8 +166,8 @@ void write_f32(const Tile& tile, int head) {
   write_keys(tile, reinterpret_cast<const uint32_t*>(tile.k(0, head)), tile.t.pitch, kv.head_dim,
              reinterpret_cast<uint32_t*>(keys));
   for (int i = 0; i < tile.count; ++i, values += kv.d16) {
-    std::memcpy(values, tile.v(i, head), static_cast<size_t>(kv.head_dim) * sizeof(float));
-    for (int d = kv.head_dim; d < kv.d16; ++d) values[d] = 0.0f;
+    const float* x = tile.v(i, head);
+    for (int d = 0; d < kv.d16; d += 16) store(values + d, load_n(x + d, kv.head_dim - d));
   }
   if (tile.clear()) std::memset(values, 0, static_cast<size_t>(kTile - tile.count) * kv.d16 * sizeof(float));
 }
@@ -217,7 +218,8 @@ void write_f16(const Tile& tile, int head) {
     for (int i = 0; i < tile.count; ++i) {
       const float* x = tile.k(i, head);
       for (int d = 0; d < kv.d16; d += 16) store_half(row + d, load_n(x + d, kv.head_dim - d));
-      for (int d = 0; d < kv.d16; ++d) keys[d * kTile + tile.lane + i] = row[d];
+      uint16_t* column = keys + tile.lane + i;
+      for (size_t d = 0; d < d16; ++d) column[d * kTile] = row[d];
     }
   }
   uint16_t* values = keys + kv.v_offset();

@@ -6,8 +6,6 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-namespace {
-
 constexpr int kLanes = 16;
 
 QUIRE_INLINE int block_end(int begin, int n) { return n - begin < kSampleBlock ? n : begin + kSampleBlock; }
@@ -35,7 +33,7 @@ QUIRE_INLINE V16 exp_unfused(V16 s) {
   return keep_ge(mul(p, pow2n(n)), s, low);
 }
 
-bool all_below_infinity(const float* x, int n) {
+static bool all_below_infinity(const float* x, int n) {
   const V16 inf = set1(INFINITY);
   for (int i = 0; i < n; i += kLanes)
     if (mask_gt(inf, load_until(x, i, n, 0.0f)) != 0xffffu) return false;
@@ -268,10 +266,6 @@ int64_t count_before(const RankTask& t) {
   }
   return count;
 }
-
-}  // namespace
-
-const SamplingKernels sampling_table = {row_max, row_max_of, maxima, mask_row, exp_row, measure, collect, count_before};
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -73,21 +73,4 @@ struct RankTask {
   int32_t id;
 };
 
-struct SamplingKernels {
-  // Maxima of the row and of its blocks; optionally looks for NaN and +inf.
-  RowMax (*row_max)(const float* x, int n, bool check, float* block_max);
-  // The same from what `maxima` left of the row.
-  RowMax (*row_max_of)(const float* maxima, int n, float* block_max);
-  void (*maxima)(const MaximaTask&);
-  // y = x where the token's bit is set (bit i%32 of word i/32), else -inf. y may be x.
-  void (*mask_row)(const float* x, const uint32_t* bits, int n, float* y);
-  void (*exp_row)(const ExpTask&);
-  // out[j] = number of x >= pivots[j], or the sum of their weights.
-  void (*measure)(const MeasureTask&, double* out);
-  // Copies matching values and ids in rising id order. Returns how many, or capacity + 1 when there are more.
-  int (*collect)(const CollectTask&);
-  // How many tokens come before (value, id): greater values, and equal ones with a lower id.
-  int64_t (*count_before)(const RankTask&);
-};
-
 }  // namespace quire

@@ -10,7 +10,6 @@ const Kernels table = {
 #define X(name, result, ...) name,
     QUIRE_KERNELS(X)
 #undef X
-    &sampling_table,
 };
 
 }  // namespace QUIRE_ISA

@@ -10,7 +10,6 @@ namespace QUIRE_ISA {
 #define X(name, result, ...) result name(__VA_ARGS__);
 QUIRE_KERNELS(X)
 #undef X
-extern const SamplingKernels sampling_table;  // constant-initialised, in sampling.cpp
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -4,7 +4,7 @@ namespace quire {
 namespace {
 
 struct Attend final : AttentionOp {
-  // An int8 row is put together in float32 in `wide`: its heads may be several threads'.
+  // An int8 row is assembled in float32 in `wide`: several threads may compute its heads.
   Attend(Fields& f, Context& c)
       : AttentionOp(f, c, f.buffer("qkv"), f.none("wide") ? f.buffer("out") : f.buffer("wide")), out(f.buffer("out")),
         sinks(f.optional_vector("sinks")), softcap(f.number("softcap")), window(f.integer("window")) {

@@ -48,28 +48,23 @@ void combine(const CombineTask& t) {
 namespace quire {
 namespace {
 
-constexpr int kColumns = 1024;  // of a task
-
-struct Combine final : Op {
+struct Combine final : ColumnOp {
   Combine(Fields& f, Context& c)
-      : Op(c), x(f.buffer("x")), places(f.buffer("places")), weights(f.buffer("weights")),
-        shared(f.optional_buffer("shared")), gate(f.optional_buffer("gate")), out(f.buffer("out")) {
-    f.require(x.per == places.cols && weights.cols == places.cols && x.cols == out.cols &&
-                  (!shared || shared->cols == out.cols) && (!gate || gate->cols == 1),
+      : ColumnOp(c, f.buffer("out")), x(f.buffer("x")), places(f.buffer("places")), weights(f.buffer("weights")),
+        shared(f.optional_buffer("shared")), gate(f.optional_buffer("gate")) {
+    f.require(x.per == places.cols && weights.cols == places.cols && x.cols == out_.cols && out_.dtype == DType::f32 &&
+                  (!shared || shared->cols == out_.cols) && (!gate || gate->cols == 1),
               "rows of out's width are added, one for each of a token's experts");
   }
 
-  int tasks() const override { return context_.tokens * ceil_div(out.cols, kColumns); }
-  void run(int task, int) override {
-    const int chunks = ceil_div(out.cols, kColumns), token = task / chunks, begin = task % chunks * kColumns;
+  void run_columns(int token, int begin, int end) override {
     kernels().combine({x.f32(), places.i32() + static_cast<size_t>(token) * x.per, weights.f32_row(token), x.per,
                        shared ? shared->f32_row(token) : nullptr, gate ? gate->f32() + token : nullptr,
-                       out.f32_row(token), out.cols, begin, std::min(out.cols, begin + kColumns)});
+                       out_.f32_row(token), out_.cols, begin, end});
   }
 
   const Buffer &x, &places, &weights;
   const Buffer *shared, *gate;
-  const Buffer& out;
 };
 
 QUIRE_OP(Combine)

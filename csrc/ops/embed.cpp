@@ -26,12 +26,6 @@ void embed(const EmbedTask& t) {
     } else if (t.dtype == DType::f32) {
       const float* panel = static_cast<const float*>(t.table) + static_cast<size_t>(id / kPanel) * t.cols * kPanel;
       for (int k = 0; k < t.cols; ++k) out[k] = panel[static_cast<size_t>(k) * kPanel + id % kPanel];
-    } else if (t.dtype == DType::i8) {
-      const size_t panel_bytes = static_cast<size_t>((t.cols + 3) / 4) * 4 * kPanel;
-      const int8_t* panel = static_cast<const int8_t*>(t.table) + (id / kPanel) * panel_bytes;
-      for (int k = 0; k < t.cols; ++k)
-        out[k] = static_cast<float>(panel[static_cast<size_t>(k / 4) * 4 * kPanel + (id % kPanel) * 4 + (k & 3)]) *
-                 t.scale[id];
     } else {
       const size_t panel_elems = static_cast<size_t>((t.cols + 1) / 2) * 2 * kPanel;
       const uint16_t* panel = static_cast<const uint16_t*>(t.table) + (id / kPanel) * panel_elems;
@@ -62,8 +56,8 @@ struct Embed final : RowOp {
   }
 
   void run_rows(int begin, int end, int) override {
-    kernel({table.data(), table.dtype, table.layout == Param::Layout::panels, table.int8() ? table.scales() : nullptr,
-            context_.step.token_ids, out_.f32(), table.cols, begin, end, table.groups});
+    kernel({table.data(), table.dtype, table.layout == Param::Layout::panels, context_.step.token_ids,
+            out_.f32(), table.cols, begin, end, table.groups});
   }
 
   const Param& table;

@@ -30,10 +30,10 @@ QUIRE_INLINE V16 swish(V16 g, V16 z) {
   return ratio(g, add(set1(1.0f), exp2(vmin(mul(z, set1(-1.44269504088896341f)), set1(119.0f)))));
 }
 
-template <int kAct>
+template <Act kAct>
 QUIRE_INLINE V16 activate(V16 g) {
-  if (kAct == 0) return swish(g, g);
-  if (kAct == 1) {
+  if (kAct == Act::silu) return swish(g, g);
+  if (kAct == Act::gelu) {
     const V16 half = mul(set1(0.5f), g);
     return fma(half, erf16(mul(g, set1(0.70710678118654752f))), half);
   }
@@ -51,7 +51,7 @@ QUIRE_INLINE V16 clamped_swiglu(const GatedActTask& t, V16 gate, V16 up) {
   return mul(add(up, one), swish(gate, mul(set1(t.alpha), gate)));
 }
 
-template <int kAct>
+template <Act kAct>
 QUIRE_INLINE void gated_rows(const GatedActTask& t) {
   for (int r = t.row_begin; r < t.row_end; ++r) {
     const float* gate = t.gate_up + static_cast<size_t>(r) * 2 * t.width;
@@ -62,7 +62,7 @@ QUIRE_INLINE void gated_rows(const GatedActTask& t) {
       prefetch(up + c + kAhead);
       const V16 g = load_n(gate + c, n), u = load_n(up + c, n);
       put(t.out, t.out_dtype, static_cast<size_t>(r) * t.out_pitch + c,
-          kAct == 3 ? clamped_swiglu(t, g, u) : mul(activate<kAct>(g), u), n);
+          kAct == Act::clamped_swiglu ? clamped_swiglu(t, g, u) : mul(activate<kAct>(g), u), n);
     }
   }
 }
@@ -71,10 +71,10 @@ QUIRE_INLINE void gated_rows(const GatedActTask& t) {
 
 void gated_act(const GatedActTask& t) {
   switch (t.act) {
-    case 0: return gated_rows<0>(t);
-    case 1: return gated_rows<1>(t);
-    case 2: return gated_rows<2>(t);
-    default: return gated_rows<3>(t);
+    case Act::silu: return gated_rows<Act::silu>(t);
+    case Act::gelu: return gated_rows<Act::gelu>(t);
+    case Act::gelu_tanh: return gated_rows<Act::gelu_tanh>(t);
+    case Act::clamped_swiglu: return gated_rows<Act::clamped_swiglu>(t);
   }
 }
 
@@ -89,24 +89,17 @@ void gated_act(const GatedActTask& t) {
 namespace quire {
 namespace {
 
-constexpr int kColumns = 1024;  // of a task, when rows are not rounded
-
-struct GatedAct final : RowOp {
-  GatedAct(Fields& f, Context& c) : RowOp(c, f.buffer("out")), gate_up(f.buffer("gate_up")), act(f) {
+struct GatedAct final : ColumnOp {
+  GatedAct(Fields& f, Context& c) : ColumnOp(c, f.buffer("out")), gate_up(f.buffer("gate_up")), act(f) {
     f.require(gate_up.dtype == DType::f32 && gate_up.cols == 2 * out_.cols && gate_up.per == out_.per,
               "gate_up must be float32 rows of twice out's width");
     if (rounds()) c.rounded.want(out_.cols);
   }
 
-  int tasks() const override {
-    return rounds() ? RowOp::tasks() : context_.rows_of(out_) * ceil_div(out_.cols, kColumns);
-  }
-  void run(int task, int thread) override {
-    if (rounds()) return RowOp::run(task, thread);
-    const int chunks = ceil_div(out_.cols, kColumns), row = task / chunks;
+  void run_columns(int row, int begin, int end) override {
     GatedActTask t = act.task(gate_up.f32(), out_.data(), out_.dtype, 0, out_.cols, static_cast<size_t>(out_.cols));
     t.row_begin = row, t.row_end = row + 1;
-    t.col_begin = task % chunks * kColumns, t.col_end = std::min(out_.cols, t.col_begin + kColumns);
+    t.col_begin = begin, t.col_end = end;
     kernels().gated_act(t);
   }
   void run_rows(int begin, int end, int thread) override {

@@ -17,6 +17,7 @@ struct LatentWrite final : Op {
   void run(int task, int) override {
     const TilePiece& piece = context_.pieces[task];
     LatentWriteTask t;
+    static_cast<CacheRow&>(t) = context_.cache_row(layer, piece.row, piece.begin, piece.end);
     t.q = q.f32();
     t.kv_rows = kv.f32();
     t.q_nope = q_nope.data();
@@ -30,12 +31,6 @@ struct LatentWrite final : Op {
     t.eps = eps;
     t.cos = rope->cos.data();
     t.sin = rope->sin.data();
-    t.positions = context_.step.positions;
-    t.block_table = context_.block_table(layer, piece.row);
-    t.cache = context_.cache(layer);
-    t.kv = context_.layout(layer);
-    t.token_begin = piece.begin;
-    t.token_end = piece.end;
     kernels().latent_write(t);
   }
 

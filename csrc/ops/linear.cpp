@@ -90,7 +90,6 @@ struct Linear final : Op {
       const size_t column = static_cast<size_t>(panel) * kPanel;
       part.w = w + panel * panel_bytes;
       if (t.bias) part.bias = t.bias + column;
-      if (t.w_scale) part.w_scale = t.w_scale + column, part.w_offset = t.w_offset + column;
       part.y = y, part.ldy = static_cast<size_t>(2 * count) * kPanel;
       part.n = count * kPanel, part.panel_begin = 0, part.panel_end = count, part.next = next;
       multiply(part);

@@ -53,6 +53,7 @@ void norm(const NormTask& t) {
 #else  // the op
 
 #include "op.h"
+#include "words.h"
 
 namespace quire {
 namespace {
@@ -61,7 +62,7 @@ struct Norm final : RowOp {
   Norm(Fields& f, Context& c)
       : RowOp(c, f.buffer("out")), x(f.buffer("x")), delta(f.optional_buffer("delta")),
         weight(f.optional_vector("weight")), bias(f.optional_vector("bias")), eps(f.number("eps")),
-        layer(f.choice("kind", {"rms", "layer"})) {
+        layer(f.choice("kind", kNormKinds)) {
     f.require(x.dtype == DType::f32 && x.cols == out_.cols && (!delta || delta->cols == x.cols) &&
                   (!weight || weight->rows == x.cols) && (!bias || bias->rows == x.cols),
               "x, delta, out and the weights must be of one width");

@@ -1,4 +1,5 @@
 #include "op.h"
+#include "words.h"
 
 namespace quire {
 namespace {
@@ -7,13 +8,13 @@ struct RopeWrite final : Op {
   RopeWrite(Fields& f, Context& c)
       : Op(c), qkv(f.buffer("qkv")), layer(f.kv_layer("layer")), rope(f.optional_rope("rope")),
         q_norm(f.optional_vector("q_norm")), k_norm(f.optional_vector("k_norm")), eps(f.number("eps")),
-        layer_norm(f.choice("kind", {"rms", "layer"})), whole(f.flag("whole")) {
+        layer_norm(f.choice("kind", kNormKinds)), whole(f.flag("whole")) {
     f.record("shape", "HeadShape");
     heads = f.integer("shape.heads");
     f.require(f.integer("shape.kv_heads") == layer.kv_heads && f.integer("shape.head_dim") == layer.head_dim &&
                   qkv.cols == (heads + 2 * layer.kv_heads) * layer.head_dim,
               "qkv must have the heads of the layer's cache");
-    f.require(layer.head_dim <= 512, "head_dim above 512 is not supported");
+    f.require(layer.head_dim <= kMaxHeadDim, "head_dim is beyond the limit of the kernel");
   }
 
   // Ranges of heads that a piece's rotation is cut into: enough tasks for all threads.
@@ -29,6 +30,7 @@ struct RopeWrite final : Op {
     const int pieces = static_cast<int>(context_.pieces.size()), range = task / pieces, count = ranges();
     const TilePiece& piece = context_.pieces[task % pieces];
     RopeWriteTask t;
+    static_cast<CacheRow&>(t) = context_.cache_row(layer, piece.row, piece.begin, piece.end);
     t.qkv = qkv.f32();
     t.pitch = static_cast<size_t>(qkv.cols);
     t.heads = heads;
@@ -43,12 +45,6 @@ struct RopeWrite final : Op {
     t.eps = eps;
     t.cos = rope ? rope->cos.data() : nullptr;
     t.sin = rope ? rope->sin.data() : nullptr;
-    t.positions = context_.step.positions;
-    t.block_table = context_.block_table(layer, piece.row);
-    t.cache = context_.cache(layer);
-    t.kv = context_.layout(layer);
-    t.token_begin = piece.begin;
-    t.token_end = piece.end;
     t.head_begin = layer.kv_heads * range / count;
     t.head_end = layer.kv_heads * (range + 1) / count;
     kernels().rope_write(t);

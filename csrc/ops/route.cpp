@@ -8,8 +8,6 @@ struct Router {
   bool sigmoid = false, best_two = false, renormalise = false;
   float scale = 1;
 };
-constexpr int kMaxExperts = 1024;
-constexpr int kMaxTopK = 64;
 
 struct RouteTask {
   const float* logits;      // [rows, experts]
@@ -129,23 +127,21 @@ void route(const RouteTask& t) {
 #else  // the op
 
 #include "op.h"
+#include "words.h"
 
 #include <atomic>
 
 namespace quire {
 namespace {
 
-constexpr int kRows = 4;  // tokens of a task
-
-struct Route final : Op {
+struct Route final : RowOp {
   Route(Fields& f, Context& c)
-      : Op(c), logits(f.buffer("logits")), correction(f.optional_vector("correction")), ids(f.buffer("ids")),
-        weights(f.buffer("weights")), places(f.buffer("places")) {
+      : RowOp(c, f.buffer("ids")), logits(f.buffer("logits")), correction(f.optional_vector("correction")), weights(f.buffer("weights")), places(f.buffer("places")) {
     f.record("router", "Router");
     router.experts = f.integer("router.experts"), router.top_k = f.integer("router.top_k");
     router.groups = f.integer("router.groups"), router.top_groups = f.integer("router.top_groups");
-    router.sigmoid = f.choice("router.scores", {"softmax", "sigmoid"});
-    router.best_two = f.choice("router.group_score", {"max", "top2"});
+    router.sigmoid = f.choice("router.scores", kRouterScores);
+    router.best_two = f.choice("router.group_score", kGroupScores);
     router.renormalise = f.flag("router.renormalise"), router.scale = f.number("router.scale");
     f.skip("router.correction"), f.skip("router.bias");  // `correction` says, and the linear before
     const bool grouped = router.groups > 1;
@@ -155,25 +151,23 @@ struct Route final : Op {
                   !(grouped && router.top_k > router.experts / router.groups * router.top_groups) &&
                   !(grouped && router.best_two && router.experts / router.groups < 2),
               "a router beyond the limits of its kernel");
-    f.require(logits.cols == router.experts && ids.cols == router.top_k && weights.cols == router.top_k &&
+    f.require(logits.cols == router.experts && out_.cols == router.top_k && weights.cols == router.top_k &&
                   places.cols == router.top_k && (!correction || correction->rows == router.experts),
               "buffers must have the router's widths");
     c.experts.want(router.experts, router.top_k);
   }
 
-  int tasks() const override { return ceil_div(context_.tokens, kRows); }
-  void run(int task, int) override {
-    const int begin = task * kRows, end = std::min(context_.tokens, begin + kRows);
-    kernels().route({logits.f32(), correction ? correction->vector() : nullptr, ids.i32(), weights.f32(), router, begin, end});
-    // whoever routes the last tokens sorts all of them, before anyone leaves the op
+  void run_rows(int begin, int end, int) override {
+    kernels().route({logits.f32(), correction ? correction->vector() : nullptr, out_.i32(), weights.f32(), router, begin, end});
+    // the last task sorts all pairs, before any thread leaves the op
     if (routed.fetch_add(1, std::memory_order_acq_rel) + 1 < tasks()) return;
     routed.store(0, std::memory_order_relaxed);  // for the next step, which starts behind a barrier
-    context_.experts.sort(ids.i32(), context_.tokens, router.top_k, router.experts, places.i32());
+    context_.experts.sort(out_.i32(), context_.tokens, router.top_k, router.experts, places.i32());
   }
 
   const Buffer& logits;
   const Param* correction;
-  const Buffer &ids, &weights, &places;
+  const Buffer &weights, &places;
   Router router;
   std::atomic<int> routed{0};  // tasks that are done
 };

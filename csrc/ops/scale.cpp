@@ -40,24 +40,17 @@ void scale_rows(const ScaleTask& t) {
 namespace quire {
 namespace {
 
-constexpr int kColumns = 1024;  // of a task
-static_assert(kColumns % kMaximaCols == 0);
-
-struct Scale final : Op {
+struct Scale final : ColumnOp {
   Scale(Fields& f, Context& c)
-      : Op(c), x(f.buffer("x")), scale(f.number("scale")), cap(f.number("cap")), maxima(f, x, kernels()) {
-    f.require(x.dtype == DType::f32, "x must be float32");
+      : ColumnOp(c, f.buffer("x")), scale(f.number("scale")), cap(f.number("cap")), maxima(f, out_, kernels()) {
+    f.require(out_.dtype == DType::f32, "x must be float32");
   }
 
-  int tasks() const override { return context_.rows_of(x) * ceil_div(x.cols, kColumns); }
-  void run(int task, int) override {
-    const int chunks = ceil_div(x.cols, kColumns), row = task / chunks, begin = task % chunks * kColumns;
-    const int end = std::min(x.cols, begin + kColumns);
-    kernels().scale_rows({x.f32_row(row), scale, cap, begin, end});
+  void run_columns(int row, int begin, int end) override {
+    kernels().scale_rows({out_.f32_row(row), scale, cap, begin, end});
     maxima.leave(row, 1, begin, end);
   }
 
-  const Buffer& x;
   float scale, cap;
   Maxima maxima;
 };

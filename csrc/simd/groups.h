@@ -6,41 +6,11 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// sum_lanes, max_lanes: reduce_add and reduce_max, in registers.
-#if QUIRE_AVX512 || QUIRE_AVX2
-
-#if QUIRE_AVX512
-QUIRE_INLINE __m256 low_half(V16 a) { return _mm512_castps512_ps256(a.v); }
-QUIRE_INLINE __m256 high_half(V16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
-#else
-QUIRE_INLINE __m256 low_half(V16 a) { return a.a; }
-QUIRE_INLINE __m256 high_half(V16 a) { return a.b; }
-#endif
-QUIRE_INLINE float sum_lanes(V16 a) {
-  const __m256 x = _mm256_add_ps(low_half(a), high_half(a));
-  __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  y = _mm_add_ps(y, _mm_movehl_ps(y, y));
-  return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
-}
-QUIRE_INLINE float max_lanes(V16 a) {
-  const __m256 x = _mm256_max_ps(low_half(a), high_half(a));
-  __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  y = _mm_max_ps(y, _mm_movehl_ps(y, y));
-  return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
-}
-
-#else
-
-QUIRE_INLINE float sum_lanes(V16 a) { return reduce_add(a); }
-QUIRE_INLINE float max_lanes(V16 a) { return reduce_max(a); }
-
-#endif
-
-// load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles:
-// four bits of each byte. lane_butterflies: see rotate, for d = 1, 2, 4, 8. four_times: each of sixteen bytes
-// four times. dot_u5s8: as dot_u8s8 for bytes below 32.
-// to_float_shifted: lanes times 2^n, below 2^31, rounded
-// once. to_int: to nearest, ties to even. store_s8: numbers in [-128, 127].
+// load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles: four bits of each byte.
+// lane_butterflies: see rotate, for d = 1, 2, 4, 8. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8
+// for bytes below 32. to_float_shifted: lanes times 2^n, below 2^31, rounded once. to_int: to nearest, ties to even.
+// store_s8: numbers in [-128, 127]. vmax_bits, max_lane_bits: the maximum of magnitudes by their bits, in which a NaN is
+// above infinity and so is never lost.
 #if QUIRE_AVX512
 
 QUIRE_INLINE V16 load_u8(const uint8_t* p) {
@@ -62,6 +32,10 @@ QUIRE_INLINE V16 to_float_shifted(I16 a, const int32_t* n) {
 QUIRE_INLINE I16 dot_u5s8(I16 acc, I16 w, I16 x) { return dot_u8s8(acc, w, x); }
 QUIRE_INLINE I16 to_int(V16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 QUIRE_INLINE V16 magnitude(V16 a) { return {_mm512_abs_ps(a.v)}; }
+QUIRE_INLINE V16 vmax_bits(V16 a, V16 b) {
+  return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+}
+QUIRE_INLINE int32_t max_lane_bits(V16 a) { return _mm512_reduce_max_epi32(_mm512_castps_si512(a.v)); }
 QUIRE_INLINE void store_s8(int8_t* p, I16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
@@ -123,12 +97,23 @@ QUIRE_INLINE I16 dot_bytes(I16 acc, const ByteCodes& w, I16 x) {
           dot8_u5(acc.b, w.magnitude.b, _mm256_sign_epi8(x.b, w.code.b))};
 }
 QUIRE_INLINE I16 to_int(V16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
-QUIRE_INLINE V16 magnitude(V16 x) { return vmax(x, sub(zero(), x)); }
-QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
-  int32_t t[16];
-  istore(t, x);
-  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
+QUIRE_INLINE V16 magnitude(V16 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
 }
+QUIRE_INLINE __m256i max8_bits(__m256 x, __m256 y) {
+  return _mm256_max_epi32(_mm256_castps_si256(x), _mm256_castps_si256(y));
+}
+QUIRE_INLINE V16 vmax_bits(V16 x, V16 y) {
+  return {_mm256_castsi256_ps(max8_bits(x.a, y.a)), _mm256_castsi256_ps(max8_bits(x.b, y.b))};
+}
+QUIRE_INLINE int32_t max_lane_bits(V16 x) {
+  const __m256i e = max8_bits(x.a, x.b);
+  __m128i q = _mm_max_epi32(_mm256_castsi256_si128(e), _mm256_extracti128_si256(e, 1));
+  q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+QUIRE_INLINE void store_s8(int8_t* p, I16 x) { store_low_bytes(reinterpret_cast<uint8_t*>(p), x); }
 
 QUIRE_INLINE V16 lane_butterflies(V16 x) {
   const auto step = [](__m256 v, __m256 other, auto blend) { return blend(_mm256_add_ps(v, other), _mm256_sub_ps(other, v)); };
@@ -175,7 +160,17 @@ QUIRE_INLINE I16 to_int(V16 x) {
   for (int i = 0; i < 16; ++i) n[i] = static_cast<int32_t>(t[i]);
   return iload(n);
 }
-QUIRE_INLINE V16 magnitude(V16 x) { return vmax(x, sub(zero(), x)); }
+QUIRE_INLINE F4 magnitude4(F4 x) { return (F4)((I4)x & 0x7fffffff); }
+QUIRE_INLINE V16 magnitude(V16 x) { return {magnitude4(x.a), magnitude4(x.b), magnitude4(x.c), magnitude4(x.d)}; }
+QUIRE_INLINE F4 max4_bits(F4 x, F4 y) { return blend4((I4)x > (I4)y, x, y); }
+QUIRE_INLINE V16 vmax_bits(V16 x, V16 y) {
+  return {max4_bits(x.a, y.a), max4_bits(x.b, y.b), max4_bits(x.c, y.c), max4_bits(x.d, y.d)};
+}
+QUIRE_INLINE int32_t max_lane_bits(V16 x) {
+  const I4 most = (I4)max4_bits(max4_bits(x.a, x.b), max4_bits(x.c, x.d));
+  const int32_t low = most[0] > most[1] ? most[0] : most[1], high = most[2] > most[3] ? most[2] : most[3];
+  return low > high ? low : high;
+}
 QUIRE_INLINE void store_s8(int8_t* p, I16 x) {
   int32_t t[16];
   istore(t, x);

@@ -9,13 +9,24 @@ from typing import Annotated, overload
 import numpy
 from numpy.typing import NDArray
 
+def supported_isas() -> list[str]:
+    """Instruction sets this CPU can run, best first."""
+
+ALIGNMENT: int = 64
+
 CHUNK_BYTES: int = 4194304
 
 GROUP_BITS: int = 8
 
+GROUP_SIZES: tuple[int, ...]
+
 MAXIMA_COLS: int = 64
 
-MAX_LOGPROBS: int = 64
+MAX_EXPERTS: int = 1024
+
+MAX_HEAD_DIM: int = 512
+
+MAX_TOP_K: int = 64
 
 PACK_LAYOUT: int = 1
 
@@ -23,23 +34,15 @@ PANEL_ROWS: int = 64
 
 SUPER_GROUPS: int = 8
 
-def supported_isas() -> list[str]:
-    """Instruction sets this CPU can run, best first."""
+TILE_TOKENS: int = 16
 
-def attention_bytes(shapes: Sequence[Sequence[int]], threads: int, max_len: int) -> int:
-    """
-    Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).
-    """
+ACTIVATIONS: tuple[str, ...]
 
-def attention_parts(
-    shape: Sequence[int], threads: int, max_len: int, query_start: Sequence[int], positions: Sequence[int]
-) -> list[list[int]]:
-    """
-    How a step's attention is cut: (row, token begin, token end, partition begin, partition end, split, first head of keys, head after the last) with split -1 for a part that covers all its partitions; a shape ends with the window.
-    """
+GROUP_SCORES: tuple[str, ...]
 
-def experts_bytes(experts: int, pairs: int) -> int:
-    """Bytes of scratch that sorting pairs of tokens and experts needs."""
+NORM_KINDS: tuple[str, ...]
+
+ROUTER_SCORES: tuple[str, ...]
 
 class DType(enum.Enum):
     f32 = 0
@@ -71,6 +74,49 @@ class GroupFormat:
     def __init__(
         self, bits: int, size: int, scales: GroupKind, offsets: GroupKind, rotated: bool
     ) -> None: ...
+    def row_number_bytes(self, cols: int) -> int:
+        """Bytes of the scales, offsets and factors of one output."""
+
+class Param:
+    """A parameter in its packed form."""
+
+    @staticmethod
+    def panels(matrices: int, rows: int, cols: int, dtype: DType) -> Param: ...
+    @staticmethod
+    def grouped(matrices: int, rows: int, cols: int, groups: GroupFormat) -> Param: ...
+    @staticmethod
+    def table(rows: int, cols: int, dtype: DType) -> Param: ...
+    @staticmethod
+    def vectors(matrices: int, rows: int) -> Param: ...
+    @property
+    def bytes(self) -> int: ...
+
+def dtype_bytes(dtype: DType) -> int:
+    """Bytes of a number of a buffer, table or plain panel."""
+
+def kv_elems(head_dim: int) -> int:
+    """Numbers that a key or value of head_dim takes in the cache."""
+
+def kv_vector_bytes(elems: int, dtype: DType) -> int:
+    """Bytes of a key or value of so many numbers, with its scale."""
+
+def attention_bytes(shapes: Sequence[Sequence[int]], threads: int, max_len: int) -> int:
+    """
+    Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).
+    """
+
+def attention_parts(
+    shape: Sequence[int], threads: int, max_len: int, query_start: Sequence[int], positions: Sequence[int]
+) -> list[list[int]]:
+    """
+    How a step's attention is cut: (row, token begin, token end, partition begin, partition end, split, first head of keys, head after the last) with split -1 for a part that covers all its partitions; a shape ends with the window.
+    """
+
+def experts_bytes(experts: int, pairs: int) -> int:
+    """Bytes of scratch that sorting pairs of tokens and experts needs."""
+
+def rounding_bytes(cols: int, threads: int) -> int:
+    """Bytes of scratch that rounding rows of up to `cols` columns needs."""
 
 class Limits:
     def __init__(self) -> None: ...
@@ -101,10 +147,7 @@ class Limits:
 
 class Executor:
     def __init__(self, isa: str, threads: int) -> None: ...
-    def add_panels(self, name: str, matrices: int, rows: int, cols: int, dtype: DType) -> None: ...
-    def add_groups(self, name: str, matrices: int, rows: int, cols: int, groups: GroupFormat) -> None: ...
-    def add_table(self, name: str, rows: int, cols: int, dtype: DType) -> None: ...
-    def add_vector(self, name: str, matrices: int, rows: int) -> None: ...
+    def add_param(self, name: str, param: Param) -> None: ...
     def allocate_weights(self) -> None: ...
     def put(self, param: str, row_offset: int, src: int, dtype: DType, rows: int, cols: int) -> int: ...
     def put_codes(self, param: str, row_offset: int, rows: int, arrays: Sequence[int]) -> None: ...
@@ -116,13 +159,14 @@ class Executor:
         *,
         name: str,
         cols: int,
+        pitch: int,
         dtype: DType,
         offset: int,
-        scale_offset: int,
+        scales_at: int,
+        numbers_at: int,
         group: int,
         rotated: bool,
         logits: bool,
-        max_rows: int,
         per: int,
     ) -> None: ...
     def add_kv_layer(self, group: int, kv_heads: int, head_dim: int, offset: int) -> None: ...
@@ -170,12 +214,20 @@ class Executor:
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
-    def measure_flops(self, dtype: DType, iterations: int) -> float: ...
 
 class BandwidthProbe:
     def __init__(self, executor: Executor, size: int) -> None: ...
     def measure(self) -> float:
         """Bytes per second that all threads read together, in one pass."""
+
+def measure_flops(executor: Executor, dtype: DType, iterations: int) -> float:
+    """Operations per second of all threads of an executor."""
+
+def count_kernels(on: bool) -> None:
+    """Whether executors and samplers that are made from now on count calls."""
+
+def take_kernel_calls() -> dict[str, int]:
+    """Counted calls of every kernel, by name, since the last call of this."""
 
 class Tasks:
     def __init__(self, threads: int) -> None: ...
@@ -244,11 +296,14 @@ class SlotParams:
     @property
     def penalized(self) -> bool: ...
 
+class SamplerSizes:
+    def __init__(self, vocab: int, max_slots: int, max_rows: int, max_logprobs: int) -> None: ...
+
 class Sampler:
     @overload
-    def __init__(self, vocab: int, max_slots: int, max_rows: int, isa: str, threads: int) -> None: ...
+    def __init__(self, sizes: SamplerSizes, isa: str, threads: int) -> None: ...
     @overload
-    def __init__(self, vocab: int, max_slots: int, max_rows: int, executor: Executor) -> None: ...
+    def __init__(self, sizes: SamplerSizes, executor: Executor) -> None: ...
     def add(
         self,
         slot: int,
@@ -303,7 +358,7 @@ class Sampler:
 
     def memory(self) -> int: ...
     @staticmethod
-    def bound(vocab: int, max_slots: int, max_rows: int, threads: int, max_len: int, named: int) -> int: ...
+    def bound(sizes: SamplerSizes, threads: int, max_len: int, named: int) -> int: ...
 
 def philox4x32(counter: Sequence[int], key0: int, key1: int) -> list[int]:
     """Philox4x32-10 of a counter and a key."""

@@ -36,6 +36,9 @@ MAX_NAMED_TOKENS = 4096
 # Limit of allowed_token_ids before the vocabulary is known.
 MAX_ALLOWED_TOKENS = 2**20
 
+# Bytes of a token, on the average of a vocabulary that the engine may be given. Large vocabularies have 6 to 9.
+MAX_MEAN_BYTES = 10
+
 # Block-table entry of a sliding group for a block behind the window of a prefix hit: never read.
 NO_BLOCK = -1
 SOFT_DIGEST_BYTES = 32  # of what soft tokens stand for: a SHA-256
@@ -280,6 +283,26 @@ class SoftSpan:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+@records.dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """The bytes that each token adds to a text: token i is data[ends[i - 1]:ends[i]], with `ends` as int32.
+
+    The memory plan has room for MAX_MEAN_BYTES a token.
+    """
+
+    data: bytes
+    ends: bytes
+
+    def __len__(self) -> int:
+        return len(self.ends) // 4
+
+    def __getitem__(self, token_id: int) -> bytes:
+        if not 0 <= token_id < len(self):
+            raise IndexError(f"{token_id} is not a token id below {len(self)}")
+        ends = memoryview(self.ends).cast("i")
+        return self.data[ends[token_id - 1] if token_id else 0 : ends[token_id]]
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -41,7 +42,7 @@ def seen_in(key: bytes, size: int) -> list[object]:
     found: list[object] = list(array("i", key[: 4 * size]))
     for start, length, digest in ((*struct.unpack("<qq", mark[:16]), mark[16:]) for mark in marks):
         for place in range(max(0, start), min(size, start + length)):
-            found[place] = digest, place - start
+            found[place] = zlib.crc32(digest), place - start
     return found
 
 

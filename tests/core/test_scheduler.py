@@ -655,7 +655,7 @@ def test_what_does_not_fit_the_step_is_refused_and_changes_nothing() -> None:
         scheduler.update(SchedulerOutput(9, out.scheduled, [], []), good)
     [event] = scheduler.update(out, good)
     assert event.prompt_logprobs == two
-    with pytest.raises(ValueError, match="is not the one"):
+    with pytest.raises(ValueError, match="is not the oldest one"):
         scheduler.update(out, good)
     out = scheduler.schedule()
     scheduler.update(out, answer(out, [[7]]))

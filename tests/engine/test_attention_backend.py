@@ -20,7 +20,7 @@ from quire.program.ops.attention import Attend, HeadShape
 def test_each_executor_has_one_backend(executor: str) -> None:
     own, other = ("native", "eager") if executor == "native" else ("eager", "native")
     for name in ("auto", own):
-        assert EngineConfig(executor=executor, attention_backend=name).attention_backend == name
+        assert EngineConfig(executor=executor, attention_backend=name).execution.attention_backend == name
     with pytest.raises(
         ValueError, match=f"'{other}' is not a backend of the {executor} executor, which has '{own}'"
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from quire.engine.host.messages import (
     Stats,
     Step,
     Stop,
+    Vocabulary,
     unpack_handles,
 )
-from quire.types import Request, SamplingParams, TokenIds
+from quire.types import Request, SamplingParams, TokenBytes, TokenIds
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 
@@ -105,6 +107,18 @@ def test_unknown_handles_are_ignored_and_refusals_are_reported(built: Built) -> 
     (refused,) = [report for report in script.reports if isinstance(report, Refused)]
     assert (refused.handle, refused.field) == (1, "prompt_token_ids")
     assert script.rows() == [[(2, 0)]]
+
+
+def test_the_vocabulary_comes_when_it_is_sent(built: Built) -> None:
+    drive(built, [Abort(1)], [Stop()])
+    assert built.core.vocabulary is None
+    tokens = TokenBytes(b"abc", array("i", [1, 1, 3]).tobytes())
+    drive(built, [Vocabulary(tokens)], [Stop()])
+    assert built.core.vocabulary == tokens
+    assert [tokens[i] for i in range(len(tokens))] == [b"a", b"", b"bc"]
+    for other in (-1, 3):
+        with pytest.raises(IndexError):
+            tokens[other]
 
 
 def test_a_name_can_be_used_again_after_its_end(built: Built) -> None:

@@ -36,6 +36,7 @@ from quire.engine.host.messages import (
     Stats,
     Step,
     Stop,
+    Vocabulary,
     command_decoder,
     frame,
     pack_handles,
@@ -56,6 +57,7 @@ from quire.types import (
     SoftSpan,
     StateGroup,
     StepRecord,
+    TokenBytes,
     TokenIds,
 )
 from quire.util.startup import Span
@@ -85,6 +87,7 @@ COMMANDS: list[Command] = [
     ),
     Abort(1),
     Finish(2, 127),
+    Vocabulary(TokenBytes(b"ab", b"\1\0\0\0\2\0\0\0")),
     Ping(3),
     AskRecords(4),
     Stop(),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.hosts import ProcessHost
-from quire.engine.host.messages import Add, FrameReader, Load, Stats, frame, report_decoder
+from quire.engine.host.messages import Add, FrameReader, Load, Stats, Vocabulary, frame, report_decoder
 from quire.types import Request, SamplingParams, TokenIds
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -40,9 +41,20 @@ def gone(pid: int) -> bool:
 def test_a_killed_engine_ends_its_streams_and_is_started_again(
     endless: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A vocabulary that the engine was given is given to the next one too, once to each."""
+
     async def work() -> None:
         async with running(endless, in_process=False) as engine:
             text = (await collect(engine.generate(ask("before", params=SHORT))))[0]
+            client = engine._client
+            assert client is not None
+            sent, send = list[Any](), client.send
+            client.send = lambda command: (sent.append(command), send(command))[1]  # type: ignore[method-assign]
+            await asyncio.gather(engine.share_vocabulary(), engine.share_vocabulary())
+            await engine.share_vocabulary()
+            (shared,) = sent
+            assert shared.tokens[65] == engine.token_bytes(65)
+            assert len(shared.tokens) == engine.card.vocab_size
             streams = [engine.generate(ask(f"r{i}")) for i in range(4)]
             await anext(aiter(streams[0]))
             first = engine.pid
@@ -57,6 +69,7 @@ def test_a_killed_engine_ends_its_streams_and_is_started_again(
             await until(lambda: engine.state is EngineState.READY)
             assert engine.pid not in {None, first}
             assert (await collect(engine.generate(ask("after", params=SHORT))))[0] == text
+            assert [one for one in sent if isinstance(one, Vocabulary)] == [shared, Vocabulary(shared.tokens)]
         assert "killed by SIGKILL" in caplog.text
 
     run(work())

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from quire.program.formats import NumberFormats
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.program import Program
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
@@ -26,6 +26,7 @@ EXPERTS = (
 BF16 = NumberFormats("bf16", "bf16")
 F16 = NumberFormats("f16", "f16")
 F32 = NumberFormats("f32", "f32")
+I8 = WeightFormat("i8", Groups(64))
 
 
 def decoder_spec(

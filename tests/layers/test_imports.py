@@ -217,6 +217,42 @@ def test_sizes(path: Path) -> None:
             assert positional <= MAX_ARGUMENTS, f"{node.name} takes {positional} arguments"
 
 
-def test_sizes_of_native_files() -> None:
-    sources = [p for p in (ROOT.parents[1] / "csrc").rglob("*") if p.suffix in {".cpp", ".h"}]
-    assert {p.name: n for p in sources if (n := p.read_text().count("\n")) > MAX_FILE} == {}
+NATIVE = sorted(p for p in (ROOT.parents[1] / "csrc").rglob("*") if p.suffix in {".cpp", ".h"})
+
+
+def native_functions(source: str) -> Iterator[tuple[str, int]]:
+    """First lines of functions in formatted C++, and their lengths: those of namespaces, and those of classes."""
+    lines = source.splitlines()
+    for i, line in enumerate(lines):
+        if not line.endswith("{") or ")" not in line:
+            continue
+        first, head = i, line  # of a signature on several lines
+        while (
+            head.count(")") > head.count("(")
+            or head.lstrip().startswith(":")
+            or lines[first - 1].endswith(",")
+        ):
+            first -= 1
+            head = lines[first] + head
+        indent = len(head) - len(head.lstrip())
+        if indent in {0, 2} and head.split()[0] not in {"for", "if", "while", "switch", "//", "#define"}:
+            end = next(j for j in range(i, len(lines)) if lines[j].startswith(" " * indent + "}"))
+            yield lines[first].strip(), end - first + 1
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda p: p.name)
+def test_sizes_of_native_files(path: Path) -> None:
+    source = path.read_text()
+    assert source.count("\n") <= MAX_FILE
+    assert {name: length for name, length in native_functions(source) if length > MAX_FUNCTION} == {}
+
+
+def test_a_long_native_function_would_be_seen() -> None:
+    """Negative control, of a function, and of a member whose parameters take two lines."""
+    body = "  run();\n" * 60
+    member = "class A {\n  int run(int a,\n          int b) {\n" + body + "  }\n};\n"
+    assert list(native_functions("void run() {\n" + body + "}\n")) == [("void run() {", 62)]
+    assert list(native_functions(member)) == [("int run(int a,", 63)]
+    assert list(native_functions("A::A(int a)\n    : b(a),\n      c(a) {\n" + body + "}\n")) == [
+        ("A::A(int a)", 64)
+    ]

@@ -33,7 +33,7 @@ from quire.loader import (
     packed_key,
 )
 from quire.loader.packed import Packer
-from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.program import Program
 from quire.spec.facts import read_model
@@ -43,7 +43,6 @@ FORMATS = {
     "f32": NumberFormats("f32", "f32"),
     "bf16": NumberFormats("bf16", "bf16"),
     "f16": NumberFormats("f16", "f16"),
-    "i8": NumberFormats("bf16", "bf16", linears=I8, head=I8),
     "int8": NumberFormats("bf16", "bf16", linears=INT8, head=INT8),
 }
 # SHA-256 of the packed weights of `folder` in each format under PACK_LAYOUT, the same on every instruction set.
@@ -53,7 +52,6 @@ LAYOUTS: dict[int, dict[str, str]] = {
         "f32": "53f3c6ae4ba76ea7365391cb60b4ab67ad401b11ea41b90c8e5d780c245ecd97",
         "bf16": "698341d9a0e3738e10017ba9b6b3475884d51e14877ab71fed6a5e2ba14b12ca",
         "f16": "b83ee952da7bb0660c3d4562f3abfd1a9d50b331a701566564999200b4a5090a",
-        "i8": "81a719e6246bd47fa1132f58685647198a1f647bca3792a76df3bcca5d727cf9",
         "int8": "8a380e1c891cb6d4742a5f1896304baae6dcf159388e767a0f601d1bb854bab7",
     },
 }
@@ -184,7 +182,7 @@ def test_the_key_covers_formats_shapes_names_layout_and_files(folder: Path) -> N
     params = program_of(folder).params
     keys = {
         packed_key(params, "1/avx2", "a"), packed_key(params, "2/avx2", "a"), packed_key(params, "1/avx2", "b"),
-        packed_key(program_of(folder, "i8").params, "1/avx2", "a"), packed_key(params[1:], "1/avx2", "a"),
+        packed_key(program_of(folder, "int8").params, "1/avx2", "a"), packed_key(params[1:], "1/avx2", "a"),
         packed_key(params[::-1], "1/avx2", "a"),
     }  # fmt: skip
     assert len(keys) == 6

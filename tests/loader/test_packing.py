@@ -22,7 +22,7 @@ from quire.types import CheckpointError
 
 ISAS = _native.supported_isas()
 DTYPES = {
-    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "f16": _native.DType.f16, "i8": _native.DType.i8,
+    "f32": _native.DType.f32, "bf16": _native.DType.bf16, "f16": _native.DType.f16
 }  # fmt: skip
 SOURCES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 PANEL = 64
@@ -61,22 +61,14 @@ def defined(values: F32, dtype: str) -> bytes:
         return panels(values, 1)
     if dtype == "bf16":
         return panels(to_bf16(values), 2)
-    if dtype == "f16":  # in each cache line the even features of sixteen rows, then the odd ones
-        lines = np.frombuffer(panels(values.astype(np.float16), 2), np.uint16).reshape(-1, 16, 2)
-        return lines.transpose(0, 2, 1).tobytes()
-    scale = np.abs(values).max(1).astype(np.float32) / np.float32(127)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    codes = np.clip(np.rint(values * inverse[:, None]), -127, 127).astype(np.int8)
-    ends = np.zeros((2, -(-len(values) // PANEL) * PANEL), np.uint32)
-    ends[0, : len(values)] = scale.view(np.uint32)
-    ends[1, : len(values)] = (128 * codes.astype(np.int32).sum(1, dtype=np.int32)).view(np.uint32)
-    body = panels(codes, 4)
-    return body + bytes(-len(body) % 64) + ends.tobytes()
+    # in each cache line the even features of sixteen rows, then the odd ones
+    lines = np.frombuffer(panels(values.astype(np.float16), 2), np.uint16).reshape(-1, 16, 2)
+    return lines.transpose(0, 2, 1).tobytes()
 
 
 def pack(values: F32, dtype: str, source: str, isa: str, parts: list[int], scratch: Path) -> bytes:
     core = _native.Executor(isa, 2)
-    core.add_panels("w", 1, *values.shape, DTYPES[dtype])
+    core.add_param("w", _native.Param.panels(1, *values.shape, DTYPES[dtype]))
     core.allocate_weights()
     start = 0
     for rows in parts:
@@ -148,7 +140,9 @@ def test_the_first_nonfinite_number_is_named(tmp_path: Path, isa: str, source: s
 
     def check() -> None:
         with Checkpoint(tmp_path) as checkpoint:
-            sink = Native(lambda core: core.add_panels("w", 1, 700, 50, _native.DType.bf16), isa)
+            sink = Native(
+                lambda core: core.add_param("w", _native.Param.panels(1, 700, 50, _native.DType.bf16)), isa
+            )
             load([param], checkpoint, sink, block_bytes=50_000)
 
     write(file, {"w": stored(values, source)})

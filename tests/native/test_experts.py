@@ -17,7 +17,7 @@ from quire.executor.base import F32, Executor, Limits
 from quire.executor.native import NativeExecutor, NativeKind
 from quire.executor.torch import TorchExecutor
 from quire.executor.torch import experts as definitions
-from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops.experts import Route
 from quire.program.program import Program
@@ -30,7 +30,6 @@ FORMATS = {
     "f32": NumberFormats("f32", "f32"),
     "bf16": NumberFormats("bf16", "f32"),
     "f16": NumberFormats("f16", "f32"),
-    "i8": NumberFormats("f32", "f32", I8),
     "i4": NumberFormats("f32", "f32", I4),
     "i4-zeros": NumberFormats("f32", "f32", WeightFormat("i4", Groups(16, "f16", "u8"))),
     "i8-groups": NumberFormats("bf16", "f32", WeightFormat("i8", Groups(32, "f32"))),

@@ -1,4 +1,4 @@
-"""Linears of bf16, f16 and int8: a row has the same bits alone and among any number of others."""
+"""Linears of bf16 and f16: a row has the same bits alone and among any number of others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from quire import _native
 from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.native import NativeExecutor
-from quire.program.formats import I8, DType, NumberFormats
+from quire.program.formats import DType, NumberFormats
 from quire.program.lower import lower
 from quire.program.ops.linear import Linear
 from quire.program.program import Program
@@ -23,11 +23,7 @@ def program_of(weights: DType, dim: int, vocab: int = VOCAB) -> Program:
     """One layer whose linears leave partial panels."""
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
     spec = ModelSpec(vocab, dim, (Layer(attention, MLP(72)),), norm=Norm(eps=1e-5), max_positions=64)
-    if weights == "bf16":
-        return lower(spec, NumberFormats("bf16", "bf16"))
-    if weights != "i8":
-        return lower(spec, NumberFormats(weights, "f32"))
-    return lower(spec, NumberFormats("f32", "f32", I8, I8))
+    return lower(spec, NumberFormats(weights, "bf16" if weights == "bf16" else "f32"))
 
 
 def executor_of(
@@ -69,7 +65,7 @@ def outputs(executor: NativeExecutor, arrays: StepArrays, out: str, ids: np.ndar
 
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
-@pytest.mark.parametrize("weights", ["bf16", "f16", "i8"])
+@pytest.mark.parametrize("weights", ["bf16", "f16"])
 @pytest.mark.parametrize("dim", [50, 2102])  # less than four steps over; two or three blocks of k
 def test_same_bits_for_any_number_of_rows(weights: DType, dim: int, isa: str) -> None:
     program = program_of(weights, dim)
@@ -105,7 +101,7 @@ def test_float16_has_the_bits_of_float32(dim: int, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", _native.supported_isas())
-@pytest.mark.parametrize("weights", ["bf16", "f16", "i8"])
+@pytest.mark.parametrize("weights", ["bf16", "f16"])
 def test_logits_of_many_rows_are_those_of_few(weights: DType, isa: str) -> None:
     """The head: whole panels without a bias, and one that is not whole."""
     vocab = 200

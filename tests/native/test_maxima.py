@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from helpers.checkpoints import random_tokens
-from helpers.specs import BF16, F32, decoder_spec
+from helpers.specs import BF16, F32, I8, decoder_spec
 from helpers.stepper import Stepper, StepSize
 from quire import _native
 from quire.executor.base import F32 as Floats
 from quire.executor.base import Limits
 from quire.executor.native import NativeExecutor
 from quire.loader import RandomWeights, load
-from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops.linear import Linear
 from quire.program.ops.rows import Scale

@@ -12,13 +12,13 @@ import pytest
 from helpers.backends import NATIVE, TORCH
 from helpers.checkpoints import LENGTH, TINY_MODELS, TinyModel, random_tokens, tiny_model
 from helpers.golden import MakeGolden
-from helpers.specs import BF16, F32, decoder_spec
+from helpers.specs import BF16, F32, I8, decoder_spec
 from helpers.stepper import Stepper, StepSize, compare_buffers, first_difference
 from quire.executor.base import Executor, Limits
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.loader import Checkpoint, LoadRules, load
-from quire.program.formats import I8, NumberFormats
+from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.op import writes
 from quire.spec.facts import read_model

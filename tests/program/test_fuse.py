@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from helpers.checkpoints import random_tokens
-from helpers.specs import BF16, EXPERTS, decoder_spec, moe_spec
+from helpers.specs import BF16, EXPERTS, I8, decoder_spec, moe_spec
 from helpers.stepper import Stepper
 from quire import _native
 from quire.executor.base import F32, Limits
 from quire.executor.native import NativeExecutor
 from quire.loader import RandomWeights, load
 from quire.program import memory
-from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.op import writes
 from quire.program.ops.attention import Attend

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from helpers.specs import BF16, F32, decoder_spec, moe_spec, programs, with_latents
-from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from helpers.specs import BF16, F32, I8, decoder_spec, moe_spec, programs, with_latents
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.op import Op, param_names, reads, writes
 from quire.program.ops.attention import Attend, LatentAttend, LatentWrite, RopeWrite

@@ -11,9 +11,9 @@ from helpers.backends import BACKENDS, Backend
 from helpers.specs import BF16, F32, decoder_spec, moe_spec, with_latents
 from helpers.stepper import Stepper
 from quire.cli import inspect
+from quire.core.capacity import least_blocks
 from quire.executor.base import F32 as Floats
 from quire.executor.base import Limits
-from quire.executor.native import planned_bytes
 from quire.loader import RandomWeights, load
 from quire.program import mixers
 from quire.program.formats import NumberFormats
@@ -111,7 +111,7 @@ def decay_ops(to: Lowering, index: int, mixer: Decay, hidden: str) -> str:
 DECAY = MixerKind(
     lambda to, index, mixer: to.buffer("hidden", to.spec.dim, "f32"),
     decay_ops,
-    lambda index, mixer: (StateLayer(index, mixer.bytes),),
+    lambda to, index, mixer: (StateLayer(index, mixer.bytes),),
 )
 
 
@@ -143,8 +143,11 @@ def test_a_mixer_with_a_state_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> N
     for layer in program.state_layers:
         assert program.cache_groups[layer.group].layers[layer.index_in_group] == layer.layer
     assert kv_block_bytes(program, 16) == program.layers_per_group * 16 * 2 * 2 * 16 * 4
-    planned = planned_bytes(program, LIMITS, 1)
-    assert planned["kv"] == LIMITS.num_blocks * kv_block_bytes(program, 16)
+    least = [least_blocks(program.cache_groups, length, 1, 16) for length in (100, 1000)]
+    assert least == [
+        2 * 7 + 2 + 2 * 2,
+        2 * 63 + 2 + 2 * 2,
+    ]  # two full groups, a window of 8, two groups of states
     for backend in BACKENDS:
         with pytest.raises(UnsupportedModelError, match="layers 1, 4 keep a state for each sequence"):
             backend.make(program)

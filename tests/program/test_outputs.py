@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.specs import F32, decoder_spec
+from helpers.specs import F32, I8, decoder_spec
 from quire.executor.base import Executor, Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.loader import RandomWeights, load
-from quire.program.formats import I8, NumberFormats
+from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower import lower
 from quire.program.memory import live_buffers

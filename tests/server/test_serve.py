@@ -231,7 +231,7 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
     )
     assert (serving.api_key, serving.served_model_name, serving.reader_timeout) == (("a", "b"), ("one",), 3.0)
     assert not engine.cache.enable_prefix_caching
-    shared = settings({"model": "m", "gpu_memory_utilization": 0.5}, {"memory": 5})[1].memory
+    shared = settings({"model": "m", "gpu_memory_utilization": 0.5}, {"memory": 5})[1].limits.memory
     assert shared is not None
     assert shared > 5
     with pytest.raises(ValueError, match="set only one"):

@@ -164,6 +164,16 @@ def test_a_token_is_special_that_is_so_in_any_file(tmp_path, in_file, in_config,
     assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids) == "a b<mask> c"
 
 
+def test_the_bytes_of_all_tokens(pairs):
+    for ours, _ in pairs.values():
+        size = ours.highest_id + 3  # an engine's vocabulary may be larger
+        found, control = ours.all_bytes(size), ours.control_ids
+        assert len(found) == size
+        for token_id in range(size):
+            assert found[token_id] == (b"" if token_id in control else ours.token_bytes(token_id))
+        assert control
+
+
 def test_token_bytes_spell_the_text(pairs):
     for kind in ("gpt2", "qwen"):
         ours, _ = pairs[kind]

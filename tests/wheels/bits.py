@@ -24,7 +24,7 @@ from quire.executor.base import Limits
 from quire.executor.native import NativeExecutor
 from quire.executor.sampler import HostSampler
 from quire.loader import Checkpoint, LoadRules, load
-from quire.program.formats import GROUP_SIZES, I8, Groups, NumberFormats, OffsetKind, ScaleKind, WeightFormat
+from quire.program.formats import GROUP_SIZES, Groups, NumberFormats, OffsetKind, ScaleKind, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops.linear import MAXIMA_COLS
 from quire.program.program import Program
@@ -36,13 +36,13 @@ LIMITS = Limits(max_tokens=64, max_rows=5, max_logit_rows=8, max_len=LENGTH, num
 STEPS = [{0: 33}, {0: 1, 1: 9}, {0: 1, 1: 16, 2: 30}, *[{0: 1, 1: 1, 2: 1}] * 6]
 I8_GROUPS, I4_GROUPS = WeightFormat("i8", Groups(128, "bf16", rotated=True)), WeightFormat("i4", Groups())
 FLOATS = [NumberFormats("f32", "f32"), NumberFormats("bf16", "bf16"), NumberFormats("f16", "f16")]
-COMMON = [*FLOATS, *(NumberFormats("bf16", "bf16", form, form) for form in (I8, I8_GROUPS, I4_GROUPS))]
+COMMON = [*FLOATS, *(NumberFormats("bf16", "bf16", form, form) for form in (I8_GROUPS, I4_GROUPS))]
 
 
 def every_format() -> Iterator[NumberFormats]:
     """Float and quantized weights and caches, and each kind of groups."""
     yield from FLOATS
-    yield NumberFormats("bf16", "i8", I8, I8)
+    yield NumberFormats("bf16", "i8", I8_GROUPS, I8_GROUPS)
     kinds = (GROUP_SIZES, get_args(ScaleKind), get_args(OffsetKind), (False, True), ("i4", "i8"))
     for size, scales, offsets, rotated, dtype in itertools.product(*kinds):
         try:

@@ -9,9 +9,9 @@ from quire.executor.plans import MAX_PREPARED_ROWS, PlanCounts, StepPlans, StepS
 
 def test_a_step_finds_the_plan_of_its_own_size_only() -> None:
     made: list[StepSize] = []
-    plans = StepPlans(lambda size: made.append(size) or size)
-    plans.prepare(decode_sizes(4))
-    plans.prepare(decode_sizes(2))  # they exist
+    plans: StepPlans[StepSize] = StepPlans()
+    plans.prepare(decode_sizes(4), lambda size: made.append(size) or size)
+    plans.prepare(decode_sizes(2), lambda size: made.append(size) or size)  # they exist
     assert made == [(n, n, n) for n in (1, 2, 3, 4)]
     assert plans.find(3, 3, 3) == (3, 3, 3)
     for other in ((5, 5, 5), (6, 3, 3), (3, 3, 0), (3, 1, 1)):
@@ -20,8 +20,8 @@ def test_a_step_finds_the_plan_of_its_own_size_only() -> None:
 
 
 def test_padding_takes_the_smallest_larger_size_of_the_same_shape() -> None:
-    plans = StepPlans(lambda size: size, pads=True)
-    plans.prepare([StepSize(n, n, n) for n in (8, 1, 4)] + [StepSize(8, 2, 8)])
+    plans: StepPlans[StepSize] = StepPlans(pads=True)
+    plans.prepare([StepSize(n, n, n) for n in (8, 1, 4)] + [StepSize(8, 2, 8)], lambda size: size)
     assert plans.find(4, 4, 4) == (4, 4, 4)
     assert plans.find(5, 5, 5) == (8, 8, 8)
     assert plans.find(4, 1, 4) == (8, 2, 8)  # three drafts a row

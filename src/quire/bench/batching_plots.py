@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.bench.batching import Comparison, Interference
 from quire.bench.results import Result
-from quire.bench.svg import Lane, Plot, Series, timeline
+from quire.bench.svg import Plot, Series, TimelineRow, timeline
 
 MOST_POINTS = 1000
 _COLOURS = {"static": "c3", "dynamic": "c2", "continuous": "c1"}
@@ -46,9 +46,9 @@ def batching_plots(result: Result) -> Iterator[str]:
         yield timeline(f"Requests under {policy} batching", [_lane(row) for row in own], end, _PHASES)
 
 
-def _lane(row: Mapping[str, Any]) -> Lane:
+def _lane(row: Mapping[str, Any]) -> TimelineRow:
     name, due, first, end = f"request {row['index']}", row["due"], row["first"], row["finished"]
-    return Lane([
+    return TimelineRow([
         (due, first, "p2", f"{name}: first token after {1e3 * (first - due):.1f} ms"),
         (first, end, "p3", f"{name}: {row['output_tokens']} tokens in {1e3 * (end - first):.1f} ms"),
     ])  # fmt: skip

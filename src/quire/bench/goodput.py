@@ -127,24 +127,13 @@ def goodput(metrics: Sequence[RequestMetrics | None], slo: SLO, seconds: float) 
     """
     if seconds <= 0:
         raise ValueError(f"seconds: {seconds} is not positive")
-    misses = dict.fromkeys(slo.bounds, 0)
-    passed = 0
-    for one in metrics:
-        missed = slo.misses(one)
-        passed += one is not None and not missed
-        for name in missed:
-            misses[name] += 1
-    low, high = wilson(passed, len(metrics))
+    missed = [slo.misses(one) for one in metrics]
+    failed = sum(one is None for one in metrics)
+    passed = sum(one is not None and not names for one, names in zip(metrics, missed, strict=True))
+    misses = {name: sum(name in names for names in missed) for name in slo.bounds}
     rate = len(metrics) / seconds
-    return Goodput(
-        total=len(metrics),
-        passed=passed,
-        seconds=seconds,
-        misses=misses,
-        failed=sum(one is None for one in metrics),
-        low=None if low is None else low * rate,
-        high=None if high is None else high * rate,
-    )
+    low, high = (None if end is None else end * rate for end in wilson(passed, len(metrics)))
+    return Goodput(len(metrics), passed, seconds, misses, failed, low, high)
 
 
 def compute_goodput(

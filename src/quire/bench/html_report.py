@@ -12,7 +12,7 @@ from quire.bench.goodput import parse_slo
 from quire.bench.results import Result, write_text
 from quire.bench.roofline_plot import roofline
 from quire.bench.server_bench import records_of
-from quire.bench.svg import Bars, Lane, Plot, Series, histogram, stacked, timeline
+from quire.bench.svg import Bars, Plot, Series, TimelineRow, histogram, stacked, timeline
 from quire.bench.text import figure
 from quire.bench.timeline import RequestRecord, gap_clusters, latencies, request_metrics
 
@@ -122,7 +122,7 @@ def _timeline(records: Sequence[RequestRecord]) -> str:
             spans.append(
                 (first, end, "p3", f"{name}: {record.output_tokens} tokens in {1e3 * (end - first):.1f} ms")
             )
-        lanes.append(Lane([span for span in spans if span[1] > span[0]]))
+        lanes.append(TimelineRow([span for span in spans if span[1] > span[0]]))
     return timeline("Requests over time", lanes, max(r.closed for r in records), _PHASES)
 
 

@@ -70,7 +70,7 @@ class LimitsProbe:
         iterations = 1000
         while True:
             start = time.perf_counter()
-            self._core.measure_flops(dtype, iterations)
+            _native.measure_flops(self._core, dtype, iterations)
             seconds = (time.perf_counter() - start) / 2  # one pass to warm up, one timed
             if seconds >= LOOP_SECONDS / 4:
                 return max(1, int(iterations * LOOP_SECONDS / seconds))
@@ -80,7 +80,9 @@ class LimitsProbe:
         """Measure now."""
         bandwidth = statistics.median(self._memory.measure() for _ in range(PASSES))
         compute = {
-            name: statistics.median(self._core.measure_flops(LOOPS[name], count) for _ in range(PASSES))
+            name: statistics.median(
+                _native.measure_flops(self._core, LOOPS[name], count) for _ in range(PASSES)
+            )
             for name, count in self._iterations.items()
         }
         found = LimitsSample(bandwidth, compute)

@@ -222,23 +222,17 @@ def _distribution(
     name: str, samples: Sequence[float], points: dict[float, Estimate], late: dict[float, float]
 ) -> Distribution:
     unit, better, factor = _LATENCIES[name]
-
-    def scaled(value: float | None) -> float | None:
-        return None if value is None else value * factor
-
+    scaled = [sample * factor for sample in samples]
     return Distribution(
         name=name,
         unit=unit,
         better=better,
         count=len(samples),
-        mean=statistics.fmean(samples) * factor,
-        std=statistics.stdev(samples) * factor if len(samples) > 1 else 0.0,
-        low=samples[0] * factor,
-        high=samples[-1] * factor,
-        points={
-            percent: Estimate(point.value * factor, scaled(point.low), scaled(point.high))
-            for percent, point in points.items()
-        },
+        mean=statistics.fmean(scaled),
+        std=statistics.stdev(scaled) if len(scaled) > 1 else 0.0,
+        low=scaled[0],
+        high=scaled[-1],
+        points={percent: point.times(factor) for percent, point in points.items()},
         with_failures=late,
     )
 

@@ -82,12 +82,9 @@ class Pace:
         if self.clients is not None:
             return f"closed loop, {self.clients} clients"
         if self.trace or self.keep_pattern:
-            at = (
-                "times of the trace"
-                if self.rate is None
-                else f"{self.rate:g} requests/s in the pattern of the trace"
-            )
-            return f"open loop, {at}"
+            if self.rate is None:
+                return "open loop, times of the trace"
+            return f"open loop, {self.rate:g} requests/s in the pattern of the trace"
         burst = f" (burstiness {self.burstiness:g})" if self.process == "gamma" else ""
         return f"open loop, {self.process}{burst}, {self.rate:g} requests/s"
 
@@ -103,7 +100,6 @@ class Outcome:
     server_counters: dict[str, float]
     server_samples: list[dict[str, float]]
     notes: list[str]
-    drained: float  # seconds from the last arrival to the last answer
 
 
 class ServerBench:
@@ -196,19 +192,11 @@ class ServerBench:
         summary = summarize(records, slo)
         overhead = self._overhead(cpu, wall, load) | {"connections": float(self.client.opened - opened)}
         drained = max(r.closed for r in records) - max(r.scheduled for r in records)
+        notes = _notes(summary, overhead, sender, drained, open_loop=times is not None)
+        notes += _cache_notes(watch.counters())
         return Outcome(
-            summary=summary,
-            records=records,
-            overhead=overhead,
-            server_means=watch.means(),
-            server_counters=watch.counters(),
-            server_samples=watch.samples,
-            notes=[
-                *_notes(summary, overhead, sender, drained, open_loop=times is not None),
-                *_cache_notes(watch.counters()),
-            ],
-            drained=drained,
-        )
+            summary, records, overhead, watch.means(), watch.counters(), watch.samples, notes
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Hang up."""
@@ -217,20 +205,16 @@ class ServerBench:
 
     async def _discover(self) -> tuple[str, list[str]]:
         trips = []
-        status, body = 0, b""
         for _ in range(5):
             start = self.clock()
             status, body = await self._watcher.get("/v1/models")
             trips.append(self.clock() - start)
         self.round_trip = percentile(sorted(trips[1:]), 50.0)
         if status in {401, 403}:
-            raise ServeError(
-                f"{self.options.target.url}: HTTP {status}: the server requires an API key (--api-key)"
-            )
-        if status != 200:
-            return "openai", []
+            where = self.options.target.url
+            raise ServeError(f"{where}: HTTP {status}: the server requires an API key (--api-key)")
         try:
-            return backend_of(json.loads(body))
+            return backend_of(json.loads(body)) if status == 200 else ("openai", [])
         except ValueError:
             return "openai", []
 

@@ -57,8 +57,6 @@ def engine_flags(config: EngineConfig) -> list[str]:
             continue
         if isinstance(field.default, bool):
             found.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, tuple | list):
-            found += [f"--{flag}", *map(str, value)]
         else:
             found += [f"--{flag}", str(value)]
     return found
@@ -129,7 +127,8 @@ class Starts:
                 if time.monotonic() - start > self.timeout:
                     raise StartupError(f"quire serve did not answer within {self.timeout:g} s: {_tail(log)}")
                 time.sleep(POLL_SECONDS)
-            return {"seconds": first - start, "spans": _spans(_get(port, "/metrics"))}
+            with _answer(port, "GET", "/metrics") as page:
+                return {"seconds": first - start, "spans": _spans(page.read().decode())}
 
     def _complete(self, command: Sequence[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=self.timeout, check=False)
@@ -182,39 +181,38 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+@contextlib.contextmanager
+def _answer(port: int, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
 def _first_token(port: int, prompt: Sequence[int]) -> float | None:
     """The time of the first token of a completion (time.monotonic); None while the server does not answer yet."""
-    body = {"model": "m", "prompt": list(prompt), "max_tokens": 1, "temperature": 0, "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {
+        "model": "m",
+        "prompt": list(prompt),
+        "max_tokens": 1,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
     try:
-        connection.request(
-            "POST",
-            "/v1/completions",
-            json.dumps({**body, "ignore_eos": True}),
-            {"Content-Type": "application/json"},
-        )
-        response = connection.getresponse()
-        if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-            return None
-        if response.status != http.HTTPStatus.OK:
-            raise StartupError(f"quire serve answered {response.status}: {response.read(500)!r}")
-        for line in response:
-            if line.startswith(b"data:") and b'"choices"' in line:
-                return time.monotonic()
+        with _answer(port, "POST", "/v1/completions", body) as response:
+            if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+                return None
+            if response.status != http.HTTPStatus.OK:
+                raise StartupError(f"quire serve answered {response.status}: {response.read(500)!r}")
+            for line in response:
+                if line.startswith(b"data:") and b'"choices"' in line:
+                    return time.monotonic()
     except (OSError, http.client.HTTPException):
         return None
-    finally:
-        connection.close()
     raise StartupError("quire serve ended the stream before the first token")
-
-
-def _get(port: int, path: str) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
 
 
 def _spans(text: str) -> list[dict[str, Any]]:
@@ -234,11 +232,8 @@ def measure_startup(
 ) -> tuple[dict[str, Metric], dict[str, list[dict[str, Any]]]]:
     """Return metrics and tables. The kinds take turns; one uncounted start of each warms the page cache."""
     functions = {
-        "import": starts.importing,
-        "generate": starts.generate,
-        "cold": starts.cold,
-        "serve": starts.serve,
-    }
+        "import": starts.importing, "generate": starts.generate, "cold": starts.cold, "serve": starts.serve
+    }  # fmt: skip
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for number in range(-1, iterations):
         for kind in kinds:
@@ -258,15 +253,10 @@ def phase_rows(kind: str, ones: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     for one in ones:
         for span in one["spans"]:
             edges.setdefault((span["process"], span["phase"]), []).append((span["begin"], span["end"]))
-    rows = [
-        {
-            "kind": kind,
-            "process": process,
-            "phase": phase,
-            "begin": statistics.median(begin for begin, _ in times),
-            "end": statistics.median(end for _, end in times),
-            "seconds": statistics.median(end - begin for begin, end in times),
-        }
-        for (process, phase), times in edges.items()
-    ]
+    rows = []
+    for (process, phase), times in edges.items():
+        begin, end, seconds = map(statistics.median, zip(*((b, e, e - b) for b, e in times), strict=True))
+        rows.append(
+            {"kind": kind, "process": process, "phase": phase, "begin": begin, "end": end, "seconds": seconds}
+        )
     return sorted(rows, key=lambda row: (row["begin"], row["end"]))

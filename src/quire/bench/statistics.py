@@ -33,6 +33,11 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def times(self, factor: float) -> Estimate:
+        """The same in another unit."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Estimate(self.value * factor, low, high)
+
 
 def carried(count: int) -> tuple[float, ...]:
     """The percentiles that `count` samples support: the median, and those with a sample expected beyond them."""
@@ -70,12 +75,10 @@ def order_interval(count: int, percent: float) -> tuple[int | None, int | None]:
 
 def estimate(samples: Sequence[float], percent: float) -> Estimate:
     """A percentile of independent ascending samples, with the interval of order statistics."""
-    low, high = order_interval(len(samples), percent)
-    return Estimate(
-        percentile(samples, percent),
-        None if low is None else float(samples[low]),
-        None if high is None else float(samples[high]),
+    low, high = (
+        None if place is None else float(samples[place]) for place in order_interval(len(samples), percent)
     )
+    return Estimate(percentile(samples, percent), low, high)
 
 
 def cluster_estimates(

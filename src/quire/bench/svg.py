@@ -244,13 +244,13 @@ MOST_LANES = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class TimelineRow:
     """One row of a timeline: spans as (from, to, class, text)."""
 
     spans: Sequence[tuple[float, float, str, str]]
 
 
-def timeline(title: str, lanes: Sequence[Lane], end: float, legend: Sequence[tuple[str, str]]) -> str:
+def timeline(title: str, lanes: Sequence[TimelineRow], end: float, legend: Sequence[tuple[str, str]]) -> str:
     """Rows of spans over time in seconds. If there are many, every n-th is shown, and the title says so."""
     every = -(-len(lanes) // MOST_LANES)
     if every > 1:

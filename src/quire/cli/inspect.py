@@ -213,7 +213,7 @@ def _measure(config: ResolvedConfig) -> Machine:
     bf16 = config.weights == "bf16"  # float16 is multiplied as float32
     dtype = _native.DType.i8 if config.quantized else _native.DType.bf16 if bf16 else _native.DType.f32
     bandwidth = max(probe.measure() for _ in range(3))
-    return Machine(max(core.measure_flops(dtype, 2_000_000) for _ in range(3)), bandwidth)
+    return Machine(max(_native.measure_flops(core, dtype, 2_000_000) for _ in range(3)), bandwidth)
 
 
 def _runs(layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -232,7 +232,7 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
-    from quire.program.memory import KV_SCALE_BYTES, kv_layer_bytes, kv_vector_bytes
+    from quire.program.memory import kv_layer_bytes, kv_vector_bytes
 
     def per_token(head_bytes: Callable[[int], int]) -> int:
         return sum(layer.vectors * head_bytes(layer.head_dim) for layer in program.kv_layers)
@@ -240,7 +240,7 @@ def _kv(program: Program) -> dict[str, Any]:
     return {
         "dtype": program.kv_dtype,
         "bytes_per_token": per_token(lambda dim: kv_vector_bytes(dim, program.kv_dtype)),
-        "scale_bytes_per_token": per_token(lambda _: KV_SCALE_BYTES) if program.kv_dtype == "i8" else 0,
+        "scale_bytes_per_token": per_token(lambda _: kv_vector_bytes(0, program.kv_dtype)),
         "block_bytes_of_16_tokens": program.layers_per_group * kv_layer_bytes(program, 16),
         "state_bytes_per_sequence": sum(layer.bytes for layer in program.state_layers),
         "groups": [_group(group) for group in program.cache_groups],

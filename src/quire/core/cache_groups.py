@@ -70,7 +70,7 @@ def plan_groups(kept: Sequence[int | Kept], max_groups: int = 8) -> CachePlan:
         windows = sorted(window for state, window in kinds if not state)
         limit = max_groups - (len(kinds) - len(windows))
         raise UnsupportedModelError(
-            f"attention windows: {windows} are {len(windows)} distinct ones, the limit is {limit}"
+            f"attention windows: {len(windows)} distinct ones ({windows}), over the limit of {limit}"
         )
 
     def cost(size: int) -> tuple[int, int]:

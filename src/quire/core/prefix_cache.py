@@ -404,7 +404,7 @@ class PrefixCaches:
     def evict(self, count: int, taker: PrefixCache) -> None:
         """Make `count` blocks free. Raises ValueError when fewer are available. O(tenants) a block."""
         if count > self.available:
-            raise ValueError(f"{count} blocks asked for, {self.available} are available")
+            raise ValueError(f"{count} blocks requested, {self.available} are available")
         while self.pool.num_free < count:
             cache = self._next_to_give(taker)
             cache.evict_oldest()

@@ -106,10 +106,11 @@ class SequenceBlocks:
         table, size = seq.table, self._size
         cache = _cache(seq)
         if seq.node is not None:
+            marks = seq.state.marks
             for index in range(seq.published, min(seq.computed // size, seq.state.share_limit)):
                 key = seq.key(index * size, (index + 1) * size)
-                if seq.state.marks:
-                    key += seq.state.marks.get(index, b"")
+                if marks:
+                    key += marks.get(index, b"")
                 seq.node = cache.publish(seq.node, key, [blocks[index] for blocks in table.blocks])
                 seq.published = index + 1
         for g, window in self._sliding:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.core.scheduler import Scheduler
 from quire.engine.whole_batches import BatchGate
-from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord
+from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord, TokenBytes
 
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
@@ -37,13 +37,13 @@ class Grammars(Protocol):
     """Decides which tokens sequences may sample next, on threads of its own while the program runs."""
 
     def begin(self, out: SchedulerOutput) -> None:
-        """Begin to fill the masks of a step. Returns at once; the masks follow from what `out` says alone."""
+        """Begin to fill the masks of a step, which depend on `out` alone. Returns at once."""
 
     def masks(self) -> Masks:
         """The masks of the step that was begun last. Waits until they are filled."""
 
     def advance(self, out: SchedulerOutput, result: StepOutput) -> None:
-        """Step over the tokens that the rows of `out` accepted; drafts that they did not accept never were."""
+        """Step over the tokens that the rows of `out` accepted, not over drafts that they rejected."""
 
 
 class EngineCore:
@@ -66,6 +66,7 @@ class EngineCore:
         self.last_phases: dict[str, float] = {}
         self.rows = 0  # of the last step
         self.started: list[str] = []  # requests that the last step started or resumed
+        self.vocabulary: TokenBytes | None = None  # before the first request that needs it
         self._gate = gate
         self._resume = 0.0  # no step before this time: only moves would be looked at
 
@@ -75,7 +76,7 @@ class EngineCore:
         return self._worker
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError when it could never complete."""
+        """Queue a request. Raises RequestError if it could never complete."""
         self.scheduler.add(request)
         self._resume = 0.0
 

@@ -120,7 +120,7 @@ def check_embeddings(program: Program, embeddings: Sequence[Embeddings], num_tok
 
 
 def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], content: U8) -> None:
-    """Raise ValueError when read_blocks or write_blocks cannot be called so."""
+    """Raise ValueError unless these are arguments for read_blocks or write_blocks."""
     if blocks and not 0 <= min(blocks) <= max(blocks) < limits.num_blocks:
         raise ValueError(f"blocks: {list(blocks)} are not all in [0, {limits.num_blocks - 1}]")
     shape = len(blocks), kv_block_bytes(program, limits.block_size)

@@ -30,11 +30,12 @@ from quire.executor.sampler import HostSampler, sampler_bytes
 from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
-    ALIGNMENT,
     ArenaPlan,
     kv_block_bytes,
     kv_token_bytes,
     max_rows,
+    numbers_offset,
+    packed,
     plan_arena,
     rope_table_bytes,
     row_pitch,
@@ -51,10 +52,8 @@ from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
 from quire.util.sizes import format_size
 
-_DTYPES = {dtype.name: dtype for dtype in _native.DType}
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_GROUP_KINDS = {kind.name.replace("_", "*"): kind for kind in _native.GroupKind}
 _Field = str | int | float | bool | None
 
 
@@ -97,12 +96,12 @@ class NativeExecutor:
         self.program = program
         self._core = _native.Executor(isa, threads)
         for param in program.params:
-            self._add_param(param)
+            self._core.add_param(param.name, packed(param))
         self._core.allocate_weights()
         self._limits: Limits | None = None
         self._arrays: StepArrays | None = None
         self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
-        self._plans = StepPlans(self._views)
+        self._plans: StepPlans[Outputs] = StepPlans()
         self._size = StepSize(0, 0, 0)  # of the last step
 
     @property
@@ -118,20 +117,6 @@ class NativeExecutor:
     def threads(self) -> int:
         return int(self._core.threads)
 
-    def _add_param(self, param: Param) -> None:
-        core, matrices, rows = self._core, max(param.experts, 1), param.matrix_rows
-        if param.kind == "vector":
-            core.add_vector(param.name, matrices, rows)
-        elif param.groups is not None:
-            form = param.groups
-            scales, offsets = _GROUP_KINDS[form.scales], _GROUP_KINDS[form.offsets]
-            packed = _native.GroupFormat(_code_bits(param), form.size, scales, offsets, form.rotated)
-            core.add_groups(param.name, matrices, rows, param.cols, packed)
-        elif param.kind == "linear":
-            core.add_panels(param.name, matrices, rows, param.cols, _DTYPES[param.dtype])
-        else:
-            core.add_table(param.name, rows, param.cols, _DTYPES[param.dtype])
-
     def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
         """Pack one checkpoint part; see Loadable.put."""
         self.put_checked(param, row_offset, data, dtype)
@@ -145,7 +130,7 @@ class NativeExecutor:
         if param.groups is not None and param.groups.offsets != "none":
             found = first_nonfinite(data, dtype)
             if found is None:
-                given = quantize(_as_float32(data, dtype), param.groups, _code_bits(param))
+                given = quantize(_as_float32(data, dtype), param.groups, param.code_bits)
                 self.put_codes(param, row_offset, given)
             return found
         bad = self._core.put(param.name, row_offset, data.ctypes.data, _SOURCE_DTYPES[dtype], rows, cols)
@@ -201,13 +186,14 @@ class NativeExecutor:
             self._core.add_buffer(
                 name=buffer.name,
                 cols=buffer.cols,
-                dtype=_DTYPES[buffer.dtype],
+                pitch=row_pitch(buffer),
+                dtype=_native.DType[buffer.dtype],
                 offset=offset,
-                scale_offset=offset + scale_offset(buffer, limits.max_tokens, limits.max_logit_rows),
+                scales_at=offset + scale_offset(buffer, limits.max_tokens, limits.max_logit_rows),
+                numbers_at=offset + numbers_offset(buffer, limits.max_tokens, limits.max_logit_rows),
                 group=buffer.group,
                 rotated=buffer.rotated,
                 logits=buffer.rows == "logits",
-                max_rows=self._most_rows(buffer),
                 per=buffer.per,
             )
         for rope in program.ropes:
@@ -242,7 +228,7 @@ class NativeExecutor:
                 [t.ctypes.data for t in arrays.block_tables],
                 plan.total,
                 block_bytes,
-                _DTYPES[self.program.kv_dtype],
+                _native.DType[self.program.kv_dtype],
             )
         except MemoryError as error:
             need = plan.total + block_bytes * limits.num_blocks
@@ -261,11 +247,12 @@ class NativeExecutor:
         )
 
     def prepare(self, sizes: Sequence[StepSize]) -> None:
-        """Make the views of the outputs ahead, which is all that a native step could keep from one of equal size.
+        """Make the views of the outputs of steps of these sizes.
 
-        Its tasks depend on positions, and to cut them takes less than a thousandth of a step (decision 0048).
+        Nothing else of a native step is worth keeping: its tasks depend on positions, and cutting them takes less than
+        a thousandth of the step (decision 0048).
         """
-        self._plans.prepare(sizes)
+        self._plans.prepare(sizes, self._views)
 
     @property
     def plans(self) -> PlanCounts:
@@ -345,18 +332,16 @@ class NativeExecutor:
         pitch = row_pitch(buffer)
         stored = self._bytes(buffer.name, 0, rows * pitch)
         scales: F32 = self._bytes(buffer.name, at, rows * 4).view(np.float32)
-        if buffer.group:
-            groups = pitch // buffer.group
-            numbers = self._bytes(buffer.name, at + self._most_rows(buffer) * 4, rows * groups * 8)
-            # the exponent of 1.5 * 2^(23 + bits)
-            bits = (numbers.view(np.int32).reshape(rows, groups, 2)[:, :, :1] >> 23) - 150
-            bytes_ = stored.view(np.int8).reshape(rows, groups, -1).astype(np.float32)
-            whole: F32 = np.ldexp(bytes_, bits) * scales[:, None, None]
-            if buffer.rotated:
-                whole = rotate(whole) * weight_share(buffer.group)
-            return whole.reshape(rows, pitch)[:, : buffer.cols]
-        plain = stored.reshape(rows, pitch)[:, : buffer.cols].astype(np.float32)
-        return (plain - np.float32(128)) * scales[:, None]
+        groups = pitch // buffer.group
+        at = numbers_offset(buffer, self._limits.max_tokens, self._limits.max_logit_rows)
+        numbers = self._bytes(buffer.name, at, rows * groups * 8)
+        # the exponent of 1.5 * 2^(23 + bits)
+        bits = (numbers.view(np.int32).reshape(rows, groups, 2)[:, :, :1] >> 23) - 150
+        bytes_ = stored.view(np.int8).reshape(rows, groups, -1).astype(np.float32)
+        whole: F32 = np.ldexp(bytes_, bits) * scales[:, None, None]
+        if buffer.rotated:
+            whole = rotate(whole) * weight_share(buffer.group)
+        return whole.reshape(rows, pitch)[:, : buffer.cols]
 
     def _most_rows(self, buffer: Buffer) -> int:
         assert self._limits is not None
@@ -405,7 +390,7 @@ class NativeExecutor:
     def close(self) -> None:
         """Free everything; the executor cannot be used again."""
         self._outputs.clear()
-        self._plans = StepPlans(self._views)
+        self._plans = StepPlans()
         self._arrays = None
         del self._core
 
@@ -428,9 +413,9 @@ def _fields(record: Any, prefix: str = "") -> dict[str, _Field]:
 
 
 def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
-    """What ops need beside buffers and cache; it is planned as csrc/context.h shares it."""
+    """Bytes that ops need besides buffers and cache, shared between ops as in csrc/context.h."""
     wanted = {need for op in program.ops for need in op.scratch(program.buffer)}
-    rows = [need.cols * DTYPE_BYTES["f32"] for need in wanted if isinstance(need, RowScratch)]
+    cols = [need.cols for need in wanted if isinstance(need, RowScratch)]
     shapes = [
         (need.head_dim, need.heads, need.kv_heads, need.rank)
         for need in wanted
@@ -441,13 +426,8 @@ def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
     if routers:
         pairs = limits.max_tokens * max(router.top_k for router in routers)
         experts = _native.experts_bytes(max(router.experts for router in routers), pairs)
-    row_bytes = -(-max(rows, default=0) // ALIGNMENT) * ALIGNMENT
-    return _native.attention_bytes(shapes, threads, limits.max_len) + experts + threads * row_bytes
-
-
-def _code_bits(param: Param) -> int:
-    """Bits of a code of a weight in groups."""
-    return 4 if param.dtype == "i4" else 8
+    rounding = _native.rounding_bytes(max(cols, default=0), threads)
+    return _native.attention_bytes(shapes, threads, limits.max_len) + experts + rounding
 
 
 def _as_float32(data: npt.NDArray[Any], dtype: str) -> F32:

@@ -39,22 +39,22 @@ def decode_sizes(max_rows: int) -> list[StepSize]:
 
 
 class StepPlans(Generic[Plan]):
-    """Plans made by `make`, and a count of the steps that found one.
+    """Plans by the size of their steps, and a count of the steps that found one.
 
     With `pads`, a step takes the plan of the smallest larger size that has as many tokens a row.
     """
 
-    def __init__(self, make: Callable[[StepSize], Plan], *, pads: bool = False) -> None:
-        self._make, self._pads = make, pads
+    def __init__(self, *, pads: bool = False) -> None:
+        self._pads = pads
         self._plans: dict[tuple[int, int, int], Plan] = {}
         self._sizes: dict[tuple[float, float], list[StepSize]] = {}  # per row: tokens, logit rows
         self._hits = self._fallbacks = self._padding = 0
 
-    def prepare(self, sizes: Sequence[StepSize]) -> None:
-        """Make the plans of these sizes."""
+    def prepare(self, sizes: Sequence[StepSize], make: Callable[[StepSize], Plan]) -> None:
+        """Make the plans of these sizes, but for those that exist."""
         for size in sizes:
             if size not in self._plans:
-                self._plans[size] = self._make(size)
+                self._plans[size] = make(size)
                 alike = self._sizes.setdefault(_per_row(size), [])
                 alike.insert(bisect_left(alike, size), size)
 

@@ -29,7 +29,7 @@ import numpy as np
 from quire import _native
 from quire.executor.base import I32, Bitmask, Limits, Outputs, SampledRows
 from quire.logprobs import LogprobTable
-from quire.types import MAX_NAMED_TOKENS, FinishReason, NewSeq
+from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, FinishReason, NewSeq
 
 _NOTHING_LEFT = 2  # status of a row in which every logit is -inf; 1: NaN or infinity
 _NO_TOKENS: I32 = np.empty(0, np.int32)
@@ -54,10 +54,11 @@ class HostSampler:
         max_rows: int | None = None,
     ) -> None:
         max_rows = max_slots if max_rows is None else max_rows
+        sizes = _native.SamplerSizes(vocab, max_slots, max_rows, MAX_LOGPROBS)
         if executor is None:
-            self._native = _native.Sampler(vocab, max_slots, max_rows, isa, threads)
+            self._native = _native.Sampler(sizes, isa, threads)
         else:
-            self._native = _native.Sampler(vocab, max_slots, max_rows, executor)
+            self._native = _native.Sampler(sizes, executor)
         self._tokens = self._native.tokens()
         self._status = self._native.status()
         self._top_n = [0] * max_slots  # prompt_logprobs of each slot
@@ -154,7 +155,8 @@ class HostSampler:
         named: the most tokens that one request lists in logit_bias, banned_token_ids and stop ids together.
         """
         max_rows = max_slots if max_rows is None else max_rows
-        return _native.Sampler.bound(vocab, max_slots, max_rows, threads, max_len, named)
+        sizes = _native.SamplerSizes(vocab, max_slots, max_rows, MAX_LOGPROBS)
+        return _native.Sampler.bound(sizes, threads, max_len, named)
 
 
 def sampler_bytes(vocab: int, limits: Limits, threads: int) -> int:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Literal
+from typing import Literal, get_args
 
+from quire import _native
 from quire.records import dataclass
 
 DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: indices of experts and rows, in buffers only
-DTYPE_BYTES: dict[str, int] = {
-    "f32": 4,
-    "bf16": 2,
-    "f16": 2,
-    "i8": 1,
-    "i32": 4,
-}  # per number of a buffer, table or plain panel
+# Per number of a buffer, table or panel of floats.
+DTYPE_BYTES = {dtype.name: _native.dtype_bytes(dtype) for dtype in _native.DType}
 
 ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
 OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]
-GROUP_SIZES = (16, 32, 64, 128)
-GROUP_BITS = 8  # powers of two between the lowest and the highest scale of a row of inputs in groups
-SUPER_GROUPS = 8  # groups that share a float16 factor in the two-level kind "f16*u8"
-_KIND_BYTES = {"none": 0, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "f16*u8": 1}
+GROUP_SIZES = _native.GROUP_SIZES
+GROUP_BITS = (
+    _native.GROUP_BITS
+)  # powers of two between the lowest and the highest scale of a row of inputs in groups
+SUPER_GROUPS = _native.SUPER_GROUPS  # groups that share a float16 factor in the two-level kind "f16*u8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +46,9 @@ class Groups:
     def __post_init__(self) -> None:
         if self.size not in GROUP_SIZES:
             raise ValueError(f"group size: {self.size} is not one of {', '.join(map(str, GROUP_SIZES))}")
-        if self.scales not in _KIND_BYTES or self.scales in {"none", "u8"}:
+        if self.scales not in get_args(ScaleKind):
             raise ValueError(f"scales: {self.scales!r} is not a known kind")
-        if self.offsets not in _KIND_BYTES:
+        if self.offsets not in get_args(OffsetKind):
             raise ValueError(f"offsets: {self.offsets!r} is not a known kind")
         if "f16*u8" in {self.scales, self.offsets} and self.scales != self.offsets != "none":
             raise ValueError("two-level offsets need two-level scales")
@@ -73,12 +70,10 @@ class Groups:
         whole = [size for size in GROUP_SIZES if size < self.size and cols % size == 0]
         return replace(self, size=whole[-1]) if whole else replace(self, size=GROUP_SIZES[0], rotated=False)
 
-    def row_bytes(self, cols: int) -> int:
-        """Bytes of scales and offsets of one row of `cols` input features."""
-        groups = self.count(cols)
-        each = groups * (_KIND_BYTES[self.scales] + _KIND_BYTES[self.offsets])
-        shared = -(-groups // SUPER_GROUPS) * 2 * (1 + (self.offsets != "none")) if self.two_level else 0
-        return each + shared
+    def packed(self, bits: int) -> _native.GroupFormat:
+        """The native format of codes of so many bits."""
+        scales, offsets = (_native.GroupKind[kind.replace("*", "_")] for kind in (self.scales, self.offsets))
+        return _native.GroupFormat(bits, self.size, scales, offsets, self.rotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +82,16 @@ class WeightFormat:
 
     f32, bf16: floats; the input has the same format.
     f16: floats; the input is float32, so products are those of the same numbers in f32.
-    i8 without groups: integers in [-127, 127] and a float32 scale per output; the input is rounded to int8 with one
-    scale per token.
-    i4, and i8 with groups: see Groups; the input is rounded to int8 with one scale per token, halved for each group as
-    often as the group allows.
+    i8, i4: integers in groups, see Groups; the input is rounded to int8 with one scale per token, halved for each group
+    as often as the group allows.
     """
 
     dtype: DType
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype == "i4" and self.groups is None:
-            raise ValueError("an i4 weight needs groups")
-        if self.groups is not None and self.dtype not in {"i4", "i8"}:
-            raise ValueError(f"a {self.dtype} weight has no groups")
+        if self.quantized != (self.groups is not None):
+            raise ValueError(f"a {self.dtype} weight {'needs' if self.quantized else 'has no'} groups")
 
     def fitted(self, cols: int) -> WeightFormat:
         """This format for weights of `cols` input features; see Groups.fitted."""
@@ -119,9 +110,6 @@ class WeightFormat:
         if self.groups is None:
             return self.dtype
         return f"{self.dtype} in {'rotated ' * self.groups.rotated}groups of {self.groups.size}"
-
-
-I8 = WeightFormat("i8")
 
 
 @dataclass(frozen=True, slots=True)

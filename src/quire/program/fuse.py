@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from quire.program.memory import PACKED_ROWS
+from quire import _native
 from quire.program.op import Op, reads, writes
 from quire.program.ops.attention import Attend
 from quire.program.ops.linear import Linear
@@ -56,7 +56,9 @@ def _fused(
 def _gated(op: Op, act: GatedAct, params: Mapping[str, Param]) -> Op | None:
     """Both in one when `op` is the one linear of gate and up, and panels of its packed weight hold one of them each."""
     match op:
-        case Linear(weight=weight, out=act.gate_up, first=0) if params[weight].rows % (2 * PACKED_ROWS) == 0:
+        case Linear(weight=weight, out=act.gate_up, first=0) if (
+            params[weight].rows % (2 * _native.PANEL_ROWS) == 0
+        ):
             return replace(op, out=act.out, act=act.act)
     return None
 

@@ -157,7 +157,7 @@ def _cache(to: Lowering) -> tuple[CachePlan, list[Keeps]]:
         each
         for index, layer in enumerate(to.spec.layers)
         if layer.mixer is not None
-        for each in kind_of(index, layer.mixer).keeps(index, layer.mixer)
+        for each in kind_of(index, layer.mixer).keeps(to, index, layer.mixer)
     ]
     if not kept:
         raise UnsupportedModelError(

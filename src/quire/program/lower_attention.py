@@ -16,8 +16,9 @@ def attention_input(to: Lowering, index: int, att: Attention) -> str:
     return to.input("hidden", to.spec.dim, f"layers.{index}.qkv")
 
 
-def kept_heads(index: int, att: Attention) -> tuple[KVLayer, ...]:
+def kept_heads(to: Lowering, index: int, att: Attention) -> tuple[KVLayer, ...]:
     """Keys and values by head."""
+    del to
     return (KVLayer(index, att.kv_heads, att.head_dim, att.window),)
 
 

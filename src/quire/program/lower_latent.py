@@ -17,8 +17,9 @@ def latent_input(to: Lowering, index: int, att: LatentAttention) -> str:
     return to.buffer("hidden", to.spec.dim, wanted.pop() if len(wanted) == 1 else "f32")
 
 
-def kept_latent(index: int, att: LatentAttention) -> tuple[KVLayer, ...]:
+def kept_latent(to: Lowering, index: int, att: LatentAttention) -> tuple[KVLayer, ...]:
     """A latent, and the key that all heads share."""
+    del to
     return (KVLayer(index, 1, att.cached, att.window, latent=True),)
 
 

@@ -99,10 +99,10 @@ class Lowering:
 
     def quantized(self, ops: list[Op], x: str, weight: str) -> str:
         """What a linear takes for input: x itself, or its bytes, rounded here, when the weight is quantized."""
-        form, source = self.params[weight].format, self.buffers[x]
-        if not form.quantized:
+        groups = self.params[weight].groups
+        if groups is None:
             return x
-        x_bytes = self.bytes(f"{x}_bytes", source, form.groups)
+        x_bytes = self.bytes(f"{x}_bytes", self.buffers[x], groups)
         self.once(ops, Quantize(x, x_bytes))
         return x_bytes
 
@@ -115,10 +115,9 @@ class Lowering:
                 break
         ops.append(op)
 
-    def bytes(self, name: str, source: Buffer, groups: Groups | None) -> str:
+    def bytes(self, name: str, source: Buffer, groups: Groups) -> str:
         """A buffer for the rows of another, rounded to int8."""
-        size, rotated = (groups.size, groups.rotated) if groups else (0, False)
-        return self.declare(replace(source, name=name, dtype="i8", group=size, rotated=rotated))
+        return self.declare(replace(source, name=name, dtype="i8", group=groups.size, rotated=groups.rotated))
 
     def buffer(self, name: str, cols: int, dtype: DType, *, logits: bool = False, per: int = 1) -> str:
         """Declare a buffer of floats."""

@@ -6,6 +6,7 @@ are never needed at the same time share bytes.
 
 from __future__ import annotations
 
+from quire import _native
 from quire.program.formats import DTYPE_BYTES, DType
 from quire.program.op import Op, reads, writes
 from quire.program.program import Program
@@ -13,13 +14,7 @@ from quire.program.tensors import Buffer, KVLayer, Param
 from quire.records import dataclass
 from quire.types import MemoryBudgetError, UnsupportedModelError
 
-ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
-PACKED_ROWS = 64  # output features of one packed panel of a linear weight
-QUAD_COLS = 4  # input features that one int8 dot-product instruction takes together
-PACKED_COLS = (
-    2  # input features that one bf16 dot-product instruction, or a cache line of f16, takes together
-)
-KV_SCALE_BYTES = 2  # bfloat16: the scale of one token's key, or value, in one head of an i8 cache
+ALIGNMENT = _native.ALIGNMENT  # bytes; a cache line, and the widest vector register
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +50,13 @@ def max_rows(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
 def buffer_bytes(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
     """Bytes of a buffer with all its rows, rounded up to ALIGNMENT.
 
-    An i8 buffer ends with its rows' float32 scales, and with groups two int32 numbers of each group of each row.
+    An i8 buffer ends with its rows' float32 scales, and two int32 numbers of each group of each row.
     """
     rows = max_rows(buffer, max_tokens, max_logit_rows)
     if buffer.dtype == "i8":
-        groups = -(-buffer.cols // buffer.group) if buffer.group else 0
-        each = (1 + 2 * groups) * 4
-        return scale_offset(buffer, max_tokens, max_logit_rows) + _round_up(rows * each, ALIGNMENT)
+        groups = row_pitch(buffer) // buffer.group
+        end = numbers_offset(buffer, max_tokens, max_logit_rows) + rows * groups * 2 * DTYPE_BYTES["i32"]
+        return _round_up(end, ALIGNMENT)
     return _round_up(rows * buffer.cols * DTYPE_BYTES[buffer.dtype], ALIGNMENT)
 
 
@@ -71,9 +66,15 @@ def scale_offset(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
     return _round_up(rows * row_pitch(buffer), ALIGNMENT)
 
 
+def numbers_offset(buffer: Buffer, max_tokens: int, max_logit_rows: int) -> int:
+    """Where the numbers of groups of an i8 buffer begin, behind its scales."""
+    rows = max_rows(buffer, max_tokens, max_logit_rows)
+    return scale_offset(buffer, max_tokens, max_logit_rows) + rows * DTYPE_BYTES["f32"]
+
+
 def row_pitch(buffer: Buffer) -> int:
-    """Bytes of one row of an i8 buffer without its scales: padded to four columns, or to whole groups."""
-    return _round_up(buffer.cols, buffer.group or QUAD_COLS)
+    """Columns from one row of a buffer to the next: those of i8 are padded to whole groups."""
+    return _round_up(buffer.cols, buffer.group or 1)
 
 
 def live_buffers(program: Program) -> list[frozenset[str]]:
@@ -132,35 +133,30 @@ def kv_token_bytes(layer: KVLayer, dtype: DType) -> int:
 
 def kv_vector_bytes(elems: int, dtype: DType) -> int:
     """Bytes of a key or value of `elems` numbers, with its scale when the cache is i8."""
-    return elems * DTYPE_BYTES[dtype] + (KV_SCALE_BYTES if dtype == "i8" else 0)
+    return _native.kv_vector_bytes(elems, _native.DType[dtype])
 
 
 def kv_head_elems(head_dim: int) -> int:
     """Elements that one head of one token takes in the cache: head_dim in whole vectors of sixteen."""
-    return _round_up(head_dim, 16)
+    return _native.kv_elems(head_dim)
+
+
+def packed(param: Param) -> _native.Param:
+    """A parameter as the native executor holds it: linear weights packed and padded, expert by expert."""
+    matrices, rows = max(param.experts, 1), param.matrix_rows
+    if param.kind == "vector":
+        return _native.Param.vectors(matrices, rows)
+    if param.groups is not None:
+        return _native.Param.grouped(matrices, rows, param.cols, param.groups.packed(param.code_bits))
+    dtype = _native.DType[param.dtype]
+    if param.kind == "linear":
+        return _native.Param.panels(matrices, rows, param.cols, dtype)
+    return _native.Param.table(rows, param.cols, dtype)
 
 
 def param_bytes(param: Param) -> int:
-    """Bytes of a parameter as the native executor holds it: linear weights packed and padded, expert by expert."""
-    packed_rows = max(param.experts, 1) * packed_matrix_rows(param)
-    if param.groups is not None:
-        rows, groups = packed_rows, param.groups
-        codes = groups.count(param.cols) * groups.size * (4 if param.dtype == "i4" else 8) // 8
-        return rows * (codes + groups.row_bytes(param.cols))
-    if param.kind == "linear":
-        together = {"f32": 1, "bf16": PACKED_COLS, "f16": PACKED_COLS, "i8": QUAD_COLS}[param.dtype]
-        rows = packed_rows
-        elems = rows * _round_up(param.cols, together)
-        if param.dtype == "i8":  # and a scale and an offset for each row
-            return _round_up(elems, ALIGNMENT) + rows * 8
-    else:
-        elems = param.rows * max(param.cols, 1)
-    return _round_up(elems * DTYPE_BYTES[param.dtype], ALIGNMENT)
-
-
-def packed_matrix_rows(param: Param) -> int:
-    """Rows of a linear weight, or of each expert's, in whole panels."""
-    return _round_up(param.matrix_rows, PACKED_ROWS)
+    """Bytes of a parameter as the native executor holds it."""
+    return packed(param).bytes
 
 
 def weight_bytes(program: Program) -> int:

@@ -21,15 +21,16 @@ Keeps = KVLayer | StateLayer
 
 @dataclass(frozen=True, slots=True)
 class MixerKind:
-    """How a class of mixers is lowered; each function gets the layer's number and the mixer.
+    """How a class of mixers is lowered. Each function gets the layer's number in the model, and the mixer.
 
-    input: the buffer that the norm before the mixer fills. ops: appends the ops of a branch over that buffer and
-    returns the branch's. keeps: what the layer keeps of earlier tokens, whose place in blocks is chosen later.
+    input: the buffer that the norm before the mixer fills. ops: appends the ops that compute the mixer from that
+    buffer and returns the buffer of the result. keeps: what the layer keeps of earlier tokens; its place in blocks is
+    chosen when all layers are known.
     """
 
     input: Callable[[Lowering, int, Any], str]
     ops: Callable[[Lowering, int, Any, str], str]
-    keeps: Callable[[int, Any], tuple[Keeps, ...]]
+    keeps: Callable[[Lowering, int, Any], tuple[Keeps, ...]]
 
 
 MIXERS: dict[type, MixerKind] = {

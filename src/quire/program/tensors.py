@@ -15,8 +15,8 @@ ParamKind = Literal["linear", "table", "vector"]
 class Buffer:
     """An activation of [rows, cols]; its rows are tokens or logit rows of the step, or `per` rows for each of them.
 
-    An i8 buffer holds whole numbers in [-127, 127] and a float32 scale for each row, with `group` also a power of two
-    for each `group` neighbouring columns of a row: see Quantize, which says how an op rounds what it writes to one.
+    An i8 buffer holds whole numbers in [-127, 127], a float32 scale for each row and a power of two for each `group`
+    neighbouring columns of a row: see Quantize, which says how an op rounds what it writes to one.
     `rotated` as in formats.Groups.
     """
 
@@ -62,7 +62,7 @@ class Param:
     """A parameter as the executor holds it: checkpoint parts stacked along rows.
 
     kind linear: weight [rows = out features, cols = in features], packed for the machine; see WeightFormat. A float
-    source is rounded to nearest: i8 with the scale max|w| / 127 of a row, groups as quant.groups defines.
+    source is rounded to nearest, for groups as quant.groups defines.
     kind table: embedding rows [rows = vocabulary, cols], gathered by row.
     kind vector: float32 [rows] (norm weights, biases).
 
@@ -80,6 +80,11 @@ class Param:
     @property
     def format(self) -> WeightFormat:
         return WeightFormat(self.dtype, self.groups)
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of a code of a weight in groups."""
+        return 4 if self.dtype == "i4" else 8
 
     @property
     def rows(self) -> int:

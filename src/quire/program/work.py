@@ -91,8 +91,7 @@ class Work:
         wide = found.cols if cols is None else cols
         scales = 0
         if found.dtype == "i8":  # a scale, and of a group its bits and sum
-            groups = -(-wide // found.group) if found.group else 0
-            scales = SCALE_BYTES + GROUP_BYTES * groups
+            scales = SCALE_BYTES + GROUP_BYTES * -(-wide // found.group)
         return wide * DTYPE_BYTES[found.dtype] + scales
 
     def rows_bytes(self, *buffers: str | None) -> int:
@@ -102,9 +101,9 @@ class Work:
     def weight_row_bytes(self, weight: Param) -> int:
         """Bytes of a row of a linear weight or table: what it holds, without padding."""
         if weight.groups is not None:
-            codes = weight.cols * (4 if weight.dtype == "i4" else 8)
-            return -(-codes // 8) + weight.groups.row_bytes(weight.cols)
-        return weight.cols * DTYPE_BYTES[weight.dtype] + (SCALE_BYTES if weight.dtype == "i8" else 0)
+            packed = weight.groups.packed(weight.code_bits)
+            return -(-weight.cols * weight.code_bits // 8) + packed.row_number_bytes(weight.cols)
+        return weight.cols * DTYPE_BYTES[weight.dtype]
 
     def vector_bytes(self, *names: str | None) -> int:
         return sum(self.params[name].rows * DTYPE_BYTES["f32"] for name in names if name)

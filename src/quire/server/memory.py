@@ -254,7 +254,7 @@ class RequestMemory:
         never fit.
         """
         if size > self.largest_body:
-            message = f"the body has {size} bytes, over the limit of {self.largest_body}"
+            message = f"the body and its prompts have {size} bytes, over the limit of {self.largest_body}"
             raise ApiError(413, f"{message} (--request-memory)", code="request_too_large", close=True)
         self._take(held, BODY_BYTE * size)
 

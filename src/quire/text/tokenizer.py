@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import tokenizers
@@ -25,7 +27,7 @@ from quire.text.vocabulary import (
     hide,
     recognise_decoder,
 )
-from quire.types import CheckpointError, RequestError, check_window
+from quire.types import MAX_MEAN_BYTES, CheckpointError, RequestError, TokenBytes, check_window
 from quire.util.kept import KeptFiles
 
 # From this length on, the library is called so that other threads can run; below, this would only cost time.
@@ -137,6 +139,20 @@ class Tokenizer:
         start of a text.
         """
         return self._bytes_table[_checked(token_id)]
+
+    def all_bytes(self, size: int) -> TokenBytes:
+        """`token_bytes` of the tokens below `size`; none for control tokens, which are not part of a text.
+
+        Raises RequestError if the memory plan has no room for them.
+        """
+        control, table = self.control_ids, self._bytes_table
+        pieces = [b"" if token_id in control else table.once(token_id) for token_id in range(size)]
+        if (total := sum(map(len, pieces))) > MAX_MEAN_BYTES * size:
+            raise RequestError(
+                "vocabulary",
+                f"{size} tokens have {total} bytes, over the limit of {MAX_MEAN_BYTES} per token",
+            )
+        return TokenBytes(b"".join(pieces), array("i", accumulate(map(len, pieces))).tobytes())
 
     # -- text to ids -------------------------------------------------------------------------------
 

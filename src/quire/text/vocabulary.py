@@ -140,6 +140,11 @@ class TokenTable(dict[int, T], Generic[T]):
         value = self[token_id] = self._contribution(token)
         return value
 
+    def once(self, token_id: int) -> T:
+        """A contribution that is not kept."""
+        token = self._name(token_id)
+        return self._nothing if token is None else self._contribution(token)
+
 
 def hide(contribution: Callable[[str], T], hidden: Collection[str], nothing: T) -> Callable[[str], T]:
     """`contribution`, except that tokens in `hidden` (by content, as in the library) give `nothing`."""

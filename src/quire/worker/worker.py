@@ -1,7 +1,7 @@
 """One step on one rank, in two halves: `forward` runs the program, `sample` makes tokens of what it left.
 
-Python runs on other threads during the forward pass, and whoever calls the halves has nothing to wait for in between
-but what must be known before sampling: the masks of grammars, which follow from tokens known before the step.
+Other Python threads run during the forward pass. They can fill the masks of grammars, which depend only on tokens that
+were known before the step and are needed when sampling starts.
 """
 
 from __future__ import annotations

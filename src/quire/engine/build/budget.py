@@ -1,6 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
-    bound = process + steps + server + weights + tables + activations + step + sampler + requests + per block · blocks
+    bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + requests
+            + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -20,7 +21,7 @@ from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.types import MAX_LOGPROBS, MemoryBudgetError
+from quire.types import MAX_LOGPROBS, MAX_MEAN_BYTES, MemoryBudgetError
 from quire.util.sizes import format_size
 
 REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = (
@@ -37,6 +38,8 @@ STEP_GROWTH = 2 * 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 # The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
+# The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
+VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
 MIN_MODEL_LEN = 128
 MAX_BLOCKS = 2**31 - 1  # the largest number in a block table
 
@@ -118,6 +121,7 @@ def _plan(
         "activations": planned["activations"],
         "step": step_array_bytes(limits, len(program.cache_groups)),
         "sampler": kind.sampler_bytes(program, limits),
+        "vocabulary": program.vocab * VOCABULARY_TOKEN,
     }
     kv_bytes = kv_block_bytes(program, asked.cache.block_size)
     block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size

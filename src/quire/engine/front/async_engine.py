@@ -47,11 +47,12 @@ from quire.engine.host.messages import (
     Ready,
     Refused,
     Step,
+    Vocabulary,
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
 from quire.text.chat import ChatAsk
-from quire.types import QuireError, RequestError
+from quire.types import QuireError, RequestError, TokenBytes
 from quire.util.startup import Startup
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class AsyncEngine:
         self._numbers = itertools.count(1)
         self._wasted = 0
         self._drained: asyncio.Event | None = None
+        self._vocabulary: TokenBytes | None = None  # once a request has needed it
         self._lane = Lane()
 
     # -- state --------------------------------------------------------------------------------------------
@@ -232,6 +234,21 @@ class AsyncEngine:
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts().token_bytes(token_id)
 
+    async def share_vocabulary(self) -> None:
+        """Give the engine the bytes of all tokens, unless it has them: before the first request that needs them.
+
+        An engine that is started again gets them again. Raises RequestError without a tokenizer.
+        """
+        if self._vocabulary is None:
+            made = await self._texts().vocabulary(self.card.vocab_size)
+            if self._vocabulary is None:
+                self._vocabulary = made
+                self._send_vocabulary()
+
+    def _send_vocabulary(self) -> None:
+        if self._client is not None and self._vocabulary is not None:
+            self._client.send(Vocabulary(self._vocabulary))
+
     # -- requests -----------------------------------------------------------------------------------------
 
     def generate(self, ask: GenerateAsk) -> Stream:
@@ -360,6 +377,7 @@ class AsyncEngine:
         self._admission = Admission(
             facts, self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         )
+        self._send_vocabulary()
         if self._text is not None:
             self._text.limit(facts.scheduler.max_model_len)
         if self._card is not None:  # started again, perhaps with less memory than the first time

@@ -73,7 +73,7 @@ class Live:
 
         def leave_queue(waited: float) -> None:
             if not self.output.timings.scheduled:
-                end(self, DeadlineError(f"the request waited for {waited:.3f} s and has not been started"))
+                end(self, DeadlineError(f"the request was not started within {waited:.3f} s"))
 
         if ask.deadline is not None:
             left = ask.deadline - now

@@ -126,8 +126,8 @@ class Lane:
         deaths = self._suspects.deaths(blamed, now) if blamed else 0
         guilty = {live: _blocked(deaths) for live, digest in present.items() if digest == blamed}
         for live in guilty:
-            logger.error("request %s was being computed at %d deaths of the engine and is refused from now on",
-                         live.request_id, deaths)  # fmt: skip
+            logger.error("the engine died %d times while computing request %s, which is refused from now on",
+                         deaths, live.request_id)  # fmt: skip
         return deaths, guilty
 
     def clear(self) -> None:
@@ -137,7 +137,7 @@ class Lane:
 
 def _blocked(deaths: int) -> RequestBlockedError:
     return RequestBlockedError(
-        f"this request was being computed at {deaths} deaths of the engine; it is refused for"
+        f"the engine died {deaths} times while computing this request; it is refused for"
         f" {KEEP_SECONDS / 60:g} minutes"
     )
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from quire.text.chat import ChatAsk, ChatRenderer
 from quire.text.tokenizer import Tokenizer
-from quire.types import CheckpointError, ContextLengthError, RequestError
+from quire.types import CheckpointError, ContextLengthError, RequestError, TokenBytes
 from quire.util.strict_json import read_small_file
 from quire.util.threads import full_pool
 
@@ -104,6 +104,11 @@ class TextService:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; empty without a tokenizer."""
         return self.tokenizer.token_bytes(token_id) if self.tokenizer else b""
+
+    async def vocabulary(self, size: int) -> TokenBytes:
+        """The bytes of all tokens. Raises RequestError without a tokenizer."""
+        tokenizer = self._require("vocabulary")
+        return await self._run("vocabulary", LONG_TEXT + 1, lambda: tokenizer.all_bytes(size))
 
     async def _run(self, name: str, size: int, work: Callable[[], T]) -> T:
         pool = self._short if size <= LONG_TEXT else self._long

@@ -21,6 +21,7 @@ from quire.engine.host.messages import (
     Stats,
     Step,
     Stop,
+    Vocabulary,
     pack_handles,
     pack_ids,
     pack_logprobs,
@@ -89,6 +90,8 @@ class EngineLoop:
                 self._channel.send(Pong(number))
             case AskRecords(count):
                 self._channel.send(Records(list(self._core.records)[-count:]))
+            case Vocabulary(tokens):
+                self._core.vocabulary = tokens
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 

@@ -28,6 +28,7 @@ from quire.types import (
     SlidingGroup,
     StateGroup,
     StepRecord,
+    TokenBytes,
     TokenIds,
 )
 from quire.util.startup import Span
@@ -94,7 +95,13 @@ class Stop(_Message, frozen=True, tag=7):
     """End the process."""
 
 
-Command = Load | Add | Abort | Finish | Ping | AskRecords | Stop
+class Vocabulary(_Message, frozen=True, tag=8):
+    """The bytes of all tokens, for requests whose grammar the engine steps; sent before the first of them."""
+
+    tokens: TokenBytes
+
+
+Command = Load | Add | Abort | Finish | Ping | AskRecords | Stop | Vocabulary
 
 
 # -- from the engine ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a step finds of earlier ones: paged keys and values, latents, and the tables of rotations."""
+"""The cache that earlier steps have filled: paged keys and values, latents; and the tables of rotations."""
 
 from __future__ import annotations
 

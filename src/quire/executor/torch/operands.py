@@ -1,4 +1,4 @@
-"""What the definition of an op is given: the tensors that the op names in a step. And which definition is whose."""
+"""The tensors that an op names in a step, and the definition of each kind of op."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Operands:
 def defines(
     kind: type[_Kind],
 ) -> Callable[[Callable[[Operands, _Kind], None]], Callable[[Operands, _Kind], None]]:
-    """What a kind of op computes."""
+    """Register the definition of a kind of op."""
 
     def put(definition: Callable[[Operands, _Kind], None]) -> Callable[[Operands, _Kind], None]:
         _DEFINITIONS[kind] = definition

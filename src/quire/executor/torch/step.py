@@ -24,7 +24,7 @@ class Step:
 
 
 class StepReader:
-    """Reads the bound arrays, refusing with ValueError what no executor could run."""
+    """Reads the bound arrays. Raises ValueError for steps that no executor could run."""
 
     def __init__(self, program: Program, limits: Limits, arrays: StepArrays, device: torch.device) -> None:
         self.limits, self.arrays, self.device = limits, arrays, device

@@ -37,7 +37,7 @@ class Weights:
         return self._tensors[name]
 
     def get(self, name: str | None) -> Tensor | None:
-        """The parameter of that name; None for None, as ops name an optional one."""
+        """The parameter of that name; None for an optional one that is not there."""
         return None if name is None else self._tensors[name]
 
     def of_experts(self, name: str) -> Tensor:
@@ -63,7 +63,7 @@ class Weights:
         check_codes(param, row_offset, given)
         assert param.groups is not None
         self._take(param, row_offset, given.codes.shape)
-        values = dequantize(param.groups, 4 if param.dtype == "i4" else 8, given)
+        values = dequantize(param.groups, param.code_bits, given)
         self._tensors[param.name][row_offset : row_offset + len(values)] = torch.from_numpy(values)
 
     def _take(self, param: Param, row_offset: int, shape: tuple[int, ...]) -> None:
@@ -83,7 +83,7 @@ class Weights:
             raise ValueError(f"parameters not put whole: {', '.join(missing[:5])} ({len(missing)} in all)")
 
     def clear(self) -> None:
-        """Give the tensors back; the parameters are then gone."""
+        """Free the tensors."""
         self._tensors.clear()
 
     @property
@@ -96,23 +96,21 @@ def weight_bytes(program: Program) -> int:
     return sum(math.prod(_shape(p)) * TORCH_DTYPES[p.dtype].itemsize for p in program.params)
 
 
-def quantize_rows(x: Tensor, group: int = 0, *, rotated: bool = False) -> Tensor:
-    """x [rows, cols] rounded to eight bits with one scale a row, or that scale halved for a group; see Quantize."""
+def quantize_rows(x: Tensor, group: int, *, rotated: bool = False) -> Tensor:
+    """x [rows, cols] rounded to eight bits with one scale a row, halved for a group; see Quantize."""
     if rotated:
         turned = _rotate(x.unflatten(1, (-1, group))) * float(input_share(group))
         found = quantize_rows(turned.flatten(1), group).unflatten(1, (-1, group))
         return (_rotate(found) * float(weight_share(group))).flatten(1)
     widest = x.abs().amax(-1, keepdim=True)
-    scale = torch.where(widest < float(TINY), 0.0, widest / 127.0) if group else widest / 127.0
+    scale = torch.where(widest < float(TINY), 0.0, widest / 127.0)
     inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
-    if group:
-        padded = functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
-        most = padded.abs().amax(-1)
-        halvings = (widest.view(torch.int32) - most.view(torch.int32)) >> 23
-        share = torch.ldexp(torch.ones_like(most), -halvings.clamp(max=GROUP_BITS))
-        share = share.repeat_interleave(group, 1)[:, : x.shape[1]]
-        scale, inverse = scale * share, inverse / share
-    return (x * inverse).round().clamp(-127, 127) * scale
+    padded = functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    most = padded.abs().amax(-1)
+    halvings = (widest.view(torch.int32) - most.view(torch.int32)) >> 23
+    share = torch.ldexp(torch.ones_like(most), -halvings.clamp(max=GROUP_BITS))
+    share = share.repeat_interleave(group, 1)[:, : x.shape[1]]
+    return (x * (inverse / share)).round().clamp(-127, 127) * (scale * share)
 
 
 def _rotate(x: Tensor) -> Tensor:
@@ -127,11 +125,10 @@ def _rotate(x: Tensor) -> Tensor:
 
 def _rounded(param: Param, source: Tensor) -> Tensor:
     """Checkpoint numbers as the parameter's format holds them."""
-    if param.groups is not None:
-        bits = 4 if param.dtype == "i4" else 8
-        given = quantize(source.float().numpy(), param.groups, bits)
-        return torch.from_numpy(dequantize(param.groups, bits, given))
-    return quantize_rows(source.float()) if param.dtype == "i8" else source
+    if param.groups is None:
+        return source
+    given = quantize(source.float().numpy(), param.groups, param.code_bits)
+    return torch.from_numpy(dequantize(param.groups, param.code_bits, given))
 
 
 def _shape(param: Param) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from quire import _native
 from quire.program.formats import DTYPE_BYTES
 from quire.program.op import Op, Read, Role, Weight, Write
 from quire.program.work import EXP_FLOPS, Cost, Work
@@ -11,7 +12,7 @@ from quire.records import dataclass
 from quire.spec.model import Activation
 
 WriteFromFirst = Annotated[str, Role(reads="first", writes=True)]
-MAXIMA_COLS = 64  # neighbouring columns that share a maximum
+MAXIMA_COLS = _native.MAXIMA_COLS  # neighbouring columns that share a maximum
 
 
 @dataclass(frozen=True, slots=True)

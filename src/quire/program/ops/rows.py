@@ -93,12 +93,11 @@ class Scale(Op):
 
 @dataclass(frozen=True, slots=True)
 class Quantize(Op):
-    """out = round(x / scale) with scale = max|x| / 127 for each row. When `out` has groups, a group's scale is the
-    row's, halved as often as its own maximum allows, up to GROUP_BITS times; rotated groups are rotated before that.
+    """out = round(x / scale) with scale = max|x| / 127 for each row. A group's scale is the row's, halved as often as
+    its own maximum allows, up to GROUP_BITS times; rotated groups are rotated before that.
 
     The input of a quantized linear (dynamic, per token). Norm, GatedAct and Attend round their float32 rows so when
-    their out is i8. Ties round to even; zeros have scale 0. The products of an i8
-    linear are summed exactly in int32 and multiplied by both scales once.
+    their out is i8. Ties round to even; zeros have scale 0.
     """
 
     x: Read

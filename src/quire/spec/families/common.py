@@ -25,7 +25,7 @@ MAX_DIM = 2**17
 MAX_WIDTH = 2**20
 MAX_LAYERS = 1024
 MAX_HEADS = 2048
-MAX_HEAD_DIM = 1024
+MAX_HEAD_DIM = 512
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

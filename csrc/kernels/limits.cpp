@@ -1,17 +1,13 @@
-// Rounding to int8, and the loops that measure what the machine can do.
-
-#include <cstring>
+// The loops that measure what the machine can do.
 
 #include "kernels.h"
-#include "kernels/moments.h"
 #include "kernels/table.h"
+#include "simd/functions.h"
 
 namespace quire {
 namespace QUIRE_ISA {
 
 namespace {
-
-constexpr int kAhead = 512;  // floats that are fetched ahead: where a page ends, so do the hardware's guesses
 
 #if QUIRE_AVX512
 constexpr int kLoopAccs = 16;
@@ -76,37 +72,6 @@ int64_t i8_loop(int64_t iterations, float* sink) {
   for (int i = 0; i < kLoopAccs; ++i) sum = add(sum, to_float(acc[i]));
   *sink = reduce_add(sum);
   return iterations * kLoopAccs * 64 * 2;
-}
-
-void quantize(const QuantizeTask& t) {
-  const int whole = t.cols / 16 * 16, left = t.cols - whole;
-  const V16 limit = set1(127.0f), low = set1(-127.0f);
-  for (int r = t.row_begin; r < t.row_end; ++r) {
-    const float* x = t.x + static_cast<size_t>(r) * t.cols;
-    struct {
-      V16 top, bad;
-    } seen[4] = {{zero(), zero()}, {zero(), zero()}, {zero(), zero()}, {zero(), zero()}};
-    in_fours(t.cols, seen, [&](int c, int n, auto& s) {
-      const V16 v = load_n(x + c, n);
-      prefetch(x + c + kAhead);
-      s.top = vmax(s.top, vmax(v, sub(zero(), v)));
-      s.bad = fma(v, zero(), s.bad);
-    });
-    for (int j = 1; j < 4; ++j) {
-      seen[0].top = vmax(seen[0].top, seen[j].top);
-      seen[0].bad = add(seen[0].bad, seen[j].bad);
-    }
-    const float scale = mask_not_finite(seen[0].bad) ? NAN : reduce_max(seen[0].top) / 127.0f;
-    t.scale[r] = scale;
-    const V16 inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
-    const auto rounded = [&](V16 v) { return round_even(vmax(vmin(mul(v, inverse), limit), low)); };
-    uint8_t* out = t.out + static_cast<size_t>(r) * t.pitch;
-    for (int c = 0; c < whole; c += 16) store_u8(out + c, rounded(load(x + c)));
-    if (!left) continue;
-    uint8_t tail[16];
-    store_u8(tail, rounded(load_n(x + whole, left)));
-    std::memcpy(out + whole, tail, t.pitch - whole);
-  }
 }
 
 }  // namespace QUIRE_ISA

@@ -1,9 +1,15 @@
-"""Every op of the native executor against its torch definition, on every instruction set of this machine."""
+"""Every kernel against the definition of its op, on every instruction set of this machine.
+
+CASES says for each kernel by name what is run and compared; a kernel that has no case, or that its case does not call,
+fails. The ops then go through more shapes and number formats. What single ops owe beside their definition (equal bits
+whatever else runs, values that are not finite) is in the files beside this one.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +17,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.attention import Latent, Shape, random_tokens
+from helpers.group_codes import codes_of
 from helpers.pairs import pairwise
+from helpers.specs import EXPERTS, I8, moe_spec
 from helpers.stepper import Stepper, StepSize, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
 from quire.executor.native import NativeExecutor
+from quire.executor.sampler import HostSampler
 from quire.executor.torch import TorchExecutor
-from quire.program.formats import I8, DType, Groups, NumberFormats, WeightFormat
+from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.ops.linear import Linear
+from quire.program.ops.linear import MAXIMA_COLS
 from quire.program.program import Program
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, QKNorm, Rope
+from quire.types import SamplingParams
+from sampling.reference import acceptable, as_rows, ints, new_seq, position_logprobs
 
 ISAS = _native.supported_isas()
 FORMATS = {
@@ -113,8 +125,13 @@ def parts_of(program: Program, name: str) -> Iterator[F32]:
                 yield random_part(program, name, part.rows, part.cols, seed)
 
 
-def fill(program: Program, executors: list[Executor], dtype: str = "F32") -> None:
-    for param in program.params:
+def fill(program: Program, executors: list[Executor], dtype: str = "F32", codes: bool = False) -> None:
+    """The same random parameters in every executor; `codes`: weights in groups come in codes."""
+    for seed, param in enumerate(program.params):
+        if codes and param.groups is not None:
+            for executor in executors:
+                executor.put_codes(param, 0, codes_of(param, seed))
+            continue
         offset = 0
         for part, data in zip(param.parts, parts_of(program, param.name), strict=True):
             if dtype == "F16":
@@ -128,17 +145,20 @@ def fill(program: Program, executors: list[Executor], dtype: str = "F32") -> Non
             offset += part.rows
 
 
+def program_of(name: str, formats: str) -> Program:
+    return lower(other_blocks(name) if name in BLOCKS else shape(name), FORMATS[formats])
+
+
 def pair(
-    name: str, formats: str, isa: str, threads: int = 2, *, fused: bool = True
+    program: Program, isa: str, *, dtype: str = "F32", codes: bool = False, limits: Limits = LIMITS
 ) -> tuple[Executor, Executor, Stepper]:
-    program = lower(other_blocks(name) if name in BLOCKS else shape(name), FORMATS[formats], fused=fused)
-    native: Executor = NativeExecutor(program, threads=threads, isa=isa)
-    reference: Executor = TorchExecutor(program)
-    fill(program, [native, reference])
-    stepper = Stepper(program, LIMITS)
-    native.bind(LIMITS, stepper.arrays)
-    reference.bind(LIMITS, stepper.arrays)
-    return native, reference, stepper
+    """A native executor and the definition, with equal parameters."""
+    executors: list[Executor] = [NativeExecutor(program, threads=2, isa=isa), TorchExecutor(program)]
+    fill(program, executors, dtype, codes)
+    stepper = Stepper(program, limits)
+    for executor in executors:
+        executor.bind(limits, stepper.arrays)
+    return executors[0], executors[1], stepper
 
 
 def start(stepper: Stepper) -> tuple[int, int, int]:
@@ -147,34 +167,187 @@ def start(stepper: Stepper) -> tuple[int, int, int]:
     return a, b, c
 
 
-@pytest.mark.parametrize(
-    ("name", "formats", "isa"),
-    [
-        *pairwise([*SHAPES], [*FORMATS], ISAS),
-        *pairwise([*BLOCKS], ["f32", "bf16", "f16"], ISAS),
-        *itertools.product((f"d{d}" for d in WHOLE), ["f32"], ISAS),
-    ],
-)
-def test_buffers(name: str, formats: str, isa: str) -> None:
-    """After every op, every buffer agrees: float32 to 5e-5, others to a few of their roundings."""
-    native, reference, stepper = pair(name, formats, isa)
-    a, b, c = start(stepper)
-    typical, largest = (5e-6, 5e-5) if formats in {"f32", "f16-f32"} else (2e-2, 2e-1)
+def tolerance(formats: str) -> tuple[float, float]:
+    """Typical and largest difference of a buffer: of float32, or a few roundings of another format."""
+    if formats in {"f32", "f16-f32"}:
+        return 5e-6, 5e-5
     if formats == "f16":
-        typical, largest = 3e-4, 3e-3
-    if formats.startswith("i"):  # an input that lies between two steps may be rounded either way
-        typical, largest = 5e-2, 5e-1
+        return 3e-4, 3e-3
+    # an input that lies between two steps may be rounded either way
+    return (5e-2, 5e-1) if formats.startswith("i") else (2e-2, 2e-1)
+
+
+def agree(native: Executor, reference: Executor, size: StepSize, formats: str) -> None:
+    """After every op, every buffer of the two agrees."""
+    typical, largest = tolerance(formats)
+    for difference in compare_buffers(native, reference, size):
+        assert difference.rms <= typical * max(difference.scale, 1.0), difference
+        assert difference.max_abs <= largest * max(difference.scale, 1.0), difference
+
+
+# ---- kernels ------------------------------------------------------------------------------------------------------
+
+
+def ops(name: str, formats: str, isa: str, *, codes: bool = False) -> None:
+    """Prompts in two chunks, then a step of decodes."""
+    native, reference, stepper = pair(program_of(name, formats), isa, codes=codes)
+    a, b, c = start(stepper)
     for counts in ({a: 33, b: 17}, {a: 1, b: 31, c: 5}, {a: 1, b: 1, c: 1}):
-        size = stepper.fill(counts)
-        for difference in compare_buffers(native, reference, size):
-            assert difference.rms <= typical * max(difference.scale, 1.0), difference
-            assert difference.max_abs <= largest * max(difference.scale, 1.0), difference
+        agree(native, reference, stepper.fill(counts), formats)
+
+
+def experts(isa: str) -> None:
+    moe = EXPERTS[1]
+    spec = moe_spec(moe.router, moe.width, dim=56, layers=1, shared=moe.shared)
+    native, reference, stepper = pair(lower(spec, FORMATS["f32"]), isa)
+    tokens = np.random.default_rng(0).integers(0, spec.vocab, 40).tolist()
+    agree(native, reference, stepper.fill({stepper.add(tokens): 40}), "f32")
+
+
+def long_decode(one: Shape | Latent, isa: str) -> None:
+    """Two partitions of the KV axis, on two threads."""
+    limits = Limits(max_tokens=1100, max_rows=1, max_logit_rows=1, max_len=1200, num_blocks=80)
+    native, reference, stepper = pair(one.program(FORMATS["f32"]), isa, limits=limits)
+    sequence = stepper.add(random_tokens(0, 1101))
+    for count in (1100, 1):
+        size = stepper.fill({sequence: count})
+        for executor in (native, reference):
+            executor.run(count, 1, 0)
+    agree(native, reference, size, "f32")
+
+
+def stored(weights: DType, dtype: str, isa: str) -> None:
+    """Half-precision checkpoints are widened exactly, or rounded once to bf16 or f16 as torch rounds."""
+    program = lower(shape("wide"), NumberFormats(weights, "f32"))
+    native, reference, stepper = pair(program, isa, dtype=dtype)
+    size = stepper.fill({start(stepper)[0]: 3})
+    for executor in (native, reference):
+        executor.stop_after(0)
+        executor.run(size.num_tokens, size.num_rows, 0)
+    assert np.array_equal(native.read("residual", 3), reference.read("residual", 3))
+
+
+def not_finite(isa: str) -> None:
+    program = program_of("gqa", "f32")
+    executor, param = NativeExecutor(program, threads=1, isa=isa), program.param("layers.0.down")
+    data = np.ones(param.parts[0].shape, np.float32)
+    assert executor.put_checked(param, 0, data, "F32") is None
+    data[7, 30], data[9, 1] = np.inf, np.nan
+    assert executor.put_checked(param, 0, data, "F32") == 7 * data.shape[1] + 30
+
+
+def sampling(isa: str) -> None:
+    """A token that the definition draws, with and without maxima, and its log-probabilities."""
+    logits = np.random.default_rng(3).normal(0, 3, 3000).astype(np.float32)
+    padded = np.pad(logits, (0, -3000 % MAXIMA_COLS), constant_values=-np.inf)
+    maxima = as_rows(padded.reshape(-1, MAXIMA_COLS).max(1))
+    for params in (
+        SamplingParams(temperature=0.0, logprobs=3),
+        SamplingParams(top_k=700, top_p=0.9, min_p=0.001, temperature=2.0),
+        SamplingParams(allowed_token_ids=[5, 700, 2999]),
+    ):
+        new = new_seq(params, [1, 2, 3])
+        for outputs in ({"logits": as_rows(logits)}, {"logits": as_rows(logits), "maxima": maxima}):
+            sampler = HostSampler(3000, 1, isa)
+            sampler.add(0, new)
+            found = sampler.sample(outputs, ints(0), ints(3))
+            token = int(found.token_ids[0])
+            assert token in acceptable(logits, new, 3)
+            if (table := found.logprobs[0]) is not None:
+                expected = position_logprobs(logits, token, 3)
+                assert [entry.token_id for entry in table[0]] == [entry.token_id for entry in expected]
+                assert np.allclose(table.values, [entry.logprob for entry in expected], atol=1e-5)
+
+
+def probes(isa: str) -> None:
+    """What measures the machine; there is no definition of how fast it is."""
+    core = _native.Executor(isa, 1)
+    assert _native.BandwidthProbe(core, 2**20).measure() > 0
+    for dtype in (_native.DType.f32, _native.DType.bf16, _native.DType.i8):
+        assert _native.measure_flops(core, dtype, 1000) > 0
+
+
+# Names and formats of decoders that are cases of kernels.
+DECODERS = [
+    ("gqa", "f32"),
+    ("gqa", "bf16"),
+    ("gqa", "f16"),
+    ("gqa", "i4-f32"),
+    ("sandwich", "f32"),
+    ("latent", "f32"),
+]
+F32_OPS, BF16_OPS, F16_OPS, I4_OPS, SANDWICH, LATENT = (functools.partial(ops, *case) for case in DECODERS)
+CASES: dict[str, Callable[[str], None]] = {
+    **dict.fromkeys(("linear_f32", "pack_f32", "norm", "rope_write", "attend", "gated_act"), F32_OPS),
+    **dict.fromkeys(("embed", "gather", "maxima"), F32_OPS),
+    **dict.fromkeys(("linear_bf16", "pack_bf16"), BF16_OPS),
+    **dict.fromkeys(("linear_f16", "pack_f16"), F16_OPS),
+    **dict.fromkeys(("linear_groups", "pack_groups", "quantize", "embed_groups"), I4_OPS),
+    **dict.fromkeys(("add_rows", "scale_rows"), SANDWICH),
+    **dict.fromkeys(("latent_write", "latent_attend"), LATENT),
+    **dict.fromkeys(("route", "combine"), experts),
+    **dict.fromkeys(
+        ("row_max", "row_max_of", "mask_row", "exp_row", "measure", "collect", "count_before"), sampling
+    ),
+    **dict.fromkeys(("read_sum", "fma_loop", "bf16_loop", "i8_loop"), probes),
+    "pack_codes": functools.partial(ops, "gqa", "i4-f32", codes=True),
+    "attend_merge": functools.partial(long_decode, Shape(2, 1, 16)),
+    "latent_merge": functools.partial(long_decode, Latent(4, 32, 8)),
+    "to_f32": functools.partial(stored, "f32", "F16"),
+    "to_bf16": functools.partial(stored, "bf16", "F32"),
+    "to_f16": functools.partial(stored, "f16", "F32"),
+    "first_nonfinite": not_finite,
+}
+KERNELS = sorted(_native.take_kernel_calls())
+
+
+def without_case(kernels: Iterable[str]) -> list[str]:
+    return [kernel for kernel in kernels if kernel not in CASES]
+
+
+def test_every_kernel_has_a_case() -> None:
+    assert without_case(KERNELS) == []
+    assert without_case([*KERNELS, "toy"]) == ["toy"]  # negative control
+    assert CASES.keys() == set(KERNELS)
+
+
+@functools.cache
+def calls(case: Callable[[str], None], isa: str) -> dict[str, int]:
+    """How often a case calls each kernel; it raises where it disagrees."""
+    _native.take_kernel_calls()
+    _native.count_kernels(True)
+    try:
+        case(isa)
+    finally:
+        _native.count_kernels(False)
+    return dict(_native.take_kernel_calls())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel(kernel: str, isa: str) -> None:
+    """The case of a kernel agrees with the definition, and calls the kernel."""
+    assert calls(CASES[kernel], isa)[kernel] > 0
+
+
+# ---- ops in more shapes and formats -------------------------------------------------------------------------------
+
+MORE = [
+    *pairwise([*SHAPES], [*FORMATS], ISAS),
+    *pairwise([*BLOCKS], ["f32", "bf16", "f16"], ISAS),
+    *itertools.product((f"d{d}" for d in WHOLE), ["f32"], ISAS),
+]
+
+
+@pytest.mark.parametrize(("name", "formats", "isa"), MORE)
+def test_buffers(name: str, formats: str, isa: str) -> None:
+    ops(name, formats, isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_long_context(isa: str) -> None:
     """Several partitions of the KV axis, with decode and a chunk that crosses a partition's edge."""
-    native, reference, stepper = pair("gqa", "f32", isa)
+    native, reference, stepper = pair(program_of("gqa", "f32"), isa)
     a, b, _ = start(stepper)
     for _ in range(21):
         size = stepper.fill({a: 96})
@@ -191,44 +364,7 @@ def test_long_context(isa: str) -> None:
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
 @pytest.mark.parametrize("weights", ["f32", "bf16", "f16"])
 def test_stored_formats(weights: DType, dtype: str, isa: str) -> None:
-    """Half-precision checkpoints are widened exactly, or rounded once to bf16 or f16 as torch rounds."""
-    program = lower(shape("wide"), NumberFormats(weights, "f32"))
-    native, reference = NativeExecutor(program, threads=2, isa=isa), TorchExecutor(program)
-    fill(program, [native, reference], dtype)
-    stepper = Stepper(program, LIMITS)
-    native.bind(LIMITS, stepper.arrays)
-    reference.bind(LIMITS, stepper.arrays)
-    size = stepper.fill({start(stepper)[0]: 3})
-    for executor in (native, reference):
-        executor.stop_after(0)
-        executor.run(size.num_tokens, size.num_rows, 0)
-    assert np.array_equal(native.read("residual", 3), reference.read("residual", 3))
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", SHAPES)
-def test_int8_products_are_exact(name: str, isa: str) -> None:
-    """The first linear of a layer against whole-number arithmetic on the very bytes it was given."""
-    native, _, stepper = pair(name, "i8-f32", isa, fused=False)
-    program = native.program
-    index = next(i for i, op in enumerate(program.ops) if isinstance(op, Linear))
-    op = program.ops[index]
-    assert isinstance(op, Linear)
-    size = stepper.fill({start(stepper)[0]: 11})
-    native.stop_after(index)
-    native.run(size.num_tokens, size.num_rows, 0)
-    inputs = native.read(op.x, 11).astype(np.float64)
-    weight = np.concatenate(list(parts_of(program, op.weight))).astype(np.float32)
-    scale = np.abs(weight).max(1, keepdims=True) / np.float32(127)
-    rounded = np.round(weight * (np.float32(1) / scale)).astype(np.float64) * scale
-    expected = inputs @ rounded.T
-    if op.bias:
-        expected += np.concatenate(list(parts_of(program, op.bias)))
-    assert np.abs(native.read(op.out, 11) - expected).max() < 2e-6 * np.abs(expected).max()
-    native.stop_after(index - 1)  # later ops reuse its memory
-    native.run(size.num_tokens, size.num_rows, 0)
-    hidden = native.read("hidden", 11)
-    assert np.abs(inputs - hidden).max() <= np.abs(hidden).max(1).max() / 127 * 0.501
+    stored(weights, dtype, isa)
 
 
 def steps_of(stepper: Stepper, executor: Executor, plan: list[dict[int, int]]) -> dict[int, F32]:
@@ -240,7 +376,7 @@ def steps_of(stepper: Stepper, executor: Executor, plan: list[dict[int, int]]) -
 
 
 def bound(name: str, formats: str, isa: str, threads: int, seed: int) -> tuple[Executor, Stepper]:
-    program = lower(other_blocks(name) if name in BLOCKS else shape(name), FORMATS[formats])
+    program = program_of(name, formats)
     executor = NativeExecutor(program, threads=threads, isa=isa)
     fill(program, [executor])
     stepper = Stepper(program, LIMITS, seed)
@@ -280,7 +416,7 @@ def test_same_bits_in_any_step(
 
 def test_one_flipped_weight_is_found() -> None:
     """Negative control: the comparison names the op whose weight differs."""
-    native, reference, stepper = pair("gqa", "f32", "")
+    native, reference, stepper = pair(program_of("gqa", "f32"), "")
     program = native.program
     wrong = NativeExecutor(program, threads=1)
     fill(program, [wrong])
