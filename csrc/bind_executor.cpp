@@ -100,6 +100,7 @@ void bind_building(nb::class_<Executor>& c) {
       .def("add_op", &Executor::add_op, "kind"_a, "fields"_a,
            "An op by the name of its class in program/ops, with all its fields; those of records as \"shape.heads\".")
       .def("begin_head", &Executor::begin_head)
+      .def("join", &Executor::join, nb::keep_alive<1, 2>(), "group"_a, "rank"_a, "Meet the other ranks of the program there.")
       .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a);
 }
 
@@ -135,6 +136,11 @@ void bind_executor(nb::module_& m) {
       .def_rw("max_len", &quire::Limits::max_len)
       .def_rw("num_blocks", &quire::Limits::num_blocks)
       .def_rw("block_size", &quire::Limits::block_size);
+
+  nb::class_<quire::Group>(m, "Group");
+  nb::class_<quire::LocalGroup, quire::Group>(m, "LocalGroup", "Ranks in threads of this process.")
+      .def(nb::init<int>(), "size"_a)
+      .def("leave", &quire::LocalGroup::leave, "End the wait of all other ranks: this one will not come.");
 
   nb::class_<Executor> executor(m, "Executor");
   bind_building(executor);

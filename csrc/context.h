@@ -1,6 +1,7 @@
 // What the ops of a program share: memory that is planned once, and the step that runs.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -10,6 +11,7 @@
 #include "arena.h"
 #include "attention.h"
 #include "expert_plan.h"
+#include "group.h"
 #include "kernels.h"
 #include "rounding.h"
 #include "sizes.h"
@@ -83,6 +85,11 @@ struct Context {
   std::unordered_map<std::string, const Buffer*> buffer_names;
   std::deque<Rope> ropes;
   std::deque<KVLayer> kv_layers;
+
+  // Ranks that run the program together, this one's number, and what they meet in; `apart` once they did not.
+  int ranks = 1, rank = 0;
+  Group* group = nullptr;
+  std::atomic<bool> apart{false};
 
   // From bind() on.
   Limits limits;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "isa.h"
 
@@ -49,6 +50,14 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
     (*op)->next_stream = next;
     if ((*op)->streams()) next = op->get();
   }
+}
+
+void Executor::join(Group& group, int rank) {
+  if (group.size() != context_.ranks || rank < 0 || rank >= context_.ranks)
+    throw std::invalid_argument("rank: " + std::to_string(rank) + " of a group of " + std::to_string(group.size()) +
+                                " does not fit a program of " + std::to_string(context_.ranks) + " ranks");
+  context_.group = &group;
+  context_.rank = rank;
 }
 
 const Buffer& Executor::buffer(const std::string& name) const {
@@ -131,11 +140,13 @@ void Executor::fill_cache(float value) {
 void Executor::run_ops(size_t begin, size_t end) {
   if (stop_after_ >= 0) end = std::min(end, static_cast<size_t>(stop_after_) + 1);
   if (begin >= end) return;
+  if (context_.ranks > 1 && !context_.group) throw std::runtime_error("a program of several ranks runs after join");
   tasks_.deal(ops_[begin]->tasks());
   auto job = [&](int thread) { step(begin, end, thread); };
   kv_pages_->begin();
   on_all(pool_, job);
   kv_pages_->end();
+  if (context_.apart.load()) throw std::runtime_error("ranks came apart: one left, or runs another step or program");
 }
 
 void Executor::step(size_t begin, size_t end, int thread) {

@@ -28,6 +28,8 @@ class Executor {
   // Later ops are over rows that want logits.
   void begin_head() { head_begin_ = ops_.size(); }
   void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes, DType kv_dtype);
+  // Meet the other ranks of the program there, from the next step on; the group outlives the executor.
+  void join(Group& group, int rank);
 
   // ---- running --------------------------------------------------------------------------------------------------
   void run(int tokens, int rows, int logit_rows);

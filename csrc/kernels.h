@@ -137,6 +137,8 @@ struct QuantizeTask {
   // [rows, groups, 2]: of each group the bits of the float32 m = 1.5 * 2^(23 + bits), and of m - 8 * 2^bits * sum of its
   // bytes. With codes between 0 and 15, int32 sums that begin there are those over codes less 8, shifted, as m plus them.
   int32_t* groups;
+  float at_least;      // a magnitude that rows have elsewhere, or NaN; else 0
+  float* top;          // or null: [rows], the greatest magnitude, of what is rounded
 };
 
 struct NormTask {
@@ -202,6 +204,8 @@ struct RopeWriteTask : CacheRow {
   size_t pitch;
   int heads, kv_heads, head_dim, rotary_dim;
   HeadNorm q_norm, k_norm;
+  const float *q_row, *k_row;  // [tokens, q_cols] and [tokens, k_cols] of all ranks' heads for whole_norm, or null
+  int q_cols, k_cols;
   bool layer_norm, whole_norm, interleaved;
   float eps;
   const float* cos;     // [max_len, rotary_dim/2]
@@ -285,6 +289,7 @@ struct EmbedTask {
   const int32_t* ids;
   float* out;            // [tokens, cols]
   int cols, token_begin, token_end;
+  int first, rows;       // tokens that the table has: first … first + rows - 1; those of others become 0
   GroupFormat groups;
 };
 

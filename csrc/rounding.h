@@ -12,8 +12,10 @@ namespace quire {
 
 struct Buffer;
 
-// Row `row` of an int8 buffer from float32, as Quantize in program/ops defines it.
-void quantize_row(const Kernels& kernels, const Buffer& out, int row, const float* x);
+// Row `row` of an int8 buffer from float32, as Quantize in program/ops defines it. The row has a magnitude of `at_least`
+// elsewhere; `top` gets the greatest.
+void quantize_row(const Kernels& kernels, const Buffer& out, int row, const float* x, float at_least = 0.0f,
+                  float* top = nullptr);
 
 // A float32 row in each thread's own memory: what an op rounds when it is whole.
 class RoundedRows {

@@ -139,10 +139,8 @@ void round_rows(const QuantizeTask& t) {
       if (g < whole) {
         for (int v = 0; v < kVectors; ++v) x[v] = load(t.x + row + c + v * 16);
       } else {
-        for (int v = 0; v < kVectors; ++v) {
-          const int left = t.cols - c - v * 16;
+        for (int v = 0, left = t.cols - c; v < kVectors; ++v, left -= 16)
           x[v] = left > 0 ? load_n(t.x + row + c + v * 16, left) : zero();
-        }
       }
       if (!kRotated) return;
       rotate(x, kVectors);
@@ -152,7 +150,7 @@ void round_rows(const QuantizeTask& t) {
     // how many bits the group has: that is read before the numbers of earlier groups reach its place.
     int32_t* numbers = t.groups + static_cast<size_t>(r) * groups * 2;
     int32_t* bits = numbers + groups;
-    int32_t widest = 0;
+    int32_t widest = static_cast<int32_t>(float_to_bits(t.at_least));
     for (int g = 0; g < groups; ++g) {
       V16 x[kVectors];
       vectors_of(g, x);
@@ -164,6 +162,7 @@ void round_rows(const QuantizeTask& t) {
     const float top = widest < 0x7f800000 ? bits_to_float(static_cast<uint32_t>(widest)) : NAN;
     const float scale = top < kTiny ? 0.0f : top / 127.0f;
     t.scale[r] = scale / (1 << kGroupBits);
+    if (t.top) t.top[r] = top;
     // how often a group can be doubled and stay within the row: exponents, less one if its mantissa is larger
     for (int g = 0; g < groups; ++g) {
       const int doublings = (widest - bits[g]) >> 23;
@@ -248,8 +247,13 @@ void embed_groups(const EmbedTask& t) {
   const GroupFormat& f = t.groups;
   const int groups = f.groups(t.cols);
   for (int i = t.token_begin; i < t.token_end; ++i) {
-    const Place at = place(const_cast<void*>(t.table), f, t.cols, t.ids[i]);
+    const int id = t.ids[i] - t.first;
     float* out = t.out + static_cast<size_t>(i) * t.cols;
+    if (id < 0 || id >= t.rows) {
+      std::memset(out, 0, static_cast<size_t>(t.cols) * sizeof(float));
+      continue;
+    }
+    const Place at = place(const_cast<void*>(t.table), f, t.cols, id);
     for (int g = 0; g < groups; ++g) {
       const char* group = at.panel + f.at(g);
       const uint16_t* factor = reinterpret_cast<const uint16_t*>(at.panel + f.super_at(g));

@@ -22,9 +22,15 @@ QUIRE_INLINE void fetch(const float* x, int n) {
   for (int c = 0; c < n; c += 16) prefetch(x + c);
 }
 
-// One span of `cols` elements in place, by its own moments.
-QUIRE_INLINE void normalise(float* x, int cols, const float* weight, const RopeWriteTask& t) {
-  const Moments m = moments(x, cols, t.layer_norm, t.eps);
+// A row and its columns, whose moments a norm takes.
+struct Span {
+  const float* x;
+  int cols;
+};
+
+// `cols` elements in place, by the moments of `of`: themselves, or a row that they belong to.
+QUIRE_INLINE void normalise(float* x, int cols, const float* weight, const RopeWriteTask& t, Span of) {
+  const Moments m = moments(of.x, of.cols, t.layer_norm, t.eps);
   for (int c = 0; c < cols; c += 16) {
     const int n = cols - c;
     const V16 v = mul(mul(sub(load_n(x + c, n), m.mean), m.inverse), load_n(weight + c, n));
@@ -92,8 +98,9 @@ QUIRE_INLINE void whole_heads(float* x, int begin, int end, const HeadNorm& norm
   }
 }
 
-// Heads [begin, end) of one token's q or k in place.
-QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& norm, int position, const RopeWriteTask& t) {
+// Heads [begin, end) of one token's q or k in place; `all` are those of the norm over all heads.
+QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& norm, int position, const RopeWriteTask& t,
+                               Span all) {
   const size_t half = static_cast<size_t>(t.rotary_dim / 2), at = static_cast<size_t>(position) * half;
   const float *cos = t.cos + at, *sin = t.sin + at;
   if (t.rotary_dim == t.head_dim && !t.interleaved && !(norm.weight && (t.whole_norm || t.layer_norm))) switch (t.head_dim) {
@@ -102,11 +109,11 @@ QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& nor
       case 128: return whole_heads<8>(x, begin, end, norm, t, cos, sin);
       case 256: return whole_heads<16>(x, begin, end, norm, t, cos, sin);
     }
-  if (norm.weight && t.whole_norm) normalise(x, end * t.head_dim, norm.weight, t);
+  if (norm.weight && t.whole_norm) normalise(x, end * t.head_dim, norm.weight, t, all);
   for (int h = begin; h < end; ++h) {
     float* head = x + static_cast<size_t>(h) * t.head_dim;
     fetch(head + kAhead, t.head_dim);
-    if (norm.weight && !t.whole_norm) normalise(head, t.head_dim, norm.weight + h * norm.step, t);
+    if (norm.weight && !t.whole_norm) normalise(head, t.head_dim, norm.weight + h * norm.step, t, {head, t.head_dim});
     rotate(head, t, cos, sin);
   }
 }
@@ -291,9 +298,11 @@ void rope_write(const RopeWriteTask& t) {
   const int per_kv = t.heads / t.kv_heads;
   for (int i = t.token_begin; i < t.token_end; ++i) {
     float* row = t.qkv + static_cast<size_t>(i) * t.pitch;
-    rotate_heads(row, t.head_begin * per_kv, t.head_end * per_kv, t.q_norm, t.positions[i], t);
+    const Span q_all = t.q_row ? Span{t.q_row + static_cast<size_t>(i) * t.q_cols, t.q_cols} : Span{row, t.heads * t.head_dim};
+    rotate_heads(row, t.head_begin * per_kv, t.head_end * per_kv, t.q_norm, t.positions[i], t, q_all);
     float* k = row + static_cast<size_t>(t.heads) * t.head_dim;
-    rotate_heads(k, t.head_begin, t.head_end, t.k_norm, t.positions[i], t);
+    const Span k_all = t.k_row ? Span{t.k_row + static_cast<size_t>(i) * t.k_cols, t.k_cols} : Span{k, t.kv_heads * t.head_dim};
+    rotate_heads(k, t.head_begin, t.head_end, t.k_norm, t.positions[i], t, k_all);
     // values are taken head by head, a few lines of each token's row
     fetch(k + static_cast<size_t>(t.kv_heads + t.head_begin) * t.head_dim, (t.head_end - t.head_begin) * t.head_dim);
   }

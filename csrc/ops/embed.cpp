@@ -2,6 +2,8 @@
 
 #ifdef QUIRE_ISA  // the kernel, once for every instruction set
 
+#include <cstring>
+
 #include "kernels/table.h"
 #include "simd/functions.h"
 #include "simd/half.h"
@@ -19,9 +21,11 @@ QUIRE_INLINE float source(const void* src, DType type, size_t i) {
 
 void embed(const EmbedTask& t) {
   for (int i = t.token_begin; i < t.token_end; ++i) {
-    const int id = t.ids[i];
+    const int id = t.ids[i] - t.first;
     float* out = t.out + static_cast<size_t>(i) * t.cols;
-    if (!t.packed) {
+    if (id < 0 || id >= t.rows) {
+      std::memset(out, 0, static_cast<size_t>(t.cols) * sizeof(float));
+    } else if (!t.packed) {
       const size_t base = static_cast<size_t>(id) * t.cols;
       for (int k = 0; k < t.cols; ++k) out[k] = source(t.table, t.dtype, base + k);
     } else if (t.dtype == DType::f32) {
@@ -57,17 +61,18 @@ namespace quire {
 namespace {
 
 struct Embed final : RowOp {
-  Embed(Fields& f, Context& c) : RowOp(c, f.buffer("out")), table(f.weight("table")) {
+  Embed(Fields& f, Context& c) : RowOp(c, f.buffer("out")), table(f.weight("table")), first(f.integer("first")) {
     f.require(out_.dtype == DType::f32 && out_.cols == table.cols, "out must be float32 rows of the table's width");
     kernel = table.groups.bits ? kernels().embed_groups : kernels().embed;
   }
 
   void run_rows(int begin, int end, int) override {
     kernel({table.data(), table.dtype, table.layout == Param::Layout::panels, context_.step.token_ids,
-            out_.f32(), table.cols, begin, end, table.groups});
+            out_.f32(), table.cols, begin, end, first, table.rows, table.groups});
   }
 
   const Param& table;
+  int first;
   void (*kernel)(const EmbedTask&);
 };
 

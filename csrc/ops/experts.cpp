@@ -7,9 +7,11 @@ namespace {
 struct Experts final : Op {
   Experts(Fields& f, Context& c)
       : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
-        multiply(linear_kernel(kernels(), weight)) {
+        first_expert(f.integer("first")), multiply(linear_kernel(kernels(), weight)) {
     // The plan of the router says which rows are whose.
     f.require(f.buffer("ids").cols == x.per && f.buffer("places").cols == x.per, "x must have a row for each pair");
+    f.require(first_expert >= 0 && first_expert + weight.matrices <= f.integer("experts"),
+              "the weight must hold some of the router's experts");
     f.require(can_multiply(x, weight), "x must have the weights' type, width and groups");
     f.require(out.cols == weight.matrix_rows && out.per == x.per && out.dtype == DType::f32 &&
                   (!bias || bias->rows == weight.matrices * weight.matrix_rows),
@@ -29,16 +31,24 @@ struct Experts final : Op {
     return s;
   }
 
-  int tasks() const override { return context_.tokens ? context_.experts.size() * split().panel_tasks : 0; }
+  int tasks() const override {
+    if (!context_.tokens) return 0;
+    const ExpertPlan& plan = context_.experts;
+    int end = plan.size();
+    for (begin = 0; begin < end && plan[begin].expert < first_expert;) ++begin;
+    while (end > begin && plan[end - 1].expert >= first_expert + weight.matrices) --end;
+    return (end - begin) * split().panel_tasks;
+  }
   void run(int task, int) override {
     const ExpertPlan& plan = context_.experts;
     const Split s = split();
     // Row chunks of one panel range of an expert are neighbours in the task order: the panel is still in the cache.
-    const int first = plan[task / s.panel_tasks].first, count = plan[first].count;
-    const int inside = task - first * s.panel_tasks;
+    const int first = plan[begin + task / s.panel_tasks].first, count = plan[first].count;
+    const int inside = task - (first - begin) * s.panel_tasks;
     const ExpertChunk& chunk = plan[first + inside % count];
-    LinearTask t = linear_task(x, chunk.begin, chunk.end, weight, chunk.expert);
-    t.bias = bias ? bias->vector() + static_cast<size_t>(chunk.expert) * weight.matrix_rows : nullptr;
+    const int matrix = chunk.expert - first_expert;
+    LinearTask t = linear_task(x, chunk.begin, chunk.end, weight, matrix);
+    t.bias = bias ? bias->vector() + static_cast<size_t>(matrix) * weight.matrix_rows : nullptr;
     t.ldy = static_cast<size_t>(out.cols);
     t.y = out.f32_row(chunk.begin);
     t.panel_begin = inside / count * s.panels_per_task;
@@ -50,6 +60,8 @@ struct Experts final : Op {
   const Param& weight;
   const Param* bias;
   const Buffer& out;
+  int first_expert;        // that the weight holds
+  mutable int begin = 0;   // this step's first chunk of one of them
   LinearKernel multiply;
 };
 

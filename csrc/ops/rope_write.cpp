@@ -8,12 +8,15 @@ struct RopeWrite final : Op {
   RopeWrite(Fields& f, Context& c)
       : Op(c), qkv(f.buffer("qkv")), layer(f.kv_layer("layer")), rope(f.optional_rope("rope")),
         q_norm(f.optional_vector("q_norm")), k_norm(f.optional_vector("k_norm")), eps(f.number("eps")),
-        layer_norm(f.choice("kind", kNormKinds)), whole(f.flag("whole")) {
+        layer_norm(f.choice("kind", kNormKinds)), whole(f.flag("whole")), q_row(f.optional_buffer("q_row")),
+        k_row(f.optional_buffer("k_row")) {
     f.record("shape", "HeadShape");
     heads = f.integer("shape.heads");
     f.require(f.integer("shape.kv_heads") == layer.kv_heads && f.integer("shape.head_dim") == layer.head_dim &&
                   qkv.cols == (heads + 2 * layer.kv_heads) * layer.head_dim,
               "qkv must have the heads of the layer's cache");
+    f.require(!q_row == !k_row && (!q_row || (whole && q_row->dtype == DType::f32 && k_row->dtype == DType::f32)),
+              "q_row and k_row must be float32 rows for a norm over all heads");
     f.require(layer.head_dim <= kMaxHeadDim, "head_dim is beyond the limit of the kernel");
   }
 
@@ -39,6 +42,10 @@ struct RopeWrite final : Op {
     t.rotary_dim = rope ? rope->half * 2 : 0;
     t.q_norm = norm_of(q_norm, heads);
     t.k_norm = norm_of(k_norm, layer.kv_heads);
+    t.q_row = q_row ? q_row->f32() : nullptr;
+    t.k_row = k_row ? k_row->f32() : nullptr;
+    t.q_cols = q_row ? q_row->cols : 0;
+    t.k_cols = k_row ? k_row->cols : 0;
     t.layer_norm = layer_norm;
     t.whole_norm = whole;
     t.interleaved = rope && rope->interleaved;
@@ -62,6 +69,7 @@ struct RopeWrite final : Op {
   const Param *q_norm, *k_norm;
   float eps;
   bool layer_norm, whole;
+  const Buffer *q_row, *k_row;
   int heads;
 };
 

@@ -145,6 +145,16 @@ class Limits:
     @block_size.setter
     def block_size(self, arg: int, /) -> None: ...
 
+class Group:
+    pass
+
+class LocalGroup(Group):
+    """Ranks in threads of this process."""
+
+    def __init__(self, size: int) -> None: ...
+    def leave(self) -> None:
+        """End the wait of all other ranks: this one will not come."""
+
 class Executor:
     def __init__(self, isa: str, threads: int) -> None: ...
     def add_param(self, name: str, param: Param) -> None: ...
@@ -176,6 +186,9 @@ class Executor:
         """
 
     def begin_head(self) -> None: ...
+    def join(self, group: Group, rank: int) -> None:
+        """Meet the other ranks of the program there."""
+
     def bind(
         self,
         limits: Limits,

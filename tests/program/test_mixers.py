@@ -21,7 +21,9 @@ from quire.program.lower import lower
 from quire.program.lowering import Lowering
 from quire.program.memory import kv_block_bytes
 from quire.program.mixers import MixerKind
+from quire.program.ops.attention import RopeWrite
 from quire.program.ops.rows import Scale
+from quire.program.ranks import RankPlan
 from quire.program.tensors import StateLayer
 from quire.spec import MLP, Layer, ModelSpec, Router
 from quire.spec.describe import kv_elements
@@ -151,6 +153,23 @@ def test_a_mixer_with_a_state_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> N
     for backend in BACKENDS:
         with pytest.raises(UnsupportedModelError, match="layers 1, 4 keep a state for each sequence"):
             backend.make(program)
+
+
+def test_stages_have_the_groups_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some without a layer. Layers keep their numbers; places in blocks and in the lists of a program are the stage's."""
+    monkeypatch.setitem(mixers.MIXERS, Decay, DECAY)
+    first, last = (lower(hybrid(), F32, RankPlan(1, 0, 2, stage, stage_layers=(2, 3))) for stage in range(2))
+    assert first.cache_groups == (
+        FullGroup((0,)), FullGroup(()), SlidingGroup((), 8), StateGroup((1,), 1000), StateGroup((), 0),
+    )  # fmt: skip
+    assert last.cache_groups == (
+        FullGroup(()), FullGroup((3,)), SlidingGroup((2,), 8), StateGroup((), 0), StateGroup((4,), 1000),
+    )  # fmt: skip
+    assert [[layer.layer for layer in each.state_layers] for each in (first, last)] == [[1], [4]]
+    assert [op.layer for op in last.ops if isinstance(op, RopeWrite)] == [0, 1]
+    for program in (first, last):
+        for layer in (*program.kv_layers, *program.state_layers):
+            assert program.cache_groups[layer.group].layers[layer.index_in_group] == layer.layer
 
 
 def test_inspect_says_what_a_layer_lacks_and_what_a_sequence_keeps(monkeypatch: pytest.MonkeyPatch) -> None:

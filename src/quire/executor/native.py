@@ -117,6 +117,14 @@ class NativeExecutor:
     def threads(self) -> int:
         return int(self._core.threads)
 
+    def join(self, group: _native.Group) -> None:
+        """Meet the other ranks of the program there; after bind."""
+        self._core.join(group, self.program.plan.tensor_parallel_rank)
+
+    def write(self, buffer: str, rows: F32) -> None:
+        """Fill the first rows of an input; see Program.inputs."""
+        self._view(buffer, len(rows))[:] = rows
+
     def put(self, param: Param, row_offset: int, data: npt.NDArray[Any], dtype: str) -> None:
         """Pack one checkpoint part; see Loadable.put."""
         self.put_checked(param, row_offset, data, dtype)

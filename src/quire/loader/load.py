@@ -7,9 +7,10 @@ block, whatever the size of the model.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ class LoadRules:
     `ignored`: regular expressions of full names. `twins`: name in the program -> another name of the same tensor (a
     tied embedding saved twice): the twin is used if the first is missing, and must be byte-equal if both exist.
     `zeros`: regular expressions of tensors that may be ignored if they contain only zeros.
-    `prefixes`: see Renamed. `stacks`: see Unstacked.
+    `prefixes`: see Renamed. `stacks`: see Unstacked. `elsewhere`: names of tensors that other ranks load.
     """
 
     ignored: tuple[str, ...] = ()
@@ -57,6 +58,7 @@ class LoadRules:
     zeros: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()
     stacks: tuple[Stack, ...] = ()
+    elsewhere: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, spec: ModelSpec, *, quantized: bool = False) -> LoadRules:
@@ -69,6 +71,11 @@ class LoadRules:
         ignored = (*spec.ignored, *_CACHE_SCALES) if quantized else spec.ignored
         zeros = (r".*\.bias",) if quantized else ()
         return cls(ignored, twins, zeros, spec.prefixes, tuple(stacks_of(spec)))
+
+    def of_rank(self, whole: Sequence[Param]) -> LoadRules:
+        """These rules for one rank's part of the model with the parameters `whole`."""
+        names = frozenset(part.tensor for param in whole for part in param.parts)
+        return replace(self, elsewhere=names)
 
     def view(self, source: Source) -> Source:
         """Return the source with the tensor names of the program. Raises CheckpointError."""
@@ -93,7 +100,11 @@ class LoadSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One part to load: rows of `param` from `row_offset` on come from the tensor `info`."""
+    """One part to load: rows of `param` from `row_offset` on come from the tensor `info`.
+
+    Rows are those of the tensor, which are columns of a transposed part, and several elements of a vector that is
+    stored as a matrix.
+    """
 
     param: Param
     row_offset: int
@@ -101,15 +112,30 @@ class _Item:
     info: TensorInfo
 
     @property
-    def rows(self) -> int:
-        """Rows of the tensor to read; a vector that is stored as a matrix is read whole."""
-        if self.part.transposed:
-            return self.part.cols
-        return self.part.rows if len(self.info.shape) == 1 or self.part.cols else self.info.shape[0]
+    def first(self) -> int:
+        """The first row to read."""
+        return self.part.first if self.part.cols else self.part.first // math.prod(self.info.shape[1:])
 
     @property
-    def nbytes(self) -> int:
-        return self.info.nbytes // self.info.shape[0] * self.rows
+    def rows(self) -> int:
+        """How many to read."""
+        if self.part.transposed:
+            return self.part.cols
+        return self.part.rows if self.part.cols else self.part.rows // math.prod(self.info.shape[1:])
+
+    @property
+    def columns(self) -> slice | None:
+        """Columns of these rows; None for all."""
+        count = self.part.rows if self.part.transposed else self.part.cols
+        if not self.part.cols or count == self.info.shape[1]:
+            return None
+        return slice(self.part.first_col, self.part.first_col + count)
+
+    def bytes_of(self, rows: int) -> int:
+        """Bytes to read of so many of its rows."""
+        whole = self.info.nbytes // self.info.shape[0]
+        taken = self.columns
+        return rows * (whole if taken is None else whole * (taken.stop - taken.start) // self.info.shape[1])
 
 
 def load(
@@ -129,10 +155,10 @@ def load(
     and, naming the tensor, when a NaN or infinity is read.
     """
     source, items, skipped = _prepare(params, source, rules or LoadRules())
-    total = sum(item.nbytes for item in items)
+    total = sum(item.bytes_of(item.rows) for item in items)
     done = 0
     blocks = [(item, *rows) for item in items for rows in _blocks(item, block_bytes)]
-    ahead = _Ahead(source, [(item.info, item.part.first + a, item.part.first + b) for item, a, b in blocks])
+    ahead = _Ahead(source, [(item.info, item.first + a, item.first + b) for item, a, b in blocks])
     for item, start, stop in blocks:
         ahead.reach(done)
         done += _move(item, start, stop, source, sink)
@@ -203,10 +229,12 @@ class _Ahead:
 
 def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int:
     """Read, check and pass on one row block; return its bytes."""
-    name, first = item.info.name, item.part.first
+    name, first = item.info.name, item.first
     if isinstance(source, CodesSource) and _is_codes(item, source):
         return _move_codes(item, start, stop, source, sink)
     data = source.read(name, first + start, first + stop)
+    if item.columns is not None:
+        data = np.ascontiguousarray(data[:, item.columns])
     if not data.flags.aligned:  # the format allows any offset; kernels need aligned numbers
         data = data.copy()
     shape, nbytes, dtype, at = data.shape, data.nbytes, item.info.dtype, item.row_offset + start
@@ -224,6 +252,8 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
         index = [int(i) for i in np.unravel_index(bad, shape[::-1] if item.part.transposed else shape)]
         index = index[::-1] if item.part.transposed else index
         index[0] += first + start
+        if item.columns is not None:
+            index[1] += item.part.first_col
         if np.isfinite(value := widened(data.reshape(-1)[bad : bad + 1], dtype)[0]):
             raise CheckpointError(
                 f"tensor {name}: element {index} is {value:g}, which exceeds the limit of float16, 65504: use --dtype "
@@ -238,20 +268,21 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
 
 
 def _is_codes(item: _Item, source: CodesSource) -> bool:
-    """Whether the parameter has exactly the format of the tensor's codes."""
-    return item.param.groups is not None and source.packed(item.info.name) == item.param.format
+    """Whether the parameter has exactly the format of the tensor's codes, and whole rows of them."""
+    same = item.param.groups is not None and source.packed(item.info.name) == item.param.format
+    return same and item.columns is None
 
 
 def _move_codes(item: _Item, start: int, stop: int, source: CodesSource, sink: Sink) -> int:
     """The same for a row block whose codes are passed on unchanged."""
-    name, first = item.info.name, item.part.first
+    name, first = item.info.name, item.first
     try:
         codes = source.read_codes(name, first + start, first + stop)
         sink.put_codes(item.param, item.row_offset + start, codes)
     except ValueError as error:  # a scale that is not finite
         raise CheckpointError(f"tensor {name}: {error}") from None
     source.release(name)
-    return item.info.nbytes // item.info.shape[0] * (stop - start)
+    return item.bytes_of(stop - start)
 
 
 def widened(data: Array, dtype: str) -> npt.NDArray[np.float32]:
@@ -301,15 +332,18 @@ def _leftovers(items: Sequence[_Item], source: Source, rules: LoadRules, *, read
     `read` false: tensors whose check needs numbers may be ignored.
     """
     used = {item.info.name for item in items}
+    expected = used | rules.elsewhere
     ignored = [re.compile(pattern) for pattern in rules.ignored]
     skipped: list[str] = []
     unexpected: list[str] = []
     for name in source.names():
-        if name in used:
+        if name in expected:
             continue
-        twin = next((asked for asked, other in rules.twins.items() if other == name and asked in used), None)
+        twin = next(
+            (asked for asked, other in rules.twins.items() if other == name and asked in expected), None
+        )
         if twin is not None:
-            if read:
+            if read and twin in used:
                 _check_equal(twin, name, source)
         elif any(re.fullmatch(pattern, name) for pattern in rules.zeros) and not (
             read and source.read(name).any()

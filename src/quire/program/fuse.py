@@ -65,6 +65,8 @@ def _gated(op: Op, act: GatedAct, params: Mapping[str, Param]) -> Op | None:
 
 def _rounding(op: Op, quantize: Quantize) -> Op | None:
     """Both in one, or None when `op` is not one that rounds what it writes, or does not write that."""
+    if quantize.top or quantize.tops:
+        return None
     match op:
         case Norm(out=out, x=x) if out == quantize.x != x:
             return replace(op, out=quantize.out)

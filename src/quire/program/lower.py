@@ -1,10 +1,10 @@
-"""Lowering: ModelSpec + number formats -> Program."""
+"""Lowering: ModelSpec + number formats + the part that a rank computes -> Program."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.core.cache_groups import CachePlan, Kept, plan_groups
+from quire.core.cache_groups import Kept, kv_group, plan_groups
 from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower_experts import lower_experts
@@ -12,53 +12,60 @@ from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
 from quire.program.mixers import Keeps, kind_of
 from quire.program.op import Op
+from quire.program.ops.collectives import AllReduce
 from quire.program.ops.linear import MAXIMA_COLS, Linear
 from quire.program.ops.rows import Add, Embed, GatherRows, Norm, Scale
-from quire.program.program import Entry, Output, Program
+from quire.program.program import Entry, Input, Output, Program
+from quire.program.ranks import RankPlan, Share
 from quire.program.tensors import KVLayer, Param, Part, StateLayer
 from quire.spec import MLP, LatentAttention, Layer, ModelSpec, MoE
-from quire.types import UnsupportedModelError
+from quire.types import CacheGroup, StateGroup, UnsupportedModelError
 
 MAXIMA = "logit_maxima"
 
 
-def lower(spec: ModelSpec, formats: NumberFormats, *, fused: bool = True) -> Program:
-    """Lower a spec to a flat op list. Pure: the same arguments give the same program.
+def lower(
+    spec: ModelSpec, formats: NumberFormats, plan: RankPlan | None = None, *, fused: bool = True
+) -> Program:
+    """Lower a spec, or the part of it that `plan` gives to a rank, to a flat op list.
 
-    `fused`: with the pass of program/fuse, which changes no number.
+    Pure: the same arguments give the same program. `fused`: with the pass of program/fuse, which changes no number.
 
-    Raises UnsupportedModelError for formats that a layer's cache cannot have.
+    Raises UnsupportedModelError for formats that a layer's cache cannot have, and for plans that do not fit the model.
     """
     if formats.kv == "i8" and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
         raise UnsupportedModelError(
             "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
             "already; use bfloat16 or float32"
         )
-    program = _program(Lowering(spec, formats))
+    program = _program(Lowering(spec, formats, plan or RankPlan()))
     return fuse(program) if fused else program
 
 
 def _program(to: Lowering) -> Program:
-    spec = to.spec
-    head_name = spec.names.embed if spec.tied else spec.names.head
-    head = to.weight("head", (Part(head_name, spec.vocab, spec.dim, "vocab"),))
-    embed = head
-    if not spec.tied:
-        embed = "embed"
-        parts = (Part(spec.names.embed, spec.vocab, spec.dim, "vocab"),)
-        to.params[embed] = Param(embed, "table", parts, to.formats.weights)
+    spec, plan = to.spec, to.plan
+    to.columns("vocab", "vocab_size", spec.vocab)
+    to.axes["hidden"] = Share(0, spec.dim, spec.dim)
+    if not plan.fast:
+        to.columns("hidden", "hidden_size", spec.dim)
+    if plan.is_last_stage or (spec.tied and plan.is_first_stage):
+        name = spec.names.embed if spec.tied else spec.names.head
+        to.weight("head", (Part(name, spec.vocab, spec.dim, "vocab"),))
     residual = to.buffer("residual", spec.dim, "f32")
-    to.body.append(Embed(embed, residual))
-    if spec.embed_scale != 1.0:
-        to.body.append(Scale(residual, spec.embed_scale))
-    entry = Entry(residual, len(to.body))
-    cache, kept = _cache(to)
+    groups, kept = _cache(to)
     kv_layers = tuple(each for each in kept if isinstance(each, KVLayer))
     to.kv_numbers = {each.layer: number for number, each in enumerate(kv_layers)}
+    entry = _embed(to, residual) if plan.is_first_stage else None
     delta: str | None = None
-    for index, layer in enumerate(spec.layers):
-        delta = _layer(to, index, layer, residual, delta)
-    head_ops = _head(to, residual, delta, head)
+    for index in to.layers:
+        delta = _layer(to, index, spec.layers[index], residual, delta)
+    if plan.is_last_stage:
+        head_ops = _head(to, residual, delta, "head")
+        outputs: tuple[Output, ...] = (Output("logits", "logits"), Output("maxima", MAXIMA))
+    else:
+        head_ops, outputs = (), (Output(residual, residual),)
+        if delta is not None:
+            to.body.append(Add(residual, delta, 1.0))
     return Program(
         params=tuple(to.params.values()),
         buffers=tuple(to.buffers.values()),
@@ -66,14 +73,35 @@ def _program(to: Lowering) -> Program:
         head=head_ops,
         ropes=tuple(to.ropes),
         kv_layers=kv_layers,
-        cache_groups=cache.groups,
-        layers_per_group=cache.layers_per_group,
+        cache_groups=groups,
+        layers_per_group=max(len(group.layers) for group in groups),
         kv_dtype=to.formats.kv,
         vocab=spec.vocab,
-        outputs=(Output("logits", "logits"), Output("maxima", MAXIMA)),
+        outputs=outputs,
         state_layers=tuple(each for each in kept if isinstance(each, StateLayer)),
         entry=entry,
+        inputs=() if plan.is_first_stage else (Input(residual, residual),),
+        plan=plan,
     )
+
+
+def _embed(to: Lowering, residual: str) -> Entry:
+    """Append the look-up of tokens; returns where embeddings that are given enter.
+
+    Ranks hold rows of the table; all but one leave zeros for a token.
+    """
+    spec, share, embed = to.spec, to.axes["vocab"], "head"
+    if not spec.tied:
+        embed = "embed"
+        part = to.mine(Part(spec.names.embed, spec.vocab, spec.dim, "vocab"))
+        to.params[embed] = Param(embed, "table", (part,), to.formats.weights)
+    out = residual if share.whole else to.buffer("embedded", spec.dim, "f32")
+    to.body.append(Embed(embed, out, share.start))
+    if out != residual:
+        to.body.append(AllReduce(out, residual, to.plan.tensor_parallel_size, "bits"))
+    if spec.embed_scale != 1.0:
+        to.body.append(Scale(residual, spec.embed_scale))
+    return Entry(residual, len(to.body))
 
 
 def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | None) -> str | None:
@@ -91,6 +119,7 @@ def _layer(to: Lowering, index: int, layer: Layer, residual: str, delta: str | N
     if layer.parallel and beside != hidden:  # the same values, rounded for weights of another format
         to.norm(names[0], index, residual, None, beside)
     branch = kind_of(index, layer.mixer).ops(to, index, layer.mixer, hidden)
+    branch = to.gathered(branch, "delta", to.spec.dim)
     if layer.post_norm:
         to.norm("attn_post_norm", index, branch, None, branch)
     delta = _join(to, residual, branch)
@@ -110,7 +139,8 @@ def _feed_forward(
     if isinstance(mlp, MoE):
         branch = lower_experts(to, index, mlp, beside)
     else:
-        branch = lower_mlp(to, index, mlp, beside, to.buffer("delta", to.spec.dim, "f32"))
+        branch = lower_mlp(to, index, mlp, beside, to.part("delta", to.axes["hidden"]))
+    branch = to.gathered(branch, "delta", to.spec.dim)
     if layer.post_norm:
         to.norm("mlp_post_norm", index, branch, None, branch)
     return _join(to, residual, branch)
@@ -135,24 +165,31 @@ def _head(to: Lowering, residual: str, delta: str | None, weight: str) -> tuple[
     spec = to.spec
     last = to.buffer("last", spec.dim, "f32", logits=True)
     last_hidden = to.input("last_hidden", spec.dim, weight, logits=True)
-    logits = to.buffer("logits", spec.vocab, "f32", logits=True)
+    share = to.axes["vocab"]
+    logits = to.part("logits", share, logits=True)
     norm, bias = to.norm_weights("final_norm", spec.names.final_norm, spec.norm)
     ops: list[Op] = [
         GatherRows(residual, delta, last),
         Norm(last, None, norm, spec.norm.eps, last_hidden, spec.norm.kind, bias),
     ]
     last_hidden = to.quantized(ops, last_hidden, weight)
-    maxima = to.buffer(MAXIMA, -(-spec.vocab // MAXIMA_COLS), "f32", logits=True)
+    spans = [-(-columns // MAXIMA_COLS) for columns in (share.start, share.stop, spec.vocab)]
+    maxima = to.part(MAXIMA, Share(*spans), logits=True)
     if spec.logits_scale != 1.0 or spec.logits_cap:
         ops.append(Linear(last_hidden, weight, None, logits))
         ops.append(Scale(logits, spec.logits_scale, spec.logits_cap, maxima))
     else:
         ops.append(Linear(last_hidden, weight, None, logits, maxima=maxima))
+    to.gathered(logits, "logits", spec.vocab, ops)
+    to.gathered(maxima, MAXIMA, spans[-1], ops)
     return tuple(ops)
 
 
-def _cache(to: Lowering) -> tuple[CachePlan, list[Keeps]]:
-    """The groups of what layers keep of earlier tokens, and each with its place in the blocks of its group."""
+def _cache(to: Lowering) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:
+    """The groups of what this stage's layers keep of earlier tokens, and each with its place in blocks of its group.
+
+    Stages have the model's groups in one order, some of them without a layer, so that one block table serves all.
+    """
     kept = [
         each
         for index, layer in enumerate(to.spec.layers)
@@ -169,8 +206,17 @@ def _cache(to: Lowering) -> tuple[CachePlan, list[Keeps]]:
             for x in kept
         ]
     )
-    placed: list[Keeps] = [
-        replace(each, group=group, index_in_group=place)
-        for each, (group, place) in zip(kept, plan.places, strict=True)
-    ]
-    return plan, placed
+    placed: list[Keeps] = []
+    members: list[list[Keeps]] = [[] for _ in plan.groups]
+    for each, (group, _) in zip(kept, plan.places, strict=True):
+        if each.layer in to.layers:
+            placed.append(replace(each, group=group, index_in_group=len(members[group])))
+            members[group].append(each)
+    return tuple(map(_group_of, plan.groups, members)), placed
+
+
+def _group_of(group: CacheGroup, members: list[Keeps]) -> CacheGroup:
+    layers = tuple(each.layer for each in members)
+    if isinstance(group, StateGroup):
+        return StateGroup(layers, sum(each.bytes for each in members if isinstance(each, StateLayer)))
+    return kv_group(layers, group.window)

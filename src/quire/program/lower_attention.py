@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from quire.program.lowering import Lowering
 from quire.program.ops.attention import Attend, HeadShape, RopeWrite
+from quire.program.ops.collectives import AllGather
+from quire.program.ranks import Share
 from quire.program.tensors import KVLayer, Part
 from quire.spec import Attention
+from quire.types import UnsupportedModelError
 
 
 def attention_input(to: Lowering, index: int, att: Attention) -> str:
@@ -17,20 +20,23 @@ def attention_input(to: Lowering, index: int, att: Attention) -> str:
 
 
 def kept_heads(to: Lowering, index: int, att: Attention) -> tuple[KVLayer, ...]:
-    """Keys and values by head."""
-    del to
-    return (KVLayer(index, att.kv_heads, att.head_dim, att.window),)
+    """Keys and values by head, of this rank's heads."""
+    kv_heads = to.plan.heads(att.heads, att.kv_heads)[1].count
+    return (KVLayer(index, kv_heads, att.head_dim, att.window),)
 
 
 def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> str:
     """The token mixer of a layer; returns the buffer of its branch."""
-    names, at = to.spec.names, f"layers.{index}"
-    shape = HeadShape(att.heads, att.kv_heads, att.head_dim)
+    names, at, layer = to.spec.names, f"layers.{index}", to.kv_numbers[index]
+    q, kv = to.axes["heads"], to.axes["kv_heads"] = to.plan.heads(att.heads, att.kv_heads)
+    shape = HeadShape(q.count, kv.count, att.head_dim)
+    columns = Share(*(heads * att.head_dim for heads in (q.start, q.stop, q.total)))
     qkv = to.buffer("qkv", shape.q_cols + 2 * shape.kv_cols, "f32")
-    mixed = to.input("mixed", shape.q_cols, f"{at}.o")
-    out = to.buffer("delta", to.spec.dim, "f32")
+    mixed = to.part("mixed", columns, to.formats.of(f"{at}.o").inputs)
+    out = to.part("delta", to.axes["hidden"])
     sources = tuple(name.format(i=index) for name in (names.q, names.k, names.v))
-    rows, axes = (shape.q_cols, shape.kv_cols, shape.kv_cols), ("heads", "kv_heads", "kv_heads")
+    of_kv = att.kv_heads * att.head_dim
+    rows, axes = (columns.total, of_kv, of_kv), ("heads", "kv_heads", "kv_heads")
     to.linear(
         f"{at}.qkv", hidden, qkv, sources, rows, axes=axes, bias=att.qkv_bias, fused=names.qkv.format(i=index)
     )  # fmt: skip
@@ -38,11 +44,11 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
     sinks = None
     if att.sinks:
         sinks = to.vector(f"{at}.sinks", (Part(names.sinks.format(i=index), att.heads, row_axis="heads"),))
-    to.body.append(Attend(qkv, mixed, shape, to.kv_numbers[index], att.scale, att.window, att.softcap, sinks))
-    to.linear(
-        f"{at}.o", mixed, out, (names.o.format(i=index),), (to.spec.dim,), axes=("",),
-        bias=att.out_bias, col_axis="heads",
-    )  # fmt: skip
+    to.body.append(Attend(qkv, mixed, shape, layer, att.scale, att.window, att.softcap, sinks))
+    source = names.o.format(i=index)
+    to.branch(
+        f"{at}.o", mixed, out, source, axis="heads", cols=columns.total, unit=att.head_dim, bias=att.out_bias
+    )
     return out
 
 
@@ -60,13 +66,35 @@ def _rope_write(to: Lowering, index: int, att: Attention, shape: HeadShape, qkv:
         elif att.qk_norm.shared:
             parts = [Part(f"{source}.weight", att.head_dim)]
         elif "{h}" in source:
-            tensors = (f"{source}.weight".format(h=h) for h in range(heads))
-            parts = [Part(tensor, att.head_dim, row_axis=axis) for tensor in tensors]
+            mine = to.axes[axis]
+            tensors = (f"{source}.weight".format(h=h) for h in range(mine.start, mine.stop))
+            parts = [Part(tensor, att.head_dim) for tensor in tensors]
         else:
             stored = (heads, att.head_dim)
             parts = [Part(f"{source}.weight", heads * att.head_dim, row_axis=axis, stored=stored)]
         parts = [replace(part, plus=norm.plus) for part in parts]
         weights.append(to.vector(f"layers.{index}.{letter}_norm", tuple(parts)))
+    q_row, k_row = _whole_rows(to, att, shape, qkv) if att.qk_norm.whole else (None, None)
     return RopeWrite(
-        qkv, shape, layer, rope, weights[0], weights[1], norm.eps, norm.kind, att.qk_norm.whole
+        qkv, shape, layer, rope, weights[0], weights[1], norm.eps, norm.kind, att.qk_norm.whole, q_row, k_row
     )  # fmt: skip
+
+
+def _whole_rows(to: Lowering, att: Attention, shape: HeadShape, qkv: str) -> tuple[str | None, str | None]:
+    """Queries and keys of all ranks, for a norm over all heads; nothing when this rank has them."""
+    ranks = to.plan.tensor_parallel_size
+    if ranks == 1:
+        return None, None
+    if ranks > att.kv_heads:
+        raise UnsupportedModelError(
+            f"tensor_parallel_size: {ranks} ranks cannot share num_key_value_heads {att.kv_heads} of a model with a "
+            f"norm over all heads; up to {att.kv_heads} can"
+        )
+    found = []
+    for name, first, cols, heads in (
+        ("q_row", 0, shape.q_cols, att.heads),
+        ("k_row", shape.q_cols, shape.kv_cols, att.kv_heads),
+    ):
+        found.append(to.buffer(name, heads * att.head_dim, "f32"))
+        to.body.append(AllGather(qkv, found[-1], ranks, first, cols))
+    return found[0], found[1]

@@ -4,39 +4,61 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire import _native
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
+from quire.program.ops.collectives import AllToAll
 from quire.program.ops.experts import Combine, Dispatch, Experts, Route
 from quire.program.ops.linear import Linear
 from quire.program.ops.rows import GatedAct
+from quire.program.ranks import Share
 from quire.program.tensors import Param, Part
 from quire.spec import MoE, Router
+from quire.types import UnsupportedModelError
 
 
 def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
-    """Append a layer's router, experts and shared expert over `hidden`, float32; returns the buffer of the branch."""
-    at, k = f"layers.{index}", moe.router.top_k
+    """Append a layer's router, experts and shared expert over `hidden`, float32; returns the buffer of the branch.
+
+    Ranks split the columns of every expert, or the experts. All know the choice of each token, and its rows.
+    """
+    at, k, count = f"layers.{index}", moe.router.top_k, moe.router.experts
+    if to.plan.fast:
+        raise UnsupportedModelError('reduce: "fast" is not for models with experts')
     route = _route(to, index, moe.router, hidden)
     shared, gate = _shared(to, index, moe, hidden)
+    mine = to.plan.experts(count)
+    columns = (
+        to.columns("mlp", "moe_intermediate_size", moe.width)
+        if mine.whole
+        else Share(0, moe.width, moe.width)
+    )
+    to.axes["mlp"] = columns
 
-    weight = _gate_up(to, index, moe)
+    weight = _gate_up(to, index, moe, mine)
     x = to.quantized(to.body, to.rounded(hidden, weight), weight)
     source = to.buffers[x]
     rows = to.declare(replace(source, name="expert_rows", per=k))
-    gate_up = to.buffer("expert_gate_up", 2 * moe.width, "f32", per=k)
+    gate_up = to.buffer("expert_gate_up", 2 * columns.count, "f32", per=k)
     bias = f"{weight}.bias" if moe.bias else None
     to.body.append(Dispatch(x, route.places, rows))
-    to.body.append(Experts(rows, route.ids, route.places, weight, bias, gate_up))
+    to.body.append(Experts(rows, route.ids, route.places, weight, bias, gate_up, count, mine.start))
 
-    weight = _down(to, index, moe)
-    gated = to.input("expert_gated", moe.width, weight, per=k)
+    weight = _down(to, index, moe, mine)
+    gated = to.part("expert_gated", columns, to.formats.of(weight).inputs, per=k)
     to.body.append(GatedAct(gate_up, gated, moe.act))
-    x = to.quantized(to.body, gated, weight)
-    each = to.buffer("expert_out", to.spec.dim, "f32", per=k)
+    x = to.quantized(to.body, to.gathered_input(gated, weight, moe.width, _native.PANEL_ROWS), weight)
+    hidden_columns = to.axes["hidden"]
+    each = to.part("expert_out", hidden_columns, per=k)
     bias = f"{at}.experts.down.bias" if moe.bias else None
-    to.body.append(Experts(x, route.ids, route.places, weight, bias, each))
+    if mine.whole:
+        to.body.append(Experts(x, route.ids, route.places, weight, bias, each, count))
+    else:
+        whole = to.buffer("expert_rows_out", to.spec.dim, "f32", per=k)
+        to.body.append(Experts(x, route.ids, route.places, weight, bias, whole, count, mine.start))
+        to.body.append(AllToAll(whole, route.ids, each, to.plan.tensor_parallel_size, count))
 
-    out = to.buffer("delta", to.spec.dim, "f32")
+    out = to.part("delta", hidden_columns)
     to.body.append(Combine(each, route.places, route.weights, shared, gate, out))
     return out
 
@@ -67,9 +89,7 @@ def _shared(to: Lowering, index: int, moe: MoE, hidden: str) -> tuple[str | None
         name = to.spec.names.shared_scale.format(i=index)
         _float_linear(to, f"layers.{index}.shared_gate", hidden, gate, name)
     x = to.rounded(hidden, f"layers.{index}.shared_gate_up")
-    return lower_mlp(
-        to, index, moe.shared, x, to.buffer("shared", to.spec.dim, "f32"), prefix="shared_"
-    ), gate
+    return lower_mlp(to, index, moe.shared, x, to.part("shared", to.axes["hidden"]), prefix="shared_"), gate
 
 
 def _float_linear(to: Lowering, at: str, x: str, out: str, name: str, *, bias: bool = False) -> None:
@@ -79,10 +99,12 @@ def _float_linear(to: Lowering, at: str, x: str, out: str, name: str, *, bias: b
     to.body.append(Linear(x, at, vector, out))
 
 
-def _gate_up(to: Lowering, index: int, moe: MoE) -> str:
-    names, width, count = to.spec.names, moe.width, moe.router.experts
+def _gate_up(to: Lowering, index: int, moe: MoE, mine: Share) -> str:
+    names, width, count = to.spec.names, moe.width, mine.count
     tensors = [
-        name.format(i=index, e=e) for e in range(count) for name in (names.expert_gate, names.expert_up)
+        name.format(i=index, e=e)
+        for e in range(mine.start, mine.stop)
+        for name in (names.expert_gate, names.expert_up)
     ]
     name = f"layers.{index}.experts.gate_up"
     if moe.bias:
@@ -90,10 +112,10 @@ def _gate_up(to: Lowering, index: int, moe: MoE) -> str:
     return to.weight(name, tuple(Part(f"{t}.weight", width, to.spec.dim, "mlp") for t in tensors), count)
 
 
-def _down(to: Lowering, index: int, moe: MoE) -> str:
-    dim, count = to.spec.dim, moe.router.experts
-    tensors = [to.spec.names.expert_down.format(i=index, e=e) for e in range(count)]
+def _down(to: Lowering, index: int, moe: MoE, mine: Share) -> str:
+    dim, count, axis = to.spec.dim, mine.count, "hidden" if mine.whole else ""
+    tensors = [to.spec.names.expert_down.format(i=index, e=e) for e in range(mine.start, mine.stop)]
     name = f"layers.{index}.experts.down"
     if moe.bias:
-        to.vector(f"{name}.bias", tuple(Part(f"{t}.bias", dim) for t in tensors), count)
-    return to.weight(name, tuple(Part(f"{t}.weight", dim, moe.width, "", "mlp") for t in tensors), count)
+        to.vector(f"{name}.bias", tuple(Part(f"{t}.bias", dim, 0, axis) for t in tensors), count)
+    return to.weight(name, tuple(Part(f"{t}.weight", dim, moe.width, axis, "mlp") for t in tensors), count)

@@ -7,6 +7,7 @@ from quire.program.lowering import Lowering
 from quire.program.ops.attention import LatentAttend, LatentShape, LatentWrite
 from quire.program.ops.linear import HeadLinear
 from quire.program.ops.rows import Norm
+from quire.program.ranks import Share
 from quire.program.tensors import KVLayer, Param, Part
 from quire.spec import LatentAttention
 
@@ -25,26 +26,36 @@ def kept_latent(to: Lowering, index: int, att: LatentAttention) -> tuple[KVLayer
 
 def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) -> str:
     """Append a layer's latent attention over `hidden`; returns the buffer of the branch."""
-    names, at, heads = to.spec.names, f"layers.{index}", att.heads
-    layer = to.kv_numbers[index]
+    names, at, layer = to.spec.names, f"layers.{index}", to.kv_numbers[index]
+    to.axes["heads"] = share = to.plan.heads(att.heads, att.heads)[0]
+    heads = share.count
     form = WeightFormat(to.formats.weights).inputs  # of what the linears by head take
     shape = LatentShape(heads, att.kv_rank, att.nope_dim, att.rope_dim)
     q = _project_queries(to, index, att, hidden)
     kv = to.buffer("kv", att.cached, "f32")
-    _linear(to, f"{at}.kv_a", hidden, kv, names.kv_a.format(i=index), bias=att.bias)
+    _linear(to, f"{at}.kv_a", hidden, kv, names.kv_a.format(i=index), att.cached, bias=att.bias)
     norm = to.vector(f"{at}.kv_a_norm", (Part(f"{names.kv_a_norm.format(i=index)}.weight", att.kv_rank),))
     q_nope = to.buffer("q_nope", heads * att.nope_dim, form)
     to.body.append(LatentWrite(q, kv, q_nope, shape, layer, to.rope(att.rope), norm, att.norm.eps))
 
-    keys_up, values_up = _up(to, index, att)
+    keys_up, values_up = _up(to, index, att, share)
     q_latent = to.buffer("q_latent", heads * att.kv_rank, "f32")
     latents = to.buffer("latents", heads * att.kv_rank, form)
-    values = to.buffer("values", heads * att.v_dim, "f32")
+    values = to.part("values", Share(*(n * att.v_dim for n in (share.start, share.stop, share.total))))
     to.body.append(HeadLinear(q_nope, keys_up, q_latent))
     to.body.append(LatentAttend(q_latent, q, latents, shape, layer, att.scale))
     to.body.append(HeadLinear(latents, values_up, values))
-    out = to.buffer("delta", to.spec.dim, "f32")
-    _linear(to, f"{at}.o", values, out, names.o.format(i=index), bias=att.bias, axes=("", "heads"))
+    out, cols = to.part("delta", to.axes["hidden"]), att.heads * att.v_dim
+    to.branch(
+        f"{at}.o",
+        values,
+        out,
+        names.o.format(i=index),
+        axis="heads",
+        cols=cols,
+        unit=att.v_dim,
+        bias=att.bias,
+    )
     return out
 
 
@@ -56,43 +67,39 @@ def _queries(att: LatentAttention) -> str:
 def _project_queries(to: Lowering, index: int, att: LatentAttention, hidden: str) -> str:
     """Queries of all heads, by way of a latent where the model has one; returns their buffer."""
     names, at = to.spec.names, f"layers.{index}"
-    q = to.buffer("q", att.heads * att.q_dim, "f32")
+    cols, q = att.heads * att.q_dim, to.buffer("q", to.axes["heads"].count * att.q_dim, "f32")
     if not att.q_rank:
-        _linear(to, f"{at}.q", hidden, q, names.q.format(i=index), axes=("heads", ""))
+        _linear(to, f"{at}.q", hidden, q, names.q.format(i=index), cols, axis="heads")
         return q
     latent = to.buffer("q_a", att.q_rank, "f32")
-    _linear(to, f"{at}.q_a", hidden, latent, names.q_a.format(i=index), bias=att.bias)
+    _linear(to, f"{at}.q_a", hidden, latent, names.q_a.format(i=index), att.q_rank, bias=att.bias)
     norm = to.vector(f"{at}.q_a_norm", (Part(f"{names.q_a_norm.format(i=index)}.weight", att.q_rank),))
     normed = to.input("q_a_normed", att.q_rank, f"{at}.q_b")
     to.body.append(Norm(latent, None, norm, att.norm.eps, normed))
-    _linear(to, f"{at}.q_b", normed, q, names.q_b.format(i=index), axes=("heads", ""))
+    _linear(to, f"{at}.q_b", normed, q, names.q_b.format(i=index), cols, axis="heads")
     return q
 
 
 def _linear(
-    to: Lowering, name: str, x: str, out: str, source: str, *, bias: bool = False,
-    axes: tuple[str, str] = ("", ""),
-) -> None:  # fmt: skip
-    """out = x @ weightᵀ from one tensor; `axes` of its rows and columns."""
-    to.linear(
-        name, to.rounded(x, name), out, (source,), (to.buffers[out].cols,), axes=axes[:1], bias=bias,
-        col_axis=axes[1],
-    )  # fmt: skip
+    to: Lowering, name: str, x: str, out: str, source: str, rows: int, *, bias: bool = False, axis: str = ""
+) -> None:
+    """out = x @ weightᵀ from one tensor, whose `rows` are split by `axis`."""
+    to.linear(name, to.rounded(x, name), out, (source,), (rows,), axes=(axis,), bias=bias)
 
 
-def _up(to: Lowering, index: int, att: LatentAttention) -> tuple[str, str]:
+def _up(to: Lowering, index: int, att: LatentAttention, heads: Share) -> tuple[str, str]:
     """kv_b by head: what takes queries into the latent space, and sums of latents out of it. Never quantized."""
     at, each = f"layers.{index}", att.nope_dim + att.v_dim
     tensor, stored = f"{to.spec.names.kv_b.format(i=index)}.weight", (att.heads * each, att.kv_rank)
     keys = tuple(
         Part(tensor, att.kv_rank, att.nope_dim, first=h * each, stored=stored, transposed=True)
-        for h in range(att.heads)
+        for h in range(heads.start, heads.stop)
     )
     values = tuple(
         Part(tensor, att.v_dim, att.kv_rank, "heads", first=h * each + att.nope_dim, stored=stored)
-        for h in range(att.heads)
+        for h in range(heads.start, heads.stop)
     )
     for name, parts in (("keys_up", keys), ("values_up", values)):
         form = to.formats.weights
-        to.params[f"{at}.{name}"] = Param(f"{at}.{name}", "linear", parts, form, experts=att.heads)
+        to.params[f"{at}.{name}"] = Param(f"{at}.{name}", "linear", parts, form, experts=heads.count)
     return f"{at}.keys_up", f"{at}.values_up"

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire import _native
 from quire.program.formats import DType, Groups, NumberFormats
 from quire.program.op import Op, writes
+from quire.program.ops.collectives import AllGather, AllReduce
 from quire.program.ops.linear import Linear
 from quire.program.ops.rows import Norm, Quantize
+from quire.program.ranks import RankPlan, Share
 from quire.program.tensors import Buffer, Param, Part
 from quire.spec import ModelSpec, Rope
 from quire.spec import Norm as NormSpec
+from quire.types import UnsupportedModelError
 
 
 class Lowering:
-    """Collects params, buffers and ops while the layers of a spec are walked once."""
+    """Collects params, buffers and ops while the layers of a spec are walked once.
 
-    def __init__(self, spec: ModelSpec, formats: NumberFormats) -> None:
-        self.spec, self.formats = spec, formats
+    `axes` are the rank's shares of the axes that parts name, those of a layer while it is lowered.
+    """
+
+    def __init__(self, spec: ModelSpec, formats: NumberFormats, plan: RankPlan) -> None:
+        self.spec, self.formats, self.plan = spec, formats, plan
+        self.layers = plan.layers(len(spec.layers))
+        self.axes: dict[str, Share] = {}
         self.params: dict[str, Param] = {}
         self.buffers: dict[str, Buffer] = {}
         self.body: list[Op] = []
@@ -47,6 +56,8 @@ class Lowering:
         format are stacked.
         """
         cols, total, first = self.buffers[x].cols, sum(rows), 0
+        if self.plan.fast and col_axis:  # x has this rank's share of them
+            cols = cols * self.axes[col_axis].total // self.axes[col_axis].count
         weights: list[Part] = []
         biases: list[Part] = []
         for source, n, axis in zip(sources, rows, axes, strict=True):
@@ -63,7 +74,68 @@ class Lowering:
             taken = self.quantized(self.body, x, weight)
             bias_name = self.vector(f"{part}.bias", tuple(biases[at:stop])) if bias else None
             self.body.append(Linear(taken, weight, bias_name, out, first))
-            first += sum(rows[at:stop])
+            first += self.params[weight].rows
+
+    def branch(
+        self, name: str, x: str, out: str, source: str, *, axis: str, cols: int, unit: int, bias: bool
+    ) -> None:
+        """The last linear of a branch, whose inputs, `cols` over all ranks, are split by `axis`, in whole `unit`s.
+
+        Fills this rank's columns of the branch, or all of them when partial sums are added.
+        """
+        x, dim = self.rounded(x, name), self.spec.dim
+        if not self.plan.fast:
+            x = self.gathered_input(x, name, cols, unit)
+            self.linear(name, x, out, (source,), (dim,), axes=("hidden",), bias=bias, col_axis=axis)
+            return
+        sums = self.buffer("partial_sums", dim, "f32")
+        bias = bias and self.plan.tensor_parallel_rank == 0
+        self.linear(name, x, sums, (source,), (dim,), axes=("hidden",), bias=bias, col_axis=axis)
+        self.body.append(AllReduce(sums, out, self.plan.tensor_parallel_size, "sum"))
+
+    def columns(self, axis: str, field: str, total: int) -> Share:
+        """Set this rank's share of an axis of columns; `field` names their number in messages."""
+        self.axes[axis] = share = self.plan.columns(field, total, _native.PANEL_ROWS)
+        return share
+
+    def mine(self, part: Part) -> Part:
+        """What this rank holds of a whole part."""
+        rows, cols = self.axes.get(part.row_axis), self.axes.get(part.col_axis) if self.plan.fast else None
+        if (rows is None or rows.whole) and (cols is None or cols.whole):
+            return part
+        return part.cut(_range(rows, part.rows), _range(cols, part.cols))
+
+    def gathered(self, x: str, name: str, cols: int, ops: list[Op] | None = None) -> str:
+        """Whole rows, of `cols` columns, of a buffer that may hold this rank's columns only."""
+        source = self.buffers[x]
+        if source.cols == cols:
+            return x
+        out = self.declare(replace(source, name=name, cols=cols))
+        (self.body if ops is None else ops).append(AllGather(x, out, self.plan.tensor_parallel_size))
+        return out
+
+    def gathered_input(self, x: str, weight: str, cols: int, unit: int) -> str:
+        """Whole rows of a buffer that has this rank's columns, for the linear of that weight.
+
+        What becomes int8 is rounded before it travels, by the greatest magnitude in all ranks' columns, unless their
+        groups would be cut.
+        """
+        source, name, form = self.buffers[x], x.removesuffix("_part"), self.formats.of(weight).fitted(cols)
+        if source.cols == cols or form.groups is None or unit % form.groups.size:
+            return self.gathered(x, name, cols)
+        top = self.declare(replace(source, name="top", cols=1))
+        mine = self.bytes(f"{x}_bytes", source, form.groups)
+        self.body.append(Quantize(x, mine, top))
+        tops = self.gathered(top, "tops", self.plan.tensor_parallel_size)
+        self.body.append(Quantize(x, mine, tops=tops))
+        return self.gathered(mine, f"{name}_bytes", cols)
+
+    def part(
+        self, name: str, share: Share, dtype: DType = "f32", *, logits: bool = False, per: int = 1
+    ) -> str:
+        """Declare a buffer for this rank's columns of `name`, or for all of them."""
+        name = name if share.whole else f"{name}_part"
+        return self.buffer(name, share.count, dtype, logits=logits, per=per)
 
     def runs(self, name: str, count: int) -> list[tuple[int, int]]:
         """Ranges of a linear's sources that are one weight: all of them unless each has a format of its own."""
@@ -74,12 +146,15 @@ class Lowering:
         return list(zip(starts, [*starts[1:], count], strict=True))
 
     def vector(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:
-        self.params[name] = Param(name, "vector", parts, "f32", experts=experts)
+        self.params[name] = Param(name, "vector", tuple(map(self.mine, parts)), "f32", experts=experts)
         return name
 
     def weight(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:
         """Declare a linear weight in the format that was chosen for it."""
+        parts = tuple(map(self.mine, parts))
         form = self.formats.of(name).fitted(parts[0].cols)
+        if self.plan.fast and form.quantized:
+            raise UnsupportedModelError(f'reduce: "fast" needs float weights, but {name} is {form}')
         self.params[name] = Param(name, "linear", parts, form.dtype, form.groups, experts)
         return name
 
@@ -100,7 +175,7 @@ class Lowering:
     def quantized(self, ops: list[Op], x: str, weight: str) -> str:
         """What a linear takes for input: x itself, or its bytes, rounded here, when the weight is quantized."""
         groups = self.params[weight].groups
-        if groups is None:
+        if groups is None or self.buffers[x].dtype == "i8":
             return x
         x_bytes = self.bytes(f"{x}_bytes", self.buffers[x], groups)
         self.once(ops, Quantize(x, x_bytes))
@@ -138,3 +213,10 @@ class Lowering:
         if rope not in self.ropes:
             self.ropes.append(rope)
         return self.ropes.index(rope)
+
+
+def _range(share: Share | None, count: int) -> tuple[int, int] | None:
+    """The share of an axis as a range of `count` rows or columns, which are equally many for each unit."""
+    if share is None:
+        return None
+    return count * share.start // share.total, count * share.stop // share.total

@@ -24,8 +24,8 @@ class MixerKind:
     """How a class of mixers is lowered. Each function gets the layer's number in the model, and the mixer.
 
     input: the buffer that the norm before the mixer fills. ops: appends the ops that compute the mixer from that
-    buffer and returns the buffer of the result. keeps: what the layer keeps of earlier tokens; its place in blocks is
-    chosen when all layers are known.
+    buffer and returns the buffer of the result, or of this rank's columns of it. keeps: what the layer keeps of earlier
+    tokens on this rank; its place in blocks is chosen when all layers are known.
     """
 
     input: Callable[[Lowering, int, Any], str]

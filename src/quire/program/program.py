@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.program.formats import DType
 from quire.program.op import Op
+from quire.program.ranks import RankPlan
 from quire.program.tensors import Buffer, KVLayer, Param, StateLayer
 from quire.records import dataclass
 from quire.spec import Rope
@@ -30,10 +31,22 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A model lowered to ops. `body` runs over all tokens of a step, `head` over rows that want logits.
+class Input:
+    """A float32 buffer that the caller fills before a step, by the name that callers know it by.
 
-    `outputs` hold what a step is run for until the next one.
+    "residual": what the previous pipeline stage left in its output of that name.
+    """
+
+    name: str
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A model, or one rank's part of it, lowered to ops.
+
+    `body` runs over all tokens of a step, `head` over rows that want logits. `outputs` hold what a step is run for
+    until the next one. A stage that is not the last has no head.
     """
 
     params: tuple[Param, ...]
@@ -49,12 +62,15 @@ class Program:
     outputs: tuple[Output, ...]
     state_layers: tuple[StateLayer, ...] = ()
     entry: Entry | None = None
+    inputs: tuple[Input, ...] = ()
+    plan: RankPlan = RankPlan()
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}
-        for output in self.outputs:
-            if output.buffer not in floats:
-                raise ValueError(f"output {output.name}: {output.buffer} is no float32 buffer of the program")
+        for kind, named in (("output", self.outputs), ("input", self.inputs)):
+            for each in named:
+                if each.buffer not in floats:
+                    raise ValueError(f"{kind} {each.name}: {each.buffer} is no float32 buffer of the program")
 
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)

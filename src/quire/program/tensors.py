@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from quire.program.formats import DType, Groups, WeightFormat
@@ -33,12 +34,12 @@ class Buffer:
 class Part:
     """One checkpoint tensor [rows, cols] (or [rows] for vectors) that fills rows of a parameter.
 
-    `stored` is the tensor's own shape where it is another: rows `first` … first + rows - 1 of a larger tensor,
-    or a vector that is stored as a matrix. `plus` is added to every stored element of a vector. `transposed`: rows
-    `first` … first + cols - 1 of the tensor are the columns here.
+    `stored` is the tensor's own shape where it is another: this is the range of rows from `first` and of columns from
+    `first_col` of a larger tensor, or a vector that is stored as a matrix. `plus` is added to every stored element of
+    a vector. `transposed`: rows of the tensor are columns here, and columns are rows.
 
-    `row_axis` and `col_axis` are logical axes ("heads", "kv_heads", "mlp", "vocab"): what tensor parallelism
-    splits, LoRA targets and quantization read. An empty axis is never split.
+    `row_axis` and `col_axis` are logical axes ("heads", "kv_heads", "mlp", "vocab", "hidden"), by which a RankPlan
+    splits. An empty axis is never split.
     """
 
     tensor: str
@@ -50,6 +51,17 @@ class Part:
     stored: tuple[int, ...] = ()
     plus: float = 0.0
     transposed: bool = False
+    first_col: int = 0
+
+    def cut(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> Part:
+        """Only these ranges of rows and columns of the part, each [start, stop)."""
+        row, row_end = rows or (0, self.rows)
+        col, col_end = cols or (0, self.cols)
+        down, right = (col, row) if self.transposed else (row, col)
+        return replace(
+            self, rows=row_end - row, cols=col_end - col, first=self.first + down, first_col=self.first_col + right,
+            stored=self.shape,
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,7 +117,7 @@ class KVLayer:
     """Keys and values of one layer: which group's block table they follow, and their place in a block of that group.
 
     `layer` is the layer's number in the model. Ops name a KVLayer by its place in Program.kv_layers, which is another:
-    layers that keep no keys and values are not counted.
+    earlier pipeline stages and layers that keep no keys and values are not counted.
 
     `latent`: one row of head_dim numbers a token is key and value at once; else a key and a value for each head.
     """

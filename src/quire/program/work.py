@@ -41,13 +41,17 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Work of one op or many. Bytes are split by what they belong to; ids and rope tables are activations."""
+    """Work of one op or many. Bytes are split by what they belong to; ids and rope tables are activations.
+
+    `wire_bytes` are received from other ranks; `bytes` are those of this rank's memory.
+    """
 
     flops: int = 0
     weight_bytes: int = 0
     activation_bytes: int = 0
     kv_read_bytes: int = 0
     kv_written_bytes: int = 0
+    wire_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -69,6 +73,7 @@ class Cost:
             self.activation_bytes + other.activation_bytes,
             self.kv_read_bytes + other.kv_read_bytes,
             self.kv_written_bytes + other.kv_written_bytes,
+            self.wire_bytes + other.wire_bytes,
         )
 
 

@@ -19,9 +19,10 @@ from quire.executor.base import (
     check_embeddings,
     check_program,
 )
+from quire.executor.group import Group
 from quire.executor.plans import PlanCounts, StepSize
 from quire.executor.sampler import HostSampler
-from quire.executor.torch import experts, ops
+from quire.executor.torch import collectives, experts, ops
 from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step, StepReader
@@ -32,7 +33,7 @@ from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
 
-_DEFINED_IN = (ops, experts)  # importing them makes their definitions known
+_DEFINED_IN = (ops, experts, collectives)  # importing them makes their definitions known
 
 
 class TorchOutputs(Mapping[str, F32]):
@@ -74,10 +75,19 @@ class TorchExecutor:
         self._stop: int | None = None
         self._steps = 0
         self._seconds: list[float] | None = None  # of each op, while they are measured
+        self._group: Group | None = None
 
     @property
     def isa(self) -> str:
         return "torch"
+
+    def join(self, group: Group) -> None:
+        """Meet the other ranks of the program there."""
+        self._group = group
+
+    def write(self, buffer: str, rows: F32) -> None:
+        """Fill the first rows of an input; see Program.inputs."""
+        self._bound()[0].buffers[buffer][: len(rows)] = torch.from_numpy(rows)
 
     def put(self, param: Param, row_offset: int, data: np.ndarray, dtype: str) -> None:
         self._weights.put(param, row_offset, data, dtype)
@@ -187,7 +197,7 @@ class TorchExecutor:
         logit_rows = reader.logit_rows(num_logit_rows, len(step.positions))
         if self._stop is not None:
             end = min(end, self._stop + 1)
-        operands = Operands(self.program, self._weights, state, step, logit_rows)
+        operands = Operands(self.program, self._weights, state, step, logit_rows, self._group)
         embeddings, entry = reader.arrays.embeddings, None
         if embeddings and not begin:
             entry = check_embeddings(self.program, embeddings, len(step.positions))

@@ -63,18 +63,25 @@ def _dispatch(on: Operands, op: Dispatch) -> None:
 
 
 def experts(
-    x: Tensor, which: tuple[Tensor, Tensor], weight: Tensor, bias: Tensor | None, out: Tensor
+    x: Tensor,
+    which: tuple[Tensor, Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    first_expert: int = 0,
 ) -> None:
     """out [P, rows] = x [P, cols] @ weight [E, rows, cols]ᵀ (+ bias [E, rows]) of each row's expert.
 
-    which: ids and places [T, K]; the rows of an expert are neighbours.
+    which: ids and places [T, K]; the rows of an expert are neighbours. The weight is that of experts from number
+    `first_expert` on; rows of others are left as they are.
     """
     ids, places = which
     of_row = torch.empty(len(x), dtype=torch.long, device=x.device)
     of_row[places.flatten().long()] = ids.flatten().long()
     first = 0
-    for e, count in enumerate(torch.bincount(of_row, minlength=len(weight)).tolist()):
-        if count:
+    for number, count in enumerate(torch.bincount(of_row).tolist()):
+        e = number - first_expert
+        if count and 0 <= e < len(weight):
             rows = slice(first, first + count)
             linear(x[rows], weight[e], None if bias is None else bias[e], out[rows])
         first += count
@@ -84,7 +91,7 @@ def experts(
 def _experts(on: Operands, op: Experts) -> None:
     which = on.buffer(op.ids), on.buffer(op.places)
     bias = None if op.bias is None else on.weights.of_experts(op.bias)
-    experts(on.buffer(op.x), which, on.weights.of_experts(op.weight), bias, on.buffer(op.out))
+    experts(on.buffer(op.x), which, on.weights.of_experts(op.weight), bias, on.buffer(op.out), op.first)
 
 
 def combine(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from quire.executor.group import Group
 from quire.executor.torch.cache import Location, Rotation, Row
 from quire.executor.torch.state import State
 from quire.executor.torch.step import Step
@@ -24,9 +25,10 @@ class Operands:
     """Finds the tensors that the ops of one step name."""
 
     def __init__(
-        self, program: Program, weights: Weights, state: State, step: Step, logit_rows: Tensor
-    ) -> None:
-        self.program, self.weights, self.state = program, weights, state
+        self, program: Program, weights: Weights, state: State, step: Step, logit_rows: Tensor,
+        group: Group | None = None,
+    ) -> None:  # fmt: skip
+        self.program, self.weights, self.state, self.group = program, weights, state, group
         self.step, self.logit_rows = step, logit_rows
         self._rows = {"tokens": len(step.positions), "logits": len(logit_rows)}
 

@@ -21,20 +21,23 @@ from torch.nn import functional
 from quire.executor.torch.cache import LatentCache, LayerCache, Location, Rotation, Row
 from quire.executor.torch.operands import Operands, defines
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
+from quire.executor.torch.weights import greatest, quantize_rows
 from quire.program.ops.attention import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, RopeWrite
 from quire.program.ops.linear import MAXIMA_COLS, HeadLinear, Linear
 from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Quantize, Scale
 from quire.spec.model import Activation, ClampedSwiGLU, NormKind
 
 
-def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> None:
-    """out [T, C] = table [vocabulary, C] at token_ids [T]."""
-    out.copy_(table[token_ids])
+def embed(token_ids: Tensor, table: Tensor, first: int, out: Tensor) -> None:
+    """out [T, C] = table [rows, C] at token_ids [T] - first; 0 for tokens without a row."""
+    rows = token_ids - first
+    there = (rows >= 0) & (rows < len(table))
+    out.copy_(torch.where(there[:, None], table[rows.clamp(0, len(table) - 1)], 0))
 
 
 @defines(Embed)
 def _embed(on: Operands, op: Embed) -> None:
-    embed(on.step.token_ids, on.weights[op.table], on.buffer(op.out))
+    embed(on.step.token_ids, on.weights[op.table], op.first, on.buffer(op.out))
 
 
 def norm(
@@ -109,22 +112,27 @@ def _linear(on: Operands, op: Linear) -> None:
 
 @defines(Quantize)
 def _quantize(on: Operands, op: Quantize) -> None:
-    with on.rounding(op.out) as out:
-        out.copy_(on.buffer(op.x))
+    x, form = on.buffer(op.x), on.program.buffer(op.out)
+    widest = greatest(x, form.group, rotated=form.rotated)
+    if op.top:
+        on.buffer(op.top).copy_(widest)
+    if op.tops:
+        widest = on.buffer(op.tops).amax(-1, keepdim=True)
+    on.buffer(op.out).copy_(quantize_rows(x, form.group, rotated=form.rotated, widest=widest))
 
 
 def rope_write(
     op: RopeWrite, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], *, rotation: Rotation | None,
-    cache: LayerCache, where: Location,
+    cache: LayerCache, where: Location, rows: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> None:  # fmt: skip
     """Normalise and rotate q and k of qkv [T, (H + 2G)·D]; q stays in place, k and v go to the cache.
 
-    norms: weights for q and for k, each [D] or one for every head, [heads·D].
+    norms: weights for q and for k, each [D] or one for every head, [heads·D]. rows: q_row and k_row.
     """
     q, k, v = split_heads(qkv, op.shape)
     q_weight, k_weight = norms
-    q.copy_(rotate(q if q_weight is None else head_norm(op, q, q_weight), rotation))
-    k = rotate(k if k_weight is None else head_norm(op, k, k_weight), rotation)
+    q.copy_(rotate(q if q_weight is None else head_norm(op, q, q_weight, rows[0]), rotation))
+    k = rotate(k if k_weight is None else head_norm(op, k, k_weight, rows[1]), rotation)
     cache.write(where, k, v)
 
 
@@ -134,14 +142,18 @@ def _rope_write(on: Operands, op: RopeWrite) -> None:
     rope_write(
         op, on.buffer(op.qkv), norms,
         rotation=on.rotation(op.rope), cache=on.state.caches[op.layer], where=on.locations(op.layer),
+        rows=(on.optional(op.q_row), on.optional(op.k_row)),
     )  # fmt: skip
 
 
-def head_norm(op: RopeWrite, x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, heads, D] normalised over each head, or over all of them together."""
+def head_norm(op: RopeWrite, x: Tensor, weight: Tensor, row: Tensor | None = None) -> Tensor:
+    """x [T, heads, D] normalised over each head, or over all of them together: those of `row`, if given."""
     heads = x.shape[1]
     if op.whole:
-        return (normalise(x.flatten(1), op.kind, op.eps) * weight).unflatten(1, (heads, -1))
+        own = x.flatten(1)
+        return (normalise(own, op.kind, op.eps, own if row is None else row) * weight).unflatten(
+            1, (heads, -1)
+        )
     return normalise(x, op.kind, op.eps) * weight.unflatten(0, (-1, x.shape[2]))
 
 
@@ -290,12 +302,16 @@ def _gather_rows(on: Operands, op: GatherRows) -> None:
     gather_rows(on.buffer(op.x), on.optional(op.delta), on.logit_rows, on.buffer(op.out))
 
 
-def normalise(x: Tensor, kind: NormKind, eps: float) -> Tensor:
-    """x over its last axis: divided by its root mean square (1910.07467); kind layer: mean off first (1607.06450)."""
-    x = x.float()
+def normalise(x: Tensor, kind: NormKind, eps: float, of: Tensor | None = None) -> Tensor:
+    """x over its last axis: divided by its root mean square (1910.07467); kind layer: mean off first (1607.06450).
+
+    Both are those of `of` where x is a part of it.
+    """
+    x, of = x.float(), (x if of is None else of).float()
     if kind == "layer":
-        x = x - x.mean(-1, keepdim=True)
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        mean = of.mean(-1, keepdim=True)
+        x, of = x - mean, of - mean
+    return x * torch.rsqrt(of.square().mean(-1, keepdim=True) + eps)
 
 
 def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:

@@ -96,13 +96,16 @@ def weight_bytes(program: Program) -> int:
     return sum(math.prod(_shape(p)) * TORCH_DTYPES[p.dtype].itemsize for p in program.params)
 
 
-def quantize_rows(x: Tensor, group: int, *, rotated: bool = False) -> Tensor:
-    """x [rows, cols] rounded to eight bits with one scale a row, halved for a group; see Quantize."""
+def quantize_rows(x: Tensor, group: int, *, rotated: bool = False, widest: Tensor | None = None) -> Tensor:
+    """x [rows, cols] rounded to eight bits with one scale a row, halved for a group; see Quantize.
+
+    `widest` [rows, 1]: the greatest magnitude of each row, where it has more columns than x.
+    """
     if rotated:
-        turned = _rotate(x.unflatten(1, (-1, group))) * float(input_share(group))
-        found = quantize_rows(turned.flatten(1), group).unflatten(1, (-1, group))
+        found = quantize_rows(_turned(x, group), group, widest=widest).unflatten(1, (-1, group))
         return (_rotate(found) * float(weight_share(group))).flatten(1)
-    widest = x.abs().amax(-1, keepdim=True)
+    if widest is None:
+        widest = x.abs().amax(-1, keepdim=True)
     scale = torch.where(widest < float(TINY), 0.0, widest / 127.0)
     inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
     padded = functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
@@ -111,6 +114,16 @@ def quantize_rows(x: Tensor, group: int, *, rotated: bool = False) -> Tensor:
     share = torch.ldexp(torch.ones_like(most), -halvings.clamp(max=GROUP_BITS))
     share = share.repeat_interleave(group, 1)[:, : x.shape[1]]
     return (x * (inverse / share)).round().clamp(-127, 127) * (scale * share)
+
+
+def greatest(x: Tensor, group: int, *, rotated: bool = False) -> Tensor:
+    """The greatest magnitude of what is rounded of each row, [rows, 1]."""
+    return (_turned(x, group) if rotated else x).abs().amax(-1, keepdim=True)
+
+
+def _turned(x: Tensor, group: int) -> Tensor:
+    """x [rows, cols] with every group rotated."""
+    return (_rotate(x.unflatten(1, (-1, group))) * float(input_share(group))).flatten(1)
 
 
 def _rotate(x: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ class RopeWrite(Op):
     """Normalise q and k (when given weights), rotate both, keep q in place, cache k and v.
 
     The norm is over each head, or with `whole` over all heads of q, and all of k, together. Its weight is
-    [head_dim] for all heads, or [heads * head_dim]. `rope` indexes Program.ropes, which says how dimensions are
+    [head_dim] for all heads, or [heads * head_dim]. `q_row` and `k_row` are all heads of q and k where `qkv` has those
+    of one rank: the norm with `whole` is over them. `rope` indexes Program.ropes, which says how dimensions are
     paired; None rotates nothing. `layer` indexes Program.kv_layers. Keys and values are rounded to the cache's
     dtype.
 
@@ -53,6 +54,8 @@ class RopeWrite(Op):
     eps: float
     kind: NormKind = "rms"
     whole: bool = False
+    q_row: Read | None = None
+    k_row: Read | None = None
 
     def cost(self, work: Work, n: int) -> Cost:
         shape, dim = self.shape, 0 if self.rope is None else work.ropes[self.rope].dim

@@ -60,7 +60,8 @@ class Experts(Op):
     """out[r] = x[r] @ weight[e]ᵀ (+ bias[e]) for every row r = places[t, j] of x, e = ids[t, j].
 
     A Linear for each expert that has rows (grouped matrix product); weights of the others are not read. An output row
-    has the bits that Linear gives it alone.
+    has the bits that Linear gives it alone. The weight may hold only some of the router's `experts`, from number
+    `first` on; rows of others are not filled.
     """
 
     x: Read
@@ -69,15 +70,17 @@ class Experts(Op):
     weight: Weight
     bias: Weight | None
     out: Write
+    experts: int
+    first: int = 0
     reads_chosen_experts: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
         weight, per = work.params[self.weight], work.buffers[self.out].per
-        rows = n * per
+        rows = n * per * weight.experts // self.experts  # of a rank with some of the experts: its share
         flops = 2 * rows * weight.matrix_rows * weight.cols + (rows * weight.matrix_rows if self.bias else 0)
         read = weight.rows * work.weight_row_bytes(weight) + work.vector_bytes(self.bias)
-        touched = touched_experts(weight.experts, per, n)
-        return Cost(flops, read * touched // weight.experts, rows * work.rows_bytes(self.x, self.out))
+        touched = touched_experts(self.experts, per, n)
+        return Cost(flops, read * touched // self.experts, rows * work.rows_bytes(self.x, self.out))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ ChangeWithDelta = Annotated[str, Role(reads=True, writes="delta")]
 class Embed(Op):
     """out[t] = table[token_ids[t]]; the table may be a tied, packed linear weight.
 
-    Of a token whose embedding the step is given, the id is a placeholder: its row is replaced, see Program.entry.
+    Its rows are those of tokens from `first` on; out[t] is 0 for a token without one. Of a token whose embedding the
+    step is given, the id is a placeholder: its row is replaced, see Program.entry.
     """
 
     table: Weight
     out: Write
+    first: int = 0
 
     def cost(self, work: Work, n: int) -> Cost:
         table = work.weight_row_bytes(work.params[self.table])
@@ -96,16 +98,21 @@ class Quantize(Op):
     """out = round(x / scale) with scale = max|x| / 127 for each row. A group's scale is the row's, halved as often as
     its own maximum allows, up to GROUP_BITS times; rotated groups are rotated before that.
 
+    `top` [T, 1] gets max|x|, and `tops` has that of every rank's columns of the row, which then counts in place of x's.
+
     The input of a quantized linear (dynamic, per token). Norm, GatedAct and Attend round their float32 rows so when
     their out is i8. Ties round to even; zeros have scale 0.
     """
 
     x: Read
     out: Write
+    top: Write | None = None
+    tops: Read | None = None
 
     def cost(self, work: Work, n: int) -> Cost:
         n *= work.buffers[self.out].per
-        return Cost(n * work.rounding_flops(self.out), activation_bytes=n * work.rows_bytes(self.x, self.out))
+        moved = work.rows_bytes(self.x, self.out, self.top, self.tops)
+        return Cost(n * work.rounding_flops(self.out), activation_bytes=n * moved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,144 @@
+"""Which part of a model one rank computes: a plan over the logical axes of its parameters.
+
+Every linear is split by output columns and its inputs are gathered. No sum is cut, so each number has the bits that one
+rank alone gives it, at every degree (docs/decisions/0046).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from quire.records import dataclass
+from quire.types import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Units `start` … `stop` - 1 of the `total` units of an axis: columns, heads, experts."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        return self.count == self.total
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """One of the pipeline_parallel_size · tensor_parallel_size ranks that a model is spread over; by default, the only.
+
+    Pipeline stages hold neighbouring layers, as evenly as possible or as many as `stage_layers` says. Ranks of a stage
+    split every layer: attention by heads, other linears by panels of output columns. `expert_parallel`: ranks hold
+    whole experts instead of columns of all of them.
+
+    `reduce` "fast": a branch's last linear is split by input columns, and the partial sums are added in the order of
+    ranks. That moves other bytes, and the bits depend on the degree.
+    """
+
+    tensor_parallel_size: int = 1
+    tensor_parallel_rank: int = 0
+    pipeline_parallel_size: int = 1
+    pipeline_parallel_rank: int = 0
+    expert_parallel: bool = False
+    reduce: Literal["exact", "fast"] = "exact"
+    stage_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind in ("tensor", "pipeline"):
+            size, rank = getattr(self, f"{kind}_parallel_size"), getattr(self, f"{kind}_parallel_rank")
+            if size < 1:
+                raise ValueError(f"{kind}_parallel_size: {size} is less than 1")
+            if not 0 <= rank < size:
+                raise ValueError(f"{kind}_parallel_rank: {rank} is not in [0, {size - 1}]")
+        if self.stage_layers and (
+            len(self.stage_layers) != self.pipeline_parallel_size or min(self.stage_layers) < 1
+        ):
+            raise ValueError(
+                f"stage_layers: {list(self.stage_layers)} is not a number of layers, at least 1, for each of "
+                f"{self.pipeline_parallel_size} stages"
+            )
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pipeline_parallel_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipeline_parallel_rank == self.pipeline_parallel_size - 1
+
+    @property
+    def fast(self) -> bool:
+        """Whether partial sums are added."""
+        return self.reduce == "fast" and self.tensor_parallel_size > 1
+
+    def layers(self, count: int) -> range:
+        """This stage's layers of a model with `count`. Raises UnsupportedModelError for more stages than layers."""
+        size, stage = self.pipeline_parallel_size, self.pipeline_parallel_rank
+        if size > count:
+            raise UnsupportedModelError(
+                f"pipeline_parallel_size: {size} is more than the model's {count} layers"
+            )
+        if not self.stage_layers:
+            return range(count * stage // size, count * (stage + 1) // size)
+        if sum(self.stage_layers) != count:
+            raise UnsupportedModelError(
+                f"stage_layers: {list(self.stage_layers)} add up to {sum(self.stage_layers)}, but the model has "
+                f"{count} layers"
+            )
+        first = sum(self.stage_layers[:stage])
+        return range(first, first + self.stage_layers[stage])
+
+    def columns(self, field: str, total: int, panel: int) -> Share:
+        """This rank's panels of `total` output columns. Raises UnsupportedModelError for fewer panels than ranks."""
+        panels = -(-total // panel)
+        self._check(field, total, panels, f"panels of {panel} columns")
+        cut = self._cut(panels)
+        return Share(min(cut.start * panel, total), min(cut.stop * panel, total), total)
+
+    def experts(self, total: int) -> Share:
+        """This rank's experts: all of them unless experts are split."""
+        if not self.expert_parallel:
+            return Share(0, total, total)
+        self._check("num_experts", total, total, "experts")
+        return self._cut(total)
+
+    def heads(self, heads: int, kv_heads: int) -> tuple[Share, Share]:
+        """This rank's query heads, and the key/value heads that they read.
+
+        Key/value heads are split as evenly as possible. With fewer of them than ranks each is held by several.
+        Raises UnsupportedModelError when these would have unequal numbers of its query heads.
+        """
+        size, rank = self.tensor_parallel_size, self.tensor_parallel_rank
+        if size <= kv_heads:
+            kv, group = self._cut(kv_heads), heads // kv_heads
+            return Share(kv.start * group, kv.stop * group, heads), kv
+        if not _shares_heads(size, heads, kv_heads):
+            fitting = [str(n) for n in range(1, heads + 1) if _shares_heads(n, heads, kv_heads)]
+            raise UnsupportedModelError(
+                f"tensor_parallel_size: {size} ranks cannot share num_attention_heads {heads} with "
+                f"num_key_value_heads {kv_heads}; {', '.join(fitting)} can"
+            )
+        each, at = heads // size, rank * kv_heads // size
+        return Share(rank * each, rank * each + each, heads), Share(at, at + 1, kv_heads)
+
+    def _check(self, field: str, total: int, units: int, unit: str) -> None:
+        if self.tensor_parallel_size > units:
+            raise UnsupportedModelError(
+                f"tensor_parallel_size: {self.tensor_parallel_size} ranks cannot split {field} {total}: it has "
+                f"{units} {unit}, and each rank needs one"
+            )
+
+    def _cut(self, units: int) -> Share:
+        """Even to one unit; AllToAll relies on this rule."""
+        size, rank = self.tensor_parallel_size, self.tensor_parallel_rank
+        return Share(units * rank // size, units * (rank + 1) // size, units)
+
+
+def _shares_heads(size: int, heads: int, kv_heads: int) -> bool:
+    return size <= kv_heads or (size % kv_heads == 0 and heads % size == 0)
