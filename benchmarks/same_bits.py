@@ -42,7 +42,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.executor.base import Executor, Limits, Outputs
 from quire.executor.native import NativeExecutor
 from quire.loader import RandomWeights, load
-from quire.program.formats import I8, Groups, NumberFormats, WeightFormat
+from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.program import Program
 from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
@@ -63,7 +63,7 @@ def decoder(windows: Sequence[int], mlp: MLP | MoE | None = None, latent: bool =
     return ModelSpec(vocab=VOCAB, dim=DIM, layers=layers, norm=Norm(), max_positions=2048, tied=True)
 
 
-I4 = WeightFormat("i4", Groups())
+I4, I8 = WeightFormat("i4", Groups()), WeightFormat("i8", Groups())
 ROTATED = WeightFormat("i8", Groups(32, "bf16", rotated=True))
 EXPERTS = MoE(Router(6, 2), 40, shared=MLP(24))
 DENSE, WINDOWS, LATENT, MIXTURE = (

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/table.h"
+#include "simd/functions.h"
 #include "simd/half.h"
 
 namespace quire {
@@ -33,11 +34,17 @@ void embed(const EmbedTask& t) {
     } else {
       const size_t panel_elems = static_cast<size_t>((t.cols + 1) / 2) * 2 * kPanel;
       const uint16_t* panel = static_cast<const uint16_t*>(t.table) + (id / kPanel) * panel_elems;
-      const int column = id % kPanel;
-      for (int k = 0; k < t.cols; ++k) {
-        const uint16_t* step = panel + static_cast<size_t>(k / 2) * 2 * kPanel;
-        out[k] = t.dtype == DType::bf16 ? bf16_to_float(step[column * 2 + (k & 1)])
-                                        : half_to_float(step[column / 16 * 32 + (k & 1) * 16 + column % 16]);
+      const bool bf16 = t.dtype == DType::bf16;
+      const int column = id % kPanel, first = bf16 ? column * 2 : column / 16 * 32 + column % 16, second = bf16 ? 1 : 16;
+      for (int k = 0; k < t.cols; k += 16) {
+        uint16_t halves[16] = {0};
+        const int n = t.cols - k;
+        for (int j = 0; j < 16 && j < n; j += 2) {
+          const uint16_t* pair = panel + static_cast<size_t>(k + j) * kPanel + first;
+          halves[j] = pair[0], halves[j + 1] = pair[second];
+        }
+        const V16 v = bf16 ? load_bf16(halves) : load_half(halves);
+        n >= 16 ? store(out + k, v) : store_n(out + k, v, n);
       }
     }
   }

@@ -42,7 +42,7 @@ MAX_MEAN_BYTES = 10
 # Block-table entry of a sliding group for a block behind the window of a prefix hit: never read.
 NO_BLOCK = -1
 SOFT_DIGEST_BYTES = 32  # of what soft tokens stand for: a SHA-256
-# In ScheduledSeq.token_ids: the token that the step before samples for the sequence, which the host does not know yet.
+# In ScheduledSeq.token_ids: the token that the previous step samples for the sequence, not known to the host yet.
 NEXT_TOKEN = -1
 
 

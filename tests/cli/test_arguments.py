@@ -118,7 +118,7 @@ def test_a_quantization_is_the_checkpoints_own(tmp_path: Path, capsys: pytest.Ca
         assert found[0] == found[1]
         assert main([*inspect, wrong]) == 2
         name = STORED[OPTIONS["quantization"].metadata["aliases"].get(asked, asked)]
-        assert f"'{wrong}' was asked for, but the checkpoint is {name}" in capsys.readouterr().err
+        assert f"'{wrong}' does not match the checkpoint, which is {name}" in capsys.readouterr().err
 
 
 # ---- the environment

@@ -10,7 +10,7 @@ from quire.types import FullGroup, SlidingGroup, StateGroup, UnsupportedModelErr
 
 
 def padded_layers(plan: CachePlan) -> int:
-    """Layer places that no layer uses."""
+    """Layer slots that no layer uses."""
     return sum(plan.layers_per_group - len(group.layers) for group in plan.groups)
 
 

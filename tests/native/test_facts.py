@@ -46,7 +46,7 @@ def test_words() -> None:
 def test_limits() -> None:
     assert common.MAX_HEAD_DIM == _native.MAX_HEAD_DIM
     assert (experts.MAX_EXPERTS, experts.MAX_TOP_K) == (_native.MAX_EXPERTS, _native.MAX_TOP_K)
-    assert EngineConfig(block_size=_native.TILE_TOKENS).block_size == _native.TILE_TOKENS
+    assert EngineConfig(block_size=_native.TILE_TOKENS).cache.block_size == _native.TILE_TOKENS
     for size in (_native.TILE_TOKENS // 2, _native.TILE_TOKENS + 1):
         with pytest.raises(ValueError, match="block_size"):
             EngineConfig(block_size=size)

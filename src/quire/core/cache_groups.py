@@ -62,7 +62,7 @@ def plan_groups(kept: Sequence[int | Kept], max_groups: int = 8) -> CachePlan:
     """
     entries = [Kept(i, entry) if isinstance(entry, int) else entry for i, entry in enumerate(kept)]
     if not entries or min(entry.window for entry in entries) < 0 or max_groups < 1:
-        raise ValueError("windows must be a non-empty list of numbers not below 0, max_groups at least 1")
+        raise ValueError("windows must be a non-empty list of numbers >= 0, and max_groups at least 1")
     kinds: dict[tuple[bool, int], list[int]] = {}
     for i, entry in enumerate(entries):
         kinds.setdefault((entry.state_bytes > 0, entry.window), []).append(i)

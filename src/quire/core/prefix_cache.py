@@ -212,7 +212,7 @@ class PrefixCache:
             self.evict_oldest(offer=False)
 
     def path(self, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
-        """The nodes of the longest known prefix of `key`, shortest first, some perhaps without blocks."""
+        """The nodes of the longest known prefix of `key`, shortest first; some may lack blocks."""
         return self._tree.match(key, namespace, marks)
 
     def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> set[int]:
@@ -374,7 +374,7 @@ class PrefixCaches:
         self.stats = PrefixCacheStats()
         self.num_running = 0
         self.active: set[PrefixCache] = set()
-        self.sizes: dict[PrefixCache, int] = {}  # the blocks of each one that has cached blocks
+        self.sizes: dict[PrefixCache, int] = {}  # the number of blocks of each one that has cached blocks
         self._groups, self._block_size = groups, block_size
         self._caches: dict[str, PrefixCache] = {}
 
@@ -391,7 +391,7 @@ class PrefixCaches:
         return cache
 
     def room(self, cache: PrefixCache) -> int:
-        """Blocks that a tenant's sequences may take now: of those that others have cached all but their shares."""
+        """Blocks that a tenant's sequences may take now: those cached by others count except for their shares."""
         if self.pool.num_cached == cache.num_cached:
             return self.available
         share = self._share(cache)
@@ -462,7 +462,7 @@ class PrefixCaches:
         return self.pool.num_cached - cache.num_cached - running
 
     def _share(self, cache: PrefixCache) -> int:
-        """Blocks of each tenant that runs, and of all others together, once one of this cache runs."""
+        """Blocks per running tenant, and for all others together, once one of this cache runs."""
         return self.pool.num_blocks // (len(self.active) + (not cache.num_running) + 1)
 
     def _forget_empty(self, cache: PrefixCache) -> None:

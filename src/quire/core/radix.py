@@ -116,7 +116,7 @@ class RadixTree(Generic[V]):
         """Add one block below `parent`; its key may end with a mark. Raises ValueError when it is there already or is
         not a block."""
         if len(block) < self.block_bytes or block in parent.children:
-            raise ValueError("the block is of the wrong length or already known")
+            raise ValueError("the block has the wrong length or is already known")
         node: Node[V] = Node(block, parent, self.tick())
         node.value = value
         parent.children[block] = node

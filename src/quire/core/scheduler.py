@@ -354,7 +354,7 @@ class Scheduler:
         return end
 
     def _admit_waiting(self, step: StepPlan) -> None:
-        # Strictly in rank: whoever is first and does not fit is waited for, so nobody is overtaken for ever.
+        # Strictly in rank: if the first one does not fit, all wait for it, so none is overtaken for ever.
         while step.budget:
             seq = self._waiting.peek()
             # A preempted sequence does not start again before its running row has been passed to `update`.

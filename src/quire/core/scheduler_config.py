@@ -63,7 +63,7 @@ class SchedulerConfig:
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output")
         if not self.groups or any(group.window < 0 for group in self.groups):
-            raise ValueError("groups: at least one, with windows not below 0")
+            raise ValueError("groups: at least one is required, with windows >= 0")
         if self.max_draft_tokens and any(isinstance(group, StateGroup) for group in self.groups):
             raise ValueError(
                 f"max_draft_tokens: {self.max_draft_tokens} must be 0 for a model with a state per sequence: "

@@ -165,7 +165,7 @@ class SequenceBlocks:
             node = node.parent
         key = seq.key(0, seq.published * self._size)
         if seq.node is not None and path[::-1] != block_keys(key, self._size * TOKEN_BYTES, seq.state.marks):
-            raise AuditError(f"sequence {seq.seq_id}: its place in the cache is not its tokens")
+            raise AuditError(f"sequence {seq.seq_id}: its node in the cache does not match its tokens")
 
     def _set_wake(self, seq: Sequence) -> None:
         wake = NEVER

@@ -194,7 +194,7 @@ class EngineStats:
     step_plan_padding: int = 0
     resident_bytes: int = 0
     waiting_tokens: int = 0
-    wasted_tokens: int = 0  # computed for requests that were cancelled before they saw them
+    wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""EngineCore: the loop schedule → forward → sample → update, and the record of every step."""
+"""EngineCore: the loop schedule → forward → sample → update, and a record of every step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Grammars(Protocol):
 class EngineCore:
     """One scheduler and one worker. Not thread-safe: one thread calls it.
 
-    With a gate, `ready_in` says how long a batch is still collected; `step` runs whatever there is at any time.
+    With a gate, `ready_in` says how long a batch is still being collected; `step` runs what is there at any time.
     Without `grammars` every sequence may sample every token that its parameters allow.
     """
 

@@ -28,7 +28,7 @@ class WholeBatchScheduler(Scheduler):
         self._places = 0  # for sequences of the batch that have not started
 
     def oldest_arrival(self) -> float | None:
-        """Arrival of the request that has waited longest in the queue; None when none waits. O(waiting)."""
+        """Arrival of the request that has waited longest in the queue; None for an empty queue. O(waiting)."""
         return min((seq.state.request.arrival for seq in self._waiting), default=None)
 
     def _admit_waiting(self, step: StepPlan) -> None:

@@ -158,7 +158,7 @@ class Sampler(Protocol):
     """Turns the outputs of the executor that made it into tokens, for sequences in slots. One call at a time."""
 
     def add(self, slot: int, new: NewSeq) -> None:
-        """Take a slot for a sequence, new or resumed: penalties see all of new.token_ids.
+        """Assign a slot to a sequence, new or resumed: penalties see all of new.token_ids.
 
         Raises ValueError if the slot is taken or a token id is not in the vocabulary.
         """

@@ -274,7 +274,7 @@ class _Scorer:
 
     @property
     def nbytes(self) -> int:
-        """What it will hold: the executor, its arrays, and a chunk's log probabilities."""
+        """Bytes it will hold: the executor, its arrays, and the log probabilities of a chunk."""
         held = sum(self._kind.planned_bytes(self.program, self.limits).values())
         scores = 3 * CHUNK * self.program.vocab * 8
         return held + step_array_bytes(self.limits, len(self.program.cache_groups)) + scores

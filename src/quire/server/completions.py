@@ -130,7 +130,7 @@ async def _prompts(
 
 
 def _split(prompt: Prompt, card: ModelCard, samples: int) -> tuple[list[str], list[list[int]]]:
-    """The prompts of a request: either texts or lists of ids. Raises ApiError; lengths are looked at first."""
+    """The prompts of a request: either texts or lists of ids. Raises ApiError; lengths are checked first."""
     if isinstance(prompt, str):
         return [prompt], []
     if prompt and type(prompt[0]) is int:

@@ -134,9 +134,9 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_step_plan_fallbacks", CounterMetricFamily, "steps of no prepared size", lambda s: s.step_plan_fallbacks),
     ("quire_step_plan_padding", CounterMetricFamily, "rows computed to fill a prepared size",
      lambda s: s.step_plan_padding),
-    ("quire_wasted_tokens", CounterMetricFamily, "tokens computed for nobody", lambda s: s.wasted_tokens),
-    ("quire_engine_restarts", CounterMetricFamily, "starts of the engine after its first", lambda s: s.restarts),
-    ("quire_engine_resident_bytes", GaugeMetricFamily, "memory of the engine process", lambda s: s.resident_bytes),
+    ("quire_wasted_tokens", CounterMetricFamily, "computed tokens that were not used", lambda s: s.wasted_tokens),
+    ("quire_engine_restarts", CounterMetricFamily, "engine restarts", lambda s: s.restarts),
+    ("quire_engine_resident_bytes", GaugeMetricFamily, "resident bytes of the engine", lambda s: s.resident_bytes),
 )  # fmt: skip
 
 

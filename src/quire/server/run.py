@@ -30,7 +30,7 @@ from quire.util.threads import full_pool
 # Unread output that the kernel may hold per connection: small, so that a slow reader is noticed within seconds.
 SEND_BUFFER_BYTES = 256 * 1024
 BACKLOG = 2048
-_THREADS = 6  # for what takes time in proportion to a body or an answer
+_THREADS = 6  # for work whose time grows with a body or an answer
 
 
 class BindError(QuireError):
@@ -208,7 +208,7 @@ async def serve(
 
 
 async def _start_engine(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> bool:
-    """Load the model; false when a signal came first."""
+    """Load the model; false if a signal came first."""
     starting, interrupted = asyncio.create_task(engine.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
@@ -222,7 +222,7 @@ async def _start_engine(engine: Engine, signals: asyncio.Queue[signal.Signals]) 
 
 
 async def _signal_or_failure(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> signal.Signals | None:
-    """The next signal; None when the engine has failed first, so that an orchestrator starts the server anew."""
+    """The next signal; None if the engine fails first, so that an orchestrator can restart the server."""
     signalled, failed = asyncio.create_task(signals.get()), asyncio.create_task(engine.failed())
     await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
     failed.cancel()

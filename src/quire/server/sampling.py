@@ -150,7 +150,7 @@ def make_ask(
 
 
 def check_choices(prompts: int, samples: int) -> None:
-    """Raise ApiError 400, naming the field, for more samples of more prompts than one request may have."""
+    """Raise ApiError 400, naming the field, when a request has too many samples over all prompts."""
     if samples * prompts > MAX_CHOICES:
         name = "prompt" if prompts > MAX_CHOICES else "n"
         each = f" with {samples} samples each" if samples > 1 else ""

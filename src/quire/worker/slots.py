@@ -31,7 +31,7 @@ class Slot:
 
 
 class Slots:
-    """Lines of the block tables, by sequence id. `soft` are the soft tokens of sequences that have any."""
+    """Rows of the block tables, by sequence id. `soft` are the soft tokens of sequences that have any."""
 
     def __init__(self, arrays: StepArrays, max_rows: int) -> None:
         self.soft: dict[int, tuple[SoftSpan, ...]] = {}

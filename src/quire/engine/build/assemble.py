@@ -164,9 +164,9 @@ def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
     layout = quantization.layout if quantization else ""
     wanted, load_format = asked.formats.quantization, asked.loading.load_format
     if wanted in STORED and wanted != layout and STORED[wanted] != method:
-        raise ValueError(f"quantization: {wanted!r} was asked for, but the checkpoint is {method}")
+        raise ValueError(f"quantization: {wanted!r} does not match the checkpoint, which is {method}")
     if load_format in {"safetensors", "gguf"} - {form}:
-        raise ValueError(f"load_format: {load_format!r} was asked for, but the model is in {form}")
+        raise ValueError(f"load_format: {load_format!r} does not match the model, which is in {form}")
     return asked.replace(
         quantization="auto" if wanted in STORED else wanted,
         load_format="random" if load_format == "random" else "auto",
@@ -234,7 +234,7 @@ def build(
     total = total_memory()
     if asked.limits.memory is not None and asked.limits.memory > total:
         message = (
-            f"memory: {format_size(asked.limits.memory)} is over the {format_size(total)} that this machine has"
+            f"memory: {format_size(asked.limits.memory)} is more than this machine has ({format_size(total)})"
         )
         raise MemoryBudgetError(message)
     with startup.span("plan"):

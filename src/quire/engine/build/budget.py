@@ -138,7 +138,7 @@ def _plan(
                 f"{format_size(config.memory)} holds {blocks}"
             )
         blocks = asked.cache.num_kv_blocks
-    elif asked.limits.memory is None:  # not asked to use it all: enough for every slot to be full, and as much again
+    elif asked.limits.memory is None:  # no bound given: twice what all slots need
         blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), least

@@ -97,7 +97,7 @@ def open_model(
 
 
 def kept_files(asked: EngineConfig) -> KeptFiles | None:
-    """Where what can be made again is kept; None when nothing is to be."""
+    """The cache for files that can be made again; None when caching is off."""
     if asked.loading.weight_cache == "off":
         return None
     if asked.loading.weight_cache_dir is not None:

@@ -139,5 +139,5 @@ def _keep(
         place.cache.store(place.key, packer, facts, progress)
     except OSError as error:
         size, reason = format_size(packer.weight_bytes), error.strerror or error
-        return [f"packed weights are not kept for the next start ({size}): {reason}"]
+        return [f"packed weights ({size}) were not cached for the next start: {reason}"]
     return []

@@ -99,7 +99,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[int, Live] = {}  # by handle
         self._direct: dict[int, Direct] = {}  # by name of a row: samples that have a sink, for the hot path
-        self._names: set[str] = set()  # request ids of the live
+        self._names: set[str] = set()  # request ids in use
         self._numbers = itertools.count(1)
         self._wasted = 0
         self._drained: asyncio.Event | None = None
@@ -286,7 +286,7 @@ class AsyncEngine:
         self._client.send(Add(live.handle, live.request))
 
     def _end(self, live: Live, error: QuireError | None = None) -> None:
-        """End a request before its time: the engine stops computing it before its next step. Harmless when it has
+        """End a request early: the engine stops computing it before its next step. Harmless when it has
         ended.
         """
         if live.handle not in self._live or self._client is None:
@@ -384,7 +384,7 @@ class AsyncEngine:
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
     def engine_lost(self, reason: str) -> int:
-        """End what the engine computed. Returns how many deaths the request to blame explains."""
+        """End the requests that the engine was computing. Returns how many deaths the request to blame explains."""
         deaths, guilty = self._lane.died(self._live.values(), time.monotonic())
         for live, error in guilty.items():
             self._end(live, error)

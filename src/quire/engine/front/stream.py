@@ -91,7 +91,7 @@ class Live:
         return QuireError(f"{self.unread} tokens were left unread for {waited:.1f} s: the request has ended")
 
     def event(self, index: int, tokens: list[int], note: Note) -> SeqEvent:
-        """A row of a step as the event it was in the engine."""
+        """A row of a step as the event that the engine saw."""
         if note.cached_tokens is not None:
             self.cached_tokens = note.cached_tokens
         return SeqEvent(

@@ -85,7 +85,7 @@ class Lane:
         self._running: Live | None = None
 
     def check(self, request: Request, now: float) -> bytes | None:
-        """A request's digest, None while nothing is suspected. Raises RequestBlockedError for one that is to blame."""
+        """The digest of a request, None without suspects. Raises RequestBlockedError for the one to blame."""
         if not self._suspects:
             return None
         digest = digest_of(request)
@@ -115,7 +115,7 @@ class Lane:
         return waiting
 
     def completed(self, live: Live) -> None:
-        """A request has completed: it is not what kills."""
+        """A request has completed, so it is not to blame."""
         if live.digest is not None:
             self._suspects.clear(live.digest)
 

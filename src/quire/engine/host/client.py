@@ -113,7 +113,7 @@ class EngineClient:
         return await self._supervisor.ping(timeout)
 
     def stats(self, *, waiting_tokens: int, wasted_tokens: int) -> EngineStats:
-        """The engine's last report, with what only its front counts."""
+        """The engine's last report, with the counts that only its front has."""
         return replace(
             self._stats,
             running=self._running,

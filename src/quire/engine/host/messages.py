@@ -267,7 +267,7 @@ def command_decoder() -> msgspec.msgpack.Decoder[Command]:
 
 
 def report_decoder() -> msgspec.msgpack.Decoder[Report]:
-    """Decodes what the engine sends."""
+    """Decoder for messages from the engine."""
     return msgspec.msgpack.Decoder(Report, dec_hook=_unpack_group)
 
 

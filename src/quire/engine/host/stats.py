@@ -41,7 +41,7 @@ class StepTotals:
         self._phases["send"] += seconds
 
     def report(self) -> EngineStats:
-        """Everything as of now."""
+        """All counters and gauges as of now."""
         scheduler: Scheduler = self._core.scheduler
         plans = self._core.worker.plans
         return EngineStats(
