@@ -335,7 +335,7 @@ def test_options_notices_and_inspect(
     assert start(folder, weight_cache="off") == ("checkpoint", [])
     source, notices = start(folder, weight_cache_size=1000)
     assert source == "checkpoint"
-    assert "not kept" in notices[0]
+    assert "not cached" in notices[0]
     assert "exceed the limit" in notices[0]
     assert not (tmp_path / "cache").exists()
     assert start(folder) == ("checkpoint", [])
@@ -348,4 +348,4 @@ def test_options_notices_and_inspect(
     (tmp_path / "blocked").write_text("not a folder")
     source, notices = start(folder, weight_cache_dir=str(tmp_path / "blocked"))
     assert source == "checkpoint"
-    assert "not kept" in notices[0]
+    assert "not cached" in notices[0]
