@@ -45,7 +45,7 @@ from quire.loader import RandomWeights, load
 from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.program import Program
-from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, NormSpec, QKNorm, Rope, Router
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput
 from quire.worker.worker import Worker
 
@@ -55,12 +55,14 @@ TARGET = "target"  # ids of targets begin so
 
 def decoder(windows: Sequence[int], mlp: MLP | MoE | None = None, latent: bool = False) -> ModelSpec:
     rope = Rope(theta=1e4, dim=16)
-    attention = [Attention(4, 2, 16, rope, 0.25, qk_norm=QKNorm(Norm()), window=window) for window in windows]
+    attention = [
+        Attention(4, 2, 16, rope, 0.25, qk_norm=QKNorm(NormSpec()), window=window) for window in windows
+    ]
     if latent:
         part = Rope(theta=1e4, dim=8)
         attention = [LatentAttention(4, 0, 32, 16, 8, 16, part, 0.2) for _ in windows]  # type: ignore[misc]
     layers = tuple(Layer(a, mlp or MLP(96)) for a in attention)
-    return ModelSpec(vocab=VOCAB, dim=DIM, layers=layers, norm=Norm(), max_positions=2048, tied=True)
+    return ModelSpec(vocab=VOCAB, dim=DIM, layers=layers, norm=NormSpec(), max_positions=2048, tied=True)
 
 
 I4, I8 = WeightFormat("i4", Groups()), WeightFormat("i8", Groups())

@@ -39,7 +39,7 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk
 from quire.engine.build.opening import open_model
 from quire.engine.front.async_engine import AsyncEngine
-from quire.engine.host.messages import SAMPLE_BITS, Step, unpack_handles
+from quire.engine.host.messages import SAMPLE_BITS, StepReport, unpack_handles
 from quire.server.run import HttpServer, bind
 from quire.types import Request, SamplingParams, TokenIds
 
@@ -107,7 +107,7 @@ class Bare(AsyncEngine):
         event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 190 + b'"}}]}\n\n'
         self.event = b"%x\r\n%b\r\n" % (len(event), event)
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepReport) -> None:
         files = [self.files.get(key >> SAMPLE_BITS) for key in unpack_handles(step.rows)]
         if step.notes or step.started or None in files:
             super().stepped(step)

@@ -46,8 +46,7 @@ size_t attention_states(const std::vector<AttendShape>& shapes, int threads, int
 
 AttentionMemory attention_memory(const std::vector<AttendShape>& shapes, int threads, int max_len) {
   AttentionMemory m{0, attention_states(shapes, threads, max_len) * sizeof(float), 0};
-  for (const AttendShape& s : shapes)
-    m.per_thread = std::max(m.per_thread, align_up(scratch_bytes(s), 4096));
+  for (const AttendShape& s : shapes) m.per_thread = std::max(m.per_thread, align_up(scratch_bytes(s), 4096));
   m.total = align_up(m.per_thread * threads + m.states, 4096);
   return m;
 }

@@ -77,30 +77,45 @@ using nogil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_building(nb::class_<Executor>& c) {
   c.def(nb::init<const std::string&, int>(), "isa"_a, "threads"_a)
-      .def("add_param", [](Executor& e, const std::string& name, const quire::Param& param) { e.weights().add(name, param); },
-           "name"_a, "param"_a)
+      .def(
+          "add_param",
+          [](Executor& e, const std::string& name, const quire::Param& param) { e.weights().add(name, param); },
+          "name"_a, "param"_a)
       .def("allocate_weights", [](Executor& e) { e.weights().allocate(); })
-      .def("put", [](Executor& e, const std::string& param, int row_offset, uintptr_t src, DType dtype, int rows, int cols) {
-        return e.weights().put(param, row_offset, at<void>(src), dtype, rows, cols);
-      }, nogil(), "param"_a, "row_offset"_a, "src"_a, "dtype"_a, "rows"_a, "cols"_a)
+      .def(
+          "put",
+          [](Executor& e, const std::string& param, int row_offset, uintptr_t src, DType dtype, int rows, int cols) {
+            return e.weights().put(param, row_offset, at<void>(src), dtype, rows, cols);
+          },
+          nogil(), "param"_a, "row_offset"_a, "src"_a, "dtype"_a, "rows"_a, "cols"_a)
       .def("put_codes", &put_codes, nogil(), "param"_a, "row_offset"_a, "rows"_a, "arrays"_a)
       .def("save_weights", &save_weights, "fd"_a, "first"_a, "count"_a)
       .def("map_weights", &map_weights, "fd"_a, "sums"_a)
-      .def("add_rope", [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half, bool interleaved) {
-        e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
-      }, "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
-      .def("add_buffer", [](Executor& e, const std::string& name, int cols, int pitch, DType dtype, size_t offset,
-                            size_t scales_at, size_t numbers_at, int group, bool rotated, bool logits, int per) {
-        e.add_buffer(name, {cols, pitch, dtype, offset, scales_at, numbers_at, group, rotated, logits, per});
-      }, nb::kw_only(), "name"_a, "cols"_a, "pitch"_a, "dtype"_a, "offset"_a, "scales_at"_a, "numbers_at"_a, "group"_a,
-         "rotated"_a, "logits"_a, "per"_a)
-      .def("add_kv_layer", [](Executor& e, int group, int kv_heads, int head_dim, size_t offset) {
-        e.add_kv_layer({group, kv_heads, head_dim, offset});
-      }, "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
+      .def(
+          "add_rope",
+          [](Executor& e, uintptr_t cos, uintptr_t sin, int max_len, int half, bool interleaved) {
+            e.add_rope(at<float>(cos), at<float>(sin), max_len, half, interleaved);
+          },
+          "cos"_a, "sin"_a, "max_len"_a, "half"_a, "interleaved"_a)
+      .def(
+          "add_buffer",
+          [](Executor& e, const std::string& name, int cols, int pitch, DType dtype, size_t offset, size_t scales_at,
+             size_t numbers_at, int group, bool rotated, bool logits, int per) {
+            e.add_buffer(name, {cols, pitch, dtype, offset, scales_at, numbers_at, group, rotated, logits, per});
+          },
+          nb::kw_only(), "name"_a, "cols"_a, "pitch"_a, "dtype"_a, "offset"_a, "scales_at"_a, "numbers_at"_a, "group"_a,
+          "rotated"_a, "logits"_a, "per"_a)
+      .def(
+          "add_kv_layer",
+          [](Executor& e, int group, int kv_heads, int head_dim, size_t offset) {
+            e.add_kv_layer({group, kv_heads, head_dim, offset});
+          },
+          "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
       .def("add_op", &Executor::add_op, "kind"_a, "fields"_a,
            "An op by the name of its class in program/ops, with all its fields; those of records as \"shape.heads\".")
       .def("begin_head", &Executor::begin_head)
-      .def("join", &Executor::join, nb::keep_alive<1, 2>(), "group"_a, "rank"_a, "Meet the other ranks of the program there.")
+      .def("join", &Executor::join, nb::keep_alive<1, 2>(), "group"_a, "rank"_a,
+           "Meet the other ranks of the program there.")
       .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a);
 }
 
@@ -112,9 +127,10 @@ void bind_running(nb::class_<Executor>& c) {
       .def("profile", &Executor::profile, "on"_a)
       .def("take_profile", &Executor::take_profile)
       .def("fill_cache", &Executor::fill_cache, "value"_a, "Overwrite the whole cache; for tests.")
-      .def("buffer", [](const Executor& e, const std::string& name) {
-        return reinterpret_cast<uintptr_t>(e.buffer(name).data());
-      }, "name"_a)
+      .def(
+          "buffer",
+          [](const Executor& e, const std::string& name) { return reinterpret_cast<uintptr_t>(e.buffer(name).data()); },
+          "name"_a)
       .def_prop_ro("weight_bytes", [](const Executor& e) { return e.weights().arena().bytes(); })
       .def_prop_ro("kv_bytes", &Executor::kv_bytes)
       .def_prop_ro("kv_warmed", &Executor::kv_warmed, "Bytes of the cache whose pages are in memory ahead of use.")

@@ -64,9 +64,12 @@ void bind_formats(nb::module_& m) {
       .value("f32", GroupKind::f32)
       .value("f16_u8", GroupKind::f16_u8);
   nb::class_<GroupFormat>(m, "GroupFormat")
-      .def("__init__", [](GroupFormat* self, int bits, int size, GroupKind scales, GroupKind offsets, bool rotated) {
-        new (self) GroupFormat{bits, size, scales, offsets, rotated};
-      }, "bits"_a, "size"_a, "scales"_a, "offsets"_a, "rotated"_a)
+      .def(
+          "__init__",
+          [](GroupFormat* self, int bits, int size, GroupKind scales, GroupKind offsets, bool rotated) {
+            new (self) GroupFormat{bits, size, scales, offsets, rotated};
+          },
+          "bits"_a, "size"_a, "scales"_a, "offsets"_a, "rotated"_a)
       .def("row_number_bytes", &GroupFormat::row_number_bytes, "cols"_a,
            "Bytes of the scales, offsets and factors of one output.");
   nb::class_<Param>(m, "Param", "A parameter in its packed form.")

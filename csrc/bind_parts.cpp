@@ -39,8 +39,10 @@ std::vector<std::vector<std::vector<int>>> claim_all(int threads, const std::vec
 }  // namespace
 
 void bind_parts(nb::module_& m) {
-  m.def("count_kernels", &quire::count_kernels, "on"_a, "Whether executors and samplers that are made from now on count calls.");
-  m.def("take_kernel_calls", &quire::take_kernel_calls, "Counted calls of every kernel, by name, since the last call of this.");
+  m.def("count_kernels", &quire::count_kernels, "on"_a,
+        "Whether executors and samplers that are made from now on count calls.");
+  m.def("take_kernel_calls", &quire::take_kernel_calls,
+        "Counted calls of every kernel, by name, since the last call of this.");
   nb::class_<Tasks>(m, "Tasks")
       .def(nb::init<int>(), "threads"_a)
       .def("deal", &Tasks::deal, "tasks"_a)
@@ -53,9 +55,12 @@ void bind_parts(nb::module_& m) {
       .def("part", &Processors::part, "thread"_a)
       .def("seen", &Processors::seen, "thread"_a);
   nb::class_<PageWarmer>(m, "PageWarmer")
-      .def("__init__", [](PageWarmer* self, uintptr_t address, size_t size, size_t ahead) {
-        new (self) PageWarmer(reinterpret_cast<char*>(address), size, ahead);
-      }, "address"_a, "size"_a, "ahead"_a)
+      .def(
+          "__init__",
+          [](PageWarmer* self, uintptr_t address, size_t size, size_t ahead) {
+            new (self) PageWarmer(reinterpret_cast<char*>(address), size, ahead);
+          },
+          "address"_a, "size"_a, "ahead"_a)
       .def("used", &PageWarmer::used, "size"_a)
       .def("begin", &PageWarmer::begin)
       .def("end", &PageWarmer::end)

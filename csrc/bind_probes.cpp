@@ -21,7 +21,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 // Memory that all threads of an executor read together, touched once, to be read again and again.
 class BandwidthProbe {
  public:
-  BandwidthProbe(Executor& e, size_t bytes) : executor_(e), share_(bytes / e.threads() / 4096 * 4096), sinks_(e.threads() * 16) {
+  BandwidthProbe(Executor& e, size_t bytes)
+      : executor_(e), share_(bytes / e.threads() / 4096 * 4096), sinks_(e.threads() * 16) {
     arena_.allocate(bytes);
     auto touch = [&](int t) {
       for (size_t i = 0; i < share_; i += 4096) arena_.data()[share_ * t + i] = 1;
@@ -51,9 +52,7 @@ double measure_flops(Executor& e, DType dtype, int64_t iterations) {
   auto run = dtype == DType::i8 ? k.i8_loop : dtype == DType::bf16 ? k.bf16_loop : k.fma_loop;
   std::vector<float> sinks(e.threads() * 16);
   std::vector<int64_t> flops(e.threads() * 8);
-  auto loop = [&](int t) {
-    flops[t * 8] = run(iterations, &sinks[t * 16]);
-  };
+  auto loop = [&](int t) { flops[t * 8] = run(iterations, &sinks[t * 16]); };
   quire::on_all(e.pool(), loop);
   const auto start = std::chrono::steady_clock::now();
   quire::on_all(e.pool(), loop);
@@ -69,7 +68,8 @@ void bind_probes(nb::module_& m) {
   using nogil = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<BandwidthProbe>(m, "BandwidthProbe")
       .def(nb::init<Executor&, size_t>(), nb::keep_alive<1, 2>(), nogil(), "executor"_a, "size"_a)
-      .def("measure", &BandwidthProbe::measure, nogil(), "Bytes per second that all threads read together, in one pass.");
+      .def("measure", &BandwidthProbe::measure, nogil(),
+           "Bytes per second that all threads read together, in one pass.");
   m.def("measure_flops", &measure_flops, nogil(), "executor"_a, "dtype"_a, "iterations"_a,
         "Operations per second of all threads of an executor.");
 }

@@ -126,9 +126,7 @@ class BoundSampler {
   quire::Sampler sampler_;
 };
 
-View view_of(nb::handle self, const std::vector<int32_t>& values) {
-  return View(values.data(), {values.size()}, self);
-}
+View view_of(nb::handle self, const std::vector<int32_t>& values) { return View(values.data(), {values.size()}, self); }
 
 template <class T>
 void read(nb::handle params, const char* name, T* field) {
@@ -138,12 +136,15 @@ void read(nb::handle params, const char* name, T* field) {
 
 void bind_slot_params(nb::module_& m) {
   nb::class_<SlotParams>(m, "SlotParams")
-      .def("__init__", [](SlotParams* self, nb::handle params) {
-        new (self) SlotParams();
+      .def(
+          "__init__",
+          [](SlotParams* self, nb::handle params) {
+            new (self) SlotParams();
 #define QUIRE_READ(type, name, value) read(params, #name, &self->name);
-        QUIRE_SAMPLING_PARAMS(QUIRE_READ)
+            QUIRE_SAMPLING_PARAMS(QUIRE_READ)
 #undef QUIRE_READ
-      }, "params"_a, "The numbers of a SamplingParams, by name.")
+          },
+          "params"_a, "The numbers of a SamplingParams, by name.")
       .def_rw("seed", &SlotParams::seed)
       .def_rw("sample_index", &SlotParams::sample_index)
       .def_rw("prompt_len", &SlotParams::prompt_len)
@@ -161,33 +162,43 @@ void bind_slot_params(nb::module_& m) {
 void bind_sampler(nb::module_& m) {
   bind_slot_params(m);
   nb::class_<SamplerSizes>(m, "SamplerSizes")
-      .def("__init__", [](SamplerSizes* self, int vocab, int max_slots, int max_rows, int max_logprobs) {
-        new (self) SamplerSizes{vocab, max_slots, max_rows, max_logprobs};
-      }, "vocab"_a, "max_slots"_a, "max_rows"_a, "max_logprobs"_a);
+      .def(
+          "__init__",
+          [](SamplerSizes* self, int vocab, int max_slots, int max_rows, int max_logprobs) {
+            new (self) SamplerSizes{vocab, max_slots, max_rows, max_logprobs};
+          },
+          "vocab"_a, "max_slots"_a, "max_rows"_a, "max_logprobs"_a);
   nb::class_<BoundSampler>(m, "Sampler")
       .def(nb::init<const SamplerSizes&, const std::string&, int>(), "sizes"_a, "isa"_a, "threads"_a)
       .def(nb::init<const SamplerSizes&, Executor&>(), nb::keep_alive<1, 3>(), "sizes"_a, "executor"_a)
-      .def("add", [](BoundSampler& s, int slot, const SlotParams& params, Ids tokens) {
-        s.sampler().add(slot, params, tokens.data(), tokens.shape(0));
-      }, "slot"_a, "params"_a, "tokens"_a.noconvert())
-      .def("drop", [](BoundSampler& s, int slot) { s.sampler().drop(slot); }, "slot"_a)
-      .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "slots"_a.noconvert(),
-           "positions"_a.noconvert(), "masks"_a.noconvert().none(), "lines"_a.noconvert().none(),
-           "maxima"_a.noconvert().none(), "drafts"_a.noconvert().none())
+      .def(
+          "add",
+          [](BoundSampler& s, int slot, const SlotParams& params, Ids tokens) {
+            s.sampler().add(slot, params, tokens.data(), tokens.shape(0));
+          },
+          "slot"_a, "params"_a, "tokens"_a.noconvert())
+      .def(
+          "drop", [](BoundSampler& s, int slot) { s.sampler().drop(slot); }, "slot"_a)
+      .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "slots"_a.noconvert(), "positions"_a.noconvert(),
+           "masks"_a.noconvert().none(), "lines"_a.noconvert().none(), "maxima"_a.noconvert().none(),
+           "drafts"_a.noconvert().none())
       .def("commit", &BoundSampler::commit, "slots"_a.noconvert(), "tokens"_a.noconvert())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
       .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a,
            "maxima"_a.noconvert().none())
-      .def("tokens", [](nb::handle self) {
-        return view_of(self, nb::cast<BoundSampler&>(self).sampler().tokens());
-      }, "The last step's tokens, -1 where a row failed: a view of [max_rows], rewritten by the next sample().")
-      .def("status", [](nb::handle self) {
-        return view_of(self, nb::cast<BoundSampler&>(self).sampler().status());
-      }, "The last step's outcome: 0 sampled, 1 NaN or inf in the logits, 2 no token left. A view like tokens().")
+      .def(
+          "tokens", [](nb::handle self) { return view_of(self, nb::cast<BoundSampler&>(self).sampler().tokens()); },
+          "The last step's tokens, -1 where a row failed: a view of [max_rows], rewritten by the next sample().")
+      .def(
+          "status", [](nb::handle self) { return view_of(self, nb::cast<BoundSampler&>(self).sampler().status()); },
+          "The last step's outcome: 0 sampled, 1 NaN or inf in the logits, 2 no token left. A view like tokens().")
       .def("memory", [](BoundSampler& s) { return s.sampler().memory(); })
       .def_static("bound", &quire::Sampler::bound, "sizes"_a, "threads"_a, "max_len"_a, "named"_a);
   m.def("philox4x32", &quire::philox4x32, "counter"_a, "key0"_a, "key1"_a, "Philox4x32-10 of a counter and a key.");
-  m.def("uniform", [](uint64_t seed, uint32_t sample, uint64_t position) {
-    return quire::uniform(seed, sample, position, quire::Draw::token);
-  }, "seed"_a, "sample_index"_a, "position"_a, "The number in [0, 1) that draws the token at a position.");
+  m.def(
+      "uniform",
+      [](uint64_t seed, uint32_t sample, uint64_t position) {
+        return quire::uniform(seed, sample, position, quire::Draw::token);
+      },
+      "seed"_a, "sample_index"_a, "position"_a, "The number in [0, 1) that draws the token at a position.");
 }

@@ -38,7 +38,8 @@ size_t Context::plan_step() {
   int highest = -1;  // block that the step writes
   for (const TilePiece& piece : pieces)
     for (size_t group = 0; group < step.block_tables.size(); ++group)
-      highest = std::max(highest, block_table(static_cast<int>(group), piece.row)[step.positions[piece.begin] / limits.block_size]);
+      highest = std::max(highest, block_table(static_cast<int>(group),
+                                              piece.row)[step.positions[piece.begin] / limits.block_size]);
   return block_bytes * static_cast<size_t>(highest + 1);
 }
 

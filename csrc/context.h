@@ -76,7 +76,8 @@ struct TilePiece {
 };
 
 struct Context {
-  Context(const Kernels& kernels, ThreadPool& pool) : kernels(kernels), threads(pool.threads()), weights(kernels, pool) {}
+  Context(const Kernels& kernels, ThreadPool& pool)
+      : kernels(kernels), threads(pool.threads()), weights(kernels, pool) {}
 
   const Kernels& kernels;
   const int threads;

@@ -19,7 +19,8 @@ void Executor::add_rope(const float* cos, const float* sin, int max_len, int hal
 }
 
 void Executor::add_buffer(const std::string& name, const Buffer& buffer) {
-  if ((buffer.dtype == DType::i8) != (buffer.group > 0)) throw std::invalid_argument(name + ": int8 rows are in groups");
+  if ((buffer.dtype == DType::i8) != (buffer.group > 0))
+    throw std::invalid_argument(name + ": int8 rows are in groups");
   context_.buffers.push_back(buffer);
   context_.buffers.back().arena = &context_.activations;
   if (!context_.buffer_names.emplace(name, &context_.buffers.back()).second)

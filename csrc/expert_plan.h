@@ -27,7 +27,7 @@ class ExpertPlan {
   // Sorts the pairs of ids [tokens, top_k]; places [tokens, top_k] gets each pair's row.
   void sort(const int32_t* ids, int tokens, int top_k, int experts, int32_t* places);
 
-  int size() const { return size_; }     // chunks
+  int size() const { return size_; }      // chunks
   int active() const { return active_; }  // experts that have rows
   const ExpertChunk& operator[](int i) const { return chunks_[i]; }
   const Arena& memory() const { return memory_; }

@@ -85,36 +85,37 @@ struct GroupFormat {
 constexpr int kLinearRows = 120;
 
 struct LinearTask {
-  const void* x;       // [rows, k] in the weight's dtype (f16: float32), row pitch ldx elements
+  const void* x;  // [rows, k] in the weight's dtype (f16: float32), row pitch ldx elements
   size_t ldx;
-  const void* w;       // packed panels
-  const float* bias;   // [n] or null
+  const void* w;            // packed panels
+  const float* bias;        // [n] or null
   const float* x_scale;     // groups: [rows] of x
   const int32_t* x_groups;  // groups: [rows, groups, 2], see QuantizeTask
   GroupFormat groups;
-  float* y;            // [rows, n], row pitch ldy
+  float* y;  // [rows, n], row pitch ldy
   size_t ldy;
   int rows, k, n;
   int panel_begin, panel_end;
-  const void* next = nullptr;  // weights that the thread reads after these panels, or null: what to prefetch at their end
+  const void* next =
+      nullptr;  // weights that the thread reads after these panels, or null: what to prefetch at their end
 };
 
 struct PackTask {
-  const void* src;     // [rows, k] row-major, `src_dtype`
+  const void* src;  // [rows, k] row-major, `src_dtype`
   DType src_dtype;
-  void* dst;           // packed panels of `dst_dtype`, zero-filled before the first part
+  void* dst;  // packed panels of `dst_dtype`, zero-filled before the first part
   int rows, k;
-  int row_offset;      // first output feature of this part
+  int row_offset;          // first output feature of this part
   int row_begin, row_end;  // rows of the part that this task packs
   GroupFormat groups;      // pack_groups rounds floats to it; symmetric only
 };
 
 // Rows of a weight in groups that come quantized, as quant.groups.GroupCodes.
 struct PackCodesTask {
-  const uint8_t* codes;      // [rows, k]
-  const char* scales;        // [rows, groups] of the format's kinds
-  const char* offsets;       // or null
-  const uint16_t* factors;   // float16 [rows, ceil(groups / 8), 1 or 2], or null
+  const uint8_t* codes;     // [rows, k]
+  const char* scales;       // [rows, groups] of the format's kinds
+  const char* offsets;      // or null
+  const uint16_t* factors;  // float16 [rows, ceil(groups / 8), 1 or 2], or null
   void* dst;
   GroupFormat groups;
   int rows, k;
@@ -127,27 +128,27 @@ struct PackCodesTask {
 constexpr int kGroupBits = 8;
 constexpr int32_t kGroupOne = 0x4b400000;  // the float32 1.5 * 2^23
 struct QuantizeTask {
-  const float* x;      // [rows, cols]
-  int8_t* out;         // [rows, pitch]
+  const float* x;  // [rows, cols]
+  int8_t* out;     // [rows, pitch]
   size_t pitch;
-  float* scale;        // [rows]
+  float* scale;  // [rows]
   int cols, row_begin, row_end;
   int group;
-  bool rotated;        // groups are multiplied by a Hadamard matrix before they are rounded; whole groups only
+  bool rotated;  // groups are multiplied by a Hadamard matrix before they are rounded; whole groups only
   // [rows, groups, 2]: of each group the bits of the float32 m = 1.5 * 2^(23 + bits), and of m - 8 * 2^bits * sum of its
   // bytes. With codes between 0 and 15, int32 sums that begin there are those over codes less 8, shifted, as m plus them.
   int32_t* groups;
-  float at_least;      // a magnitude that rows have elsewhere, or NaN; else 0
-  float* top;          // or null: [rows], the greatest magnitude, of what is rounded
+  float at_least;  // a magnitude that rows have elsewhere, or NaN; else 0
+  float* top;      // or null: [rows], the greatest magnitude, of what is rounded
 };
 
 struct NormTask {
-  float* x;            // [rows, cols], updated when delta is given
-  const float* delta;  // [rows, cols] or null
+  float* x;             // [rows, cols], updated when delta is given
+  const float* delta;   // [rows, cols] or null
   const float* weight;  // [cols] or null: out is x
-  const float* bias;   // [cols] or null
-  bool layer;          // take the mean off first
-  void* out;           // [rows, cols] of out_dtype; may be x
+  const float* bias;    // [cols] or null
+  bool layer;           // take the mean off first
+  void* out;            // [rows, cols] of out_dtype; may be x
   DType out_dtype;
   float eps;
   int cols, row_begin, row_end;
@@ -181,8 +182,8 @@ struct KVLayout {
   size_t tile_stride;   // elements from one tile to the next
   size_t block_stride;  // elements from one block to the next
 
-  size_t v_offset() const { return static_cast<size_t>(kTile) * d16; }   // elements from a tile's K to its V
-  size_t scale_offset() const { return 2 * v_offset(); }                 // i8
+  size_t v_offset() const { return static_cast<size_t>(kTile) * d16; }  // elements from a tile's K to its V
+  size_t scale_offset() const { return 2 * v_offset(); }                // i8
   // Elements from a layer's part of a block to the tile of a head that holds this position.
   size_t tile_at(int head, int position) const {
     return (static_cast<size_t>(head) * tiles_per_block + position % block_size / kTile) * tile_stride;
@@ -200,7 +201,7 @@ struct CacheRow {
 
 // The tokens are all that the step has of one tile.
 struct RopeWriteTask : CacheRow {
-  float* qkv;           // [tokens, pitch]
+  float* qkv;  // [tokens, pitch]
   size_t pitch;
   int heads, kv_heads, head_dim, rotary_dim;
   HeadNorm q_norm, k_norm;
@@ -208,29 +209,29 @@ struct RopeWriteTask : CacheRow {
   int q_cols, k_cols;
   bool layer_norm, whole_norm, interleaved;
   float eps;
-  const float* cos;     // [max_len, rotary_dim/2]
+  const float* cos;  // [max_len, rotary_dim/2]
   const float* sin;
-  int head_begin, head_end;    // of keys and values, with the query heads that read them; all when whole_norm
+  int head_begin, head_end;  // of keys and values, with the query heads that read them; all when whole_norm
 };
 
 // Some queries of one row against some heads of keys and values; at most kAttendRows query rows, or one query and head.
 struct AttendTask : CacheRow {
-  const float* qkv;     // [tokens, pitch]; the rotated q of head h at h*head_dim
+  const float* qkv;  // [tokens, pitch]; the rotated q of head h at h*head_dim
   size_t pitch;
-  void* out;            // [tokens, heads*head_dim]
+  void* out;  // [tokens, heads*head_dim]
   DType out_dtype;
   size_t out_pitch;
   int heads_per_kv;
   int head_begin, head_end;  // of keys and values
-  float scale;          // above zero
-  float softcap;        // c > 0: scores become c * tanh(score / c)
-  const float* sinks;   // [heads] logits that count in the denominator only, or null
+  float scale;               // above zero
+  float softcap;             // c > 0: scores become c * tanh(score / c)
+  const float* sinks;        // [heads] logits that count in the denominator only, or null
   int window;
   int partition_begin, partition_end;  // positions of the KV axis, in units of kPartition
   // Null: the partitions are all that the queries see, and `out` is written. Else each partition's state is left in
   // [partition - partition_begin][query row][state_floats(d16)] for attend_merge.
   float* states;
-  void* scratch;               // attend_scratch_bytes(head_dim, heads_per_kv)
+  void* scratch;                     // attend_scratch_bytes(head_dim, heads_per_kv)
   const AttendTask* next = nullptr;  // what the thread does after this, or null: queries and keys to fetch meanwhile
 
   int queries() const { return token_end - token_begin; }
@@ -257,15 +258,15 @@ struct LatentTask {
 
 // The tokens are all that the step has of one tile.
 struct LatentWriteTask : CacheRow {
-  float* q;             // [tokens, heads * (nope + rope)]: rotated in place
-  float* kv_rows;       // [tokens, rank + rope]; scratch afterwards
-  void* q_nope;         // [tokens, heads * nope]
+  float* q;        // [tokens, heads * (nope + rope)]: rotated in place
+  float* kv_rows;  // [tokens, rank + rope]; scratch afterwards
+  void* q_nope;    // [tokens, heads * nope]
   DType nope_dtype;
-  const float* norm;    // [rank]
+  const float* norm;  // [rank]
   int heads, rank, nope, rope;
   bool interleaved;
   float eps;
-  const float* cos;     // [max_len, rope/2]
+  const float* cos;  // [max_len, rope/2]
   const float* sin;
 };
 
@@ -278,18 +279,18 @@ struct GatedActTask {
   Act act;
   int width, row_begin, row_end;
   int col_begin, col_end;
-  size_t out_pitch;      // elements
-  float alpha, limit;    // clamped swiglu: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit, |up| <= limit
+  size_t out_pitch;    // elements
+  float alpha, limit;  // clamped swiglu: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit, |up| <= limit
 };
 
 struct EmbedTask {
-  const void* table;     // row-major [vocab, cols] or packed panels
+  const void* table;  // row-major [vocab, cols] or packed panels
   DType dtype;
   bool packed;
   const int32_t* ids;
-  float* out;            // [tokens, cols]
+  float* out;  // [tokens, cols]
   int cols, token_begin, token_end;
-  int first, rows;       // tokens that the table has: first … first + rows - 1; those of others become 0
+  int first, rows;  // tokens that the table has: first … first + rows - 1; those of others become 0
   GroupFormat groups;
 };
 
@@ -302,56 +303,56 @@ struct ScaleTask;
 
 // Every kernel by name: X(name, result, arguments …). The table of a set is made from this list and nothing else, so two
 // kernels of one signature cannot be mixed up.
-#define QUIRE_KERNELS(X)                                                                                             \
-  X(linear_f32, void, const LinearTask&)                                                                             \
-  X(linear_bf16, void, const LinearTask&)                                                                            \
-  X(linear_f16, void, const LinearTask&)                                                                             \
-  X(linear_groups, void, const LinearTask&)                                                                          \
-  X(pack_f32, void, const PackTask&)                                                                                 \
-  X(pack_bf16, void, const PackTask&)                                                                                \
-  X(pack_f16, void, const PackTask&)                                                                                 \
-  X(pack_groups, void, const PackTask&)                                                                              \
-  X(pack_codes, void, const PackCodesTask&)                                                                          \
-  X(quantize, void, const QuantizeTask&)                                                                             \
-  X(norm, void, const NormTask&)                                                                                     \
-  X(add_rows, void, const AddTask&)                                                                                  \
-  X(scale_rows, void, const ScaleTask&)                                                                              \
-  X(rope_write, void, const RopeWriteTask&)                                                                          \
-  X(attend, void, const AttendTask&)                                                                                 \
-  X(attend_merge, void, const AttendTask&) /* states of all partitions -> out */                                     \
-  X(latent_write, void, const LatentWriteTask&)                                                                      \
-  X(latent_attend, void, const LatentTask&)                                                                          \
-  X(latent_merge, void, const LatentTask&)                                                                           \
-  X(gated_act, void, const GatedActTask&)                                                                            \
-  X(route, void, const RouteTask&)                                                                                   \
-  X(combine, void, const CombineTask&)                                                                               \
-  X(embed, void, const EmbedTask&)                                                                                   \
-  X(embed_groups, void, const EmbedTask&)                                                                            \
-  X(gather, void, const GatherTask&)                                                                                 \
-  X(to_f32, void, const void* src, DType dtype, float* dst, size_t n)                                                \
-  X(to_bf16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                            \
-  X(to_f16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                             \
-  /* Maxima of a row and of its blocks; optionally looks for NaN and +inf. */                                        \
-  X(row_max, RowMax, const float* x, int n, bool check, float* block_max)                                            \
-  /* The same from what `maxima` left of the row. */                                                                 \
-  X(row_max_of, RowMax, const float* maxima, int n, float* block_max)                                                \
-  X(maxima, void, const MaximaTask&)                                                                                 \
-  /* y = x where the token's bit is set (bit i%32 of word i/32), else -inf. y may be x. */                           \
-  X(mask_row, void, const float* x, const uint32_t* bits, int n, float* y)                                           \
-  X(exp_row, void, const ExpTask&)                                                                                   \
-  /* out[j] = number of x >= pivots[j], or the sum of their weights. */                                              \
-  X(measure, void, const MeasureTask&, double* out)                                                                  \
-  /* Copies matching values and ids in rising id order. Returns how many, or capacity + 1 when there are more. */    \
-  X(collect, int, const CollectTask&)                                                                                \
-  /* How many tokens come before (value, id): greater values, and equal ones with a lower id. */                     \
-  X(count_before, int64_t, const RankTask&)                                                                          \
-  /* Index of a NaN or infinity, or of what becomes one in the format that it is kept in; or -1. */                  \
-  X(first_nonfinite, int64_t, const void* src, DType dtype, DType kept, size_t n)                                    \
-  /* Reads memory as fast as it can: the limit of bandwidth. */                                                      \
-  X(read_sum, float, const void* src, size_t bytes)                                                                  \
-  /* Return the operations that they did: the limits of computing. */                                                \
-  X(fma_loop, int64_t, int64_t iterations, float* sink)                                                              \
-  X(bf16_loop, int64_t, int64_t iterations, float* sink)                                                             \
+#define QUIRE_KERNELS(X)                                                                                          \
+  X(linear_f32, void, const LinearTask&)                                                                          \
+  X(linear_bf16, void, const LinearTask&)                                                                         \
+  X(linear_f16, void, const LinearTask&)                                                                          \
+  X(linear_groups, void, const LinearTask&)                                                                       \
+  X(pack_f32, void, const PackTask&)                                                                              \
+  X(pack_bf16, void, const PackTask&)                                                                             \
+  X(pack_f16, void, const PackTask&)                                                                              \
+  X(pack_groups, void, const PackTask&)                                                                           \
+  X(pack_codes, void, const PackCodesTask&)                                                                       \
+  X(quantize, void, const QuantizeTask&)                                                                          \
+  X(norm, void, const NormTask&)                                                                                  \
+  X(add_rows, void, const AddTask&)                                                                               \
+  X(scale_rows, void, const ScaleTask&)                                                                           \
+  X(rope_write, void, const RopeWriteTask&)                                                                       \
+  X(attend, void, const AttendTask&)                                                                              \
+  X(attend_merge, void, const AttendTask&) /* states of all partitions -> out */                                  \
+  X(latent_write, void, const LatentWriteTask&)                                                                   \
+  X(latent_attend, void, const LatentTask&)                                                                       \
+  X(latent_merge, void, const LatentTask&)                                                                        \
+  X(gated_act, void, const GatedActTask&)                                                                         \
+  X(route, void, const RouteTask&)                                                                                \
+  X(combine, void, const CombineTask&)                                                                            \
+  X(embed, void, const EmbedTask&)                                                                                \
+  X(embed_groups, void, const EmbedTask&)                                                                         \
+  X(gather, void, const GatherTask&)                                                                              \
+  X(to_f32, void, const void* src, DType dtype, float* dst, size_t n)                                             \
+  X(to_bf16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                         \
+  X(to_f16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                          \
+  /* Maxima of a row and of its blocks; optionally looks for NaN and +inf. */                                     \
+  X(row_max, RowMax, const float* x, int n, bool check, float* block_max)                                         \
+  /* The same from what `maxima` left of the row. */                                                              \
+  X(row_max_of, RowMax, const float* maxima, int n, float* block_max)                                             \
+  X(maxima, void, const MaximaTask&)                                                                              \
+  /* y = x where the token's bit is set (bit i%32 of word i/32), else -inf. y may be x. */                        \
+  X(mask_row, void, const float* x, const uint32_t* bits, int n, float* y)                                        \
+  X(exp_row, void, const ExpTask&)                                                                                \
+  /* out[j] = number of x >= pivots[j], or the sum of their weights. */                                           \
+  X(measure, void, const MeasureTask&, double* out)                                                               \
+  /* Copies matching values and ids in rising id order. Returns how many, or capacity + 1 when there are more. */ \
+  X(collect, int, const CollectTask&)                                                                             \
+  /* How many tokens come before (value, id): greater values, and equal ones with a lower id. */                  \
+  X(count_before, int64_t, const RankTask&)                                                                       \
+  /* Index of a NaN or infinity, or of what becomes one in the format that it is kept in; or -1. */               \
+  X(first_nonfinite, int64_t, const void* src, DType dtype, DType kept, size_t n)                                 \
+  /* Reads memory as fast as it can: the limit of bandwidth. */                                                   \
+  X(read_sum, float, const void* src, size_t bytes)                                                               \
+  /* Return the operations that they did: the limits of computing. */                                             \
+  X(fma_loop, int64_t, int64_t iterations, float* sink)                                                           \
+  X(bf16_loop, int64_t, int64_t iterations, float* sink)                                                          \
   X(i8_loop, int64_t, int64_t iterations, float* sink)
 
 struct Kernels {

@@ -87,10 +87,10 @@ using OpMaker = std::unique_ptr<Op> (*)(Fields& fields, Context& context);
 bool register_op(const char* kind, OpMaker maker);
 
 // In the op's own file: makes it known under the name of its Python class.
-#define QUIRE_OP(Kind)                                                                                        \
-  [[maybe_unused]] static const bool registered =                                                                              \
-      ::quire::register_op(#Kind, [](::quire::Fields& fields, ::quire::Context& context) -> std::unique_ptr<Op> { \
-        return std::make_unique<Kind>(fields, context);                                                       \
+#define QUIRE_OP(Kind)                                                                       \
+  [[maybe_unused]] static const bool registered = ::quire::register_op(                      \
+      #Kind, [](::quire::Fields& fields, ::quire::Context& context) -> std::unique_ptr<Op> { \
+        return std::make_unique<Kind>(fields, context);                                      \
       });
 
 }  // namespace quire

@@ -59,9 +59,10 @@ ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), proce
   } catch (const std::system_error&) {
     const std::string started = std::to_string(workers_.size() + 1);
     end();
-    throw std::invalid_argument("threads: the system started " + started + " of " + std::to_string(threads_) +
-                                " and no more: ask for fewer, or raise the process limit (ulimit -u, or the pids limit of "
-                                "the container)");
+    throw std::invalid_argument(
+        "threads: the system started " + started + " of " + std::to_string(threads_) +
+        " and no more: ask for fewer, or raise the process limit (ulimit -u, or the pids limit of "
+        "the container)");
   }
 }
 

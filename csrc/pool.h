@@ -33,8 +33,8 @@ using ThreadOwner = std::unique_ptr<T, DeleteAtHome<T>>;
 class Gate {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
-  void open();                   // change the word and wake everyone
-  bool wait_while(uint32_t old); // return once the word is no longer `old`: whether it took long
+  void open();                    // change the word and wake everyone
+  bool wait_while(uint32_t old);  // return once the word is no longer `old`: whether it took long
 
  private:
   std::atomic<uint32_t> word_{0};

@@ -49,20 +49,9 @@ float zero_below(float max, double temperature) { return to_finite(max + kLowest
 }  // namespace
 
 RowSampler::RowSampler(const Kernels& kernels, int vocab)
-    : k_(kernels),
-      vocab_(vocab),
-      edited_(vocab),
-      weights_(vocab),
-      values_(vocab),
-      ids_(vocab),
-      raw_block_max_(sample_blocks(vocab)),
-      block_max_(sample_blocks(vocab)),
-      block_sum_(sample_blocks(vocab)),
-      block_order_(sample_blocks(vocab)),
-      small_x_(kSmall),
-      small_e_(kSmall),
-      small_ids_(kSmall),
-      keys_(kSmall) {}
+    : k_(kernels), vocab_(vocab), edited_(vocab), weights_(vocab), values_(vocab), ids_(vocab),
+      raw_block_max_(sample_blocks(vocab)), block_max_(sample_blocks(vocab)), block_sum_(sample_blocks(vocab)),
+      block_order_(sample_blocks(vocab)), small_x_(kSmall), small_e_(kSmall), small_ids_(kSmall), keys_(kSmall) {}
 
 size_t RowSampler::bound(int vocab) {
   const size_t n = static_cast<size_t>(vocab), blocks = static_cast<size_t>(sample_blocks(vocab));
@@ -153,7 +142,8 @@ Cut RowSampler::cut_top_p(const View& v, float max, const SamplingParams& p, flo
   const float least = std::max(to_finite(max - depth * p.temperature), zero_below(max, p.temperature));
   const Bracket b{least, INFINITY, 0.0, total, share * total};
   float guess = least;
-  if (v.block_max && v.n > kSmall) guess = std::max(guess, block_quantile(v, std::min(kFirstBlocks, sample_blocks(v.n))));
+  if (v.block_max && v.n > kSmall)
+    guess = std::max(guess, block_quantile(v, std::min(kFirstBlocks, sample_blocks(v.n))));
   return find_cut(v, Weights{weights_.data(), max, inv_temperature}, b, guess);
 }
 
@@ -193,8 +183,16 @@ Cut RowSampler::find_cut(const View& v, const Weights& w, Bracket b, float guess
 // *measured is measure(x >= least) and *cut is untouched (rounding apart, this happens only for least > b.least).
 RowSampler::Found RowSampler::cut_inside(const View& v, const Weights& w, const Bracket& b, float least,
                                          double* measured, Cut* cut) {
-  const CollectTask task{v.x, v.ids, v.n, v.block_max, least, b.upper, std::numeric_limits<int32_t>::max(),
-                         kSmall, small_x_.data(), small_ids_.data()};
+  const CollectTask task{v.x,
+                         v.ids,
+                         v.n,
+                         v.block_max,
+                         least,
+                         b.upper,
+                         std::numeric_limits<int32_t>::max(),
+                         kSmall,
+                         small_x_.data(),
+                         small_ids_.data()};
   const int n = k_.collect(task);
   if (n > kSmall) return Found::too_many;
   for (int i = 0; i < n; ++i) keys_[i] = key_of(small_x_[i], small_ids_[i]);
@@ -248,8 +246,7 @@ int RowSampler::choose_pivots(const View& v, const Weights& w, const Bracket& b,
     // A quantile of a sample is off by about the root of the number of values beyond it.
     const int spread = 1 + static_cast<int>(std::sqrt(static_cast<double>(std::min(at, hits - 1 - at))));
     const int offsets[kPivots] = {-3 * spread, -spread, spread, 3 * spread};
-    for (int j = pass % 2; j < kPivots; ++j)
-      pivots[j] = value_of(keys_[std::clamp(at + offsets[j], 0, hits - 1)]);
+    for (int j = pass % 2; j < kPivots; ++j) pivots[j] = value_of(keys_[std::clamp(at + offsets[j], 0, hits - 1)]);
   }
   for (int j = 0; j < kPivots; ++j) pivots[j] = std::clamp(pivots[j], next_up(b.least), next_down(b.upper));
   return hits * stride;
@@ -280,8 +277,8 @@ double RowSampler::measure_from(const View& v, const Weights& w, float least) co
 }
 
 View RowSampler::keep(const View& v, const Cut& cut) {
-  const CollectTask task{v.x, v.ids, v.n, v.block_max, cut.least, INFINITY, cut.tie_id,
-                         vocab_, values_.data(), ids_.data()};
+  const CollectTask task{v.x,      v.ids,      v.n,    v.block_max,    cut.least,
+                         INFINITY, cut.tie_id, vocab_, values_.data(), ids_.data()};
   return {values_.data(), ids_.data(), k_.collect(task), nullptr};
 }
 

@@ -18,7 +18,7 @@ namespace quire {
 // Values and, for a list, their token ids in rising order.
 struct View {
   const float* x;
-  const int32_t* ids;      // null: a whole row, the index is the id
+  const int32_t* ids;  // null: a whole row, the index is the id
   int n;
   const float* block_max;  // of a row; null for a list
 };
@@ -69,8 +69,8 @@ class RowSampler {
   // The cut is at a value in [least, upper): below >= target > above.
   struct Bracket {
     float least, upper;
-    double above;   // measure(x >= upper)
-    double below;   // measure(x >= least), negative when not known yet
+    double above;  // measure(x >= upper)
+    double below;  // measure(x >= least), negative when not known yet
     double target;
   };
   enum class Found { cut, too_many, too_few };

@@ -36,9 +36,7 @@ void check_ids(const char* name, const std::vector<int32_t>& ids, int vocab) {
 }
 
 // A finite logit stays finite, so that no difference is NaN and no token is lost; -inf (not allowed) stays -inf.
-float change(float before, float after) {
-  return before == -kInfinity ? before : std::clamp(after, -FLT_MAX, FLT_MAX);
-}
+float change(float before, float after) { return before == -kInfinity ? before : std::clamp(after, -FLT_MAX, FLT_MAX); }
 
 template <class T>
 size_t capacity_bytes(const std::vector<T>& v) {
@@ -52,8 +50,7 @@ Sampler::Sampler(const SamplerSizes& sizes, const Kernels& kernels, ThreadPool* 
   const auto [vocab, max_slots, max_rows, max_logprobs] = sizes;
   if (max_logprobs < 0) refuse("max_logprobs: " + std::to_string(max_logprobs) + " is negative");
   if (vocab < 1 || vocab > 1 << 24) refuse("vocab: " + std::to_string(vocab) + " is not in [1, 2^24]");
-  if (max_slots < 1 || max_slots > 1 << 20)
-    refuse("max_slots: " + std::to_string(max_slots) + " is not in [1, 2^20]");
+  if (max_slots < 1 || max_slots > 1 << 20) refuse("max_slots: " + std::to_string(max_slots) + " is not in [1, 2^20]");
   if (max_rows < 1 || max_rows > 1 << 20) refuse("max_rows: " + std::to_string(max_rows) + " is not in [1, 2^20]");
   for (int t = 0; t < (pool ? pool->threads() : 1); ++t)
     row_samplers_.push_back(std::make_unique<RowSampler>(kernels, vocab));
@@ -148,7 +145,8 @@ void Sampler::for_rows(int rows, F f) {
 int Sampler::sample(const SampleTask& task) {
   check(task);
   for_rows(task.rows, [&](int row, RowSampler& rows) { sample_row(task, row, rows); });
-  return static_cast<int>(std::count_if(status_.begin(), status_.begin() + task.rows, [](int32_t s) { return s != 0; }));
+  return static_cast<int>(
+      std::count_if(status_.begin(), status_.begin() + task.rows, [](int32_t s) { return s != 0; }));
 }
 
 void Sampler::commit(const int32_t* slots, const int32_t* tokens, size_t count) {

@@ -48,7 +48,7 @@ struct SampleTask {
   int rows;
   const uint32_t* masks = nullptr;  // [lines, ceil(vocab/32)] of allowed tokens, or null
   const int32_t* lines = nullptr;   // [rows], with masks: the line of each row, -1 where every token is allowed
-  const float* maxima = nullptr;  // [rows, maxima_of(vocab)] of the logits, or null: they are all read
+  const float* maxima = nullptr;    // [rows, maxima_of(vocab)] of the logits, or null: they are all read
   const int32_t* drafts = nullptr;  // [rows], or null
 };
 

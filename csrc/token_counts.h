@@ -12,7 +12,7 @@ namespace quire {
 // of two of entries, at most half full.
 class TokenCounts {
  public:
-  void see(int32_t token) { entry(token); }          // a prompt token
+  void see(int32_t token) { entry(token); }            // a prompt token
   void add(int32_t token) { ++entry(token).outputs; }  // an output token
   bool has(int32_t token) const { return !table_.empty() && table_[find(table_, token)].token == token; }
   size_t size() const { return used_; }

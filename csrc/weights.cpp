@@ -60,7 +60,8 @@ const Param& Weights::at(const std::string& name) const {
 // The parameter of that name, when it can take these rows.
 const Param& Weights::taking(const std::string& name, int row_offset, int rows, int cols) const {
   const Param& p = at(name);
-  if (!arena_.data() || arena_.read_only()) throw std::logic_error("weights are put after they are allocated, and not when they are mapped");
+  if (!arena_.data() || arena_.read_only())
+    throw std::logic_error("weights are put after they are allocated, and not when they are mapped");
   if (row_offset < 0 || rows < 0 || rows > p.matrices * p.matrix_rows - row_offset || cols != p.cols)
     throw std::invalid_argument(name + ": a part does not fit its parameter");
   if (p.layout == Param::Layout::panels && p.matrices > 1 && row_offset % p.matrix_rows + rows > p.matrix_rows)
@@ -95,7 +96,7 @@ int64_t Weights::put(const std::string& name, int row_offset, const void* src, D
     return bad == INT64_MAX ? -1 : bad.load();
   }
   const int first = packed_row(p, row_offset);
-  const auto pack = p.groups.bits            ? kernels_.pack_groups
+  const auto pack = p.groups.bits           ? kernels_.pack_groups
                     : p.dtype == DType::f32 ? kernels_.pack_f32
                     : p.dtype == DType::f16 ? kernels_.pack_f16
                                             : kernels_.pack_bf16;

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from quire.program.formats import WeightFormat
 from quire.quant.ggml import PACKED, READ_TYPES, TYPES_BY_ID
-from quire.spec.gguf import ARCHITECTURES
+from quire.spec.gguf_config import ARCHITECTURES
 from quire.spec.quantization import METHODS
-from quire.text.gguf import KINDS
+from quire.text.gguf_tokenizer import KINDS
 from quire.text.pretokenizers import WORDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "formats.md"

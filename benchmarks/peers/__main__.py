@@ -27,7 +27,7 @@ from benchmarks.peers.runs import Unit
 from benchmarks.peers.table import markdown
 
 from quire.bench import results, shapes
-from quire.bench.checkpoint import write_checkpoint
+from quire.bench.random_checkpoint import write_checkpoint
 from quire.bench.recording import Recording
 from quire.util.platform import usable_cores
 

@@ -242,8 +242,10 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
     const Seen seen = seen_by(first + r, R);
-    if (seen.end > fetched) score_block<T, R, true>(s, first + r, head_dim, seen, ahead), fetched = seen.end;
-    else score_block<T, R, false>(s, first + r, head_dim, seen, ahead);
+    if (seen.end > fetched)
+      score_block<T, R, true>(s, first + r, head_dim, seen, ahead), fetched = seen.end;
+    else
+      score_block<T, R, false>(s, first + r, head_dim, seen, ahead);
     if (rows == R)  // few rows: memory is what they wait for, and softmax must not leave it idle
       for (int i = 0; i < kSoftmaxLines * T::parts; ++i) Ahead<T>::fetch(ahead.of_values(0), i);
     softmax_rows<T>(t, s, first + r, R, group, seen, beside);
@@ -252,8 +254,10 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
     const Seen seen = seen_by(first + r, R);
-    if (seen.end > fetched) value_block<T, R, true>(s, first + r, seen, ahead), fetched = seen.end;
-    else if (seen.end > seen.begin || now.fresh) value_block<T, R, false>(s, first + r, seen, ahead);
+    if (seen.end > fetched)
+      value_block<T, R, true>(s, first + r, seen, ahead), fetched = seen.end;
+    else if (seen.end > seen.begin || now.fresh)
+      value_block<T, R, false>(s, first + r, seen, ahead);
   });
 }
 
@@ -312,9 +316,8 @@ void attend_rows(const AttendTask& t) {
     if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) end_rows<T>(t, &s, rows, group);
   }
   if (t.states) return;
-  each_row(t, [&](int r, Place at) {
-    write_row(t, t.kv.head_dim, at.token, at.head, s.total_of(r), s.row[r].sum_total);
-  });
+  each_row(t,
+           [&](int r, Place at) { write_row(t, t.kv.head_dim, at.token, at.head, s.total_of(r), s.row[r].sum_total); });
 }
 
 }  // namespace

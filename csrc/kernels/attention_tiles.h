@@ -15,11 +15,11 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr int kTilesPerGroup = kGroup / kTile;
-constexpr float kQuerySteps = 127.0f * 256.0f;   // a high byte of 127 and any low byte
-constexpr float kTiny = 1e-30f;                  // a largest number below this counts as zero
-constexpr size_t kNarrowBytes = 2048;            // of a tile's keys
-constexpr int kSoftmaxLines = 16;                // fetched before softmax of few rows, which takes int8 twice as long
-constexpr size_t kLine = 64;  // bytes; every format's multiply-accumulate reads one of keys or values
+constexpr float kQuerySteps = 127.0f * 256.0f;  // a high byte of 127 and any low byte
+constexpr float kTiny = 1e-30f;                 // a largest number below this counts as zero
+constexpr size_t kNarrowBytes = 2048;           // of a tile's keys
+constexpr int kSoftmaxLines = 16;               // fetched before softmax of few rows, which takes int8 twice as long
+constexpr size_t kLine = 64;                    // bytes; every format's multiply-accumulate reads one of keys or values
 
 // What the loops below ask of a cache format: `parts` rows of a query and of its probabilities, where the probabilities
 // of step k of a tile are, how sums of scores start, and one multiply-accumulate for each of the two products.
@@ -55,15 +55,15 @@ struct ByteCache {
 // Carved from the task's scratch; every array is 64-byte aligned. `r` counts rows, `part` rows of parts.
 template <class T>
 struct Scratch {
-  typename T::in* q;        // [part][d16]
-  typename T::in* probs;    // [part][kGroup]
-  float* scores;            // [r][kGroup]
-  int32_t* offset;          // [part] i8: where sums of scores start, which takes the 128 of the keys off again
-  float* acc;               // [r][d16] current partition
-  float* total;             // [r][d16] merged partitions
-  float* lane_sum;          // [r][16] current partition's sum of probabilities
-  float* scales;            // [2][kGroup] i8: of the current group's keys, and of its values
-  SoftmaxRow* row;          // [r]
+  typename T::in* q;      // [part][d16]
+  typename T::in* probs;  // [part][kGroup]
+  float* scores;          // [r][kGroup]
+  int32_t* offset;        // [part] i8: where sums of scores start, which takes the 128 of the keys off again
+  float* acc;             // [r][d16] current partition
+  float* total;           // [r][d16] merged partitions
+  float* lane_sum;        // [r][16] current partition's sum of probabilities
+  float* scales;          // [2][kGroup] i8: of the current group's keys, and of its values
+  SoftmaxRow* row;        // [r]
   int d16;
 
   Scratch(void* base, int rows, int width) : d16(width) {

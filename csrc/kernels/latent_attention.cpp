@@ -23,8 +23,8 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int kTilesPerGroup = kGroup / kTile;
-constexpr int kScoreSteps = 72;   // of a range of scores: 18 KB of the four tiles
-constexpr int kValueCols = 64;    // of a range of values
+constexpr int kScoreSteps = 72;  // of a range of scores: 18 KB of the four tiles
+constexpr int kValueCols = 64;   // of a range of values
 
 // What latents are multiplied as once they are turned over.
 template <class T>
@@ -37,12 +37,13 @@ template <class T>
 struct Scratch {
   typename T::in* q;      // [row][d16]
   typename T::in* probs;  // [row][kGroup]
-  typename T::in* values;  // [kGroup / step][kValueCols][step], step of Turned<T>: a range of the current group's latents
-  float* scores;             // [row][kGroup]
-  float* acc;                // [row][v16] current partition
-  float* total;              // [row][v16] merged partitions
-  float* lane_sum;           // [row][16] current partition's sum of probabilities
-  SoftmaxRow* row;           // [row]
+  typename T::in*
+      values;       // [kGroup / step][kValueCols][step], step of Turned<T>: a range of the current group's latents
+  float* scores;    // [row][kGroup]
+  float* acc;       // [row][v16] current partition
+  float* total;     // [row][v16] merged partitions
+  float* lane_sum;  // [row][16] current partition's sum of probabilities
+  SoftmaxRow* row;  // [row]
 
   Scratch(void* base, int rows, int d16, int v16) {
     Carver carver(base);
@@ -179,8 +180,8 @@ QUIRE_INLINE void turn_tile(const uint16_t* tile, int keep, int c0, int cols, ui
   }
   for (; d < cols; ++d)
     for (int key = 0; key < kTile; ++key)
-      values[(key / 2 * kValueCols + d) * 2 + key % 2] =
-          key < keep ? tile[(c0 + d) / 2 * 2 * kTile + key * 2 + d % 2] : 0;
+      values[(key / 2 * kValueCols + d) * 2 + key % 2] = key < keep ? tile[(c0 + d) / 2 * 2 * kTile + key * 2 + d % 2]
+                                                                    : 0;
 }
 
 // ---- products -----------------------------------------------------------------------------------------------------
@@ -459,8 +460,7 @@ void latent_write(const LatentWriteTask& t) {
       float* q = t.q + (static_cast<size_t>(i) * t.heads + h) * q_head;
       rotate(q + t.nope, t.rope, t.interleaved, cos, sin);
       const size_t to = (static_cast<size_t>(i) * t.heads + h) * t.nope;
-      for (int c = 0; c < t.nope; c += 16)
-        put(t.q_nope, t.nope_dtype, to + c, load_n(q + c, t.nope - c), t.nope - c);
+      for (int c = 0; c < t.nope; c += 16) put(t.q_nope, t.nope_dtype, to + c, load_n(q + c, t.nope - c), t.nope - c);
     }
   }
 }

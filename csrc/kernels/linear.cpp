@@ -31,9 +31,9 @@ struct Tile {
   const typename T::in* x;
   size_t ldx;
   const typename T::elem* w;
-  float* y;       // first output of the panel for this row block
+  float* y;  // first output of the panel for this row block
   size_t ldy;
-  float* sums;    // [rows][64] of this row block, between k blocks
+  float* sums;        // [rows][64] of this row block, between k blocks
   const float* bias;  // of the panel, or null
   int steps, width;   // width: valid columns of the panel
   bool first, last;
@@ -98,8 +98,7 @@ QUIRE_INLINE void tile_rows(const Tile<T>& t) {
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c)
-        acc[r * C + c] = t.first ? zero() : load(t.sums + r * kPanel + (c0 + c) * 16);
+      for (int c = 0; c < C; ++c) acc[r * C + c] = t.first ? zero() : load(t.sums + r * kPanel + (c0 + c) * 16);
     walk<T, R, C>(t, c0 / C, t.w + c0 * 16 * T::step, acc);
     if constexpr (std::is_same_v<T, F16>)
       if (t.odd)
@@ -133,7 +132,9 @@ void tile(int rows, const Tile<T>& t) {
 }
 
 // Passes of a row block over a panel.
-constexpr int passes(int rows) { return kVectors / (rows == 1 ? cols_for<1>() : rows == 2 ? cols_for<2>() : cols_for<3>()); }
+constexpr int passes(int rows) {
+  return kVectors / (rows == 1 ? cols_for<1>() : rows == 2 ? cols_for<2>() : cols_for<3>());
+}
 
 // Rows in blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2.
 struct RowBlocks {

@@ -63,10 +63,10 @@ struct Layout {
         group(static_cast<int>(f.codes_at() + f.code_bytes())), factors(static_cast<int>(f.super_bytes())) {}
 
   GroupKind scales, offsets;
-  int size;             // features
-  int scale, offset;    // of one output
-  int codes;            // from the group's start
-  int group, factors;   // of a panel
+  int size;            // features
+  int scale, offset;   // of one output
+  int codes;           // from the group's start
+  int group, factors;  // of a panel
 };
 
 // Groups [0, count) of one panel for some rows.
@@ -74,21 +74,21 @@ struct Tile {
   explicit Tile(const GroupFormat& format) : f(format) {}
 
   const Layout f;
-  const int8_t* x;       // first row, at the first group's first feature
+  const int8_t* x;  // first row, at the first group's first feature
   size_t ldx;
   const Numbers* in;
   const float* x_scale;  // of the rows
   const char* w;         // the first group, or the factors before it
   float* y;              // [R][width], running sums between two calls
   size_t ldy;
-  const float* bias;     // of the panel, or null
+  const float* bias;  // of the panel, or null
   int count, width;
-  int next;              // rows of the tile after this, whose part of y is fetched meanwhile
+  int next;  // rows of the tile after this, whose part of y is fetched meanwhile
   bool first, last;
-  const char* ahead;     // to be fetched beside the work, `lines` cache lines a group until `end`
+  const char* ahead;  // to be fetched beside the work, `lines` cache lines a group until `end`
   const char* end;
   int lines;
-  size_t far;            // or 0; a stream: what lies so far behind is fetched as it is read
+  size_t far;  // or 0; a stream: what lies so far behind is fetched as it is read
 };
 
 QUIRE_INLINE V16 load_kind(const char* p, GroupKind kind) {
@@ -121,8 +121,7 @@ QUIRE_INLINE void dots(I16* acc, const I16* w, const int8_t* x, const int8_t* x3
   for (int r = 0; r < R; ++r) {
     const I16 v = iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx);
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c)
-      acc[r * C + c] = dot_u5s8(acc[r * C + c], w[c], v);
+    for (int c = 0; c < C; ++c) acc[r * C + c] = dot_u5s8(acc[r * C + c], w[c], v);
   }
 }
 
@@ -140,8 +139,8 @@ QUIRE_INLINE void bytes(I16* acc, const uint8_t* p, const int8_t* x, const int8_
 
 // One group's int32 sums, over its codes from column `col` on.
 template <Codes kCodes, int R, int C>
-QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col, const int8_t* x,
-                           size_t ldx, const int32_t* start, size_t far) {
+QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col, const int8_t* x, size_t ldx,
+                           const int32_t* start, size_t far) {
   const uint8_t* p = reinterpret_cast<const uint8_t*>(group) + f.codes + col * 4;
   I16 more[C];
   if (kCodes == Codes::zeroed) {

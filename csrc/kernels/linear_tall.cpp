@@ -63,7 +63,8 @@ void linear_tall_bf16(const LinearTask& task) {
       t.steps = static_cast<size_t>(k_steps - k0 < block ? k_steps - k0 : block);
       t.first = k0 == 0;
       const bool last = k0 + block >= k_steps;
-      const char* next = last && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w + t.steps * kStepBytes;
+      const char* next = last && p + 1 == task.panel_end ? static_cast<const char*>(task.next)
+                                                         : w + t.steps * kStepBytes;
       t.fetch = next ? kStepBytes / (2 * static_cast<size_t>(tiles)) : 0;
       t.ahead = next ? next : w;  // an address that is nowhere would cost a walk of the page tables each time
       for (int b = 0; b < tiles; ++b) {

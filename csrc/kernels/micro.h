@@ -16,7 +16,9 @@ struct F32 {
   using elem = float;
   using sum = V16;
   static constexpr int step = 1;  // k elements that one vector step consumes
-  static inline __attribute__((always_inline)) V16 mac(V16 acc, const elem* x, const elem* w) { return fma(set1(*x), load(w), acc); }
+  static inline __attribute__((always_inline)) V16 mac(V16 acc, const elem* x, const elem* w) {
+    return fma(set1(*x), load(w), acc);
+  }
 };
 
 struct BF16 {
@@ -55,8 +57,8 @@ QUIRE_INLINE void in_turn([[maybe_unused]] V16& sum, [[maybe_unused]] const Elem
 
 // acc[r*C + c] += x[r*ldx + k] * w[k, c*16 ...] for `steps` steps; w advances wstride, vectors lie cstride apart.
 template <class T, int R, int C>
-QUIRE_INLINE void micro(V16* acc, const typename T::in* x, size_t ldx, const typename T::elem* w,
-                        size_t wstride, size_t cstride, int steps) {
+QUIRE_INLINE void micro(V16* acc, const typename T::in* x, size_t ldx, const typename T::elem* w, size_t wstride,
+                        size_t cstride, int steps) {
   for (int s = 0; s < steps; ++s) {
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
@@ -84,7 +86,7 @@ template <int R>
 constexpr int cols_for() {
   return R == 1 ? 4 : R == 2 ? 2 : 1;
 }
-#else  // sixteen registers of four lanes; one row streams whole panels, sums spill to the L1 cache
+#else             // sixteen registers of four lanes; one row streams whole panels, sums spill to the L1 cache
 constexpr int kRows = 2;
 template <int R>
 constexpr int cols_for() {

@@ -14,9 +14,9 @@ namespace QUIRE_ISA {
 
 namespace {
 
-constexpr int kRowsTogether = 16;   // one cache line of units
-constexpr int kUnits = 64;          // made at a time: 256 bytes of each row
-constexpr size_t kScan = 8192;      // elements between two looks at a running maximum
+constexpr int kRowsTogether = 16;  // one cache line of units
+constexpr int kUnits = 64;         // made at a time: 256 bytes of each row
+constexpr size_t kScan = 8192;     // elements between two looks at a running maximum
 
 QUIRE_INLINE float exact_half(uint16_t h) {
   // Scaling by 2^112 moves the exponent's bias; subnormals come out exact as well. Infinities and NaNs keep theirs.
@@ -132,11 +132,14 @@ void pack_bf16(const PackTask& t) {
 }
 
 void pack_f16(const PackTask& t) {
-  pack(t, 2, [&](int row, int k, int n, uint32_t* out) {
-    uint16_t* halves = reinterpret_cast<uint16_t*>(out);
-    to_f16(static_cast<const char*>(t.src) + element(t, row, k) * dtype_bytes(t.src_dtype), t.src_dtype, halves, n);
-    if (n & 1) halves[n] = 0;
-  }, interleave_halves);
+  pack(
+      t, 2,
+      [&](int row, int k, int n, uint32_t* out) {
+        uint16_t* halves = reinterpret_cast<uint16_t*>(out);
+        to_f16(static_cast<const char*>(t.src) + element(t, row, k) * dtype_bytes(t.src_dtype), t.src_dtype, halves, n);
+        if (n & 1) halves[n] = 0;
+      },
+      interleave_halves);
 }
 
 int64_t first_nonfinite(const void* src, DType type, DType kept, size_t n) {
@@ -149,8 +152,7 @@ int64_t first_nonfinite(const void* src, DType type, DType kept, size_t n) {
 }
 
 void to_f32(const void* src, DType type, float* dst, size_t n) {
-  for (size_t i = 0; i < n; i += kScan)
-    floats(src, type, i, static_cast<int>(n - i < kScan ? n - i : kScan), dst + i);
+  for (size_t i = 0; i < n; i += kScan) floats(src, type, i, static_cast<int>(n - i < kScan ? n - i : kScan), dst + i);
 }
 
 void to_f16(const void* src, DType type, uint16_t* dst, size_t n) {

@@ -260,9 +260,12 @@ void embed_groups(const EmbedTask& t) {
       float scale = scalar(group, f.scales, at.col), offset = 0.0f, zero_point = 0.0f;
       if (f.scales == GroupKind::f16_u8) scale *= half_to_float(factor[at.col]);
       const char* offsets = group + kPanel * GroupFormat::kind_bytes(f.scales);
-      if (!f.offset()) zero_point = static_cast<float>(1 << (f.bits - 1));
-      else if (f.offsets == GroupKind::u8) zero_point = scalar(offsets, f.offsets, at.col);
-      else offset = scalar(offsets, f.offsets, at.col);
+      if (!f.offset())
+        zero_point = static_cast<float>(1 << (f.bits - 1));
+      else if (f.offsets == GroupKind::u8)
+        zero_point = scalar(offsets, f.offsets, at.col);
+      else
+        offset = scalar(offsets, f.offsets, at.col);
       if (f.offsets == GroupKind::f16_u8) offset *= -half_to_float(factor[kPanel + at.col]);
       const uint8_t* codes = reinterpret_cast<const uint8_t*>(group + f.codes_at()) + at.col * 4;
       const int vectors = f.size / 16;

@@ -103,7 +103,8 @@ QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& nor
                                Span all) {
   const size_t half = static_cast<size_t>(t.rotary_dim / 2), at = static_cast<size_t>(position) * half;
   const float *cos = t.cos + at, *sin = t.sin + at;
-  if (t.rotary_dim == t.head_dim && !t.interleaved && !(norm.weight && (t.whole_norm || t.layer_norm))) switch (t.head_dim) {
+  if (t.rotary_dim == t.head_dim && !t.interleaved && !(norm.weight && (t.whole_norm || t.layer_norm)))
+    switch (t.head_dim) {
       case 64: return whole_heads<4>(x, begin, end, norm, t, cos, sin);
       case 96: return whole_heads<6>(x, begin, end, norm, t, cos, sin);
       case 128: return whole_heads<8>(x, begin, end, norm, t, cos, sin);
@@ -291,17 +292,19 @@ void fetch(const Tile& tile) {
 
 void rope_write(const RopeWriteTask& t) {
   const int first = t.positions[t.token_begin], in_block = first % t.kv.block_size;
-  char* block = static_cast<char*>(t.cache) +
-                static_cast<size_t>(t.block_table[first / t.kv.block_size]) * t.kv.block_stride * dtype_bytes(t.kv.dtype);
+  char* block = static_cast<char*>(t.cache) + static_cast<size_t>(t.block_table[first / t.kv.block_size]) *
+                                                  t.kv.block_stride * dtype_bytes(t.kv.dtype);
   const Tile tile{t, block, in_block / kTile, in_block % kTile, t.token_end - t.token_begin};
   if (tile.count <= kTile / 4) fetch(tile);
   const int per_kv = t.heads / t.kv_heads;
   for (int i = t.token_begin; i < t.token_end; ++i) {
     float* row = t.qkv + static_cast<size_t>(i) * t.pitch;
-    const Span q_all = t.q_row ? Span{t.q_row + static_cast<size_t>(i) * t.q_cols, t.q_cols} : Span{row, t.heads * t.head_dim};
+    const Span q_all = t.q_row ? Span{t.q_row + static_cast<size_t>(i) * t.q_cols, t.q_cols}
+                               : Span{row, t.heads * t.head_dim};
     rotate_heads(row, t.head_begin * per_kv, t.head_end * per_kv, t.q_norm, t.positions[i], t, q_all);
     float* k = row + static_cast<size_t>(t.heads) * t.head_dim;
-    const Span k_all = t.k_row ? Span{t.k_row + static_cast<size_t>(i) * t.k_cols, t.k_cols} : Span{k, t.kv_heads * t.head_dim};
+    const Span k_all = t.k_row ? Span{t.k_row + static_cast<size_t>(i) * t.k_cols, t.k_cols}
+                               : Span{k, t.kv_heads * t.head_dim};
     rotate_heads(k, t.head_begin, t.head_end, t.k_norm, t.positions[i], t, k_all);
     // values are taken head by head, a few lines of each token's row
     fetch(k + static_cast<size_t>(t.kv_heads + t.head_begin) * t.head_dim, (t.head_end - t.head_begin) * t.head_dim);

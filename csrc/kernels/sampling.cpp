@@ -186,9 +186,7 @@ void measure(const MeasureTask& t, double* out) {
   for (int j = 0; j < kPivots; ++j) out[j] = reduce_double(total[j].sum) - reduce_double(total[j].lost);
 }
 
-QUIRE_INLINE bool kept_tie(const CollectTask& t, float value, int32_t id) {
-  return value != t.least || id <= t.tie_id;
-}
+QUIRE_INLINE bool kept_tie(const CollectTask& t, float value, int32_t id) { return value != t.least || id <= t.tie_id; }
 
 QUIRE_INLINE int take_sparse(const CollectTask& t, int i, uint32_t bits, int count) {
   for (; bits; bits &= bits - 1) {

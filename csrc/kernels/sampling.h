@@ -30,15 +30,15 @@ struct RowMax {
 struct MaximaTask {
   const float* x;  // [rows, n], row pitch ldx elements
   size_t ldx;
-  float* out;      // [rows, maxima_of(n)], row pitch ldo
+  float* out;  // [rows, maxima_of(n)], row pitch ldo
   size_t ldo;
   int rows, n;
 };
 
 struct ExpTask {
-  const float* x;          // [n]
+  const float* x;  // [n]
   int n;
-  float max;               // at least every x, finite
+  float max;  // at least every x, finite
   float inv_temperature;
   const float* block_max;  // or null
   float* e;                // [n] e^((x - max) / temperature), or null
@@ -46,27 +46,27 @@ struct ExpTask {
 };
 
 struct MeasureTask {
-  const float* x;          // [n]
-  const float* e;          // [n] weights, or null to count
+  const float* x;  // [n]
+  const float* e;  // [n] weights, or null to count
   int n;
   const float* block_max;  // or null
   float pivots[kPivots];
 };
 
 struct CollectTask {
-  const float* x;          // [n]
-  const int32_t* ids;      // [n] rising, or null: the index is the id
+  const float* x;      // [n]
+  const int32_t* ids;  // [n] rising, or null: the index is the id
   int n;
   const float* block_max;  // or null
   float least, upper;      // takes least <= x < upper; least is above -inf
   int32_t tie_id;          // of the values equal to least, only ids up to this one
   int capacity;
-  float* values;           // [capacity]; may be x itself
-  int32_t* out_ids;        // [capacity]; may be ids itself
+  float* values;     // [capacity]; may be x itself
+  int32_t* out_ids;  // [capacity]; may be ids itself
 };
 
 struct RankTask {
-  const float* x;          // [n]
+  const float* x;  // [n]
   int n;
   const float* block_max;  // or null
   float value;

@@ -47,15 +47,21 @@ QUIRE_INLINE void mask_group(const SoftmaxRow& row, int group, V16 other, V16* x
 // there.
 template <int N>
 QUIRE_INLINE V16 largest_of(const V16* x) {
-  if constexpr (N == 1) return x[0];
-  else if constexpr (N == 2) return vmax(x[0], x[1]);
-  else return vmax(vmax(x[0], x[1]), N == 3 ? x[2] : vmax(x[2], x[3]));
+  if constexpr (N == 1)
+    return x[0];
+  else if constexpr (N == 2)
+    return vmax(x[0], x[1]);
+  else
+    return vmax(vmax(x[0], x[1]), N == 3 ? x[2] : vmax(x[2], x[3]));
 }
 template <int N>
 QUIRE_INLINE V16 sum_of(const V16* x) {
-  if constexpr (N == 1) return x[0];
-  else if constexpr (N == 2) return add(x[0], x[1]);
-  else return add(add(x[0], x[1]), N == 3 ? x[2] : add(x[2], x[3]));
+  if constexpr (N == 1)
+    return x[0];
+  else if constexpr (N == 2)
+    return add(x[0], x[1]);
+  else
+    return add(add(x[0], x[1]), N == 3 ? x[2] : add(x[2], x[3]));
 }
 
 // A partition begins: nothing has been seen in it. Its output is the caller's to start.
@@ -113,7 +119,8 @@ QUIRE_INLINE void fold(SoftmaxRow& row, float* total, const float* acc, float pa
 }
 
 // The end of a partition: its state is folded, or left in `state` for later. See state_floats.
-QUIRE_INLINE void end_partition(SoftmaxRow& row, const float* lane_sum, const float* acc, float* total, int d16, float* state) {
+QUIRE_INLINE void end_partition(SoftmaxRow& row, const float* lane_sum, const float* acc, float* total, int d16,
+                                float* state) {
   const float sum = reduce_add(load(lane_sum));
   if (state) {
     for (int c = 0; c < d16; c += 16) store(state + c, load(acc + c));

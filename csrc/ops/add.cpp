@@ -4,7 +4,7 @@ namespace quire {
 
 // x += scale * delta
 struct AddTask {
-  float* x;            // [rows, cols]
+  float* x;  // [rows, cols]
   const float* delta;
   float scale;
   int cols, row_begin, row_end;

@@ -4,13 +4,13 @@ namespace quire {
 
 // out = sum over the token's experts, best first, of weight * row, then + (sigmoid of the gate) * shared.
 struct CombineTask {
-  const float* x;           // [pairs, cols]
-  const int32_t* places;    // [top_k] of this token: rows of x
-  const float* weights;     // [top_k]
+  const float* x;         // [pairs, cols]
+  const int32_t* places;  // [top_k] of this token: rows of x
+  const float* weights;   // [top_k]
   int top_k;
-  const float* shared;      // [cols] or null
-  const float* gate;        // one logit, or null
-  float* out;               // [cols]
+  const float* shared;  // [cols] or null
+  const float* gate;    // one logit, or null
+  float* out;           // [cols]
   int cols, col_begin, col_end;
 };
 
@@ -31,8 +31,7 @@ void combine(const CombineTask& t) {
   for (int c = t.col_begin; c < t.col_end; c += 16) {
     const int n = t.col_end - c;
     V16 sum = zero();
-    for (int j = 0; j < t.top_k; ++j)
-      sum = add(sum, mul(set1(t.weights[j]), load_n(t.x + t.places[j] * cols + c, n)));
+    for (int j = 0; j < t.top_k; ++j) sum = add(sum, mul(set1(t.weights[j]), load_n(t.x + t.places[j] * cols + c, n)));
     if (t.shared) sum = add(sum, t.gate ? mul(share, load_n(t.shared + c, n)) : load_n(t.shared + c, n));
     n >= 16 ? store(t.out + c, sum) : store_n(t.out + c, sum, n);
   }

@@ -35,7 +35,8 @@ void embed(const EmbedTask& t) {
       const size_t panel_elems = static_cast<size_t>((t.cols + 1) / 2) * 2 * kPanel;
       const uint16_t* panel = static_cast<const uint16_t*>(t.table) + (id / kPanel) * panel_elems;
       const bool bf16 = t.dtype == DType::bf16;
-      const int column = id % kPanel, first = bf16 ? column * 2 : column / 16 * 32 + column % 16, second = bf16 ? 1 : 16;
+      const int column = id % kPanel, first = bf16 ? column * 2 : column / 16 * 32 + column % 16,
+                second = bf16 ? 1 : 16;
       for (int k = 0; k < t.cols; k += 16) {
         uint16_t halves[16] = {0};
         const int n = t.cols - k;
@@ -67,8 +68,8 @@ struct Embed final : RowOp {
   }
 
   void run_rows(int begin, int end, int) override {
-    kernel({table.data(), table.dtype, table.layout == Param::Layout::panels, context_.step.token_ids,
-            out_.f32(), table.cols, begin, end, first, table.rows, table.groups});
+    kernel({table.data(), table.dtype, table.layout == Param::Layout::panels, context_.step.token_ids, out_.f32(),
+            table.cols, begin, end, first, table.rows, table.groups});
   }
 
   const Param& table;

@@ -60,8 +60,8 @@ struct Experts final : Op {
   const Param& weight;
   const Param* bias;
   const Buffer& out;
-  int first_expert;        // that the weight holds
-  mutable int begin = 0;   // this step's first chunk of one of them
+  int first_expert;       // that the weight holds
+  mutable int begin = 0;  // this step's first chunk of one of them
   LinearKernel multiply;
 };
 

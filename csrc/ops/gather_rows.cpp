@@ -4,7 +4,7 @@ namespace quire {
 
 struct GatherTask {
   const float* x;
-  const float* delta;    // or null
+  const float* delta;  // or null
   const int32_t* rows;
   float* out;
   int cols, row_begin, row_end;
@@ -51,7 +51,8 @@ struct GatherRows final : RowOp {
   }
 
   void run_rows(int begin, int end, int) override {
-    kernels().gather({x.f32(), delta ? delta->f32() : nullptr, context_.step.logit_rows, out_.f32(), out_.cols, begin, end});
+    kernels().gather(
+        {x.f32(), delta ? delta->f32() : nullptr, context_.step.logit_rows, out_.f32(), out_.cols, begin, end});
   }
 
   const Buffer& x;

@@ -12,8 +12,8 @@ static_assert(kPanel % kMaximaCols == 0);
 struct Linear final : Op {
   Linear(Fields& f, Context& c)
       : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
-        first(f.integer("first")), maxima(f, out, kernels()),
-        multiply(linear_kernel(kernels(), weight)), act(Activation::optional(f)) {
+        first(f.integer("first")), maxima(f, out, kernels()), multiply(linear_kernel(kernels(), weight)),
+        act(Activation::optional(f)) {
     panels = ceil_div(weight.rows, kPanel) / (act ? 2 : 1);
     panel_bytes = weight.panel_bytes();
     f.require(can_multiply(x, weight), "x must have the weight's type, width and groups");
@@ -39,9 +39,9 @@ struct Linear final : Op {
     // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out; many rows
     // read the same inputs for every panel: some panels while the L2 cache holds them
     if (weight.groups.bits)
-      s.panels_per_task =
-          std::max(s.panels_per_task, rows <= kStreamRows ? panels / (4 * context_.threads)
-                                                          : std::min(8, panels * s.row_tasks / (16 * context_.threads)));
+      s.panels_per_task = std::max(s.panels_per_task,
+                                   rows <= kStreamRows ? panels / (4 * context_.threads)
+                                                       : std::min(8, panels * s.row_tasks / (16 * context_.threads)));
     s.panel_tasks = ceil_div(panels, s.panels_per_task);
     return s;
   }

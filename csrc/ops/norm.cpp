@@ -70,8 +70,17 @@ struct Norm final : RowOp {
   }
 
   void run_rows(int begin, int end, int thread) override {
-    NormTask t{x.f32(), delta ? delta->f32() : nullptr, weight ? weight->vector() : nullptr,
-               bias ? bias->vector() : nullptr, layer, out_.data(), out_.dtype, eps, out_.cols, begin, end};
+    NormTask t{x.f32(),
+               delta ? delta->f32() : nullptr,
+               weight ? weight->vector() : nullptr,
+               bias ? bias->vector() : nullptr,
+               layer,
+               out_.data(),
+               out_.dtype,
+               eps,
+               out_.cols,
+               begin,
+               end};
     if (!rounds()) return kernels().norm(t);
     float* row = context_.rounded.row(thread);
     t.out = row, t.out_dtype = DType::f32, t.row_begin = 0, t.row_end = 1;

@@ -4,8 +4,8 @@ namespace quire {
 namespace {
 
 struct Quantize final : RowOp {
-  Quantize(Fields& f, Context& c) : RowOp(c, f.buffer("out")), x(f.buffer("x")), top(f.optional_buffer("top")),
-        tops(f.optional_buffer("tops")) {
+  Quantize(Fields& f, Context& c)
+      : RowOp(c, f.buffer("out")), x(f.buffer("x")), top(f.optional_buffer("top")), tops(f.optional_buffer("tops")) {
     f.require(x.dtype == DType::f32 && rounds() && x.cols == out_.cols, "float32 goes to an int8 buffer of its width");
     f.require((!top || (top->dtype == DType::f32 && top->cols == 1)) && (!tops || tops->dtype == DType::f32),
               "top and tops must be float32");

@@ -136,7 +136,8 @@ namespace {
 
 struct Route final : RowOp {
   Route(Fields& f, Context& c)
-      : RowOp(c, f.buffer("ids")), logits(f.buffer("logits")), correction(f.optional_vector("correction")), weights(f.buffer("weights")), places(f.buffer("places")) {
+      : RowOp(c, f.buffer("ids")), logits(f.buffer("logits")), correction(f.optional_vector("correction")),
+        weights(f.buffer("weights")), places(f.buffer("places")) {
     f.record("router", "Router");
     router.experts = f.integer("router.experts"), router.top_k = f.integer("router.top_k");
     router.groups = f.integer("router.groups"), router.top_groups = f.integer("router.top_groups");
@@ -158,7 +159,8 @@ struct Route final : RowOp {
   }
 
   void run_rows(int begin, int end, int) override {
-    kernels().route({logits.f32(), correction ? correction->vector() : nullptr, out_.i32(), weights.f32(), router, begin, end});
+    kernels().route(
+        {logits.f32(), correction ? correction->vector() : nullptr, out_.i32(), weights.f32(), router, begin, end});
     // the last task sorts all pairs, before any thread leaves the op
     if (routed.fetch_add(1, std::memory_order_acq_rel) + 1 < tasks()) return;
     routed.store(0, std::memory_order_relaxed);  // for the next step, which starts behind a barrier

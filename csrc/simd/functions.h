@@ -109,9 +109,7 @@ QUIRE_INLINE V16 exp2(V16 x) {
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1), absolute error below 2e-7
-QUIRE_INLINE V16 tanh16(V16 x) {
-  return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f))));
-}
+QUIRE_INLINE V16 tanh16(V16 x) { return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f)))); }
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -27,21 +27,21 @@ struct PanelNumbers {
 };
 
 struct GroupTile {
-  const uint8_t* codes;    // of the first group
-  size_t stride;           // bytes from a group's codes to the next one's
-  size_t factors;          // and to those of each eighth group these more; 0 without float offsets
-  const int8_t* x;         // row r at r * ldx
+  const uint8_t* codes;  // of the first group
+  size_t stride;         // bytes from a group's codes to the next one's
+  size_t factors;        // and to those of each eighth group these more; 0 without float offsets
+  const int8_t* x;       // row r at r * ldx
   size_t ldx;
   const int32_t* numbers;  // of the inputs' groups, as QuantizeTask: row r at r * ldn bytes
   size_t ldn;
   const PanelNumbers* panel;
-  const float* from;       // [rows][64] sums so far, or null: none
-  float* to;               // where the sums go: row r at r * ldto bytes
+  const float* from;  // [rows][64] sums so far, or null: none
+  float* to;          // where the sums go: row r at r * ldto bytes
   size_t ldto;
-  const float* x_scale;    // of the rows, when the sums become outputs, or null
-  const float* bias;       // of the panel's outputs, or null
-  size_t count, size;      // groups, features of each
-  const char* ahead;       // what is fetched meanwhile, `fetch` bytes from one to the next
+  const float* x_scale;  // of the rows, when the sums become outputs, or null
+  const float* bias;     // of the panel's outputs, or null
+  size_t count, size;    // groups, features of each
+  const char* ahead;     // what is fetched meanwhile, `fetch` bytes from one to the next
   size_t fetch;
 };
 // How often a tile of this height fetches: in each half of each eight features.
@@ -52,9 +52,11 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 
 // Registers: zmm0-11 int32 sums, 12-23 float32 sums, 24, 25 codes, 26 inputs, 27 the nibbles' mask, 28, 29 scales,
 // 30, 31 offsets or what is added to nibbles.
-#define QUIRE_ROW(at, c0, c1)                                    \
-  "vpbroadcastd " at ", %%zmm26\n\t"                             \
-  "vpdpbusd %%zmm26, %%zmm24, %%zmm" #c0 "\n\t"                  \
+#define QUIRE_ROW(at, c0, c1)            \
+  "vpbroadcastd " at                     \
+  ", %%zmm26\n\t"                        \
+  "vpdpbusd %%zmm26, %%zmm24, %%zmm" #c0 \
+  "\n\t"                                 \
   "vpdpbusd %%zmm26, %%zmm25, %%zmm" #c1 "\n\t"
 #define QUIRE_ROW_0(d) QUIRE_ROW(d "(%[x])", 0, 1)
 #define QUIRE_ROW_1(d) QUIRE_ROW(d "(%[x], %[ldx])", 2, 3)
@@ -67,41 +69,53 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 // the inputs instead of eight), bytes (128 times).
 #define QUIRE_BEGIN_NIBBLES(at, c0) "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"
 #define QUIRE_BEGIN_OFFSET(at, c0) "vpbroadcastd " at ", %%zmm" #c0 "\n\t"
-#define QUIRE_BEGIN_MORE(at, c0)                                                  \
-  "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"                                        \
-  "vpaddd %%zmm" #c0 ", %%zmm" #c0 ", %%zmm" #c0 "\n\t"                           \
+#define QUIRE_BEGIN_MORE(at, c0)                 \
+  "vpbroadcastd 4" at ", %%zmm" #c0              \
+  "\n\t"                                         \
+  "vpaddd %%zmm" #c0 ", %%zmm" #c0 ", %%zmm" #c0 \
+  "\n\t"                                         \
   "vpsubd " at "%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"
-#define QUIRE_BEGIN_BYTES(at, c0)                                                 \
-  "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"                                        \
-  "vpsubd " at "%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"                        \
-  "vpslld $4, %%zmm" #c0 ", %%zmm" #c0 "\n\t"                                     \
+#define QUIRE_BEGIN_BYTES(at, c0)                   \
+  "vpbroadcastd 4" at ", %%zmm" #c0                 \
+  "\n\t"                                            \
+  "vpsubd " at "%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 \
+  "\n\t"                                            \
+  "vpslld $4, %%zmm" #c0 ", %%zmm" #c0              \
+  "\n\t"                                            \
   "vpaddd " at "%{1to16%}, %%zmm" #c0 ", %%zmm" #c0 "\n\t"
 #define QUIRE_BEGIN(KIND, at, c0, c1) QUIRE_BEGIN_##KIND(at, c0) "vmovdqa64 %%zmm" #c0 ", %%zmm" #c1 "\n\t"
 // They end. With float offsets the group's second number, less the first, is eight times minus the sum of the inputs.
 #define QUIRE_NO_OFFSET(at, c0, s0, s1)
-#define QUIRE_OFFSET(at, c0, s0, s1)                            \
-  "vpbroadcastd 4" at ", %%zmm" #c0 "\n\t"                      \
-  "vsubps %%zmm26, %%zmm" #c0 ", %%zmm" #c0 "\n\t"              \
-  "vfmadd231ps %%zmm" #c0 ", %%zmm30, %%zmm" #s0 "\n\t"         \
+#define QUIRE_OFFSET(at, c0, s0, s1)             \
+  "vpbroadcastd 4" at ", %%zmm" #c0              \
+  "\n\t"                                         \
+  "vsubps %%zmm26, %%zmm" #c0 ", %%zmm" #c0      \
+  "\n\t"                                         \
+  "vfmadd231ps %%zmm" #c0 ", %%zmm30, %%zmm" #s0 \
+  "\n\t"                                         \
   "vfmadd231ps %%zmm" #c0 ", %%zmm31, %%zmm" #s1 "\n\t"
-#define QUIRE_END(at, c0, c1, s0, s1, OFFSET)                   \
-  "vbroadcastss " at ", %%zmm26\n\t"                            \
-  "vsubps %%zmm26, %%zmm" #c0 ", %%zmm" #c0 "\n\t"              \
-  "vsubps %%zmm26, %%zmm" #c1 ", %%zmm" #c1 "\n\t"              \
-  "vfmadd231ps %%zmm" #c0 ", %%zmm28, %%zmm" #s0 "\n\t"         \
+#define QUIRE_END(at, c0, c1, s0, s1, OFFSET)    \
+  "vbroadcastss " at                             \
+  ", %%zmm26\n\t"                                \
+  "vsubps %%zmm26, %%zmm" #c0 ", %%zmm" #c0      \
+  "\n\t"                                         \
+  "vsubps %%zmm26, %%zmm" #c1 ", %%zmm" #c1      \
+  "\n\t"                                         \
+  "vfmadd231ps %%zmm" #c0 ", %%zmm28, %%zmm" #s0 \
+  "\n\t"                                         \
   "vfmadd231ps %%zmm" #c1 ", %%zmm29, %%zmm" #s1 "\n\t" OFFSET(at, c0, s0, s1)
 #define QUIRE_CLEAR(s0, s1) \
   "vpxord %%zmm" #s0 ", %%zmm" #s0 ", %%zmm" #s0 "\n\tvpxord %%zmm" #s1 ", %%zmm" #s1 ", %%zmm" #s1 "\n\t"
-#define QUIRE_LOAD(r, s0, s1) \
-  "vmovups 256*" #r "(%[n]), %%zmm" #s0 "\n\tvmovups 256*" #r "+64(%[n]), %%zmm" #s1 "\n\t"
-#define QUIRE_SCALE(r, s0, s1)                                  \
-  "vbroadcastss 4*" #r "(%[n]), %%zmm26\n\t"                    \
-  "vmulps %%zmm26, %%zmm" #s0 ", %%zmm" #s0 "\n\t"              \
+#define QUIRE_LOAD(r, s0, s1) "vmovups 256*" #r "(%[n]), %%zmm" #s0 "\n\tvmovups 256*" #r "+64(%[n]), %%zmm" #s1 "\n\t"
+#define QUIRE_SCALE(r, s0, s1)              \
+  "vbroadcastss 4*" #r                      \
+  "(%[n]), %%zmm26\n\t"                     \
+  "vmulps %%zmm26, %%zmm" #s0 ", %%zmm" #s0 \
+  "\n\t"                                    \
   "vmulps %%zmm26, %%zmm" #s1 ", %%zmm" #s1 "\n\t"
 #define QUIRE_BIAS(s0, s1) \
   "vaddps %%zmm28, %%zmm" #s0 ", %%zmm" #s0 "\n\tvaddps %%zmm29, %%zmm" #s1 ", %%zmm" #s1 "\n\t"
-#define QUIRE_STORE(s0, s1) \
-  "vmovups %%zmm" #s0 ", (%[p])\n\tvmovups %%zmm" #s1 ", 64(%[p])\n\tadd %[n], %[p]\n\t"
+#define QUIRE_STORE(s0, s1) "vmovups %%zmm" #s0 ", (%[p])\n\tvmovups %%zmm" #s1 ", 64(%[p])\n\tadd %[n], %[p]\n\t"
 #define QUIRE_BEGIN_0(KIND) QUIRE_BEGIN(KIND, "(%[num])", 0, 1)
 #define QUIRE_END_0(F) QUIRE_END("(%[num])", 0, 1, 12, 13, F)
 #define QUIRE_CLEAR_0(_) QUIRE_CLEAR(12, 13)
@@ -163,8 +177,9 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 // Codes of four features of step j.
 #define QUIRE_NIBBLES_LOW(j) \
   "vpandd 256*" #j "(%[p]), %%zmm27, %%zmm24\n\tvpandd 256*" #j "+64(%[p]), %%zmm27, %%zmm25\n\t"
-#define QUIRE_NIBBLES_HIGH(j)                                                                    \
-  "vpsrlw $4, 256*" #j "(%[p]), %%zmm24\n\tvpsrlw $4, 256*" #j "+64(%[p]), %%zmm25\n\t"          \
+#define QUIRE_NIBBLES_HIGH(j)                                  \
+  "vpsrlw $4, 256*" #j "(%[p]), %%zmm24\n\tvpsrlw $4, 256*" #j \
+  "+64(%[p]), %%zmm25\n\t"                                     \
   "vpandd %%zmm24, %%zmm27, %%zmm24\n\tvpandd %%zmm25, %%zmm27, %%zmm25\n\t"
 #define QUIRE_PLUS "vpaddd %%zmm30, %%zmm24, %%zmm24\n\tvpaddd %%zmm31, %%zmm25, %%zmm25\n\t"
 #define QUIRE_MORE_LOW(j) QUIRE_NIBBLES_LOW(j) QUIRE_PLUS
@@ -183,17 +198,16 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 // Eight features, and sixteen.
 #define QUIRE_LOW(R, CODES, j) \
   QUIRE_FETCH CODES##_LOW(j) QUIRE_ROWS_##R("8*" #j) QUIRE_FETCH CODES##_HIGH(j) QUIRE_THIRD_##R
-#define QUIRE_PAIR(R, CODES) \
-  QUIRE_LOW(R, CODES, 0) QUIRE_ROWS_##R("4") QUIRE_LOW(R, CODES, 1) QUIRE_ROWS_##R("8+4")
+#define QUIRE_PAIR(R, CODES) QUIRE_LOW(R, CODES, 0) QUIRE_ROWS_##R("4") QUIRE_LOW(R, CODES, 1) QUIRE_ROWS_##R("8+4")
 #define QUIRE_LAST_PAIR(R, CODES, F) \
   QUIRE_LOW(R, CODES, 0) QUIRE_ROWS_##R("4") QUIRE_LOW(R, CODES, 1) QUIRE_LAST_##R("8+4", F)
 #define QUIRE_NEXT_PAIR(CODES) "add $" CODES##_PAIR ", %[p]\n\tadd $16, %[x]\n\tadd $16, %[x3]\n\t"
 
 // What outputs need of a group, and on to the next.
 #define QUIRE_SCALES "vmovaps (%[panel]), %%zmm28\n\tvmovaps 64(%[panel]), %%zmm29\n\tadd $256, %[panel]\n\t"
-#define QUIRE_SCALES_MORE                                                                                                \
+#define QUIRE_SCALES_MORE \
   "vmovaps %c[extra](%[panel]), %%zmm30\n\tvmovaps %c[extra]+64(%[panel]), %%zmm31\n\t" QUIRE_SCALES
-#define QUIRE_SCALES_HALF                                                                                                \
+#define QUIRE_SCALES_HALF \
   "vcvtph2ps (%[panel]), %%zmm28\n\tvcvtph2ps 32(%[panel]), %%zmm29\n\tadd 8*7(%[t]), %[panel]\n\t"
 
 // Behind the last of eight groups that have common factors: those of the next ones.
@@ -201,7 +215,7 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 #define QUIRE_NEXT_NIBBLES
 #define QUIRE_NEXT_MORE
 #define QUIRE_NEXT_BYTES
-#define QUIRE_TILE(R, CODES, BEGIN, F, SCALES)                                                                             \
+#define QUIRE_TILE(R, CODES, BEGIN, F, SCALES) \
   __asm__ volatile(                                                                                                       \
       "mov $0x0f0f0f0f, %k[n]\n\tvpbroadcastd %k[n], %%zmm27\n\tmov 8*0(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 1f\n\t"               \
       QUIRE_##R(QUIRE_LOAD, ) "jmp 2f\n\t1:\n\t" QUIRE_##R(QUIRE_CLEAR, ) ".p2align 5\n2:\n\t"                           \
@@ -221,15 +235,15 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
       : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11",  \
         "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23",        \
         "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", "zmm31")
-#define QUIRE_TILES(CODES, BEGIN, F, SCALES)    \
-  if constexpr (kRows == 3) {                   \
-    QUIRE_TILE(3, CODES, BEGIN, F, SCALES);     \
-  } else if constexpr (kRows == 4) {            \
-    QUIRE_TILE(4, CODES, BEGIN, F, SCALES);     \
-  } else if constexpr (kRows == 5) {            \
-    QUIRE_TILE(5, CODES, BEGIN, F, SCALES);     \
-  } else {                                      \
-    QUIRE_TILE(6, CODES, BEGIN, F, SCALES);     \
+#define QUIRE_TILES(CODES, BEGIN, F, SCALES) \
+  if constexpr (kRows == 3) {                \
+    QUIRE_TILE(3, CODES, BEGIN, F, SCALES);  \
+  } else if constexpr (kRows == 4) {         \
+    QUIRE_TILE(4, CODES, BEGIN, F, SCALES);  \
+  } else if constexpr (kRows == 5) {         \
+    QUIRE_TILE(5, CODES, BEGIN, F, SCALES);  \
+  } else {                                   \
+    QUIRE_TILE(6, CODES, BEGIN, F, SCALES);  \
   }
 
 // What the assembly reads now and then, from `column` on.
@@ -256,9 +270,16 @@ QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) 
   const char* panel = kCodes == TileCodes::nibbles_half ? reinterpret_cast<const char*>(t.codes) - 64 * 2 + column * 2
                                                         : reinterpret_cast<const char*>(t.panel->scale[0] + column);
   size_t count = t.count, n;
-  HalfTile h{t.from ? t.from + column : nullptr, t.to + column, t.ldto, t.x_scale,
-             t.bias ? t.bias + column : nullptr, t.size / 16 - 1, t.stride - t.size * (kBytes ? 64 : 32), t.stride,
-             8, t.factors};
+  HalfTile h{t.from ? t.from + column : nullptr,
+             t.to + column,
+             t.ldto,
+             t.x_scale,
+             t.bias ? t.bias + column : nullptr,
+             t.size / 16 - 1,
+             t.stride - t.size * (kBytes ? 64 : 32),
+             t.stride,
+             8,
+             t.factors};
   if constexpr (kBytes && kOffset) {
     QUIRE_TILES(QUIRE_BYTES, OFFSET, QUIRE_OFFSET, QUIRE_SCALES_MORE)
   } else if constexpr (kBytes) {

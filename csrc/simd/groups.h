@@ -18,9 +18,7 @@ QUIRE_INLINE V16 load_u8(const uint8_t* p) {
 }
 QUIRE_INLINE I16 iset(int32_t x) { return {_mm512_set1_epi32(x)}; }
 QUIRE_INLINE I16 low_nibbles(I16 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
-QUIRE_INLINE I16 high_nibbles(I16 a) {
-  return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
-}
+QUIRE_INLINE I16 high_nibbles(I16 a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
 QUIRE_INLINE I16 four_times(const uint8_t* p) {
   const __m512i each = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return {_mm512_shuffle_epi8(each, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0))};
@@ -116,7 +114,9 @@ QUIRE_INLINE int32_t max_lane_bits(V16 x) {
 QUIRE_INLINE void store_s8(int8_t* p, I16 x) { store_low_bytes(reinterpret_cast<uint8_t*>(p), x); }
 
 QUIRE_INLINE V16 lane_butterflies(V16 x) {
-  const auto step = [](__m256 v, __m256 other, auto blend) { return blend(_mm256_add_ps(v, other), _mm256_sub_ps(other, v)); };
+  const auto step = [](__m256 v, __m256 other, auto blend) {
+    return blend(_mm256_add_ps(v, other), _mm256_sub_ps(other, v));
+  };
   const auto within = [&](__m256 v) {
     v = step(v, _mm256_permute_ps(v, 0xb1), [](__m256 a, __m256 b) { return _mm256_blend_ps(a, b, 0xaa); });
     v = step(v, _mm256_permute_ps(v, 0x4e), [](__m256 a, __m256 b) { return _mm256_blend_ps(a, b, 0xcc); });

@@ -68,9 +68,9 @@ QUIRE_INLINE void store_half(uint16_t* p, V16 x) {
   store(t, x);
   for (int i = 0; i < 16; ++i) {
     const uint32_t u = float_to_bits(t[i]), size = u & 0x7fffffffu, sign = (u >> 16) & 0x8000u;
-    p[i] = size < 0x477ff000u    ? float_to_half(t[i])  // 65520
+    p[i] = size < 0x477ff000u   ? float_to_half(t[i])  // 65520
            : size > 0x7f800000u ? static_cast<uint16_t>(sign | 0x7e00u | (u >> 13 & 0x3ffu))
-                                 : static_cast<uint16_t>(sign | 0x7c00u);
+                                : static_cast<uint16_t>(sign | 0x7c00u);
   }
 }
 #endif

@@ -17,10 +17,10 @@ namespace QUIRE_ISA {
 constexpr int kTallRows = 12;
 
 struct TallTile {
-  const char* x;      // four bytes of each row a step; row r at r * ldx
-  size_t ldx;         // bytes
-  const char* w;      // 256 bytes a step
-  float* sums;        // [rows][64], of these outputs
+  const char* x;  // four bytes of each row a step; row r at r * ldx
+  size_t ldx;     // bytes
+  const char* w;  // 256 bytes a step
+  float* sums;    // [rows][64], of these outputs
   size_t steps;
   bool first;         // sums begin with zero
   const char* ahead;  // what is fetched meanwhile: once a step, `fetch` bytes from one to the next
@@ -28,23 +28,25 @@ struct TallTile {
 };
 
 // Registers: zmm0-23 sums, 24, 25 weights, 26 inputs.
-#define QUIRE_ROW(at, c0, c1)                        \
-  "vpbroadcastd " at ", %%zmm26\n\t"                      \
-  "vdpbf16ps %%zmm24, %%zmm26, %%zmm" #c0 "\n\t"               \
+#define QUIRE_ROW(at, c0, c1)             \
+  "vpbroadcastd " at                      \
+  ", %%zmm26\n\t"                         \
+  "vdpbf16ps %%zmm24, %%zmm26, %%zmm" #c0 \
+  "\n\t"                                  \
   "vdpbf16ps %%zmm25, %%zmm26, %%zmm" #c1 "\n\t"
-#define QUIRE_THREE(at, x, a0, a1, b0, b1, c0, c1)                                               \
-  QUIRE_ROW(at "(" x ")", a0, a1) QUIRE_ROW(at "(" x ", %[ldx])", b0, b1)                   \
-  QUIRE_ROW(at "(" x ", %[ldx], 2)", c0, c1)
-#define QUIRE_ROWS_8(at)                                                                         \
-  QUIRE_THREE(at, "%[x0]", 0, 1, 2, 3, 4, 5) QUIRE_THREE(at, "%[x3]", 6, 7, 8, 9, 10, 11)   \
-  QUIRE_ROW(at "(%[x6])", 12, 13) QUIRE_ROW(at "(%[x6], %[ldx])", 14, 15)
+#define QUIRE_THREE(at, x, a0, a1, b0, b1, c0, c1) \
+  QUIRE_ROW(at "(" x ")", a0, a1) QUIRE_ROW(at "(" x ", %[ldx])", b0, b1) QUIRE_ROW(at "(" x ", %[ldx], 2)", c0, c1)
+#define QUIRE_ROWS_8(at)                     \
+  QUIRE_THREE(at, "%[x0]", 0, 1, 2, 3, 4, 5) \
+  QUIRE_THREE(at, "%[x3]", 6, 7, 8, 9, 10, 11) QUIRE_ROW(at "(%[x6])", 12, 13) QUIRE_ROW(at "(%[x6], %[ldx])", 14, 15)
 #define QUIRE_ROWS_9(at) QUIRE_ROWS_8(at) QUIRE_ROW(at "(%[x6], %[ldx], 2)", 16, 17)
 #define QUIRE_ROWS_10(at) QUIRE_ROWS_9(at) QUIRE_ROW(at "(%[x9])", 18, 19)
 #define QUIRE_ROWS_11(at) QUIRE_ROWS_10(at) QUIRE_ROW(at "(%[x9], %[ldx])", 20, 21)
 #define QUIRE_ROWS_12(at) QUIRE_ROWS_11(at) QUIRE_ROW(at "(%[x9], %[ldx], 2)", 22, 23)
 
 // Sums are cleared, loaded and stored.
-#define QUIRE_CLEAR(r, c0, c1) "vpxord %%zmm" #c0 ", %%zmm" #c0 ", %%zmm" #c0 "\n\tvmovdqa64 %%zmm" #c0 ", %%zmm" #c1 "\n\t"
+#define QUIRE_CLEAR(r, c0, c1) \
+  "vpxord %%zmm" #c0 ", %%zmm" #c0 ", %%zmm" #c0 "\n\tvmovdqa64 %%zmm" #c0 ", %%zmm" #c1 "\n\t"
 #define QUIRE_LOAD(r, c0, c1) \
   "vmovdqu64 256*" #r "(%[sums]), %%zmm" #c0 "\n\tvmovdqu64 256*" #r "+64(%[sums]), %%zmm" #c1 "\n\t"
 #define QUIRE_STORE(r, c0, c1) \
@@ -56,13 +58,14 @@ struct TallTile {
 #define QUIRE_EACH_11(WHAT) QUIRE_EACH_10(WHAT) WHAT(10, 20, 21)
 #define QUIRE_EACH_12(WHAT) QUIRE_EACH_11(WHAT) WHAT(11, 22, 23)
 
-#define QUIRE_STEP(R, j)                                                                        \
-  "prefetcht0 (%[ahead])\n\tadd %[fetch], %[ahead]\n\t"                                              \
+#define QUIRE_STEP(R, j)                                \
+  "prefetcht0 (%[ahead])\n\tadd %[fetch], %[ahead]\n\t" \
   "vmovdqu64 256*" #j "(%[w]), %%zmm24\n\tvmovdqu64 256*" #j "+64(%[w]), %%zmm25\n\t" QUIRE_ROWS_##R("4*" #j)
-#define QUIRE_NEXT(n)                                                                                \
-  "add $256*" #n ", %[w]\n\tadd $4*" #n ", %[x0]\n\tadd $4*" #n ", %[x3]\n\tadd $4*" #n ", %[x6]\n\t" \
+#define QUIRE_NEXT(n)                                                                   \
+  "add $256*" #n ", %[w]\n\tadd $4*" #n ", %[x0]\n\tadd $4*" #n ", %[x3]\n\tadd $4*" #n \
+  ", %[x6]\n\t"                                                                         \
   "add $4*" #n ", %[x9]\n\t"
-#define QUIRE_TILE(R)                                                                           \
+#define QUIRE_TILE(R) \
   __asm__ volatile(                                                                                  \
       "test %[first], %[first]\n\tjz 1f\n\t" QUIRE_EACH_##R(QUIRE_CLEAR) "jmp 2f\n\t"                \
       "1:\n\t" QUIRE_EACH_##R(QUIRE_LOAD)                                                            \

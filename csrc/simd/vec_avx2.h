@@ -25,9 +25,7 @@ QUIRE_BINARY(div, _mm256_div_ps)
 QUIRE_BINARY(vmax, _mm256_max_ps)
 QUIRE_BINARY(vmin, _mm256_min_ps)
 #undef QUIRE_BINARY
-QUIRE_INLINE V16 fma(V16 x, V16 y, V16 z) {
-  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
-}
+QUIRE_INLINE V16 fma(V16 x, V16 y, V16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 QUIRE_INLINE V16 first_n(int n, V16 x, V16 y) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i m0 = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
@@ -37,8 +35,7 @@ QUIRE_INLINE V16 first_n(int n, V16 x, V16 y) {
 QUIRE_INLINE V16 load_n(const float* p, int n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return {_mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)),
-          n > 8 ? _mm256_maskload_ps(p + 8, _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane))
-                : _mm256_setzero_ps()};
+          n > 8 ? _mm256_maskload_ps(p + 8, _mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lane)) : _mm256_setzero_ps()};
 }
 QUIRE_INLINE uint32_t mask_gt(V16 x, V16 y) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ))) |
@@ -70,8 +67,7 @@ QUIRE_INLINE V16 round_even(V16 x) {
           _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 QUIRE_INLINE __m256 pow2n8(__m256 n) {
-  return _mm256_castsi256_ps(
-      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 QUIRE_INLINE V16 pow2n(V16 n) { return {pow2n8(n.a), pow2n8(n.b)}; }
 QUIRE_INLINE __m256 load_bf16_8(const uint16_t* p) {
@@ -156,7 +152,8 @@ QUIRE_INLINE void store_low_bytes(uint8_t* p, I16 x) {
 }
 QUIRE_INLINE void store_u8(uint8_t* p, V16 x) {
   const __m256i middle = _mm256_set1_epi32(128);
-  store_low_bytes(p, {_mm256_add_epi32(_mm256_cvtps_epi32(x.a), middle), _mm256_add_epi32(_mm256_cvtps_epi32(x.b), middle)});
+  store_low_bytes(p, {_mm256_add_epi32(_mm256_cvtps_epi32(x.a), middle),
+                      _mm256_add_epi32(_mm256_cvtps_epi32(x.b), middle)});
 }
 QUIRE_INLINE void store_byte(uint8_t* p, V16 x, int shift) {
   const __m128i by = _mm_cvtsi32_si128(shift);

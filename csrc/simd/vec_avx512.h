@@ -48,8 +48,8 @@ QUIRE_INLINE V16 pow2n(V16 n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(i, 23))};
 }
 QUIRE_INLINE V16 load_bf16(const uint16_t* p) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(
-      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+  return {_mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
 }
 // Round to nearest even, as float_to_bf16 does for every number: vcvtneps2bf16 alone would flush subnormals.
 QUIRE_INLINE void store_bf16(uint16_t* p, V16 a) {
@@ -75,9 +75,7 @@ QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
   std::memcpy(&u, p, 4);
   return {_mm512_set1_epi32(u)};
 }
-QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) {
-  return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
-}
+QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)}; }
 
 // I16: sixteen int32 lanes. dot_u8s8(acc, a, b): acc += the four products of unsigned bytes of a and signed bytes of b
 // in each lane, exactly.

@@ -31,11 +31,11 @@ QUIRE_INLINE V16 zero() { return set1(0.0f); }
 QUIRE_INLINE F4 blend4(I4 m, F4 x, F4 y) { return (F4)(((I4)x & m) | ((I4)y & ~m)); }
 #define QUIRE_ADD(m, i) x.m + y.m
 #define QUIRE_SUB(m, i) x.m - y.m
-#define QUIRE_MUL(m, i) x.m * y.m
+#define QUIRE_MUL(m, i) x.m* y.m
 #define QUIRE_DIV(m, i) x.m / y.m
 #define QUIRE_MAX(m, i) blend4(x.m > y.m, x.m, y.m)
 #define QUIRE_MIN(m, i) blend4(x.m < y.m, x.m, y.m)
-#define QUIRE_FMA(m, i) x.m * y.m + z.m
+#define QUIRE_FMA(m, i) x.m* y.m + z.m
 QUIRE_INLINE V16 add(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_ADD); }
 QUIRE_INLINE V16 sub(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_SUB); }
 QUIRE_INLINE V16 mul(V16 x, V16 y) { return QUIRE_QUARTERS(QUIRE_MUL); }

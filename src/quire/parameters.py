@@ -15,8 +15,8 @@ from quire.records import dataclass
 
 MAX_INTEGER = 2**31 - 1
 # Files and APIs with other names for parameters. Those of a GGUF file follow "general.sampling.".
-Source = Literal["generation_config", "GGUF", "llama-server", "Ollama", "TGI"]
-Names = Mapping[Source, str]
+NameSource = Literal["generation_config", "GGUF", "llama-server", "Ollama", "TGI"]
+Names = Mapping[NameSource, str]
 _NONE: Names = {}
 
 

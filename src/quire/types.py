@@ -16,8 +16,8 @@ from quire import records
 from quire.logprobs import LogprobTable, PositionLogprobs
 from quire.parameters import (
     MAX_INTEGER,
+    NameSource,
     Parameter,
-    Source,
     integer,
     is_integer,
     is_number,
@@ -244,7 +244,7 @@ _NUMBERS = tuple((name, p) for name, p in PARAMETERS.items() if p.kind in {int, 
 _numbers = attrgetter(*(name for name, _ in _NUMBERS))
 
 
-def parameter_names(source: Source) -> dict[str, str]:
+def parameter_names(source: NameSource) -> dict[str, str]:
     """Name of a parameter in a file or API -> its name here."""
     return {p.names[source]: name for name, p in PARAMETERS.items() if source in p.names}
 

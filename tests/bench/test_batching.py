@@ -82,7 +82,7 @@ def test_theory() -> None:
         longest_over_mean([], 4)
 
 
-def test_chunked_prefill_bounds_what_a_long_prompt_does_to_streams() -> None:
+def test_chunked_prefill_bounds_the_delay_of_streams_by_a_long_prompt() -> None:
     cost = SimulatedCost(base=0.02, token=0.001)
     streams = [Job(0.0, [i], 60) for i in range(3)]
     prompt = Job(0.5, list(range(1000)), 2)

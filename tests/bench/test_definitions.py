@@ -7,7 +7,7 @@ import math
 import pytest
 
 from quire.bench.goodput import PRESETS, SLO, compute_goodput, goodput, parse_slo
-from quire.bench.metrics import compute_metrics, mean_itl, summarize
+from quire.bench.request_metrics import compute_metrics, mean_itl, summarize
 from quire.bench.serve_result import latency_table
 from quire.bench.statistics import PERCENTILES
 from quire.bench.timeline import RequestRecord, gaps, request_metrics, token_times
@@ -122,7 +122,7 @@ def test_failures_are_infinitely_late_where_they_count() -> None:
     assert found.row()["p99_with_failures"] is None
 
 
-def test_a_long_tail_is_told() -> None:
+def test_a_long_tail_is_reported() -> None:
     fast = [record([0.1, 0.11]) for _ in range(97)]
     assert not summarize(fast).warnings()
     slow = summarize([*fast, *(record([3.0, 3.01]) for _ in range(3))])
@@ -178,7 +178,7 @@ def test_objectives_that_make_no_sense(words: list[str], says: str) -> None:
         parse_slo(words)
 
 
-def test_presets_hold_what_the_documents_ask_for() -> None:
+def test_presets_match_the_documents() -> None:
     assert {name: slo.ttft for name, (slo, _) in PRESETS.items()} == {
         "chat": 500, "code": 200, "voice": 150, "batch": 2000, "agent": 1000,
     }  # fmt: skip

@@ -11,10 +11,10 @@ import pytest
 from helpers.specs import BF16, decoder_spec
 from quire.bench import latency, profile, results, shapes, startup, throughput
 from quire.bench.bounds import op_bound
-from quire.bench.checkpoint import write_checkpoint
 from quire.bench.engine_run import BenchEngine, EngineStep, Prompts, judge
 from quire.bench.html_report import page
 from quire.bench.limits import LimitsProbe, LimitsSample
+from quire.bench.random_checkpoint import write_checkpoint
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
 from quire.program.cost import Row, step_cost

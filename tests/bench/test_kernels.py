@@ -56,7 +56,7 @@ def outputs(program: Program, unit: Unit, copies: int, which: int) -> list[np.nd
 
 
 @pytest.mark.parametrize("unit", units(layer_program()), ids=lambda unit: unit.name.replace(" ", "-"))
-def test_every_copy_computes_what_the_op_does(unit: Unit) -> None:
+def test_every_copy_computes_the_same_as_the_op(unit: Unit) -> None:
     """Same weights, same inputs, keys and values of its own: every copy's outputs are equal to the bit."""
     program = layer_program()
     first, last, alone = (outputs(program, unit, *which) for which in ((3, 0), (3, 2), (1, 0)))
@@ -169,7 +169,7 @@ def test_step_bound_adds_ops_at_their_own_peaks() -> None:
     assert moving == pytest.approx((total.weight_bytes + total.kv_read_bytes + total.kv_written_bytes) / 10.0)
 
 
-def test_attention_steps_stay_within_what_was_asked() -> None:
+def test_attention_steps_stay_within_the_requested_sizes() -> None:
     found = list(kernels.attention_steps((128, 8192), 32, 4096))
     assert found == [(Row(1, 127),) * batch for batch in (1, 8, 32)]
     assert (Row(512, 1536),) in list(kernels.attention_steps((2048,), 512, 40960))

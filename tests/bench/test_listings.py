@@ -11,7 +11,7 @@ import pytest
 
 from quire.bench.goodput import PRESETS
 from quire.bench.listings import LISTINGS, Listing
-from quire.bench.metrics import DEFINITIONS
+from quire.bench.request_metrics import DEFINITIONS
 from quire.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -48,7 +48,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("listing", LISTINGS, ids=lambda one: one.name)
-def test_an_example_prints_what_is_right(listing: Listing) -> None:
+def test_an_example_prints_the_right_figures(listing: Listing) -> None:
     assert listing.output() == PRINTED[listing.name]
     assert listing.about
 
@@ -57,7 +57,7 @@ def test_every_example_is_checked() -> None:
     assert [one.name for one in LISTINGS] == list(PRINTED)
 
 
-def test_the_page_prints_what_its_code_prints() -> None:
+def test_the_page_shows_the_output_of_its_code() -> None:
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", DOCS.read_text(), re.DOTALL)
     assert len(blocks) == len(LISTINGS) + 1  # the first are the imports
     names: dict[str, object] = {}

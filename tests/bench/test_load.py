@@ -9,8 +9,8 @@ import pytest
 from helpers.fake_llm import Behaviour, FakeLLM
 from quire.bench.arrivals import arrivals
 from quire.bench.endpoints import Endpoint, RequestOptions, endpoint
-from quire.bench.load import LoadRun
-from quire.bench.metrics import Summary, summarize
+from quire.bench.load_generator import LoadRun
+from quire.bench.request_metrics import Summary, summarize
 from quire.bench.sender import HttpSender
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Piece, Session, Speller, Turn
@@ -192,7 +192,7 @@ def test_answers_that_are_not_streamed() -> None:
     assert any("not streamed" in note for note in found.notes)
 
 
-def test_conversations_hold_what_was_said_and_wait_for_it() -> None:
+def test_conversations_contain_earlier_answers_and_wait_for_them() -> None:
     async def work(loop: VirtualLoop) -> tuple[list[RequestRecord], FakeLLM]:
         bench = Bench(loop, Behaviour(ttft=0.1, itl=0.1))
         return await bench.open(sessions(1, tokens=2, turns=3, think=1.5), [0.0]), bench.server
@@ -221,7 +221,7 @@ def test_prompts_as_token_ids() -> None:
         HttpSender(None, endpoint("openai", "chat"), RequestOptions(), Speller(ids=range(9)))  # type: ignore[arg-type]
 
 
-def test_what_each_server_is_asked() -> None:
+def test_requests_in_the_dialect_of_each_server() -> None:
     """Options have the right names in every dialect, and only servers that know ignore_eos get it."""
 
     async def work(loop: VirtualLoop, way: tuple[str, str]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_wrong_files_are_refused_by_field(tmp_path: Path, change: dict[str, obje
         results.load(path)
 
 
-def test_what_is_no_result_file(tmp_path: Path) -> None:
+def test_files_that_are_not_results_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     with pytest.raises(results.ResultError, match="No such file"):
         results.load(path)

@@ -15,9 +15,9 @@ import pytest
 
 from helpers.fake_llm import Behaviour, FakeLLM, serve
 from quire.bench import results
-from quire.bench.client import target
 from quire.bench.compare import CompareError, compare, differences
 from quire.bench.html_report import page
+from quire.bench.http_client import target
 from quire.bench.server_bench import ServeError, records_of, request_rows
 from quire.bench.server_metrics import parse_exposition
 from quire.bench.svg import AxisScale, histogram, number
@@ -243,8 +243,8 @@ def test_addresses() -> None:
 
 
 def example(shift: float = 0.0, **settings: Any) -> results.Result:
-    from quire.bench.metrics import summarize
     from quire.bench.recording import Recording
+    from quire.bench.request_metrics import summarize
 
     records = [
         RequestRecord(index=i, scheduled=i * 0.1, sent=i * 0.1, closed=i * 0.1 + 1, finished=i * 0.1 + 1,

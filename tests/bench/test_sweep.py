@@ -49,7 +49,7 @@ def test_ends_without_a_bracket_say_so() -> None:
     assert any("no measured load met" in note for note in none.notes())
 
 
-def test_noise_is_told() -> None:
+def test_noise_is_reported() -> None:
     points = [Point(1, 1, 1, True, {}), Point(2, 1, 0.5, False, {}), Point(4, 4, 1, True, {})]
 
     async def measure(rate: float) -> Point:

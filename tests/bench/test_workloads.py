@@ -155,7 +155,7 @@ def test_azure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25, 0.1])
-def test_prompts_share_what_the_traces_hashes_say(tmp_path: Path, scale: float) -> None:
+def test_prompts_share_the_blocks_with_equal_hashes(tmp_path: Path, scale: float) -> None:
     rows = read_trace(mooncake(tmp_path / "m.jsonl"))
     work = from_trace(rows, Scaling(length=scale), "m")
     speller = Speller()

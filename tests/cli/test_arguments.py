@@ -77,7 +77,7 @@ def test_the_model_as_an_option(flag: str) -> None:
         ["--api-key", "k1", "MODEL", "--served-model-name", "a", "MODEL"],
     ],
 )
-def test_what_may_be_a_model_or_a_value_is_refused(
+def test_a_word_that_could_be_a_model_or_a_value_is_refused(
     words: list[str], model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [model if word == "MODEL" else word for word in words]

@@ -111,7 +111,7 @@ def zsh_answers(path: Path, typed: str) -> set[str]:
 @pytest.mark.parametrize(
     ("typed", "among", "not_among"), TYPED, ids=lambda v: v or "-" if isinstance(v, str) else ""
 )
-def test_what_a_shell_answers(
+def test_completions_in_a_shell(
     script: tuple[str, Path], typed: str, among: set[str], not_among: set[str]
 ) -> None:
     shell, path = script

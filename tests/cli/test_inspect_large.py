@@ -60,7 +60,7 @@ def test_a_model_of_141_gigabytes(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "cannot hold one sequence" in json.loads(capsys.readouterr().out)["memory"]["error"]
 
 
-def test_a_tokenizer_that_cannot_be_used_is_told(folder: Path, tmp_path: Path) -> None:
+def test_an_unusable_tokenizer_is_reported(folder: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(folder / name)
     (tmp_path / "vocab.json").write_text("{}")
@@ -71,7 +71,7 @@ def test_a_tokenizer_that_cannot_be_used_is_told(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_nobody_reads_the_rest(folder: Path, unbuffered: str) -> None:
+def test_output_after_the_pipe_is_closed(folder: Path, unbuffered: str) -> None:
     """As under `| head -1`: no traceback."""
     read, write = os.pipe()
     os.close(read)

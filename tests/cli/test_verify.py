@@ -87,7 +87,7 @@ def test_parts_that_do_not_belong_together(
     assert "failed" in status(report, failed), report["checks"]
 
 
-def test_a_blob_that_is_not_what_the_hub_promised(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_blob_with_another_digest_than_on_the_hub(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blobs = copy.parent / "blobs"
     blobs.mkdir()
     (copy / "config.json").rename(blobs / ("0" * 40))

@@ -27,7 +27,7 @@ from quire.engine.build.assemble import open_weights
 from quire.engine.build.opening import open_model
 from quire.loader import Checkpoint
 from quire.quant.bitsandbytes import four_bit
-from quire.quant.linear import Stored
+from quire.quant.linear_codes import Stored
 
 GROUP = 32
 # name: format of the writer, bits, options

@@ -26,7 +26,7 @@ def test_a_block_goes_free_held_cached_held_free() -> None:
     pool.hold([block])
     assert counts(pool) == (3, 1, 0)
     assert pool.release([block]) == []
-    pool.withdraw(block)
+    pool.unpublish(block)
     assert counts(pool) == (3, 1, 0)
     assert pool.release([block]) == []
     assert counts(pool) == (4, 0, 0)
@@ -38,7 +38,7 @@ def test_withdrawing_a_cached_block_frees_it() -> None:
     pool.take(1)
     pool.publish(0)
     pool.release([0])
-    pool.withdraw(0)
+    pool.unpublish(0)
     assert counts(pool) == (1, 0, 0)
 
 
@@ -55,7 +55,7 @@ def test_every_block_is_handed_out_once() -> None:
         (lambda pool: pool.release([0]), "but not held"),
         (lambda pool: pool.hold([0]), "free and cannot be shared"),
         (lambda pool: pool.publish(0), "not held"),
-        (lambda pool: pool.withdraw(0), "not published"),
+        (lambda pool: pool.unpublish(0), "not published"),
         (lambda pool: BlockPool(0), "num_blocks"),
     ],
 )
@@ -152,6 +152,6 @@ def test_any_legal_use_keeps_the_books(moves: list[tuple[int, int]]) -> None:
             published.update(fresh)
         elif move == 4 and published:
             block = sorted(published)[which % len(published)]
-            pool.withdraw(block)
+            pool.unpublish(block)
             published.discard(block)
         pool.audit(tables, published)

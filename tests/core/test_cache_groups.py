@@ -77,7 +77,7 @@ def test_states_are_a_kind_of_their_own() -> None:
         plan_groups([*range(8), Kept(8, state_bytes=1)])
 
 
-def test_what_cannot_be_planned() -> None:
+def test_impossible_plans_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"9 distinct ones .* over the limit of 8"):
         plan_groups(range(9))
     for windows in ([], [-1]):

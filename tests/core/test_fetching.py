@@ -110,7 +110,7 @@ def test_a_sequence_waits_for_its_blocks_and_others_do_not_wait_for_it() -> None
     assert scheduler.prefix_stats.hit_tokens == 12
 
 
-def test_what_is_lost_is_computed_and_not_asked_for_again() -> None:
+def test_lost_blocks_are_computed_and_not_fetched_again() -> None:
     scheduler = evicted()
     scheduler.add(ask("aa", PROMPT))
     out = scheduler.schedule()
@@ -141,7 +141,7 @@ def test_blocks_of_an_aborted_fetch_are_held_until_nothing_writes_to_them() -> N
     assert step(scheduler).scheduled[0].start == 12  # they came all the same
 
 
-def test_a_sliding_group_fetches_what_its_window_needs() -> None:
+def test_a_sliding_group_fetches_the_blocks_of_its_window() -> None:
     groups = (FullGroup((0,)), SlidingGroup((1,), 5))
     scheduler = evicted(groups=groups, num_blocks=12, max_num_batched_tokens=64)
     scheduler.add(ask("aa", PROMPT))

@@ -9,7 +9,8 @@ from functools import partialmethod
 
 import pytest
 
-from quire.core import fetching, prefix_cache, requests, scheduler, sequence_blocks
+from quire.core import fetching, prefix_cache, scheduler, sequence_blocks
+from quire.core import live_requests as requests
 from quire.core import tier as tier_module
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.fetching import Fetches
@@ -19,7 +20,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.soft_tokens import Marks
-from quire.core.step import StepPlan
+from quire.core.step_plan import StepPlan
 from quire.types import (
     FullGroup,
     Move,
@@ -201,14 +202,14 @@ def forget_twins(patch: pytest.MonkeyPatch) -> None:
 
 
 def publish_before_computed(patch: pytest.MonkeyPatch) -> None:
-    right = sequence_blocks.SequenceBlocks.settle
+    right = sequence_blocks.SequenceBlocks.publish_and_release
 
     def settle(self: sequence_blocks.SequenceBlocks, seq: Sequence) -> None:
         seq.computed += 1
         right(self, seq)
         seq.computed -= 1
 
-    patch.setattr(sequence_blocks.SequenceBlocks, "settle", settle)
+    patch.setattr(sequence_blocks.SequenceBlocks, "publish_and_release", settle)
 
 
 def hit_the_last_token(patch: pytest.MonkeyPatch) -> None:
@@ -425,14 +426,14 @@ def copy_out_a_step_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_tell_what_is_withdrawn(patch: pytest.MonkeyPatch) -> None:
-    right = PrefixCache._withdraw
+    right = PrefixCache._unpublish
 
     def withdraw(self: PrefixCache, block: int, *, offer: bool = False) -> None:
         kept, self._caches.tier = self._caches.tier, None
         right(self, block, offer=offer)
         self._caches.tier = kept
 
-    patch.setattr(PrefixCache, "_withdraw", withdraw)
+    patch.setattr(PrefixCache, "_unpublish", withdraw)
 
 
 def images(config: SchedulerConfig, tier: HostTier | None = None) -> list[int]:

@@ -74,7 +74,7 @@ def test_a_sequence_ends_by_stop_or_length_whichever_token_comes_first() -> None
     assert make(0).append([1] * 6 + [5]) == (7, FinishReason.STOP, 5)  # on the last place, stop wins
 
 
-def test_what_may_come_from_the_cache() -> None:
+def test_the_usable_prefix() -> None:
     assert make(0).usable_prefix() == 2
     seq = make(0, prompt_logprobs=0)
     assert seq.usable_prefix() == 0

@@ -47,7 +47,7 @@ class Run:
         self.tables[group][:count] = [NO_BLOCK] * count
 
     def end(self) -> None:
-        self.cache.leave(self.node, self.live())
+        self.cache.release_all(self.node, self.live())
         self.cache.exit()
 
 
@@ -93,7 +93,7 @@ def test_namespaces_never_share() -> None:
     Run(cache, 1, [1, 2]).end()
     assert hit_length(cache, [1, 2]) == 2
     assert hit_length(cache, [1, 2], "other") == 0
-    cache.drop("")
+    cache.forget_namespace("")
     check(cache)
     assert hit_length(cache, [1, 2]) == 0
     assert available(cache) == 8
@@ -111,7 +111,7 @@ def test_a_sliding_group_takes_only_its_window_and_limits_the_hit() -> None:
     assert hit.blocks[1] == [NO_BLOCK] * 6 + run.tables[1][6:]  # position 16 reads 12 … 15 behind it
     # Lose the sliding block of tokens 8, 9: hits at 10, 12 need it, those at 14 and 16 do not, nor at 8.
     lost = hit_blocks(cache, tokens, 1)[4]
-    cache._withdraw(lost)
+    cache._unpublish(lost)
     assert [hit_length(cache, tokens[:end]) for end in range(2, 17, 2)] == [2, 4, 6, 8, 8, 8, 14, 16]
     run.end()
     check(cache)
@@ -127,7 +127,7 @@ def test_a_prefix_is_hit_only_where_a_state_was_kept() -> None:
     assert hit.length == 10
     assert hit.blocks[1] == [NO_BLOCK] * 4 + run.tables[1][4:]  # the states after the prefix, no others
     for index in (1, 3):
-        cache._withdraw(hit_blocks(cache, tokens, 1)[index])
+        cache._unpublish(hit_blocks(cache, tokens, 1)[index])
     assert [hit_length(cache, tokens[:end]) for end in range(2, 11, 2)] == [2, 2, 6, 6, 10]
     run.end()
     check(cache)
@@ -190,7 +190,7 @@ def test_a_second_computation_keeps_its_own_block_until_the_first_is_given_up() 
     assert (pool.num_cached, pool.num_free) == (2, 7)
 
 
-def test_a_second_computation_replaces_blocks_that_nobody_holds() -> None:
+def test_a_second_computation_replaces_unheld_blocks() -> None:
     pool, cache = make(FULL, 4)
     Run(cache, 1, [1, 2, 3, 4]).end()
     again = Run(cache, 1, [1, 2, 3, 4], use_hits=False)
@@ -199,12 +199,12 @@ def test_a_second_computation_replaces_blocks_that_nobody_holds() -> None:
     assert hit_blocks(cache, [1, 2, 3, 4], 0) == again.tables[0]
 
 
-def test_a_second_computation_fills_what_was_evicted() -> None:
+def test_a_second_computation_replaces_evicted_blocks() -> None:
     _, cache = make(HYBRID, 20)
     run = Run(cache, 2, list(range(8)))
     run.give_back(1, 2)
     for block in list(cache._idle):
-        cache._withdraw(block)
+        cache._unpublish(block)
     cache.allocate(0)
     other = Run(cache, 2, list(range(8)), use_hits=False)
     check(cache, run, other)
@@ -219,20 +219,20 @@ def test_discard_forgets_a_damaged_prefix_but_nothing_others_use() -> None:
     other = Run(cache, 1, [1, 2, 3, 4])
     bad = Run(cache, 1, [1, 2, 5, 6, 7, 8])
     bad.end()
-    cache.discard(bad.node)
+    cache.forget(bad.node)
     check(cache, other)
     assert (pool.num_cached, hit_length(cache, [1, 2, 5, 6])) == (0, 2)
     other.end()
     check(cache)
 
 
-def test_allocation_beyond_what_is_there_is_refused() -> None:
+def test_allocating_more_than_available_is_refused() -> None:
     _, cache = make(FULL, 3)
     run = Run(cache, 1, [1, 2])
     with pytest.raises(ValueError, match="3 blocks requested, 2 are available"):
         cache.allocate(3)
     with pytest.raises(ValueError, match="in use"):
-        cache.drop("")
+        cache.forget_namespace("")
     run.end()
     assert len(cache.allocate(3)) == 3
 

@@ -156,10 +156,10 @@ def test_dropping_a_namespace() -> None:
     kept = tree.insert(b"\x01\x02", [3, 4], "kept")
     tree.lock(node)
     with pytest.raises(ValueError, match="in use"):
-        tree.drop("gone")
+        tree.remove_namespace("gone")
     tree.unlock(node)
-    assert len(tree.drop("gone")) == 201
-    assert tree.drop("gone") == tree.drop("never") == []
+    assert len(tree.remove_namespace("gone")) == 201
+    assert tree.remove_namespace("gone") == tree.remove_namespace("never") == []
     tree.audit()
     assert len(tree._heap) < 70  # dropped nodes do not stay in the queue
     assert tree.match(b"\x01\x02", "gone") == []
@@ -225,4 +225,4 @@ def test_deep_trees_need_no_recursion() -> None:
     tree.insert(bytes(50_000), [0] * 50_000)
     assert len(tree.match(bytes(50_000))) == 50_000
     tree.audit()
-    assert len(tree.drop("")) == 50_000
+    assert len(tree.remove_namespace("")) == 50_000

@@ -87,7 +87,7 @@ def test_one_rule_serves_prompts_chunks_and_decode() -> None:
     assert scheduler.step_counts.context_tokens == 21
 
 
-def test_the_last_of_a_prompt_is_prefill_and_only_what_follows_is_decode() -> None:
+def test_the_last_prompt_token_is_prefill_and_later_ones_are_decode() -> None:
     scheduler = make(max_num_batched_tokens=4)
 
     def counts() -> tuple[int, int]:
@@ -100,7 +100,7 @@ def test_the_last_of_a_prompt_is_prefill_and_only_what_follows_is_decode() -> No
     assert [counts(), counts(), counts()] == [(4, 0), (1, 0), (0, 1)]
 
 
-def test_the_worker_hears_everything_once() -> None:
+def test_the_worker_is_informed_of_everything_once() -> None:
     scheduler = make()
     scheduler.add(ask("a", [5, 6, 7, 8, 9], max_tokens=9, seed=-1, stop_token_ids=[3]))
     out, _ = run(scheduler)
@@ -198,7 +198,7 @@ def test_rejected_drafts_do_not_count_as_computed() -> None:
     assert not scheduler.schedule().scheduled[0].drafts
 
 
-def test_drafts_take_only_what_budget_blocks_and_length_leave() -> None:
+def test_drafts_use_only_the_remaining_budget_blocks_and_length() -> None:
     def drafted(proposed: int, **changes: Any) -> list[int]:
         scheduler = make(**({"max_draft_tokens": 8} | changes))
         scheduler.add(ask("a", [1, 2, 3], max_tokens=9))
@@ -483,7 +483,7 @@ def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole() -> None:
         scheduler.add(ask("d", [1] * 11, max_tokens=2))
 
 
-def test_without_chunks_what_outgrew_the_budget_is_resumed_in_pieces() -> None:
+def test_without_chunks_a_sequence_that_outgrew_the_budget_resumes_in_pieces() -> None:
     limits = config(max_num_batched_tokens=8, max_num_seqs=1, policy="priority", enable_prefix_caching=False)
     driver = Driver(replace(limits, enable_chunked_prefill=False))
     driver.add([1] * 8, max_tokens=20, ignore_eos=True)
@@ -556,7 +556,7 @@ def test_a_more_urgent_request_takes_slot_and_blocks() -> None:
     scheduler.audit()
 
 
-def test_what_was_found_is_looked_up_again_after_someone_gave_way() -> None:
+def test_a_hit_is_looked_up_again_after_a_preemption() -> None:
     scheduler = make(max_num_seqs=2, policy="priority")
     scheduler.add(ask("low", list(range(1, 13)), priority=5, max_tokens=9))
     run(scheduler)
@@ -572,7 +572,7 @@ def test_what_was_found_is_looked_up_again_after_someone_gave_way() -> None:
     scheduler.audit()
 
 
-def test_nobody_gives_way_in_vain() -> None:
+def test_no_preemption_is_in_vain() -> None:
     scheduler = make(max_num_seqs=4, policy="priority", num_blocks=8)
     scheduler.add(ask("urgent", [1] * 16, priority=0, max_tokens=9))
     run(scheduler)
@@ -584,7 +584,7 @@ def test_nobody_gives_way_in_vain() -> None:
     assert scheduler.num_running == 2
 
 
-def test_a_sliding_group_gives_back_what_left_the_window() -> None:
+def test_a_sliding_group_releases_blocks_behind_the_window() -> None:
     groups = (FullGroup((0,)), SlidingGroup((1,), 6))
     scheduler = make(groups=groups, num_blocks=40, enable_prefix_caching=False)
     scheduler.add(ask("a", [1] * 16, max_tokens=40, ignore_eos=True))
@@ -622,7 +622,7 @@ def test_a_preempted_sequence_goes_on_from_a_state_that_was_kept() -> None:
     assert starts == [12]  # of 14 known tokens: where a block ends
 
 
-def test_a_hit_in_a_sliding_group_starts_with_entries_that_nobody_reads() -> None:
+def test_a_hit_in_a_sliding_group_starts_with_entries_that_are_never_read() -> None:
     groups = (FullGroup((0,)), SlidingGroup((1,), 6))
     scheduler = make(groups=groups, num_blocks=40)
     scheduler.add(ask("a", list(range(1, 17)), max_tokens=1))
@@ -635,7 +635,7 @@ def test_a_hit_in_a_sliding_group_starts_with_entries_that_nobody_reads() -> Non
     assert [block == NO_BLOCK for block in new.blocks[1]] == [True, True, False, False]
 
 
-def test_what_does_not_fit_the_step_is_refused_and_changes_nothing() -> None:
+def test_a_result_that_does_not_fit_the_step_is_refused_and_changes_nothing() -> None:
     scheduler = make()
     scheduler.add(ask("a", [1] * 3, max_tokens=3, prompt_logprobs=0))
     out = scheduler.schedule()

@@ -65,7 +65,7 @@ def test_the_limit_is_prompt_and_max_tokens_within_the_model() -> None:
     assert limit(roomy, [1] * 10) == 100
 
 
-def test_without_max_tokens_the_limit_is_what_the_pool_holds() -> None:
+def test_without_max_tokens_the_limit_is_the_capacity_of_the_pool() -> None:
     assert limit(config(), [1] * 10) == 41  # 10 blocks of 4, and one token that is sampled but never computed
     assert limit(config(), [1] * 40) == 41
     assert limit(config(), [1] * 10, 31) == 41
@@ -118,7 +118,7 @@ def test_sliding_groups_count_by_their_window() -> None:
         ),
     ],
 )
-def test_what_can_never_run_is_refused_with_the_numbers(
+def test_requests_that_can_never_run_are_refused_with_the_numbers(
     changes: dict[str, Any], prompt: Any, max_tokens: int, field: str, message: str
 ) -> None:
     with pytest.raises(RequestError, match=message) as caught:

@@ -135,7 +135,7 @@ def test_any_life_keeps_every_promise(
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
-def test_two_steps_in_flight_leave_what_one_leaves(seed: int) -> None:
+def test_two_steps_in_flight_end_in_the_same_state_as_one(seed: int) -> None:
     event(f"wasted rows: {compare_flights(seed).scheduler.wasted_rows > 0}")
 
 

@@ -55,7 +55,7 @@ def test_without_tenants_a_flood_takes_all() -> None:
     assert cached(driver, "") == 0
 
 
-def test_none_finds_what_another_computed_whatever_its_salt() -> None:
+def test_no_tenant_finds_blocks_of_another_whatever_its_salt() -> None:
     driver = Driver(CONFIG)
     prompt = MINE[:100]
     for tenant, namespace in (("a", ""), ("", "a"), ("a", "b"), ("ab", ""), ("", "shared:a"), ("", "")):
@@ -65,7 +65,7 @@ def test_none_finds_what_another_computed_whatever_its_salt() -> None:
     assert cached(driver, "a", prompt) == cached(driver, "", prompt) == 96
 
 
-def test_what_was_borrowed_is_given_back_first() -> None:
+def test_borrowed_blocks_are_returned_first() -> None:
     driver = Driver(CONFIG)
     flood(driver, "borrower", together=1, output=1)
     assert driver.scheduler.blocks_cached > 120
@@ -132,7 +132,7 @@ class Watched(PrefixCaches):
 @given(seed=st.integers(0, 2**32))
 @example(seed=4034)  # two tenants run, and the smaller one's cached blocks count in its own share
 @example(seed=2562)
-def test_what_a_tenant_has_cached_survives_any_life_of_others(seed: int) -> None:
+def test_the_cache_of_a_tenant_survives_any_activity_of_others(seed: int) -> None:
     driver, waited = life_of_others(seed)
     event(f"preemptions: {driver.scheduler.num_preemptions > 0}")
     event(f"waited: {waited > 0}")

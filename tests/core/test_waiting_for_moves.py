@@ -10,7 +10,7 @@ from quire.engine import core as engine_core
 from quire.engine.core import MOVES_SECONDS, EngineCore
 from quire.engine.host.channel import ChannelClosedError
 from quire.engine.host.loop import EngineLoop
-from quire.engine.host.messages import Add, Report, Step
+from quire.engine.host.messages import AddRequest, Report, StepReport
 from quire.executor.plans import PlanCounts
 from quire.types import SchedulerOutput, StepOutput
 from quire.worker.worker import Masks
@@ -69,12 +69,12 @@ def test_each_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 class Channel:
     """Gives one command, and closes when the engine is idle."""
 
-    def __init__(self, command: Add) -> None:
-        self.commands: list[Add] = [command]
+    def __init__(self, command: AddRequest) -> None:
+        self.commands: list[AddRequest] = [command]
         self.waits: list[float] = []
         self.reports: list[Report] = []
 
-    def receive(self, *, wait: bool, seconds: float | None = None) -> list[Add]:
+    def receive(self, *, wait: bool, seconds: float | None = None) -> list[AddRequest]:
         commands, self.commands = self.commands, []
         if wait and not commands:
             if seconds is None:
@@ -89,11 +89,11 @@ class Channel:
 
 def test_the_loop_listens_while_moves_go_on_and_reports_steps_with_rows() -> None:
     worker = SlowMoves(looks=6)
-    channel = Channel(Add(1, ask("aa", PROMPT)))
+    channel = Channel(AddRequest(1, ask("aa", PROMPT)))
     with pytest.raises(ChannelClosedError):
         EngineLoop(EngineCore(evicted(), worker), channel).run()  # type: ignore[arg-type]
     assert worker.steps == 6 + 2
-    assert len([report for report in channel.reports if isinstance(report, Step)]) == 2
+    assert len([report for report in channel.reports if isinstance(report, StepReport)]) == 2
     assert len(channel.waits) >= 5  # a command would have been taken at each
     assert max(channel.waits) <= MOVES_SECONDS
 

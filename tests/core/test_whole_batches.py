@@ -27,7 +27,7 @@ def running(driver: Driver) -> list[str]:
     return [seq.state.request.request_id for seq in driver.scheduler._running]
 
 
-def test_nobody_joins_a_static_batch_until_all_of_it_has_ended() -> None:
+def test_no_sequence_joins_a_static_batch_until_all_of_it_has_ended() -> None:
     driver = Driver(config(), kind=WholeBatchScheduler)
     for length in (2, 5, 3):
         driver.add([1, 2, 3], max_tokens=length, ignore_eos=True)
@@ -50,7 +50,7 @@ def test_continuous_lets_the_next_in_at_once() -> None:
     assert seen == [["r0", "r1"], ["r1"], ["r1", "r2"], ["r1", "r2"], []]
 
 
-def test_a_batch_is_those_who_waited_when_it_began_however_long_their_prompts_take() -> None:
+def test_a_batch_contains_the_sequences_waiting_at_its_start_however_long_their_prompts_are() -> None:
     driver = Driver(config(max_num_batched_tokens=4, max_num_seqs=3), kind=WholeBatchScheduler)
     driver.add([1] * 10, max_tokens=9, ignore_eos=True)
     driver.add([2] * 6, max_tokens=9, ignore_eos=True)

@@ -15,7 +15,7 @@ from tools.default_model.corpus.mixture import of_domain, stream
 from tools.default_model.rendering import IM_END, prompt, segments
 from transformers import AutoTokenizer
 
-from quire.text.chat import ChatAsk, ChatRenderer
+from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.tokenizer import Tokenizer
 
 

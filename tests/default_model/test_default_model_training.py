@@ -48,7 +48,7 @@ def test_transformers_gives_equal_logits(folder: Path) -> None:
     assert sum(p.numel() for p in theirs.parameters()) == TOY.parameters
 
 
-def test_shapes_are_what_was_promised() -> None:
+def test_shapes_are_as_documented() -> None:
     assert 5_000_000 <= MINI.parameters <= 10_000_000
     assert DRAFT.parameters < 1_000_000
     assert MINI.vocab == DRAFT.vocab

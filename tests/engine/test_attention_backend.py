@@ -12,7 +12,7 @@ import quire
 from quire.cli.serve import add_arguments
 from quire.config.schema import EngineConfig
 from quire.executor.torch import ops
-from quire.executor.torch.cache import LayerCache, Row
+from quire.executor.torch.cache import CacheRow, LayerCache
 from quire.program.ops.attention import Attend, HeadShape
 
 
@@ -45,7 +45,7 @@ def test_eager_attention_of_a_row_has_the_same_bits_beside_any_other() -> None:
     op = Attend("qkv", "out", HeadShape(4, 2, 16), layer=0, scale=0.25, window=0)
     cache = LayerCache(torch.randn(8, 16, 2, 16), torch.randn(8, 16, 2, 16))
     qkv, positions = torch.randn(25, 128), torch.cat((torch.arange(20, 37), torch.arange(3, 11)))
-    rows = [Row(0, 17, torch.tensor([1, 5, 2])), Row(17, 25, torch.tensor([4, 0, 0]))]
+    rows = [CacheRow(0, 17, torch.tensor([1, 5, 2])), CacheRow(17, 25, torch.tensor([4, 0, 0]))]
     both, alone = torch.zeros(25, 64), torch.zeros(25, 64)
     ops.attend(op, qkv, None, positions=positions, cache=cache, rows=rows, out=both)
     ops.attend(op, qkv, None, positions=positions, cache=cache, rows=rows[1:], out=alone)

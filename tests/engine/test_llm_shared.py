@@ -102,7 +102,7 @@ def test_an_interrupt_ends_the_call_and_nothing_else(
     assert _text(llm.generate(ONCE, GREEDY)) == alone[ONCE]
 
 
-def test_after_a_failed_step_every_caller_hears_why(
+def test_after_a_failed_step_every_caller_gets_the_reason(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(checkpoint("llama3.1"), progress=False, max_model_len=200) as llm:
@@ -213,7 +213,7 @@ def test_arrays_are_prompts(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
-def test_what_a_notebook_shows_is_short(llm: LLM) -> None:
+def test_representations_in_notebooks_are_short(llm: LLM) -> None:
     (out,) = llm.generate(
         [[5, 6, 7] * 30], SamplingParams(n=2, max_tokens=80, logprobs=3, ignore_eos=True, seed=1)
     )

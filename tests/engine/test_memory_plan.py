@@ -57,7 +57,7 @@ print(json.dumps({"parts": llm.built.plan.parts, "peak": int(peak.split()[1]) * 
 """
 
 
-def test_an_engine_holds_what_was_predicted() -> None:
+def test_an_engine_holds_the_predicted_memory() -> None:
     """Within two per cent, with every block, activation and sampling slot used; and never more than the plan."""
     run = subprocess.run(
         [sys.executable, "-c", _FILL, str(shipped_models()[DEFAULT_MODEL])],
@@ -73,7 +73,7 @@ def test_an_engine_holds_what_was_predicted() -> None:
 
 
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, *(model.name for model in MODELS)])
-def test_a_server_holds_what_was_predicted(name: str, tmp_path: Path) -> None:
+def test_a_server_holds_the_predicted_memory(name: str, tmp_path: Path) -> None:
     """Both processes use the planned memory within two per cent, once everything has been loaded."""
     tiny = next((model for model in MODELS if model.name == name), None)
     folder = shipped_models()[name] if tiny is None else save_whole(tiny, tmp_path / "model")

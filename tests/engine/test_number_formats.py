@@ -49,7 +49,7 @@ def resolved(stored: str, *, best: bool = False, **asked: object) -> ResolvedCon
         ("float32", True, {}, ("f32", "f32"), ""),
     ],
 )
-def test_what_is_chosen_and_said(
+def test_chosen_formats_and_notices(
     stored: str, best: bool, asked: dict[str, str], chosen: tuple[str, str], notice: str
 ) -> None:
     config = resolved(stored, best=best, **asked)
@@ -66,7 +66,7 @@ def test_a_float32_head_goes_with_every_format_but_a_quantized_head() -> None:
         EngineConfig(fp32_lm_head=True, quantize_head="int8")
 
 
-def test_inspect_and_notices_state_what_a_float32_head_costs(
+def test_inspect_and_notices_state_the_cost_of_a_float32_head(
     checkpoint: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = checkpoint("qwen3", torch.bfloat16)
@@ -98,7 +98,7 @@ def test_a_quantized_model_keeps_its_float32_head(checkpoint: Folder) -> None:
 
 
 @pytest.mark.parametrize("executor", ["native", "torch"])
-def test_what_float16_cannot_hold_is_refused_by_name(
+def test_weights_outside_the_range_of_float16_are_refused_by_name(
     checkpoint: Folder, tmp_path: Path, executor: str
 ) -> None:
     """65,519 is rounded to its largest number, 65,520 to infinity."""

@@ -64,11 +64,11 @@ def test_a_burst_fills_idle_places_before_it_counts_as_queue() -> None:
         admission.admit(handle, ask(str(handle)), 0.0)
     with pytest.raises(OverloadedError, match=r"4 requests are waiting \(limit 4\)"):
         admission.admit(7, ask("7"), 0.0)
-    admission.leave(3)
+    admission.remove(3)
     admission.admit(8, ask("8"), 0.0)
 
 
-def test_what_the_engine_leaves_waiting_counts_whatever_places_are_idle() -> None:
+def test_requests_left_waiting_by_the_engine_count_whatever_slots_are_idle() -> None:
     admission = door(max_requests=2, max_num_seqs=64)
     for handle in (1, 2, 3):
         admission.admit(handle, ask(str(handle)), 0.0)
@@ -121,7 +121,7 @@ def test_a_tenant_leaves_as_much_of_the_queue_as_it_takes() -> None:
     with pytest.raises(OverloadedError, match=r"3 of its requests are waiting, and 3 of 12"):
         admission.admit(next(handles), ask("x", tenant="b"), 0.0)
     for handle in (9, 10):
-        admission.leave(handle)
+        admission.remove(handle)
     admission.admit(next(handles), ask("x", tenant="b"), 0.0)
     admission.admit(next(handles), ask("x", tenant="c"), 0.0)
     with pytest.raises(OverloadedError, match="4 of its requests"):
@@ -147,7 +147,7 @@ def test_a_tenant_leaves_as_many_prompt_tokens_as_it_takes() -> None:
         OverloadedError, match=r"40 of its prompt tokens .* exceed the 10 of 100 that are left"
     ):
         admission.admit(4, ask("x", [5], tenant="a"), 0.0)
-    admission.leave(3)
+    admission.remove(3)
     admission.admit(5, ask("x", [5] * 20, tenant="a"), 0.0)
 
 

@@ -14,7 +14,7 @@ from quire.types import SamplingParams
 PARAMS = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
 
 
-def test_batches_give_the_same_tokens_and_nobody_waits_for_ever(tiny: Path) -> None:
+def test_batches_give_the_same_tokens_and_every_request_is_served(tiny: Path) -> None:
     async def tokens(**config: object) -> list[list[int]]:
         async with running(tiny, **config) as engine:  # type: ignore[arg-type]
             streams = [engine.generate(ask(f"r{i}", (40 + i, 41, 42), PARAMS)) for i in range(5)]

@@ -25,9 +25,9 @@ from quire.engine.api import (
 from quire.engine.build.assemble import build
 from quire.engine.build.opening import open_model
 from quire.engine.front.async_engine import AsyncEngine
-from quire.engine.host.messages import Step
+from quire.engine.host.messages import StepReport
 from quire.engine.sync_engine import SyncEngine
-from quire.text.chat import ChatAsk
+from quire.text.chat_renderer import ChatAsk
 from quire.types import (
     CheckpointError,
     FinishReason,
@@ -157,7 +157,7 @@ def test_a_stop_string_ends_the_computing(endless: Path) -> None:
     run(work())
 
 
-def test_tokens_nobody_saw_are_counted(endless: Path) -> None:
+def test_tokens_that_were_not_delivered_are_counted(endless: Path) -> None:
     async def work() -> None:
         async with running(endless) as engine:
             stream = engine.generate(ask("r"))
@@ -172,7 +172,7 @@ def test_tokens_nobody_saw_are_counted(endless: Path) -> None:
     run(work())
 
 
-def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
+def test_a_slow_reader_delays_no_other_and_gets_everything(endless: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
     async def work() -> None:
@@ -194,7 +194,7 @@ def test_a_slow_reader_delays_nobody_and_gets_everything(endless: Path) -> None:
     run(work())
 
 
-def test_a_sink_takes_what_it_will_in_order(endless: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_accepts_or_leaves_text_in_order(endless: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Text goes to the sink or to the reader, once; a sink that raises gets no more text and harms no other."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     taken: list[str] = []
@@ -236,7 +236,7 @@ def test_a_sink_takes_what_it_will_in_order(endless: Path, caplog: pytest.LogCap
     assert caplog.text.count("writing a delta of r failed") <= 1
 
 
-def test_usage_knows_of_what_sinks_took(endless: Path) -> None:
+def test_usage_includes_text_that_sinks_accepted(endless: Path) -> None:
     """Several samples, one of which refuses now and then, and a reader that stops waiting and begins again."""
     params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=60, ignore_eos=True)
 
@@ -297,7 +297,7 @@ def test_a_standstill_of_the_process_ends_no_reader_that_reads(endless: Path) ->
         async with running(endless) as engine:
             stepped = engine.stepped
 
-            def step_and_look(step: Step) -> None:
+            def step_and_look(step: StepReport) -> None:
                 stepped(step)
                 engine.tick(time.monotonic() + 3600)
 
@@ -410,7 +410,7 @@ def test_text_is_handled_off_the_loop_and_bounded(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("in_process", [True, False])
-def test_what_loading_raises_reaches_the_caller(
+def test_errors_of_loading_reach_the_caller(
     tiny: Path, endless: Path, in_process: bool, tmp_path: Path
 ) -> None:
     async def work() -> None:
@@ -452,7 +452,7 @@ def test_draining_lets_running_requests_finish(tiny: Path, in_process: bool) -> 
     run(work())
 
 
-def test_what_drains_too_long_is_ended(endless: Path) -> None:
+def test_requests_that_drain_too_long_are_ended(endless: Path) -> None:
     async def work() -> None:
         async with running(endless) as engine:
             stream = engine.generate(ask("r", params=ON_AND_ON))

@@ -17,13 +17,13 @@ from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
-    Add,
+    AddRequest,
     Command,
     Finish,
     Refused,
     Report,
     Stats,
-    Step,
+    StepReport,
     Stop,
     Vocabulary,
     unpack_handles,
@@ -55,7 +55,7 @@ class Script:
         return [
             [(key >> SAMPLE_BITS, key & mask) for key in unpack_handles(report.rows)]
             for report in self.reports
-            if isinstance(report, Step)
+            if isinstance(report, StepReport)
         ]
 
 
@@ -66,8 +66,10 @@ def built(tiny: Path) -> Iterator[Built]:
     made.executor.close()
 
 
-def add(handle: int, params: SamplingParams = LONG, prompt: tuple[int, ...] = (40, 41)) -> Add:
-    return Add(handle, Request(request_id=f"r{handle}", prompt_token_ids=TokenIds(prompt), params=params))
+def add(handle: int, params: SamplingParams = LONG, prompt: tuple[int, ...] = (40, 41)) -> AddRequest:
+    return AddRequest(
+        handle, Request(request_id=f"r{handle}", prompt_token_ids=TokenIds(prompt), params=params)
+    )
 
 
 def drive(built: Built, *turns: list[Command]) -> Script:
@@ -123,7 +125,7 @@ def test_the_vocabulary_comes_when_it_is_sent(built: Built) -> None:
 
 def test_a_name_can_be_used_again_after_its_end(built: Built) -> None:
     params = SamplingParams(temperature=0, max_tokens=1)
-    again = Add(2, Request(request_id="r1", prompt_token_ids=TokenIds([7]), params=params))
+    again = AddRequest(2, Request(request_id="r1", prompt_token_ids=TokenIds([7]), params=params))
     script = drive(built, [add(1)], [Abort(1), again], [Stop()])
     assert script.rows() == [[(1, 0)], [(2, 0)]]
     assert not built.core.has_work()

@@ -16,25 +16,25 @@ from quire.engine.host.messages import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     Abort,
-    Add,
+    AddRequest,
     AskRecords,
     Command,
     Fatal,
     Finish,
     FrameReader,
     Load,
+    LoadProgress,
     Logprobs,
     Note,
     Ping,
     Pong,
-    Progress,
     ProtocolError,
     Ready,
     Records,
     Refused,
     Report,
     Stats,
-    Step,
+    StepReport,
     Stop,
     Vocabulary,
     command_decoder,
@@ -60,7 +60,7 @@ from quire.types import (
     TokenBytes,
     TokenIds,
 )
-from quire.util.startup import Span
+from quire.util.startup_spans import Span
 
 PARAMS = SamplingParams(
     temperature=0.0, stop=["a", "é"], logit_bias={3: -1.5, 4: 2.0}, seed=2**64 - 1, allowed_token_ids=[1, 2],
@@ -71,7 +71,7 @@ LOGPROBS = LogprobTable.of(
 )
 COMMANDS: list[Command] = [
     Load("folder", EngineConfig(memory=2**33, dtype="bfloat16"), {"server": 5}),
-    Add(
+    AddRequest(
         2**50,
         Request(
             request_id="näme",
@@ -94,11 +94,11 @@ COMMANDS: list[Command] = [
 ]
 GROUPS = FullGroup((0, 2)), SlidingGroup((1,), 8), StateGroup((3,), 640)
 REPORTS: list[Report] = [
-    Progress(1, 2),
+    LoadProgress(1, 2),
     Ready(SchedulerConfig(num_blocks=9, groups=GROUPS), 128, (1, 2), ("hm",),
           9, {"kv": 4}, ("line",), (("kv", 2**46, 8),), (Span("engine", "weights", 1.0, 2.5),)),
     Fatal("CheckpointError", "why"),
-    Step(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
+    StepReport(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
          (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),
     Refused(1, "prompt", "no"),
     Pong(2),
@@ -123,7 +123,7 @@ def test_messages_survive_any_cutting(data: st.DataObject) -> None:
 
 def test_parameters_mean_the_same_on_the_other_side() -> None:
     (add,) = (command_decoder().decode(body) for body in FrameReader().feed(bytes(frame(COMMANDS[1]))))
-    assert isinstance(add, Add)
+    assert isinstance(add, AddRequest)
     params = add.request.params
     assert params.logit_bias == {3: -1.5, 4: 2.0}
     assert (params.seed, list(params.stop), params.n) == (2**64 - 1, ["a", "é"], 4)
@@ -148,7 +148,7 @@ def test_packed_numbers_come_back() -> None:
     assert unpack_ids(pack_ids([])) == []
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_bytes_that_are_not_a_message_are_refused() -> None:
     for decoder in (command_decoder(), report_decoder()):
         for body in (b"", b"\x90", b"\x91\x63", b"\x81\xa1a\x01", b"\xc1", b"\x80\x04\x95pickle"):
             with pytest.raises(msgspec.MsgspecError):

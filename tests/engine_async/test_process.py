@@ -19,7 +19,7 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.hosts import ProcessHost
-from quire.engine.host.messages import Add, FrameReader, Load, Stats, Vocabulary, frame, report_decoder
+from quire.engine.host.messages import AddRequest, FrameReader, Load, Stats, Vocabulary, frame, report_decoder
 from quire.types import Request, SamplingParams, TokenIds
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -226,7 +226,10 @@ def test_a_closed_socket_ends_the_engine(endless: Path, busy: bool) -> None:
             seen |= {type(decode(body)) for body in reader.feed(await loop.sock_recv(sock, 2**16))}
         if busy:
             await loop.sock_sendall(
-                sock, frame(Add(1, Request(request_id="r", prompt_token_ids=TokenIds([5]), params=ON_AND_ON)))
+                sock,
+                frame(
+                    AddRequest(1, Request(request_id="r", prompt_token_ids=TokenIds([5]), params=ON_AND_ON))
+                ),
             )
             await loop.sock_recv(sock, 1)
         sock.close()

@@ -34,7 +34,7 @@ def test_the_one_that_is_always_there_is_to_blame() -> None:
     assert suspects.deaths(A, 2.0) == suspects.deaths(B, 2.0) == 0
 
 
-def test_several_that_are_always_there_are_told_apart_one_by_one() -> None:
+def test_several_suspects_are_distinguished_one_by_one() -> None:
     suspects = Suspects()
     for now in (0.0, 1.0):
         assert suspects.died([A, B, P], now) is None
@@ -46,7 +46,7 @@ def test_several_that_are_always_there_are_told_apart_one_by_one() -> None:
     assert suspects.deaths(A, 2.0) == 0
 
 
-def test_what_is_long_ago_is_forgotten() -> None:
+def test_old_deaths_are_forgotten() -> None:
     suspects = Suspects()
     suspects.died([P], 0.0)
     assert suspects.died([P], KEEP_SECONDS + 1) is None
@@ -56,7 +56,7 @@ def test_what_is_long_ago_is_forgotten() -> None:
     assert suspects.died([], 0.0) is None
 
 
-def test_a_request_is_known_by_what_it_asks() -> None:
+def test_a_request_is_identified_by_its_content() -> None:
     same = {
         digest_of(ask("one").request),
         digest_of(ask("two", (40, 41, 42), priority=3).request),

@@ -47,7 +47,7 @@ def test_a_long_first_step_is_no_stall_while_it_computes_and_a_stopped_one_is() 
     assert computing.check(301.0, working=True, cpu_seconds=280.0) is STALLED  # it spins
 
 
-def test_the_watcher_s_own_sleep_is_nobody_s_fault() -> None:
+def test_time_when_the_watchdog_did_not_run_does_not_count() -> None:
     dog = Watchdog(10.0, 0.0)
     dog.began(0.0)
     assert dog.check(1.0, working=True, cpu_seconds=None) is FINE

@@ -14,7 +14,7 @@ from quire.executor.torch import TorchExecutor
 from quire.program.lower import NumberFormats, lower
 from quire.program.ops.attention import Attend, LatentAttend
 from quire.program.program import Program
-from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, Rope
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, NormSpec, Rope
 
 VOCAB = 128
 
@@ -37,7 +37,7 @@ class Shape:
             window=self.window, softcap=self.softcap, sinks=self.sinks,
         )  # fmt: skip
         layer = Layer(attention, MLP(16))
-        return lower(ModelSpec(VOCAB, 48, (layer,), Norm(), 1 << 16, tied=True), formats)
+        return lower(ModelSpec(VOCAB, 48, (layer,), NormSpec(), 1 << 16, tied=True), formats)
 
     def __str__(self) -> str:
         extras = "".join(
@@ -71,7 +71,7 @@ class Latent:
             Rope(1e4, self.rope, interleaved=self.interleaved), self.sharpness * (self.nope + self.rope) ** -0.5,
         )  # fmt: skip
         layer = Layer(attention, MLP(16))
-        return lower(ModelSpec(VOCAB, 48, (layer,), Norm(), 1 << 16, tied=True), formats)
+        return lower(ModelSpec(VOCAB, 48, (layer,), NormSpec(), 1 << 16, tied=True), formats)
 
     def __str__(self) -> str:
         return f"{self.heads}x{self.rank}+{self.rope}"

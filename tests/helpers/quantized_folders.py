@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from helpers import packing
 from helpers.checkpoints import save, tiny_model
 from quire.loader import Checkpoint
-from quire.quant.linear import Stored
+from quire.quant.linear_codes import Stored
 from quire.quant.mxfp4 import mxfp4
 
 LINEAR = re.compile(r"model\.layers\.\d\.(self_attn|mlp)\..*_proj")

@@ -24,7 +24,7 @@ from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard
 from quire.engine.front.async_engine import AsyncEngine
-from quire.server.memory import RequestMemory
+from quire.server.request_memory import RequestMemory
 from quire.server.run import HttpServer, bind
 
 # Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.

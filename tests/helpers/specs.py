@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.program import Program
-from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Norm, QKNorm, Rope, Router
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, NormSpec, QKNorm, Rope, Router
 from quire.spec.model import ClampedSwiGLU
 
 EXPERTS = (
@@ -35,12 +35,12 @@ def decoder_spec(
 ) -> ModelSpec:  # fmt: skip
     """A decoder whose layers differ in their window; `heads` is (heads, kv_heads, head_dim)."""
     rope = Rope(theta=1e4, dim=heads[2])
-    norms = QKNorm(Norm()) if qk_norm else None
+    norms = QKNorm(NormSpec()) if qk_norm else None
     layers = tuple(
         Layer(Attention(*heads, rope, heads[2] ** -0.5, bias, bias, norms, window), MLP(width, bias=bias))
         for window in windows
     )
-    return ModelSpec(vocab=vocab, dim=dim, layers=layers, norm=Norm(), max_positions=32768, tied=tied)
+    return ModelSpec(vocab=vocab, dim=dim, layers=layers, norm=NormSpec(), max_positions=32768, tied=tied)
 
 
 def moe_spec(
@@ -90,7 +90,7 @@ def with_latents(spec: ModelSpec, q_rank: int = 0, bias: bool = False) -> ModelS
 
 def rearranged(draw: st.DrawFn, spec: ModelSpec) -> ModelSpec:
     """The spec with other norms, multipliers and an order of branches of its own."""
-    norm = Norm(
+    norm = NormSpec(
         draw(st.sampled_from(["rms", "layer"])), 1e-5, draw(st.sampled_from([0.0, 1.0])), draw(st.booleans())
     )
     pre, post, parallel = draw(

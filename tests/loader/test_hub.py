@@ -49,7 +49,9 @@ def test_a_path_is_not_looked_up(name: str, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["org/na me", "-x/y", "org/..", "na--me"])
-def test_what_cannot_be_a_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_cannot_be_repositories(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="no such file or folder, and not a hub name"):
         resolve_model(name)
@@ -83,7 +85,7 @@ def test_hub_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_what_is_fetched() -> None:
+def test_the_fetched_files() -> None:
     files = [
         "config.json", "generation_config.json", "model.safetensors", "model-00001-of-00002.safetensors",
         "model.safetensors.index.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja",

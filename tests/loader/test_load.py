@@ -122,7 +122,7 @@ def test_missing_tensors(tmp_path: Path) -> None:
     assert "7 tensors: q, k, v, n, q.bias and 2 more" in refused(tmp_path, {"x": SAME["n"]})
 
 
-def test_tensors_nobody_asked_for(tmp_path: Path) -> None:
+def test_tensors_that_the_model_does_not_use(tmp_path: Path) -> None:
     message = refused(tmp_path, {**SAME, "o.bias": SAME["n"]})
     assert "does not imply" in message
     assert "1 tensor: o.bias" in message
@@ -240,7 +240,7 @@ def test_rows_of_a_larger_tensor_and_a_vector_that_is_stored_as_a_matrix(tmp_pat
             "kv", "linear", tuple(Part("qkv", 400, 4, first=n, stored=(2000, 4)) for n in (1200, 1600)), "f32"
         ),
         Param("heads", "vector", (Part("heads", 15, stored=(3, 5)),), "f32"),
-        Param("norm", "vector", (Part("norm", 6, plus=1.0),), "f32"),
+        Param("norm", "vector", (Part("norm", 6, added=1.0),), "f32"),
     ]
     seen: list[tuple[int, int]] = []
     tensors = {"qkv": fused, "heads": heads, "norm": centred}

@@ -161,7 +161,7 @@ def test_a_config_without_quantized_tensors_is_refused(plain: Path, tmp_path: Pa
         ({"bits": 4, "packing_format": "auto_round:auto_awq"}, Quantization("AutoRound", "awq")),
     ],
 )
-def test_what_auto_round_writes(
+def test_checkpoints_of_auto_round(
     plain: Path, tmp_path: Path, settings: dict[str, Any], expected: Quantization
 ) -> None:
     config = json.loads((plain / "config.json").read_text())

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from quire.loader import fingerprint
-from quire.loader.gguf import GGUFFile
+from quire.loader.gguf_file import GGUFFile
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.scan import file_digests
-from quire.text.files import read_bounded
+from quire.text.tokenizer_files import read_bounded
 from quire.types import CheckpointError
 from quire.util.files import open_regular
 from quire.util.strict_json import read_small_file

@@ -28,7 +28,7 @@ def opened(path: Path, content: bytes) -> SafetensorsFile:
     return SafetensorsFile(path)
 
 
-def test_reads_what_the_reference_implementation_writes(tmp_path: Path) -> None:
+def test_reads_files_of_the_reference_implementation(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = {
         "f32": torch.randn(3, 5, generator=generator),

@@ -64,7 +64,7 @@ def test_a_hole_is_found_with_its_place_and_length(tmp_path: Path) -> None:
     assert f"{hole.nbytes} zero bytes in a row from byte {3 * PAGE}" in found.message
 
 
-def test_a_zero_matrix_is_told(tmp_path: Path) -> None:
+def test_a_zero_matrix_is_reported(tmp_path: Path) -> None:
     (found,) = findings(tmp_path, w=np.zeros((8, 8), np.float32))
     assert found == Finding("w", "every byte is zero", False)
 

@@ -25,7 +25,7 @@ from quire.engine.host.spawn import Spawned
 from quire.types import CheckpointError, Request, SamplingParams, TokenIds
 from quire.util.beside import beside
 from quire.util.progress import ByteProgress
-from quire.util.startup import Span, Startup, process_start
+from quire.util.startup_spans import Span, Startup, process_start
 
 PHASES = ["interpreter", "imports", "config", "plan", "weights", "bind", "ready", "first token"]
 
@@ -44,7 +44,9 @@ def test_generate_reports_where_its_start_went(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_process_start_is_before_the_interpreter_and_after_the_parent() -> None:
-    code = "import time; from quire.util.startup import process_start as p; print(p(), time.monotonic())"
+    code = (
+        "import time; from quire.util.startup_spans import process_start as p; print(p(), time.monotonic())"
+    )
     before = time.monotonic()
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     start, inside = map(float, out.split())
@@ -106,7 +108,7 @@ def test_an_engine_spawned_early_is_the_one_that_serves(tmp_path: Path) -> None:
     assert found["engine", "ready"]["end"] <= found["main", "ready"]["end"]
 
 
-def test_a_spawned_engine_that_nobody_takes_is_ended() -> None:
+def test_a_spawned_engine_that_is_not_taken_is_ended() -> None:
     spawned = Spawned()
     spawned.close()
     assert spawned.process.returncode is not None
@@ -129,7 +131,7 @@ def test_the_bar_of_saving_follows_the_bar_of_loading(monkeypatch: pytest.Monkey
     assert "/80.0 " in shown
 
 
-def test_beside_runs_both_and_raises_what_failed() -> None:
+def test_beside_runs_both_calls_and_raises_failures() -> None:
     order: list[str] = []
     released = threading.Event()
 
@@ -165,7 +167,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_packed_or_not(
 ) -> None:
     from helpers.tokenizers import write_byte_tokenizer  # brings torch, which nothing else here needs
 
-    monkeypatch.setattr("quire.engine.build.weights.SMALLEST", 0)
+    monkeypatch.setattr("quire.engine.build.load_weights.SMALLEST", 0)
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     folder = llama_folder(tmp_path / "model", vocab_size=128)
     write_byte_tokenizer(folder)

@@ -210,7 +210,7 @@ def test_rounding_to_bfloat16_is_torchs() -> None:
 @pytest.mark.parametrize(
     "name", ["mistral-window", "qwen2-mixed-windows", "llama-dynamic", "smollm3", "gemma2"]
 )
-def test_what_gguf_cannot_say_is_refused(
+def test_models_that_gguf_cannot_express_are_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tiny_model(name), tmp_path / "in", torch.float32)
@@ -229,7 +229,7 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_tokenizer_without_a_name_is_refused(folder: Path, tmp_path: Path) -> None:
-    from quire.text.gguf_out import tokenizer_metadata
+    from quire.text.gguf_tokenizer_out import tokenizer_metadata
 
     state = json.loads((folder / "tokenizer.json").read_text())
     state["pre_tokenizer"] = {"type": "Whitespace"}
@@ -253,7 +253,7 @@ def test_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_way_to_cut_words_that_nothing_resembles_is_refused() -> None:
-    from quire.text.gguf_out import tokenizer_metadata
+    from quire.text.gguf_tokenizer_out import tokenizer_metadata
 
     model = tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2, "abb": 3}, [("a", "b"), ("ab", "b")])
     tokenizer = tokenizers.Tokenizer(model)

@@ -16,7 +16,8 @@ from helpers.gguf_files import write_model
 from helpers.quantized_folders import FORMATS, quantized_folder
 from quire.cli.main import main
 from quire.llm import LLM
-from quire.loader import GGUFFiles, gguf
+from quire.loader import GGUFFiles
+from quire.loader import gguf_file as gguf
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.safetensors import SafetensorsFile
 from quire.quant.ggml import READ_TYPES

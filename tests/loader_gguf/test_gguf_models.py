@@ -20,8 +20,8 @@ from quire.program.tensors import Param, Part
 from quire.quant import GroupCodes, check_codes, groups
 from quire.quant.ggml import PACKED, READ_TYPES, BlockType, dequantize
 from quire.spec.facts import read_model
-from quire.spec.gguf import StoredTensor, spec_of_file
 from quire.spec.gguf_architectures import Architecture
+from quire.spec.gguf_config import StoredTensor, spec_of_file
 from quire.spec.model import ModelSpec
 from quire.spec.rope import inverse_frequencies
 from quire.types import CheckpointError, SamplingParams, UnsupportedModelError
@@ -120,7 +120,7 @@ def check_same_model(folder: Path, path: Path) -> None:
 
 def check_same_spec(found: ModelSpec, expected: ModelSpec) -> None:
     """Everything but how norms and ropes are stored; ropes must turn the same."""
-    expected = spec_of_file(expected, Architecture(model_type="", whole_norms=not found.norm.plus), {})
+    expected = spec_of_file(expected, Architecture(model_type="", whole_norms=not found.norm.added), {})
     for field in dataclasses.fields(found):
         if field.name not in {"names", "layers", "ignored"}:
             assert getattr(found, field.name) == getattr(expected, field.name), field.name

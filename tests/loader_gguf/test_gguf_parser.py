@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.gguf_files import raw, string, tensor_info, type_id, write_arrays
-from quire.loader.gguf import GGUFArray, GGUFFile, parse_header
+from quire.loader.gguf_file import GGUFArray, GGUFFile, parse_header
 from quire.loader.gguf_source import GGUFFiles, shards, single_gguf
 from quire.types import CheckpointError, QuireError, UnsupportedModelError
 
@@ -155,7 +155,7 @@ def test_any_bytes_after_the_magic(tail: bytes) -> None:
         parse(b"GGUF" + struct.pack("<I", 3) + tail + b"\xff" * 16)
 
 
-def test_reading_what_the_gguf_package_writes(tmp_path: Path) -> None:
+def test_reading_files_of_the_gguf_package(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="the gguf package (extra dev) is the oracle")
     path = tmp_path / "written.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -181,7 +181,7 @@ def test_reading_what_the_gguf_package_writes(tmp_path: Path) -> None:
         np.testing.assert_allclose(files.read("packed", 1, 2), weight[1:], atol=0.3)
 
 
-def test_the_gguf_package_reads_what_we_write(tmp_path: Path) -> None:
+def test_the_gguf_package_reads_our_files(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="the gguf package (extra dev) is the oracle")
     weight = np.arange(6, dtype=np.float32).reshape(2, 3)
     metadata = {"general.architecture": "x", "n": 7, "minus": -7, "big": 2**40, "eps": 0.5, "on": True,

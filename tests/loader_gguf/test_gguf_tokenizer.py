@@ -14,9 +14,9 @@ import sentencepiece
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, trainers
 
-from quire.text.files import check_regex
-from quire.text.gguf import gguf_outline, gguf_tokenizer
+from quire.text.gguf_tokenizer import gguf_outline, gguf_tokenizer
 from quire.text.pretokenizers import WORDS
+from quire.text.tokenizer_files import check_regex
 from quire.types import CheckpointError, RequestError, UnsupportedModelError
 
 TEXTS = [
@@ -209,7 +209,7 @@ def test_scores_matter() -> None:
     assert any(found.encode(text, add_special_tokens=False) != source.encode(text) for text in TEXTS)
 
 
-def test_what_is_put_around_a_text_follows_the_keys() -> None:
+def test_tokens_added_around_a_text_follow_the_keys() -> None:
     _, metadata = sentence_piece()
     flags = {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True}
     found = gguf_tokenizer(metadata | flags, "x.gguf")

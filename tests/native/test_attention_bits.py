@@ -108,6 +108,6 @@ def test_one_long_row_keeps_every_thread_busy() -> None:
     assert whole == [0, 0, 1, 0, 32, -1, 0, 2]
 
 
-def test_a_window_skips_what_is_outside() -> None:
+def test_a_window_skips_positions_outside() -> None:
     (part,) = _native.attention_parts((64, 8, 8, 512), 1, 40_000, [0, 1], [32_000])
     assert part == [0, 0, 1, 30, 32, -1, 0, 8]

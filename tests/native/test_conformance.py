@@ -31,7 +31,7 @@ from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops.linear import MAXIMA_COLS
 from quire.program.program import Program
-from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, QKNorm, Rope
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, NormSpec, QKNorm, Rope
 from quire.types import SamplingParams
 from sampling.reference import acceptable, as_rows, ints, new_seq, position_logprobs
 
@@ -64,31 +64,31 @@ def shape(name: str) -> ModelSpec:
     }  # fmt: skip
     v = dict(variants[name])
     if name in {"odd", "mqa", "d64", "d96", "d128"}:
-        v["qk_norm"] = QKNorm(Norm(eps=1e-5))  # type: ignore[assignment]
+        v["qk_norm"] = QKNorm(NormSpec(eps=1e-5))  # type: ignore[assignment]
     act = {"odd": "gelu", "wide": "gelu_tanh"}.get(name, "silu")
     rope = Rope(10_000.0, int(v.pop("rotary", v["head_dim"])))
     dim, width = int(v.pop("dim")), int(v.pop("width"))
     attention = Attention(rope=rope, scale=float(v["head_dim"]) ** -0.5, **v)  # type: ignore[arg-type]
     layers = tuple(Layer(attention, MLP(width, act, bias=name == "gqa")) for _ in range(2))  # type: ignore[arg-type]
-    return ModelSpec(VOCAB, dim, layers, norm=Norm(eps=1e-5), max_positions=4096, tied=name != "wide")
+    return ModelSpec(VOCAB, dim, layers, norm=NormSpec(eps=1e-5), max_positions=4096, tied=name != "wide")
 
 
 def other_blocks(name: str) -> ModelSpec:
     """Blocks of other orders: norms, branches, multipliers and rotations that `shape` has not."""
-    layer, rope = Norm("layer", 1e-5, bias=True), Rope(10_000.0, 22, interleaved=True)
+    layer, rope = NormSpec("layer", 1e-5, bias=True), Rope(10_000.0, 22, interleaved=True)
     if name.startswith("latent"):
         return latent_blocks(256 if name == "latent" else 0)
     heads = {"heads": 6, "kv_heads": 3, "head_dim": 40, "scale": 0.15}
     attention = {
-        "parallel": Attention(rope=rope, qk_norm=QKNorm(Norm("layer"), shared=False), **heads),  # type: ignore[arg-type]
-        "sandwich": Attention(rope=None, qk_norm=QKNorm(Norm(), shared=False), window=20, **heads),  # type: ignore[arg-type]
-        "post": Attention(rope=replace(rope, dim=40), qk_norm=QKNorm(Norm(), whole=True), **heads),  # type: ignore[arg-type]
+        "parallel": Attention(rope=rope, qk_norm=QKNorm(NormSpec("layer"), shared=False), **heads),  # type: ignore[arg-type]
+        "sandwich": Attention(rope=None, qk_norm=QKNorm(NormSpec(), shared=False), window=20, **heads),  # type: ignore[arg-type]
+        "post": Attention(rope=replace(rope, dim=40), qk_norm=QKNorm(NormSpec(), whole=True), **heads),  # type: ignore[arg-type]
     }[name]
     block = Layer(
         attention, MLP(50), pre_norm=name != "post", post_norm=name != "parallel", parallel=name == "parallel"
     )
     return ModelSpec(
-        VOCAB, 1050, (block, block), layer if name == "parallel" else Norm(), max_positions=4096,
+        VOCAB, 1050, (block, block), layer if name == "parallel" else NormSpec(), max_positions=4096,
         embed_scale=5.0, residual_scale=0.3 if name == "sandwich" else 1.0, logits_scale=0.5,
         logits_cap=3.0 if name == "post" else 0.0,
     )  # fmt: skip
@@ -98,9 +98,9 @@ def latent_blocks(q_rank: int) -> ModelSpec:
     """Latent attention: more heads than rows of a call, widths that are no whole vectors; few heads, two panels."""
     sizes = (60, q_rank, 40, 10, 6, 12) if q_rank else (3, 0, 80, 34, 16, 70)
     rope = Rope(10_000.0, sizes[4], interleaved=q_rank > 0)
-    attention = LatentAttention(*sizes, rope, 0.3, Norm(eps=1e-6), bias=q_rank > 0)
+    attention = LatentAttention(*sizes, rope, 0.3, NormSpec(eps=1e-6), bias=q_rank > 0)
     block = Layer(attention, MLP(50))
-    return ModelSpec(VOCAB, 96, (block, block), Norm(), max_positions=4096)
+    return ModelSpec(VOCAB, 96, (block, block), NormSpec(), max_positions=4096)
 
 
 SHAPES = ["gqa", "odd", "wide", "mqa"]

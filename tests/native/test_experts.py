@@ -195,7 +195,7 @@ def test_route(name: str, isa: str) -> None:
         ("best two of groups", {"correction": False}),
     ],
 )
-def test_a_fact_of_the_router_changes_what_is_routed(name: str, changes: dict[str, object]) -> None:
+def test_a_fact_of_the_router_changes_the_routing(name: str, changes: dict[str, object]) -> None:
     """Negative controls: the comparison above would notice."""
     router, random = ROUTERS[name], np.random.default_rng(3)
     logits = random.standard_normal((60, router.experts)).astype(np.float32)
@@ -260,7 +260,7 @@ def test_codes_of_experts(isa: str) -> None:
 
 
 @pytest.mark.parametrize("formats", FORMATS)
-def test_memory_is_what_was_planned(formats: str) -> None:
+def test_memory_is_as_planned(formats: str) -> None:
     program = lower(spec_of(1), FORMATS[formats])
     executor, _ = bound(program, 2, "")
     planned = NativeKind(2).planned_bytes(program, LIMITS)

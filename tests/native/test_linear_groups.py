@@ -22,7 +22,7 @@ from quire.program.program import Program
 from quire.program.tensors import Param
 from quire.quant import GroupCodes, dequantize, quantize
 from quire.quant.groups import input_share, rotate
-from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, NormSpec, Rope
 
 ISAS = _native.supported_isas()
 FORMATS = {
@@ -54,7 +54,7 @@ def program_of(form: WeightFormat, dim: int = 300, width: int = 72) -> Program:
         )
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
     spec = ModelSpec(
-        VOCAB, dim, (Layer(attention, MLP(width)),), norm=Norm(eps=1e-5), max_positions=64, tied=True
+        VOCAB, dim, (Layer(attention, MLP(width)),), norm=NormSpec(eps=1e-5), max_positions=64, tied=True
     )
     return lower(spec, NumberFormats("f32", "f32", form, form), fused=False)
 

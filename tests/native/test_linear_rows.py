@@ -12,7 +12,7 @@ from quire.program.formats import DType, NumberFormats
 from quire.program.lower import lower
 from quire.program.ops.linear import Linear
 from quire.program.program import Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, Norm, Rope
+from quire.spec import MLP, Attention, Layer, ModelSpec, NormSpec, Rope
 
 VOCAB = 40
 # One row block; two or three; tall tiles of each height; more than those; several tasks of rows.
@@ -22,7 +22,7 @@ ROWS = (2, 6, 7, 15, 16, 17, 18, 19, 20, 23, 24, 25, 31, 35, 36, 37, 48, 60, 61,
 def program_of(weights: DType, dim: int, vocab: int = VOCAB) -> Program:
     """One layer whose linears leave partial panels."""
     attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25, qkv_bias=True)
-    spec = ModelSpec(vocab, dim, (Layer(attention, MLP(72)),), norm=Norm(eps=1e-5), max_positions=64)
+    spec = ModelSpec(vocab, dim, (Layer(attention, MLP(72)),), norm=NormSpec(eps=1e-5), max_positions=64)
     return lower(spec, NumberFormats(weights, "bf16" if weights == "bf16" else "f32"))
 
 

@@ -24,7 +24,7 @@ def test_a_thread_takes_its_own_range_from_the_front() -> None:
     assert [tasks.claim(0) for _ in range(2)] == [0, 1]
 
 
-def test_who_is_done_takes_from_the_back_of_the_next_thread() -> None:
+def test_a_thread_without_tasks_takes_from_the_back_of_the_next() -> None:
     tasks = _native.Tasks(3)
     tasks.deal(9)
     assert [tasks.claim(2) for _ in range(3)] == [6, 7, 8]
@@ -98,7 +98,7 @@ def test_a_thread_leaves_a_processor_that_another_was_seen_on() -> None:
 
 
 @several
-def test_a_thread_stays_where_nobody_else_is_or_when_no_other_is_free() -> None:
+def test_a_thread_stays_where_it_is_alone_or_when_no_processor_is_free() -> None:
     def job() -> None:
         alone = _native.Processors(2)
         assert not alone.part(0)
@@ -186,7 +186,7 @@ def test_pages_are_not_touched_while_steps_run(memory: mmap.mmap) -> None:
     del warmer
 
 
-def test_what_is_written_meanwhile_stays(memory: mmap.mmap) -> None:
+def test_data_written_meanwhile_stays(memory: mmap.mmap) -> None:
     pattern = bytes(range(256)) * (PAGE // 256)
     warmer = _native.PageWarmer(address_of(memory), len(memory), len(memory))
     for at in range(0, len(memory), PAGE):
@@ -196,7 +196,7 @@ def test_what_is_written_meanwhile_stays(memory: mmap.mmap) -> None:
     del warmer
 
 
-def test_an_end_does_not_wait_for_what_is_left(memory: mmap.mmap) -> None:
+def test_an_end_does_not_wait_for_the_rest(memory: mmap.mmap) -> None:
     for _ in range(20):
         warmer = _native.PageWarmer(address_of(memory), len(memory), len(memory))
         warmer.used(CHUNK)

@@ -77,7 +77,7 @@ def divergence(exact: np.ndarray, found: np.ndarray) -> float:
     return float((np.exp(log_p) * (log_p - log_q)).sum(-1).mean())
 
 
-def test_what_each_format_costs(trained: Path) -> None:
+def test_the_cost_of_each_format(trained: Path) -> None:
     """float16 moves predictions far less than bfloat16; a cache of bfloat16 would undo most of that."""
     exact = logits(trained, F32)
     cost = {

@@ -27,8 +27,7 @@ from quire.program.ops.experts import Experts
 from quire.program.ops.linear import HeadLinear, Linear
 from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Scale
 from quire.program.program import Program
-from quire.spec import Norm as NormSpec
-from quire.spec import Router
+from quire.spec import NormSpec, Router
 from quire.spec.config_reader import ConfigReader
 from quire.spec.families import read_spec
 
@@ -199,7 +198,7 @@ def test_weights_in_groups_cost_their_codes_scales_and_offsets() -> None:
     assert linears[0][1].activation_bytes == 3 * (64 + 4 + 2 * 8 + 64 * 4)
 
 
-def test_experts_cost_what_a_step_touches() -> None:
+def test_experts_cost_as_much_as_a_step_touches() -> None:
     """One token reads top_k experts, many tokens the expected number of different ones, at most all."""
     assert [touched_experts(128, 8, n) for n in (0, 1, 2, 10_000)] == [0, 8, 16, 128]
     assert touched_experts(8, 2, 4) == round(8 * (1 - 0.75**4))

@@ -86,7 +86,7 @@ def test_a_gated_linear_has_halves_of_whole_panels() -> None:
         assert "gate_up" not in {buffer.name for buffer in program.buffers}
 
 
-def test_what_others_read_stays() -> None:
+def test_buffers_with_other_readers_stay() -> None:
     """Experts: the router reads the float32 rows that are rounded for the experts. Two formats: two roundings."""
     experts = lower(*CASES["experts"])
     assert any(op.x == "hidden" for op in experts.ops if isinstance(op, Quantize))

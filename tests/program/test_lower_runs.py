@@ -44,7 +44,7 @@ def test_runs(own: tuple[WeightFormat, ...], names: list[str]) -> None:
     assert [op.weight for op in qkv(*own)] == names
 
 
-def test_what_was_filled_before_is_kept() -> None:
+def test_rows_filled_before_are_kept() -> None:
     """The memory plan must not give the first columns away before the last ones are there."""
     params = {"layers.0.qkv.0": A, "layers.0.qkv.1": A, "layers.0.qkv.2": B, "layers.0.qkv": A}
     program = lower(SPEC, NumberFormats("f32", "f32", params=params))

@@ -39,7 +39,7 @@ def sizes_of(program: Program, max_tokens: int, max_logit_rows: int) -> dict[str
 
 @given(programs(), ROWS, ROWS)
 @settings(max_examples=150)
-def test_every_read_finds_what_was_written(program: Program, max_tokens: int, max_logit_rows: int) -> None:
+def test_every_read_finds_the_written_values(program: Program, max_tokens: int, max_logit_rows: int) -> None:
     """Marks each cache line of the arena with its last writer, over a step and two more runs of the head."""
     plan, sizes = (
         plan_arena(program, max_tokens, max_logit_rows),
@@ -76,7 +76,7 @@ def test_arena_is_aligned_and_not_wasteful(program: Program, max_tokens: int, ma
     assert needed <= plan.total <= sum(sizes.values())
 
 
-def test_head_keeps_what_it_reads_from_the_body() -> None:
+def test_buffers_that_the_head_reads_outlive_the_body() -> None:
     program = lower(decoder_spec(100, 32, 48, (2, 1, 16), [0, 0]), BF16)
     for live in live_buffers(program)[len(program.body) :]:
         assert {"residual", "delta"} <= live

@@ -156,7 +156,7 @@ def test_a_mixer_with_a_state_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_stages_have_the_groups_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some without a layer. Layers keep their numbers; places in blocks and in lists of a program are the stage's."""
+    """Some without a layer. Layers keep their numbers; places in blocks and in a program are those of the stage."""
     monkeypatch.setitem(mixers.MIXERS, Decay, DECAY)
     first, last = (lower(hybrid(), F32, RankPlan(1, 0, 2, stage, stage_layers=(2, 3))) for stage in range(2))
     assert first.cache_groups == (

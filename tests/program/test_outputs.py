@@ -67,7 +67,7 @@ def test_outputs_live_to_the_end_of_a_step() -> None:
     assert "mixed" in live_buffers(kept)[-1]
 
 
-def test_fusing_keeps_what_is_an_output() -> None:
+def test_fusing_keeps_outputs() -> None:
     """An int8 head takes the rounded rows of the norm alone, unless the caller reads the others."""
     plain = lower(decoder_spec(70, 16, 24, (2, 1, 8), [0]), NumberFormats("f32", "f32", head=I8), fused=False)
     assert "last_hidden" not in {buffer.name for buffer in fuse(plain).buffers}

@@ -12,7 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.loader import Checkpoint, QuantizedSource
 from quire.quant.groups import dequantize
-from quire.quant.linear import Stored
+from quire.quant.linear_codes import Stored
 from quire.quant.mxfp4 import MXFP4, half_scales, mxfp4
 from quire.spec.quantization import Quantization
 from quire.types import CheckpointError

@@ -11,7 +11,7 @@ import torch
 from helpers import packing
 from quire.quant import bitsandbytes, compressed, gptq, hqq
 from quire.quant.groups import dequantize
-from quire.quant.linear import PackedLinear, QuantizedLinear, Stored, unpack_bits
+from quire.quant.linear_codes import PackedLinear, QuantizedLinear, Stored, unpack_bits
 from quire.types import CheckpointError
 
 ROWS, COLS = 48, 64

@@ -21,7 +21,7 @@ from quire.program.lower import lower
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
 from quire.program.program import Input
 from quire.program.ranks import RankPlan
-from quire.spec import MLP, ModelSpec, Norm, QKNorm, Router
+from quire.spec import MLP, ModelSpec, NormSpec, QKNorm, Router
 from quire.spec.facts import read_model
 from quire.types import UnsupportedModelError
 
@@ -49,7 +49,7 @@ EXPERTS = replace(
 WHOLE_NORM = replace(
     DENSE,
     layers=tuple(
-        replace(x, mixer=replace(x.mixer, qk_norm=QKNorm(Norm(), whole=True))) for x in DENSE.layers
+        replace(x, mixer=replace(x.mixer, qk_norm=QKNorm(NormSpec(), whole=True))) for x in DENSE.layers
     ),
 )
 # Heads are as wide as a group, which travels as codes; panels of the feed-forward are half of one and travel as floats.

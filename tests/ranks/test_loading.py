@@ -89,7 +89,7 @@ def test_a_range_of_columns() -> None:
 def test_a_range_of_a_vector_that_is_stored_as_a_matrix() -> None:
     norms = QKNorm(DENSE.norm, shared=False)
     layers = tuple(replace(layer, mixer=replace(layer.mixer, qk_norm=norms)) for layer in DENSE.layers)
-    spec = replace(DENSE, layers=layers, norm=replace(DENSE.norm, plus=1.0))
+    spec = replace(DENSE, layers=layers, norm=replace(DENSE.norm, added=1.0))
     for rank in range(2):
         [part] = lower(spec, F32, RankPlan(2, rank)).param("layers.0.q_norm").parts
         assert (part.first, part.rows, part.shape) == (128 * rank, 128, (8, 32))

@@ -18,7 +18,7 @@ from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
 from quire.program.program import Program
 from quire.program.ranks import RankPlan
 from quire.program.tensors import Part
-from quire.spec import MLP, ModelSpec, Norm, QKNorm, Router
+from quire.spec import MLP, ModelSpec, NormSpec, QKNorm, Router
 from quire.types import UnsupportedModelError
 
 COLLECTIVES = (AllGather, AllReduce, AllToAll)
@@ -159,7 +159,7 @@ def test_fields_have_limits() -> None:
     with pytest.raises(UnsupportedModelError, match=r'"fast" needs float weights, but layers\.0\.qkv is i8'):
         lower(DENSE, NumberFormats("f32", "f32", I8), RankPlan(2, reduce="fast"))
     norms = tuple(
-        replace(x, mixer=replace(x.mixer, qk_norm=QKNorm(Norm(), whole=True))) for x in DENSE.layers
+        replace(x, mixer=replace(x.mixer, qk_norm=QKNorm(NormSpec(), whole=True))) for x in DENSE.layers
     )
     with pytest.raises(UnsupportedModelError, match="norm over all heads; up to 4 can"):
         lower(replace(DENSE, vocab=1000, dim=512, layers=norms), F32, RankPlan(8))

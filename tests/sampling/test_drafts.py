@@ -20,7 +20,7 @@ params = penalties(logprobs=st.sampled_from([None, 2]))
 @given(
     st.lists(params, min_size=2, max_size=2), st.lists(st.integers(0, 19), max_size=9), st.integers(0, 2**63)
 )
-def test_verified_and_committed_is_what_one_at_a_time_gives(
+def test_verify_and_commit_equal_one_token_at_a_time(
     asked: list[SamplingParams], prompt: list[int], seed: int
 ) -> None:
     """Two sequences run together with drafts of which some are right; each also runs alone without any."""
@@ -66,7 +66,7 @@ def test_verified_and_committed_is_what_one_at_a_time_gives(
         drafting.commit(ints(*slots)[accepted], seen.token_ids[accepted])
 
 
-def test_what_is_only_looked_at_is_not_counted() -> None:
+def test_tokens_that_are_only_verified_are_not_counted() -> None:
     greedy = SamplingParams(temperature=0.0, presence_penalty=5.0)
     sampler = HostSampler(4, 1, max_rows=3)
     sampler.add(0, new_seq(greedy))

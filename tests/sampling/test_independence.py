@@ -127,7 +127,7 @@ def test_maxima_change_nothing(row: tuple[NewSeq, int], isa: str, ties: int) -> 
     assert found[0] == found[1]
 
 
-def test_maxima_are_what_is_read() -> None:
+def test_maxima_are_read_instead_of_logits() -> None:
     """Negative control: with another row's maxima the greatest logit is not looked for."""
     logits = as_rows(np.arange(SIZE))
     sampler = HostSampler(SIZE, 1)

@@ -73,7 +73,7 @@ def test_prompt_logprobs_with_ties_and_impossible_tokens(
         assert_same(got[0], position_logprobs(row[0], target, count))
 
 
-def test_only_those_who_ask_get_logprobs() -> None:
+def test_only_slots_that_request_logprobs_get_them() -> None:
     sampler = HostSampler(9, 3)
     for slot, count in enumerate((None, 2, None)):
         sampler.add(slot, new_seq(SamplingParams(logprobs=count)))

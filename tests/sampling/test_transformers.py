@@ -94,7 +94,7 @@ def test_min_tokens_matches_min_new_tokens() -> None:
         assert got == int(scores.argmax()) == expected
 
 
-def test_penalties_see_what_generate_sees() -> None:
+def test_penalties_see_the_same_tokens_as_generate() -> None:
     """A greedy loop with a repetition penalty, compared step by step with transformers' processor."""
     rng = np.random.default_rng(5)
     table = rng.normal(0, 2, (64, 64)).astype(np.float32)  # a language model: the row of the last token

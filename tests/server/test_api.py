@@ -244,7 +244,7 @@ def test_control_tokens_in_a_users_text_are_text(server: LiveServer) -> None:
     assert 2 in server.post("/tokenize", {"prompt": "a</s>b"}).json["tokens"]
 
 
-def test_what_the_template_does_not_read_is_refused_by_the_name_that_was_sent(server: LiveServer) -> None:
+def test_variables_that_the_template_does_not_read_are_refused_by_name(server: LiveServer) -> None:
     for sent in (
         {"reasoning_effort": "low"},
         {"documents": [{"text": "x"}]},

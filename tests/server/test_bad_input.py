@@ -319,7 +319,7 @@ def test_bodies_that_are_not_plain_json(server: LiveServer) -> None:
     server.post(path, bomb, {"content-encoding": "gzip"}).error(415, "unsupported_content_encoding")
 
 
-def test_a_refusal_is_read_by_who_sends_everything_first(server: LiveServer) -> None:
+def test_a_client_that_sends_everything_first_reads_the_refusal(server: LiveServer) -> None:
     """Closing with input unread would reset the connection before its client looks."""
     too_long = b" " * 40 * 2**20
     for headers in ("", "connection: close\r\n"):
@@ -357,7 +357,7 @@ def test_times_that_have_passed(server: LiveServer) -> None:
     server.chat("x", deadline_ms=60_000, max_queue_ms=60_000, max_tokens=1)
 
 
-def test_what_is_elsewhere_or_called_otherwise(server: LiveServer) -> None:
+def test_fields_of_other_servers_with_another_place_or_name(server: LiveServer) -> None:
     server.get("/nothing/here").error(404, "not_found")
     server.get("/v1/../metrics").error(404, "not_found")
     wrong = server.get("/v1/completions")
@@ -437,7 +437,7 @@ def test_every_field_that_others_have_is_known(folder: Path) -> None:
                     assert reply.json["error"]["code"] != "unknown_field", (path, name)
 
 
-def test_what_other_servers_call_otherwise_is_not_dropped(server: LiveServer) -> None:
+def test_parameters_with_other_names_elsewhere_are_not_dropped(server: LiveServer) -> None:
     for name, value in (
         ("grammar", "root ::= x"),
         ("n_predict", 3),

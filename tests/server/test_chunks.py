@@ -178,7 +178,7 @@ def request(size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [10_000, MAX_HEADER_BYTES, MAX_HEADER_BYTES + 1])
 @pytest.mark.parametrize("piece", [1000, 2**20, 7])
-def test_headers_in_pieces_cost_what_they_do_in_one(size: int, piece: int) -> None:
+def test_headers_in_pieces_cost_the_same_as_in_one(size: int, piece: int) -> None:
     """On a connection that brings several such requests, cut anywhere."""
     asyncio.run(send_in_pieces(request(size), piece, fits=size <= MAX_HEADER_BYTES))
 
@@ -196,7 +196,7 @@ async def send_in_pieces(data: bytes, piece: int, *, fits: bool) -> None:
 
 
 @pytest.mark.parametrize("came", [b"\r\n", b""])
-def test_what_came_during_a_standstill_is_read_before_it_is_called_late(
+def test_data_that_arrived_during_a_suspension_is_not_late(
     came: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timers that are due come first then."""

@@ -345,7 +345,7 @@ def test_an_idle_server_refuses_no_key(folder: Path) -> None:
         live.wait(lambda: live.engine.stats.running == 10)
 
 
-def test_a_key_finds_only_what_it_cached_itself(folder: Path) -> None:
+def test_a_key_finds_only_its_own_cached_blocks(folder: Path) -> None:
     prompt = [*range(4, 104)]
     body = {"prompt": prompt, "max_tokens": 1}
 
@@ -402,7 +402,7 @@ def raw(server: LiveServer, head: bytes) -> tuple[int, str]:
     return int(answer[9:12]), error["code"]
 
 
-def test_who_is_asked_for_must_be_clear(server: LiveServer) -> None:
+def test_the_requested_host_must_be_unambiguous(server: LiveServer) -> None:
     for head, answer in (
         (b"GET /health HTTP/1.1\r\n", (400, "invalid_header")),
         (b"GET /health HTTP/1.0\r\n", (200, "")),

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from helpers.server import plenty
 from helpers.wire import ask, connect, turns
 from quire.server.connections import Connections
-from quire.server.memory import BODY_BYTE, HEAD
 from quire.server.protocol import MAX_BESIDE_BYTES, MAX_HEADERS, MAX_PIPELINED
+from quire.server.request_memory import BODY_BYTE, HEAD
 
 CHUNKED = b"POST %b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 GET = b"GET /g HTTP/1.1\r\nhost: a\r\n%b\r\n"
@@ -157,7 +157,7 @@ def test_headers_of_all_connections_have_one_budget() -> None:
     asyncio.run(work())
 
 
-def test_what_tls_keeps_is_counted_until_the_connection_ends() -> None:
+def test_buffers_of_tls_count_until_the_connection_ends() -> None:
     async def work() -> None:
         table = Connections(10, 600.0, buffers=320_000)
         pairs = [connect(table, name, [], {"sslcontext": object()})[0] for name in "abc"]
@@ -224,7 +224,7 @@ def test_headers_and_trailers_are_counted_together() -> None:
     assert asyncio.run(ask(request(half - 1, half))).startswith(b"HTTP/1.1 431 ")
 
 
-def test_too_many_pipelined_requests_are_told_so() -> None:
+def test_too_many_pipelined_requests_are_refused() -> None:
     """After the answers to those that were taken."""
     sent = asyncio.run(ask(GET % b"" * 500))
     assert sent.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED + 1

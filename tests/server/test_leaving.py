@@ -19,9 +19,9 @@ import pytest
 from helpers.server import GUARD, LiveServer, request_bytes, serving
 from quire.engine.api import GenerateAsk
 from quire.engine.front.async_engine import AsyncEngine
-from quire.engine.front.stream import Live
+from quire.engine.front.stream import LiveRequest
 from quire.engine.host.loop import EngineLoop
-from quire.engine.host.messages import SAMPLE_BITS, Abort, Step, unpack_handles, unpack_ids
+from quire.engine.host.messages import SAMPLE_BITS, Abort, StepReport, unpack_handles, unpack_ids
 from quire.types import Request, SamplingParams, TokenIds
 
 LEAVERS = pytest.mark.parametrize("leavers", [30, pytest.param(1000, marks=pytest.mark.chaos)])
@@ -48,11 +48,11 @@ class Watch:
         self.aborts = 0
         self.failures: list[BaseException] = []
 
-    def ending(self, live: Live) -> None:
+    def ending(self, live: LiveRequest) -> None:
         self.left[live.handle] = time.monotonic()
         self.samples[live.handle] = len(live.output.outputs)
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepReport) -> None:
         keys = unpack_handles(step.rows)
         sizes = unpack_ids(step.sizes) if step.sizes else [1] * len(keys)
         late = {key >> SAMPLE_BITS for key in keys if self.left.get(key >> SAMPLE_BITS, step.end) < step.end}
@@ -82,13 +82,13 @@ def watched(folder: Path) -> Iterator[tuple[LiveServer, Watch]]:
     watch = Watch()
     end, stepped, obey = AsyncEngine._end, AsyncEngine.stepped, EngineLoop._obey
 
-    def watched_end(self: AsyncEngine, live: Live, error: Any = None) -> None:
+    def watched_end(self: AsyncEngine, live: LiveRequest, error: Any = None) -> None:
         known = live.handle in self._live
         end(self, live, error)
         if known:
             watch.ending(live)
 
-    def watched_step(self: AsyncEngine, step: Step) -> None:
+    def watched_step(self: AsyncEngine, step: StepReport) -> None:
         watch.stepped(step)
         stepped(self, step)
 
@@ -110,7 +110,7 @@ def prompt_of(phase: str, rng: random.Random) -> list[int]:
     return [rng.randint(4, 100) for _ in range(length)]
 
 
-def reached(phase: str, live: Live) -> bool:
+def reached(phase: str, live: LiveRequest) -> bool:
     """Whether a request is in a phase, or past it."""
     times = live.output.timings
     return {
@@ -122,7 +122,7 @@ def reached(phase: str, live: Live) -> bool:
     }[phase]
 
 
-def phase_of(live: Live) -> str:
+def phase_of(live: LiveRequest) -> str:
     times = live.output.timings
     if live.output.finished:
         return "finished"

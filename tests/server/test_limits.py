@@ -160,7 +160,7 @@ def test_the_limit_of_open_files(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_connection_holds_what_is_planned_for_it(folder: Path, tmp_path: Path, *, tls: bool) -> None:
+def test_a_connection_holds_the_planned_memory(folder: Path, tmp_path: Path, *, tls: bool) -> None:
     """After a request, when it is idle."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     make_certificate(key, certificate, "first")

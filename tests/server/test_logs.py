@@ -98,7 +98,7 @@ def test_a_server_that_is_open_to_all_says_so(folder: Path) -> None:
         ({"allowed_origins": ("*", "a")}, ["every web page"]),
     ],
 )
-def test_what_is_warned_of(options: dict[str, Any], warned: list[str]) -> None:
+def test_warnings_about_exposure(options: dict[str, Any], warned: list[str]) -> None:
     found = exposure(ServingConfig(**options))
     assert len(found) == len(warned)
     assert all(part in text for part, text in zip(warned, found, strict=True))

@@ -21,7 +21,7 @@ from helpers.cgroup import MemoryGroup, limited
 from helpers.process import Process, gone, resident
 from helpers.server import GUARD, read_all, request_bytes
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
-from quire.server.memory import BODY_BYTE
+from quire.server.request_memory import BODY_BYTE
 
 MIB = 2**20
 ANSWERS = {200, 400, 413, 429, 503, 504}

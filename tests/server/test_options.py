@@ -72,7 +72,9 @@ def test_options_of_other_servers_are_there_or_explained(
     assert not own & {f"--{name}" for name in (*REFUSED, *ALWAYS, *PASSING, *CALLED)}
 
 
-def test_what_asks_for_nothing_else_is_taken(parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_request_the_default_behaviour_are_accepted(
+    parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Command lines of vLLM: an option passes only with the value that requests the default behaviour."""
     flags = [name if name.startswith("-") else f"--{name}" for name in ALWAYS]
     found = parser.parse_args([*flags, "m", "--tensor-parallel-size", "1", "-ngl", "0", "--runner=generate"])

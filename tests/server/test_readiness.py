@@ -81,7 +81,7 @@ class Life:
 
 
 @pytest.mark.parametrize("tokenizer_first", [True, False])
-def test_ready_is_what_a_request_gets(
+def test_ready_agrees_with_admission(
     folder: Path, tokenizer_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a start where the tokenizer is read before or after the weights, a death, a restart, and a shutdown."""

@@ -21,7 +21,7 @@ from quire.engine.api import DeadlineError, GenerateAsk, OverloadedError, Stream
 from quire.logprobs import LogprobTable, TokenLogprob
 from quire.server import pieces
 from quire.server.errors import ApiError
-from quire.server.memory import BODY_BYTE, Held, Pool, answer_costs, reading_cost
+from quire.server.request_memory import BODY_BYTE, Held, Pool, answer_costs, reading_cost
 from quire.server.responses import ChatCompletion, Completion
 from quire.types import Request, SamplingParams, TokenIds
 from quire.util.platform import resident_exactly
@@ -42,7 +42,7 @@ def cost(*asks: GenerateAsk, unread: int | None = None) -> dict[str, int]:
 # ---- pools
 
 
-def test_who_waits_is_served_in_the_order_of_coming() -> None:
+def test_waiting_requests_are_served_in_order_of_arrival() -> None:
     async def go() -> list[str]:
         pool, order = Pool("p", lambda: 10, 5), []
 
@@ -111,7 +111,7 @@ def test_a_key_leaves_places_and_bytes_to_others() -> None:
     asyncio.run(go())
 
 
-def test_who_leaves_the_queue_takes_nothing_along() -> None:
+def test_a_request_that_leaves_the_queue_takes_no_bytes() -> None:
     async def go() -> None:
         pool = Pool("p", lambda: 10, 5)
         assert pool.try_take(10)
@@ -155,7 +155,7 @@ def test_a_deadline_passes_while_memory_is_waited_for() -> None:
     asyncio.run(go())
 
 
-def test_the_worst_case_counts_what_a_request_asks_for() -> None:
+def test_the_worst_case_follows_the_fields_of_the_request() -> None:
     one = cost(ask(max_tokens=100))
     assert cost(ask(max_tokens=100), ask(max_tokens=100))["max_tokens"] == 2 * one["max_tokens"]
     assert cost(ask(max_tokens=100, n=4))["max_tokens"] == 4 * one["max_tokens"]
@@ -168,7 +168,7 @@ def test_the_worst_case_counts_what_a_request_asks_for() -> None:
     assert field == "prompt_logprobs"
 
 
-def test_reading_costs_what_a_body_is_made_of() -> None:
+def test_the_cost_of_reading_follows_the_contents_of_a_body() -> None:
     text, ids = json.dumps({"a": "x" * 10_000}).encode(), json.dumps({"a": [999] * 2500}).encode()
     deep = b'{"a":[' + b"[]," * 3000 + b"[]]}"
     assert reading_cost(ids, 10) > reading_cost(text, 10) > 10_000
@@ -255,7 +255,7 @@ def tight(folder: Path) -> Iterator[LiveServer]:
         yield live
 
 
-def test_what_never_fits_is_refused_by_field(tight: LiveServer) -> None:
+def test_a_request_that_never_fits_is_refused_by_field(tight: LiveServer) -> None:
     many = tight.complete([[5] * 900] * 4, prompt_logprobs=64, max_tokens=1)
     message = many.error(400, "invalid_value", "prompt_logprobs")
     assert "over the limit of 3.00 MiB for one request (half of --request-memory)" in message

@@ -296,7 +296,7 @@ def test_a_server_whose_engine_is_given_up_ends(folder: Path, tmp_path: Path) ->
         assert server.process.wait(60) == 1
 
 
-def test_the_http_process_starts_with_what_it_needs() -> None:
+def test_the_http_process_imports_only_what_it_needs() -> None:
     """Weights, kernels and numpy belong to the engine's process, and what writes /metrics to the first scrape."""
     code = (
         "import sys, quire.cli.serve, quire.engine.front.async_engine, quire.server.run; print(*sys.modules)"

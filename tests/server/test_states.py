@@ -19,14 +19,14 @@ from quire.engine.api import (
     ModelCard,
     OverloadedError,
     RequestBlockedError,
-    Sink,
     Stream,
     StreamDelta,
+    TextSink,
 )
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics
-from quire.text.chat import ChatAsk
+from quire.text.chat_renderer import ChatAsk
 from quire.types import CheckpointError, CompletionOutput, FinishReason, QuireError, RequestOutput
 
 CARD = ModelCard("stand-in", "None", 100, 50, "0" * 64, None, 0)
@@ -51,7 +51,7 @@ class StandInStream:
             yield step
         self.output.finished = True
 
-    def deliver_to(self, sinks: Sequence[Sink]) -> None: ...
+    def deliver_to(self, sinks: Sequence[TextSink]) -> None: ...
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -87,7 +87,7 @@ def test_gemma_gelu_is_its_tanh_approximation() -> None:
     for keys in ({}, {"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": None}):
         assert spec_of("gemma", **keys).layers[0].mlp.act == "gelu_tanh"
     spec = spec_of("gemma")
-    assert (spec.embed_scale, spec.norm.plus, spec.tied) == (8.0, 1.0, True)
+    assert (spec.embed_scale, spec.norm.added, spec.tied) == (8.0, 1.0, True)
     assert spec.layers[0].mixer.head_dim == 256
 
 

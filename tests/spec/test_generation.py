@@ -78,7 +78,7 @@ def test_files_written_by_transformers(tmp_path: Path) -> None:
     assert read.generation.sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
 
-def test_what_is_not_applied_is_reported(tmp_path: Path) -> None:
+def test_parameters_that_are_not_applied_are_reported(tmp_path: Path) -> None:
     read = facts(
         tmp_path, {"no_repeat_ngram_size": 3, "suppress_tokens": [1], "num_beams": 1, "typical_p": 1.0}
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tools.models_table import example_config, table
 
-from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, Norm, Rope
+from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, NormSpec, Rope
 from quire.spec.config_reader import ConfigReader
 from quire.spec.describe import attention_kind, attention_text, kv_elements, mha_elements, ranges
 from quire.spec.families import FAMILIES, read_spec
@@ -69,7 +69,7 @@ def heads(query: int, kv: int) -> Attention:
 
 
 def one_layer(att: Attention | LatentAttention) -> ModelSpec:
-    return ModelSpec(100, 64, (Layer(att, MLP(64)),), Norm(), 1024)
+    return ModelSpec(100, 64, (Layer(att, MLP(64)),), NormSpec(), 1024)
 
 
 LATENT = LatentAttention(128, 1536, 512, 128, 64, 128, Rope(1e4, 64), 1.0)

@@ -8,7 +8,7 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from quire.text.chat import ChatAsk
+from quire.text.chat_renderer import ChatAsk
 
 from .builders import byte_level
 

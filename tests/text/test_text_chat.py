@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from quire.text.chat import ChatAsk, ChatRenderer, ChatTemplate
+from quire.text.chat_renderer import ChatAsk, ChatRenderer, ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, RequestError
 

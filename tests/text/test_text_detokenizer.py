@@ -190,7 +190,7 @@ LEFT_TO_THE_LIBRARY = {
 
 
 @pytest.mark.parametrize("name", [*RECOGNISED, *LEFT_TO_THE_LIBRARY])
-def test_any_pipeline_streams_what_it_decodes(name):
+def test_any_pipeline_streams_the_decoded_text(name):
     tokens = [
         "▁",
         "▁the",

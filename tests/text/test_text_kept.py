@@ -13,7 +13,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.text import kept
+from quire.text import kept_tokenizers as kept
 from quire.text.compiled import compile_tokenizer
 from quire.text.sparse import SparseTokenizer
 from quire.text.tokenizer import Tokenizer
@@ -175,7 +175,9 @@ def test_a_damaged_file_is_made_again(
     assert isinstance(Tokenizer.from_dir(folders["gpt2"], cache=cache)._backend, SparseTokenizer)
 
 
-def test_what_is_not_kept(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizers_that_are_not_kept(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Tokenizer.from_dir(folders["gpt2"], cache=KeptFiles(tmp_path / "cache", 2**30))  # built as fast as found
     monkeypatch.setattr(kept, "SMALLEST", 0)
     Tokenizer.from_dir(folders["gpt2"])

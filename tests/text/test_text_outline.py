@@ -15,7 +15,7 @@ from quire.types import CheckpointError
 from .builders import byte_level, write_folder
 
 
-def test_it_says_what_the_tokenizer_says(folders: dict[str, Path]) -> None:
+def test_the_outline_agrees_with_the_tokenizer(folders: dict[str, Path]) -> None:
     for kind, path in folders.items():
         outline, built = folder_outline(path), Tokenizer.from_dir(path)
         assert (outline.size, outline.highest_id) == (built.vocab_size, built.highest_id), kind

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from quire.text.chat import ChatAsk, ChatRenderer, ChatTemplate
+from quire.text.chat_renderer import ChatAsk, ChatRenderer, ChatTemplate
 from quire.text.provenance import TemplateText, own_of
 from quire.text.tokenizer import Tokenizer
 from quire.types import RequestError
@@ -177,7 +177,7 @@ def test_a_caller_cannot_take_a_control_token_away():
         assert control(tokenizer, renderer, [{"role": "user", "content": content}]) == ["<|im_end|>"]
 
 
-def test_ordinary_added_tokens_stay_what_they_are_beside_forged_ones():
+def test_ordinary_added_tokens_stay_next_to_forged_ones():
     tokenizer = Tokenizer(byte_level())
     renderer = ChatRenderer(tokenizer, template="<|im_start|>{{ messages[0].content }}<|im_end|>")
     content = "<tool_call> a </tool_call>"
@@ -256,7 +256,7 @@ _operations = st.one_of(
 
 @settings(max_examples=300)
 @given(_mixed, _operations)
-def test_what_the_template_wrote_stays_known_and_nothing_else_becomes_it(text, operation):
+def test_text_of_the_template_stays_marked_and_no_other_text_becomes_so(text, operation):
     plain = str.__str__(text)
     results, expected = operation(text), operation(plain)
     assert results == expected
@@ -265,7 +265,7 @@ def test_what_the_template_wrote_stays_known_and_nothing_else_becomes_it(text, o
         assert list(own_of(result)) == [char in own for char in result]
 
 
-def test_what_is_not_followed_is_the_callers():
+def test_values_that_are_not_followed_belong_to_the_caller():
     text = TemplateText("ab")
     for result in (text.center(8), text.zfill(4), text.expandtabs(), text.ljust(4), text.replace("", "-")):
         assert not any(own_of(result))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from quire.text.chat import ChatAsk, ChatTemplate
+from quire.text.chat_renderer import ChatAsk, ChatTemplate
 from quire.text.meter import TemplateLimits
 from quire.types import CheckpointError, QuireError, RequestError
 
@@ -244,7 +244,7 @@ def test_walks_to_internals_are_refused(source):
     ],
     ids=range(19),
 )
-def test_what_does_not_compile_is_a_checkpoint_error(source):
+def test_a_template_that_does_not_compile_is_a_checkpoint_error(source):
     with pytest.raises(CheckpointError, match=r"chat template (does not compile|has)"):
         ChatTemplate(source)
 

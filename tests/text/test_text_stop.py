@@ -26,7 +26,7 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
 
 @bounded
 @given(st.lists(st.text(letters, max_size=6), max_size=12), stops_of, st.booleans())
-def test_any_cut_gives_what_the_whole_text_gives(deltas, stops, include):
+def test_any_cut_gives_the_same_as_the_whole_text(deltas, stops, include):
     matcher = StopStrings(stops).matcher(include=include)
     shown, text, matched = "", "", None
     for delta in deltas:
@@ -70,7 +70,7 @@ def test_include_shows_the_stop_string_and_nothing_after():
     assert matcher.push("ND of") == ("END", "END")
 
 
-def test_finish_releases_what_was_held():
+def test_finish_releases_held_text():
     matcher = StopStrings(["stop"]).matcher()
     assert matcher.push("full sto") == ("full ", None)
     assert matcher.finish() == "sto"

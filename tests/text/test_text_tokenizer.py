@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from quire.text.files import LoadBudget, check_regex
 from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_files import LoadBudget, check_regex
 from quire.types import CheckpointError, RequestError
 
 from .builders import QWEN_SPLIT, byte_level, sentencepiece_bpe, write_folder
@@ -328,7 +328,7 @@ def test_malformed_tokenizer_json_is_a_checkpoint_error(tmp_path, content):
         Tokenizer.from_dir(tmp_path)
 
 
-def test_absurd_ids_cost_nothing_and_are_told(tmp_path):
+def test_absurd_ids_cost_nothing_and_are_refused(tmp_path):
     content = b'{"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}'
     (tmp_path / "tokenizer.json").write_bytes(content)
     tokenizer = Tokenizer.from_dir(tmp_path)

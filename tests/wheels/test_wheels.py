@@ -76,7 +76,7 @@ def compiled(checkpoints: list[str]) -> dict[str, str]:
     return hashes(sys.executable, checkpoints)
 
 
-def test_wheel_holds_what_runs_and_nothing_else(wheel: Path) -> None:
+def test_a_wheel_contains_only_what_runs(wheel: Path) -> None:
     assert wheel.stat().st_size <= MAX_WHEEL
     assert "manylinux_2_28" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()

@@ -21,7 +21,7 @@ def test_two_steps_in_flight_give_the_bits_of_one(backend: Backend) -> None:
     assert overlapped.scheduler.wasted_rows > 0, "no request stopped while a row of it was in flight"
 
 
-def test_rows_with_drafts_sit_out_beside_rows_that_do_not() -> None:
+def test_rows_with_drafts_sit_out_while_others_run() -> None:
     asked = [replace(one, stepwise=number % 2 == 0) for number, one in enumerate(requests(10))]
     expected = Rig().run(asked)
     rng = random.Random(1)

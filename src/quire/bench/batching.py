@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quire.bench.metrics import Summary, summarize
+from quire.bench.request_metrics import Summary, summarize
 from quire.bench.timeline import RequestRecord
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig

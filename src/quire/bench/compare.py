@@ -41,7 +41,7 @@ class CompareError(QuireError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """One figure in both results. `ratio` is second over first; `verdict` "better", "worse" or "" (undecided)."""
 
     name: str
@@ -72,7 +72,7 @@ def differences(first: Result, second: Result) -> list[str]:
     return found
 
 
-def compare(first: Result, second: Result, *, force: bool = False) -> list[Change]:
+def compare(first: Result, second: Result, *, force: bool = False) -> list[FigureChange]:
     """Compare every figure that both contain. Raises CompareError for different work, unless forced."""
     different = differences(first, second)
     if different and not force:
@@ -87,7 +87,7 @@ def compare(first: Result, second: Result, *, force: bool = False) -> list[Chang
         a, b = metric.value, other.value
         ratio = b / a if a and b is not None else None
         verdict = _verdict(metric.better, low, high)
-        changes.append(Change(name, metric.unit, a, b, ratio, low, high, verdict))
+        changes.append(FigureChange(name, metric.unit, a, b, ratio, low, high, verdict))
     return changes
 
 

@@ -21,7 +21,7 @@ from quire.bench.sse import Decoder, LineDecoder, SseDecoder, StreamError
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class SentPrompt:
     """The prompt of a request: exactly one of the three."""
 
     text: str | None = None
@@ -43,7 +43,7 @@ class RequestOptions:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-Body = Callable[[Prompt, RequestOptions], dict[str, Any]]
+Body = Callable[[SentPrompt, RequestOptions], dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -125,11 +125,11 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+def _messages(prompt: SentPrompt) -> list[dict[str, Any]]:
     return prompt.messages or [{"role": "user", "content": prompt.text}]
 
 
-def _ids_or_text(prompt: Prompt) -> list[int] | str | None:
+def _ids_or_text(prompt: SentPrompt) -> list[int] | str | None:
     return prompt.text if prompt.token_ids is None else prompt.token_ids
 
 
@@ -153,7 +153,7 @@ _COUNTING: dict[str, dict[str, Any]] = {
 
 
 def _openai_body(backend: str, *, chat: bool) -> Body:
-    def body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
+    def body(prompt: SentPrompt, ask: RequestOptions) -> dict[str, Any]:
         counting = _COUNTING.get(backend, {}) if ask.count_tokens else {}
         usage = {"include_usage": True} if ask.stream else {}
         options = {**usage, **counting.get("stream_options", {})}
@@ -198,7 +198,7 @@ def _read_openai(found: dict[str, Any]) -> Event:
 # ---- llama-server
 
 
-def _ggml_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
+def _ggml_body(prompt: SentPrompt, ask: RequestOptions) -> dict[str, Any]:
     return {
         "prompt": _ids_or_text(prompt), "stream": ask.stream,
         "n_predict": -1 if ask.max_tokens is None else ask.max_tokens, "ignore_eos": ask.ignore_eos,
@@ -221,7 +221,7 @@ def _read_ggml(found: dict[str, Any]) -> Event:
 # ---- SGLang
 
 
-def _sglang_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
+def _sglang_body(prompt: SentPrompt, ask: RequestOptions) -> dict[str, Any]:
     params = {
         "ignore_eos": ask.ignore_eos, **_given(max_new_tokens=ask.max_tokens, temperature=ask.temperature)
     }  # fmt: skip
@@ -243,7 +243,7 @@ def _read_sglang(found: dict[str, Any]) -> Event:
 # ---- Text Generation Inference
 
 
-def _tgi_body(prompt: Prompt, ask: RequestOptions) -> dict[str, Any]:
+def _tgi_body(prompt: SentPrompt, ask: RequestOptions) -> dict[str, Any]:
     sampled = {"do_sample": True, "temperature": ask.temperature} if ask.temperature else {}
     given = _given(max_new_tokens=ask.max_tokens, seed=ask.seed)
     parameters = {"details": True, "decoder_input_details": False, **given, **sampled}
@@ -267,7 +267,7 @@ def _read_tgi(found: dict[str, Any]) -> Event:
 # ---- Ollama
 
 
-def _native_body(prompt: Prompt, ask: RequestOptions, *, chat: bool = False) -> dict[str, Any]:
+def _native_body(prompt: SentPrompt, ask: RequestOptions, *, chat: bool = False) -> dict[str, Any]:
     options = _given(temperature=ask.temperature, seed=ask.seed, num_predict=ask.max_tokens)
     given = {"messages": _messages(prompt)} if chat else {"prompt": prompt.text, "raw": True}
     return {"model": ask.model, **given, "stream": ask.stream, "options": options, **ask.extra}

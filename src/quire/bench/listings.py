@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.bench.goodput import compute_goodput
-from quire.bench.metrics import compute_metrics, mean_itl
+from quire.bench.request_metrics import compute_metrics, mean_itl
 from quire.bench.rules import (
     TOKENS_PER_WORD,
     admits,

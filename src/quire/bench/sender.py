@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quire.bench.client import Client, ClientError, Whole
-from quire.bench.endpoints import Endpoint, Event, Prompt, RequestOptions, error_message
+from quire.bench.endpoints import Endpoint, Event, RequestOptions, SentPrompt, error_message
+from quire.bench.http_client import Client, ClientError, Whole
 from quire.bench.sse import StreamError
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Speller, Turn
@@ -160,23 +160,23 @@ class HttpSender:
             history.append(told)
         return text
 
-    def _prompt(self, turn: Turn, history: list[str]) -> tuple[Prompt, str]:
+    def _prompt(self, turn: Turn, history: list[str]) -> tuple[SentPrompt, str]:
         """The prompt to send, and this turn's text for the history of the next."""
         if turn.messages:
             if self.endpoint.chat:
-                return Prompt(messages=list(turn.messages)), ""
-            return Prompt(text="\n".join(str(m.get("content", "")) for m in turn.messages)), ""
+                return SentPrompt(messages=list(turn.messages)), ""
+            return SentPrompt(text="\n".join(str(m.get("content", "")) for m in turn.messages)), ""
         if self.speller.ids is not None and turn.pieces:
-            return Prompt(token_ids=self.speller.token_ids(turn.pieces)), ""
+            return SentPrompt(token_ids=self.speller.token_ids(turn.pieces)), ""
         text = turn.text or self.speller.text(turn.pieces, first=not history)
         if self.endpoint.chat:
             messages: list[dict[str, Any]] = [
                 {"role": "assistant" if i % 2 else "user", "content": said} for i, said in enumerate(history)
             ]
-            return Prompt(messages=[*messages, {"role": "user", "content": text}]), text
-        return Prompt(text="\n".join([*history, text])), text
+            return SentPrompt(messages=[*messages, {"role": "user", "content": text}]), text
+        return SentPrompt(text="\n".join([*history, text])), text
 
-    def _count(self, record: RequestRecord, prompt: Prompt, text: str) -> None:
+    def _count(self, record: RequestRecord, prompt: SentPrompt, text: str) -> None:
         """Fill in the counts that the server did not report."""
         if record.output_tokens is None and self._counter is not None:
             record.output_tokens, record.output_source = self._counter(text), "tokenizer"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.bench.arrivals import variation
-from quire.bench.metrics import DEFINITIONS, Summary
 from quire.bench.recording import Recording
+from quire.bench.request_metrics import DEFINITIONS, Summary
 from quire.bench.results import Metric, Result, plain_word
 from quire.bench.server_bench import Outcome, Pace, ServerBench, request_rows
 from quire.bench.text import aligned, figure

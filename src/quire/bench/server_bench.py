@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from quire.bench.arrivals import Process, arrivals, at_rate
-from quire.bench.client import Client, ClientError, Clock, Target
 from quire.bench.endpoints import Endpoint, RequestOptions, backend_of, endpoint
 from quire.bench.goodput import SLO
-from quire.bench.load import LoadRun
-from quire.bench.metrics import Summary, summarize
+from quire.bench.http_client import Client, ClientError, Clock, Target
+from quire.bench.load_generator import LoadRun
+from quire.bench.request_metrics import Summary, summarize
 from quire.bench.sender import HttpSender
 from quire.bench.server_metrics import ServerWatch
 from quire.bench.statistics import percentile

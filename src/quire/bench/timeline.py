@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-Source = Literal["server", "tokenizer", "chunks", "unknown"]
+CountSource = Literal["server", "tokenizer", "chunks", "unknown"]
 
 
 class RequestRecord(msgspec.Struct):
@@ -37,8 +37,8 @@ class RequestRecord(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    input_source: Source = "unknown"
-    output_source: Source = "unknown"
+    input_source: CountSource = "unknown"
+    output_source: CountSource = "unknown"
     asked_tokens: int | None = None
     finish_reason: str = ""
     warm_up: bool = False

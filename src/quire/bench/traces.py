@@ -249,14 +249,14 @@ def _gap(window: _Window, rng: random.Random) -> float:
     return rng.weibullvariate(window.scale, window.shape)
 
 
-Histogram = tuple[list[int], list[float]]  # token counts, and the cumulative sums of their weights
+CountHistogram = tuple[list[int], list[float]]  # token counts, and the cumulative sums of their weights
 
 
-def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogram | None]]:
+def _histograms(path: Path) -> Callable[[float], tuple[CountHistogram | None, CountHistogram | None]]:
     """Return a function from a time to the histograms of input and output lengths of its window."""
     with reading(path):
         data = json_line(path.read_text(encoding="utf-8"), str(path))
-    windows: list[tuple[float, Histogram | None, Histogram | None]] = []
+    windows: list[tuple[float, CountHistogram | None, CountHistogram | None]] = []
     for key, value in data.items():
         where = f"{path}: {key}"
         if not isinstance(value, dict):
@@ -266,7 +266,7 @@ def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogr
         windows.append((start, inputs, _histogram(value.get("output_tokens"), f"{where}: output_tokens")))
     windows.sort(key=lambda window: window[0])
 
-    def at(time: float) -> tuple[Histogram | None, Histogram | None]:
+    def at(time: float) -> tuple[CountHistogram | None, CountHistogram | None]:
         inside = [window for window in windows if window[0] <= time and window[1] and window[2]]
         full = inside or [window for window in windows if window[1] and window[2]]
         found = inside[-1] if inside else full[0] if full else (0.0, None, None)
@@ -275,7 +275,7 @@ def _histograms(path: Path) -> Callable[[float], tuple[Histogram | None, Histogr
     return at
 
 
-def _histogram(text: object, where: str) -> Histogram | None:
+def _histogram(text: object, where: str) -> CountHistogram | None:
     """Parse "{45: 0.0097, 46: 0.0117}"; None if empty."""
     if not isinstance(text, str):
         raise TraceError(f"{where}: not a string")
@@ -290,6 +290,6 @@ def _histogram(text: object, where: str) -> Histogram | None:
     return (counts, sums) if sums and sums[-1] > 0 else None
 
 
-def _draw(histogram: Histogram, rng: random.Random) -> int:
+def _draw(histogram: CountHistogram, rng: random.Random) -> int:
     counts, sums = histogram
     return max(1, rng.choices(counts, cum_weights=sums)[0])

@@ -24,7 +24,7 @@ from quire.types import RequestError, RequestOutput
 if TYPE_CHECKING:
     from quire.llm import LLM
 
-Piece = Callable[[int], str]
+SpellToken = Callable[[int], str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,13 +96,13 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
     return sys.stdin.read() if args.prompt == "-" else str(args.prompt)
 
 
-def _piece_of(llm: LLM) -> Piece:
+def _piece_of(llm: LLM) -> SpellToken:
     """Return a function from token id to text; the text is empty without a tokenizer."""
     tokenizer = llm.built.model.tokenizer
     return lambda token: "" if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def _tables(output: RequestOutput, piece: Piece) -> Iterator[str]:
+def _tables(output: RequestOutput, piece: SpellToken) -> Iterator[str]:
     """Yield the requested logprobs, one line per token: its logprob, its rank, and the most likely tokens."""
     found = [(f"sample {s.index}" if len(output.outputs) > 1 else "", s.logprobs) for s in output.outputs]
     for name, positions in (("prompt", output.prompt_logprobs), *found):
@@ -116,11 +116,11 @@ def _tables(output: RequestOutput, piece: Piece) -> Iterator[str]:
             yield f"{_shown(chosen, piece):<20} {chosen.logprob:>9.3f} {chosen.rank:>6}  {shown}".rstrip()
 
 
-def _shown(token: TokenLogprob, piece: Piece) -> str:
+def _shown(token: TokenLogprob, piece: SpellToken) -> str:
     return repr(piece(token.token_id)) if piece(token.token_id) else str(token.token_id)
 
 
-def to_json(output: RequestOutput, piece: Piece) -> dict[str, Any]:
+def to_json(output: RequestOutput, piece: SpellToken) -> dict[str, Any]:
     """Return the output of a request as plain JSON values. Times are seconds; logprobs are natural logarithms."""
     timings, usage = output.timings, output.usage
     decoded = usage.completion_tokens - len(output.outputs)
@@ -166,7 +166,7 @@ def to_json(output: RequestOutput, piece: Piece) -> dict[str, Any]:
     return result
 
 
-def _logprobs(position: PositionLogprobs, piece: Piece) -> dict[str, Any]:
+def _logprobs(position: PositionLogprobs, piece: SpellToken) -> dict[str, Any]:
     chosen, *top = [
         {"token_id": c.token_id, "token": piece(c.token_id), "logprob": c.logprob, "rank": c.rank}
         for c in position

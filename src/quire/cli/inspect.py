@@ -285,7 +285,7 @@ def _memory(program: Program, config: ResolvedConfig, process: int, beside: dict
 def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str, Any] | None:
     """The packed copy that a start would map; None if the model is not cached. `bytes` is 0 if it is missing."""
     from quire.engine.build.assemble import weight_origin
-    from quire.engine.build.weights import packed_place
+    from quire.engine.build.load_weights import packed_place
     from quire.executor.kinds import executor_kind
     from quire.program.memory import weight_bytes
 

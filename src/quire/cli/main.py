@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire import __version__
-from quire.util import startup as _startup  # noqa: F401  first: its import is where start-up's clock begins
+from quire.util import startup_spans as _startup  # noqa: F401  first: its import is where start-up's clock begins
 from quire.util.standard_error import say
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
 def _prompts(tokenizer: Tokenizer) -> list[list[int]]:
     """Prompts for the model: questions if its chat template accepts them, else openings of texts."""
     from quire.offline.texts import QUESTIONS, TEXT
-    from quire.text.chat import ChatAsk, ChatRenderer
+    from quire.text.chat_renderer import ChatAsk, ChatRenderer
 
     try:
         chat = ChatRenderer(tokenizer)

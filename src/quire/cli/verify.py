@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """The findings. `checks` are {"check", "status", "message"}; status is ok, warning or failed."""
 
     model: str
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
     path = resolve_model(args.model)
     before = _read_digests(Path(args.digests)) if args.digests else None
-    report = Report(str(path))
+    report = VerifyReport(str(path))
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else shards(path)
     weights = [file for file in files if file.suffix in _WEIGHTS]
     if args.no_weights:
@@ -122,7 +122,7 @@ def _read_digests(path: Path) -> dict[str, str]:
 
 
 def _files(
-    report: Report, files: Iterable[Path], before: dict[str, str] | None, advance: Advance | None
+    report: VerifyReport, files: Iterable[Path], before: dict[str, str] | None, advance: Advance | None
 ) -> None:
     """Compare the digest of every file with the hub's blob names and an earlier report."""
     from quire.loader.scan import compare_digests, file_digests, promised_digest
@@ -153,7 +153,7 @@ def _files(
     report.add("files", status, "; ".join(wrong) or found)
 
 
-def _config(report: Report, path: Path) -> Model | None:
+def _config(report: VerifyReport, path: Path) -> Model | None:
     from quire.engine.build.opening import open_model
 
     def read() -> tuple[Model, str]:
@@ -167,7 +167,7 @@ def _config(report: Report, path: Path) -> Model | None:
     return model
 
 
-def _weights(report: Report, path: Path, model: Model | None, advance: Advance | None) -> None:
+def _weights(report: VerifyReport, path: Path, model: Model | None, advance: Advance | None) -> None:
     """Check headers, names and shapes against the config, and every number if `advance` is given."""
     from quire.engine.build.assemble import open_weights
     from quire.loader import Checkpoint, LoadRules
@@ -194,7 +194,7 @@ def _weights(report: Report, path: Path, model: Model | None, advance: Advance |
     report.attempt("tensors", check)
 
 
-def _scan(report: Report, source: Source, advance: Advance) -> None:
+def _scan(report: VerifyReport, source: Source, advance: Advance) -> None:
     from quire.loader.scan import scan_source
 
     found = scan_source(source, advance)
@@ -205,10 +205,10 @@ def _scan(report: Report, source: Source, advance: Advance) -> None:
         report.add("weights", "ok", "no NaN, infinity or hole")
 
 
-def _text(report: Report, path: Path, model: Model | None) -> None:
+def _text(report: VerifyReport, path: Path, model: Model | None) -> None:
     """Check the tokenizer against the vocabulary, special tokens, and a turn with the chat template."""
     from quire.engine.build.opening import open_model
-    from quire.text.chat import ChatAsk, ChatRenderer
+    from quire.text.chat_renderer import ChatAsk, ChatRenderer
 
     if model is None:  # without a config there is no vocabulary to compare with
         return
@@ -240,7 +240,7 @@ def _text(report: Report, path: Path, model: Model | None) -> None:
         report.attempt("chat template", render)
 
 
-def _special_tokens(report: Report, eos: int | None, facts: ModelFacts) -> None:
+def _special_tokens(report: VerifyReport, eos: int | None, facts: ModelFacts) -> None:
     """Check that the tokenizer's end of sequence ends a generation."""
     ends = facts.generation.eos_token_ids
     if eos is not None and ends and eos not in ends:
@@ -252,7 +252,7 @@ def _special_tokens(report: Report, eos: int | None, facts: ModelFacts) -> None:
         )
 
 
-def _show(report: Report, *, as_json: bool) -> None:
+def _show(report: VerifyReport, *, as_json: bool) -> None:
     if as_json:
         whole = {"model": report.model, "ok": report.ok, "files": report.files, "checks": report.checks}
         json.dump(whole, sys.stdout)

@@ -8,7 +8,7 @@ never sees tokens, tensors or windows. Every block is in exactly one state:
                           │  └── hold (prefix hit) ──┐
                           └── release to zero ──▶  cached         (published: a prefix cache can find it)
                                                      │
-    free  ◀── withdraw (evicted) ────────────────────┘
+    free  ◀── unpublish (evicted) ───────────────────┘
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class BlockPool:
             raise ValueError(f"block {block} is not held or is already published")
         self._published[block] = 1
 
-    def withdraw(self, block: int) -> None:
+    def unpublish(self, block: int) -> None:
         """Mark a block as no longer findable by a prefix cache; a cached one becomes free."""
         if not self._published[block]:
             raise ValueError(f"block {block} is not published")

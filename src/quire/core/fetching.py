@@ -156,5 +156,5 @@ class Fetches:
                 cache.put(fetch.path[index], group, block)
         for index in range(len(fetch.path), whole):
             node = cache.publish(node, fetch.keys[index], fetch.columns[index])
-        cache.leave(node, fetch.held())
+        cache.release_all(node, fetch.held())
         cache.num_fetches -= 1

@@ -164,10 +164,10 @@ class PrefixCache:
         """Make a held block findable at `node`, as `publish` does for all groups."""
         known = node.value[group]
         if known == NO_BLOCK:
-            self._settle(node, group, block)
+            self._place(node, group, block)
         elif self._pool.is_cached(known):
-            self._withdraw(known)
-            self._settle(node, group, block)
+            self._unpublish(known)
+            self._place(node, group, block)
         elif known != block:
             self._twins.setdefault(known, []).append(block)
             self._twin_of[block] = known
@@ -185,7 +185,7 @@ class PrefixCache:
             elif self._sliding and self._groups[self._home[block][1]].window:
                 self._idle[block] = self._tree.tick()
 
-    def leave(self, node: BlockNode, blocks: Sequence[int]) -> None:
+    def release_all(self, node: BlockNode, blocks: Sequence[int]) -> None:
         """A sequence has ended: release its lock from `acquire` or `publish`, and every block it still holds."""
         # The lock first, so that the node is older than its sliding blocks: losing those of the last window before the
         # node would leave a prefix that occupies memory and can never be hit.
@@ -193,7 +193,7 @@ class PrefixCache:
         self._prune(node)
         self.release(blocks)
 
-    def discard(self, node: BlockNode) -> None:
+    def forget(self, node: BlockNode) -> None:
         """Remove the prefix that ends at `node`, as far up as nothing else needs it: its content may be damaged."""
         at: BlockNode | None = node
         while at is not None and self._is_free_leaf(at):
@@ -201,10 +201,10 @@ class PrefixCache:
             self._remove(at)
             at = parent
 
-    def drop(self, namespace: str) -> None:
+    def forget_namespace(self, namespace: str) -> None:
         """Remove a namespace. Raises ValueError while a sequence runs in it."""
-        for node in self._tree.drop(namespace):
-            self._withdraw_all(node)
+        for node in self._tree.remove_namespace(namespace):
+            self._unpublish_all(node)
 
     def clear(self) -> None:
         """Remove everything that no sequence holds."""
@@ -282,7 +282,7 @@ class PrefixCache:
             block, since = next(iter(self._idle.items()))
             if leaf is None or since < leaf.last_use:
                 node, _ = self._home[block]
-                self._withdraw(block, offer=offer)
+                self._unpublish(block, offer=offer)
                 self._prune(node)
                 return
         if leaf is None:
@@ -308,12 +308,12 @@ class PrefixCache:
 
     def _remove(self, leaf: BlockNode, *, offer: bool = False) -> None:
         self._tree.remove(leaf)
-        self._withdraw_all(leaf, offer=offer)
+        self._unpublish_all(leaf, offer=offer)
 
-    def _withdraw_all(self, node: BlockNode, *, offer: bool = False) -> None:
+    def _unpublish_all(self, node: BlockNode, *, offer: bool = False) -> None:
         for block in node.value:
             if block != NO_BLOCK:
-                self._withdraw(block, offer=offer)
+                self._unpublish(block, offer=offer)
 
     def _count(self, blocks: int, cached: int) -> None:
         self.num_blocks += blocks
@@ -323,14 +323,14 @@ class PrefixCache:
         else:
             self._caches.sizes.pop(self, None)
 
-    def _settle(self, node: BlockNode, group: int, block: int) -> None:
+    def _place(self, node: BlockNode, group: int, block: int) -> None:
         node.value[group] = block
         self._home[block] = (node, group)
         self._pool.publish(block)
         if self._caches.tier is not None:
             self._caches.tier.published(node.digest, group)
 
-    def _withdraw(self, block: int, *, offer: bool = False) -> None:
+    def _unpublish(self, block: int, *, offer: bool = False) -> None:
         node, group = self._home.pop(block)
         tier = self._caches.tier
         if tier is not None and tier.withdrawn(node.digest, group, offered=offer):
@@ -338,7 +338,7 @@ class PrefixCache:
         node.value[group] = NO_BLOCK
         self._idle.pop(block, None)
         free = self._pool.num_free
-        self._pool.withdraw(block)
+        self._pool.unpublish(block)
         if self._pool.num_free > free:  # it was cached
             self._count(-1, -1)
 
@@ -354,8 +354,8 @@ class PrefixCache:
     def _promote_twin(self, block: int) -> None:
         first, *rest = self._twins.pop(block)
         node, group = self._home[block]
-        self._withdraw(block)
-        self._settle(node, group, first)
+        self._unpublish(block)
+        self._place(node, group, first)
         del self._twin_of[first]
         if rest:
             self._twins[first] = rest

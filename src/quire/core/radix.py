@@ -175,7 +175,7 @@ class RadixTree(Generic[V]):
             self.remove(node)
         return node
 
-    def drop(self, namespace: str) -> list[Node[V]]:
+    def remove_namespace(self, namespace: str) -> list[Node[V]]:
         """Remove a namespace and return its nodes. Raises ValueError when one of them is locked."""
         root = self._top.children.get(_encode(namespace))
         if root is None:

@@ -22,13 +22,13 @@ from operator import add, attrgetter
 
 from quire.core.block_pool import AuditError
 from quire.core.fetching import Fetches
+from quire.core.live_requests import Requests
 from quire.core.policy import displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
-from quire.core.requests import Requests
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
-from quire.core.step import (
+from quire.core.step_plan import (
     Blocked,
     Flight,
     StepCounts,
@@ -303,7 +303,7 @@ class Scheduler:
                 if end == start:
                     if seq.status is not Status.RUNNING:  # it was preempted itself, being the last
                         break
-                    step.owed += self._blocks.catch_up(seq, start)
+                    step.owed += self._blocks.outstanding(seq, start)
                     continue
                 if end > seq.table.capacity:
                     new_blocks = self._blocks.grow(seq, end)
@@ -312,7 +312,7 @@ class Scheduler:
             if start >= seq.prompt_len and end == start + 1:
                 decode += 1
             if end < known:
-                step.owed += self._blocks.catch_up(seq, end)
+                step.owed += self._blocks.outstanding(seq, end)
             wants = (
                 seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
             )
@@ -336,13 +336,13 @@ class Scheduler:
         """
         blocks = self._blocks
         while blocks.missing(seq, end) > (room := blocks.room(seq)):
-            reach = blocks.reach(seq, room)
+            reach = blocks.reachable_end(seq, room)
             if reach > start:
                 return min(end, reach)
             # Its running row may release blocks behind a window. A fetch releases its blocks by itself.
             if seq in step.ahead or (self._fetches and seq is self._running[-1]):
                 return start
-            bounded = blocks.reach(seq, blocks.caches.available) > start
+            bounded = blocks.reachable_end(seq, blocks.caches.available) > start
             victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
             if bounded and victim is seq:
                 if seq is not self._running[0]:
@@ -367,7 +367,7 @@ class Scheduler:
             hit = self._blocks.find(seq)
             if self._first_end(seq, hit, step.budget) == hit.length:
                 return
-            needs = self._blocks.catch_up(seq, hit.length, hit) + self._blocks.unheld(hit)
+            needs = self._blocks.outstanding(seq, hit.length, hit) + self._blocks.unheld(hit)
             if needs <= room and self._num_placed < self.config.max_num_seqs:
                 self._blocked = None
                 self._waiting.pop()
@@ -439,10 +439,10 @@ class Scheduler:
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
         step.new.append(new_seq(seq))
-        end = min(end, blocks.reach(seq, blocks.room(seq)))
+        end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
         new_blocks = blocks.grow(seq, end)
         if end < len(seq.tokens):
-            step.owed += blocks.catch_up(seq, end)
+            step.owed += blocks.outstanding(seq, end)
         start, sample = seq.computed, end == len(seq.tokens)
         wants = seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from
         step.rows.append(ScheduledSeq(seq.seq_id, start, seq.tokens[start:end], new_blocks, sample, wants))
@@ -461,7 +461,9 @@ class Scheduler:
             known = row.start + len(row.token_ids)
             # The last token of a sequence is never computed. Draft blocks are those that its next tokens will need.
             end = min(
-                known + min(len(drafts), left - added), seq.limit - 1, blocks.reach(seq, blocks.room(seq))
+                known + min(len(drafts), left - added),
+                seq.limit - 1,
+                blocks.reachable_end(seq, blocks.room(seq)),
             )
             if (count := end - known) <= 0:
                 continue
@@ -495,7 +497,7 @@ class Scheduler:
             step.budget += len(row.token_ids)
             step.context -= end
             step.decode -= row.start >= seq.prompt_len and end == row.start + 1
-            step.owed -= self._blocks.catch_up(seq, end) if not row.sample else 0
+            step.owed -= self._blocks.outstanding(seq, end) if not row.sample else 0
         self._blocks.give_back(seq)
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
@@ -506,7 +508,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _reach_wake(self, seq: Sequence) -> None:
-        self._blocks.settle(seq)
+        self._blocks.publish_and_release(seq)
         if seq.computed >= seq.prompt_len:
             self._requests.prompt_computed(seq)
 
@@ -515,7 +517,7 @@ class Scheduler:
         self._end(seq)
         # Its published blocks may hold the same NaN: keep them from requests with the same prompt.
         if node is not None and reason is FinishReason.ERROR:
-            self._blocks.caches.of(seq.state.tenant).discard(node)
+            self._blocks.caches.of(seq.state.tenant).forget(node)
         return final_event(seq, reason)
 
     def _end(self, seq: Sequence) -> None:

@@ -70,7 +70,7 @@ class SequenceBlocks:
         is_cached = self.pool.is_cached
         return sum(is_cached(block) for block in hit.live())
 
-    def reach(self, seq: Sequence, room: int) -> int:
+    def reachable_end(self, seq: Sequence, room: int) -> int:
         """The position up to which a running sequence could compute if it took `room` more blocks."""
         return seq.table.capacity + room // self.num_groups * self._size
 
@@ -84,7 +84,7 @@ class SequenceBlocks:
         seq.table.capacity += count * self._size
         return new
 
-    def catch_up(self, seq: Sequence, computed: int, hit: Hit | None = None) -> int:
+    def outstanding(self, seq: Sequence, computed: int, hit: Hit | None = None) -> int:
         """Blocks still needed to compute every known token of `seq` from `computed` on.
 
         For a waiting sequence `hit` is where it would start. A sliding group releases blocks as it goes, so it never
@@ -101,7 +101,7 @@ class SequenceBlocks:
             total += max(0, min(ahead, window_blocks(window, chunk, self._size) - live))
         return total
 
-    def settle(self, seq: Sequence) -> None:
+    def publish_and_release(self, seq: Sequence) -> None:
         """After `computed` moved: publish blocks that are now full, and release those behind every window."""
         table, size = seq.table, self._size
         cache = _cache(seq)
@@ -126,7 +126,7 @@ class SequenceBlocks:
         if seq.node is None:
             cache.release(seq.table.live())
         else:
-            cache.leave(seq.node, seq.table.live())
+            cache.release_all(seq.node, seq.table.live())
             seq.node = None
         cache.exit()
         seq.cache = None
@@ -137,7 +137,7 @@ class SequenceBlocks:
     def end_request(self, state: RequestState) -> None:
         """All samples of a request have ended: without prefix caching its blocks are no longer findable."""
         if state.namespace is not None and not self._keep:
-            self.caches.of(state.tenant).drop(state.namespace)
+            self.caches.of(state.tenant).forget_namespace(state.namespace)
 
     def audit(self, running: Iterable[Sequence], fetching: Iterable[Holder]) -> None:
         """Check the table of every running sequence, then pool and caches; raises AuditError."""

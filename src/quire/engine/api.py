@@ -15,7 +15,9 @@ from quire.logprobs import LogprobTable
 from quire.types import FinishReason, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
-    from quire.text.chat import ChatAsk  # imports the template engine, which the engine process does without
+    from quire.text.chat_renderer import (
+        ChatAsk,  # imports the template engine, which the engine process does without
+    )
 
 REQUESTS = "requests"  # the part of a memory plan for requests: bodies, prompts, answers
 
@@ -118,7 +120,7 @@ class Stream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[StreamDelta]: ...
 
-    def deliver_to(self, sinks: Sequence[Sink]) -> None:
+    def deliver_to(self, sinks: Sequence[TextSink]) -> None:
         """Offer the text of later tokens to the sinks, one per sample, the moment it arrives.
 
         A sink is offered text only while the reader waits and nothing is unread, which keeps the order; only after the
@@ -132,7 +134,7 @@ class Stream(Protocol):
         """Stop computing within one step and forget the request. Does nothing when it has ended."""
 
 
-class Sink(Protocol):
+class TextSink(Protocol):
     """A destination for the text of a sample."""
 
     def take(self, text: str, now: float, /) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from quire.engine.build.assemble import Built
-from quire.engine.front.output import Following
+from quire.engine.front.output import OutputBuilder
 from quire.records import dataclass
 from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
 
@@ -30,7 +30,7 @@ class SyncEngine:
     def __init__(self, built: Built) -> None:
         self.built = built
         self.core = built.core
-        self._following: dict[str, Following] = {}
+        self._following: dict[str, OutputBuilder] = {}
         self._ids = itertools.count()
 
     def add(
@@ -65,7 +65,7 @@ class SyncEngine:
             eos_token_ids=eos,
         )
         finish = partial(self.core.finish, request.request_id)
-        following = Following(request, prompt_text, self.built.model.tokenizer, finish)
+        following = OutputBuilder(request, prompt_text, self.built.model.tokenizer, finish)
         self.core.add(request)
         self._following[request.request_id] = following
         return following.output

@@ -14,7 +14,7 @@ from quire.core.prefix_cache import Hit
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence
-from quire.core.step import StepPlan
+from quire.core.step_plan import StepPlan
 from quire.core.tier import Tier
 
 

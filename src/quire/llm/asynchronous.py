@@ -25,7 +25,7 @@ from quire.llm.asked import (
     prompt_list,
 )
 from quire.loader import DEFAULT_MODEL
-from quire.text.chat import ChatAsk
+from quire.text.chat_renderer import ChatAsk
 from quire.types import QuireError, Request, RequestError, RequestOutput, SamplingParams, TokenIds
 
 # Requests in the engine at once; more wait here and only occupy their prompts.

@@ -27,10 +27,10 @@ from quire.llm.asked import (
 from quire.loader import DEFAULT_MODEL
 from quire.types import RequestError, RequestOutput, SamplingParams, StepRecord
 from quire.util.progress import ByteProgress
-from quire.util.startup import Startup
+from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
-    from quire.text.chat import ChatRenderer
+    from quire.text.chat_renderer import ChatRenderer
 
 
 class LLM:
@@ -136,7 +136,7 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Token ids of a conversation with the checkpoint's chat template; options are those of ChatAsk."""
-        from quire.text.chat import ChatAsk, ChatRenderer
+        from quire.text.chat_renderer import ChatAsk, ChatRenderer
 
         if self._chat is None:
             tokenizer = self._built.model.tokenizer

@@ -13,14 +13,14 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from quire.loader.gguf import GGUFArray, GGUFFile, GGUFTensor, Value
+from quire.loader.gguf_file import GGUFArray, GGUFFile, GGUFTensor, Value
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.program.formats import WeightFormat
 from quire.quant.floats import to_float32
 from quire.quant.ggml import PACKED, READ_TYPES, dequantize, group_codes
 from quire.quant.groups import GroupCodes
 from quire.spec.config_reader import show
-from quire.spec.gguf import GGUFModel, StoredTensor, read_gguf_model
+from quire.spec.gguf_config import GGUFModel, StoredTensor, read_gguf_model
 from quire.spec.gguf_keys import GGUFSummary
 from quire.types import CheckpointError, UnsupportedModelError
 

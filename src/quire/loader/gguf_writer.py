@@ -1,4 +1,4 @@
-"""Write GGUF files, version 3; see loader/gguf for the layout."""
+"""Write GGUF files, version 3; see loader/gguf_file for the layout."""
 
 from __future__ import annotations
 

@@ -238,8 +238,8 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
     if not data.flags.aligned:  # the format allows any offset; kernels need aligned numbers
         data = data.copy()
     shape, nbytes, dtype, at = data.shape, data.nbytes, item.info.dtype, item.row_offset + start
-    if item.part.plus:
-        data, dtype = widened(data, dtype) + np.float32(item.part.plus), "F32"
+    if item.part.added:
+        data, dtype = widened(data, dtype) + np.float32(item.part.added), "F32"
     if item.part.transposed:
         data = np.ascontiguousarray(data.T)
     if not item.part.cols:  # a vector of any stored shape

@@ -16,7 +16,7 @@ from quire.loader.source import Array, Source, TensorInfo
 from quire.program.formats import WeightFormat
 from quire.quant import bitsandbytes, compressed, gptq, hqq, mxfp4
 from quire.quant.groups import GroupCodes
-from quire.quant.linear import PackedLinear, QuantizedLinear, Stored
+from quire.quant.linear_codes import PackedLinear, QuantizedLinear, Stored
 from quire.spec.config_reader import show
 from quire.spec.quantization import Quantization
 from quire.types import CheckpointError

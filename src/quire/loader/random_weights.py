@@ -36,7 +36,7 @@ class RandomWeights:
             for part in param.parts:
                 self._infos[part.tensor] = TensorInfo(part.tensor, "BF16", part.shape)
                 if param.kind == "vector" and not part.tensor.endswith(("bias", "sinks")):
-                    self._norms[part.tensor] = _ONE if part.plus == 0 else 0
+                    self._norms[part.tensor] = _ONE if part.added == 0 else 0
 
     def names(self) -> Iterable[str]:
         return self._infos.keys()

@@ -34,7 +34,7 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor and its bytes [begin, end) in the data part of the file."""
 
     info: TensorInfo
@@ -42,7 +42,7 @@ class Entry:
     end: int
 
 
-def parse_header(header: bytes, data_bytes: int, where: str) -> dict[str, Entry]:
+def parse_header(header: bytes, data_bytes: int, where: str) -> dict[str, TensorEntry]:
     """Check a header against the length of the data part and return its tensors in file order.
 
     Raises CheckpointError naming the file (`where`) and the tensor for: malformed JSON, duplicate names,
@@ -65,7 +65,7 @@ def parse_header(header: bytes, data_bytes: int, where: str) -> dict[str, Entry]
 
 
 def _misplaced(
-    entry: Entry, position: int, before: Entry | None, data_bytes: int, where: str
+    entry: TensorEntry, position: int, before: TensorEntry | None, data_bytes: int, where: str
 ) -> CheckpointError:
     """The error of a misplaced tensor after `before`, which ends at `position`."""
     if entry.begin < position:
@@ -78,11 +78,11 @@ def _misplaced(
     )
 
 
-def _named(entry: Entry | None) -> str:
+def _named(entry: TensorEntry | None) -> str:
     return "the header" if entry is None else f"tensor {show(entry.info.name)}"
 
 
-def _entry(name: str, value: object, where: str) -> Entry:
+def _entry(name: str, value: object, where: str) -> TensorEntry:
     def error(message: str) -> CheckpointError:
         return CheckpointError(f"{where}: tensor {show(name)}: {message}")
 
@@ -103,7 +103,7 @@ def _entry(name: str, value: object, where: str) -> Entry:
         raise error(
             f"{dtype} of shape {show(shape)} needs {show(info.nbytes)} bytes, but data_offsets span {end - begin}"
         )
-    return Entry(info, begin, end)
+    return TensorEntry(info, begin, end)
 
 
 def _are_sizes(values: list[object], limit: int) -> bool:
@@ -133,7 +133,7 @@ class SafetensorsFile:
             raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
 
     @property
-    def tensors(self) -> Mapping[str, Entry]:
+    def tensors(self) -> Mapping[str, TensorEntry]:
         return self._entries
 
     def names(self) -> Iterable[str]:
@@ -182,7 +182,7 @@ class SafetensorsFile:
             self._map.madvise(option, begin, end - begin)
 
 
-def _read_header(file: BinaryIO, where: str) -> tuple[dict[str, Entry], int, int]:
+def _read_header(file: BinaryIO, where: str) -> tuple[dict[str, TensorEntry], int, int]:
     """Tensors of an open file, the start of their bytes, and the size of the file."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(8)

@@ -25,12 +25,11 @@ from quire.program.lower import lower
 from quire.program.tensors import Part
 from quire.quant.floats import from_float32, to_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES
-from quire.quant.linear import F32
+from quire.quant.linear_codes import F32
 from quire.spec.config_reader import ConfigReader
 from quire.spec.facts import facts_of
 from quire.spec.gguf_architectures import ARCHITECTURES
-from quire.spec.gguf_keys import Config
-from quire.spec.gguf_out import (
+from quire.spec.gguf_config_out import (
     Written,
     architecture_of,
     check_round_trip,
@@ -38,8 +37,9 @@ from quire.spec.gguf_out import (
     rope_factors,
     written_tensors,
 )
+from quire.spec.gguf_keys import Config
 from quire.spec.model import ModelSpec
-from quire.text.gguf_out import tokenizer_metadata
+from quire.text.gguf_tokenizer_out import tokenizer_metadata
 from quire.types import CheckpointError
 
 BLOCK_BYTES = 32 * 2**20
@@ -97,11 +97,11 @@ def _target(info: TensorInfo, dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A tensor to write: the numbers of tensor `source` (with `row`, of that row only) plus `plus`."""
+    """A tensor to write: the numbers of tensor `source` (with `row`, of that row only) plus `added`."""
 
     source: TensorInfo
     row: int | None = None
-    plus: float = 0.0
+    added: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ def _pieces(source: Source, copy: _Copy, quantum: int, counter: _Counter) -> Ite
         stop = min(start + step, info.shape[0]) if copy.row is None else start + 1
         data = source.read(info.name, start, stop)
         values = to_float32(np.ascontiguousarray(data), info.dtype)
-        values = values + np.float32(copy.plus) if copy.plus else values
+        values = values + np.float32(copy.added) if copy.added else values
         yield values if copy.row is None else values[0]
         counter.add(data.nbytes)
         source.release(info.name)
@@ -174,7 +174,7 @@ def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _C
         for row, tensor in enumerate(written.sources):
             itself = tensor in model.tensors  # otherwise the norm of a head, which is one row
             ours = tensor if itself else named[written.name]
-            plus = there[ours].plus - asked[tensor].plus
+            plus = there[ours].added - asked[tensor].added
             copies[tensor] = _Copy(source.info(ours), None if itself else row, plus)
     return config, copies
 
@@ -214,7 +214,9 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     written = written_tensors(name, spec, asked := _asked(spec))
     there, plus = set(source.names()), ARCHITECTURES[name].whole_norms
     copies = {
-        tensor: _Copy(source.info(tensor if tensor in there else rules.twins[tensor]), plus=part.plus * plus)
+        tensor: _Copy(
+            source.info(tensor if tensor in there else rules.twins[tensor]), added=part.added * plus
+        )
         for tensor, part in asked.items()
     }
     outs = {found.name: found for found in written}

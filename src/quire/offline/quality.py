@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import choose, machine_facts, weight_origin
+from quire.engine.build.load_weights import load_weights
 from quire.engine.build.opening import Model
-from quire.engine.build.weights import load_weights
 from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
 from quire.executor.kinds import executor_kind
 from quire.program.memory import weight_bytes

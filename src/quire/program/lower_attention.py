@@ -72,7 +72,7 @@ def _rope_write(to: Lowering, index: int, att: Attention, shape: HeadShape, qkv:
         else:
             stored = (heads, att.head_dim)
             parts = [Part(f"{source}.weight", heads * att.head_dim, row_axis=axis, stored=stored)]
-        parts = [replace(part, plus=norm.plus) for part in parts]
+        parts = [replace(part, added=norm.added) for part in parts]
         weights.append(to.vector(f"layers.{index}.{letter}_norm", tuple(parts)))
     q_row, k_row = _whole_rows(to, att, shape, qkv) if att.qk_norm.whole else (None, None)
     return RopeWrite(

@@ -12,8 +12,7 @@ from quire.program.ops.linear import Linear
 from quire.program.ops.rows import Norm, Quantize
 from quire.program.ranks import RankPlan, Share
 from quire.program.tensors import Buffer, Param, Part
-from quire.spec import ModelSpec, Rope
-from quire.spec import Norm as NormSpec
+from quire.spec import ModelSpec, NormSpec, Rope
 from quire.types import UnsupportedModelError
 
 
@@ -43,7 +42,7 @@ class Lowering:
 
     def norm_weights(self, at: str, name: str, norm: NormSpec) -> tuple[str, str | None]:
         dim = self.spec.dim
-        weight = self.vector(at, (Part(f"{name}.weight", dim, plus=norm.plus),))
+        weight = self.vector(at, (Part(f"{name}.weight", dim, added=norm.added),))
         return weight, self.vector(f"{at}.bias", (Part(f"{name}.bias", dim),)) if norm.bias else None
 
     def linear(

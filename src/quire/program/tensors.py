@@ -35,7 +35,7 @@ class Part:
     """One checkpoint tensor [rows, cols] (or [rows] for vectors) that fills rows of a parameter.
 
     `stored` is the tensor's own shape where it is another: this is the range of rows from `first` and of columns from
-    `first_col` of a larger tensor, or a vector that is stored as a matrix. `plus` is added to every stored element of
+    `first_col` of a larger tensor, or a vector that is stored as a matrix. `added` is added to every stored element of
     a vector. `transposed`: rows of the tensor are columns here, and columns are rows.
 
     `row_axis` and `col_axis` are logical axes ("heads", "kv_heads", "mlp", "vocab", "hidden"), by which a RankPlan
@@ -49,7 +49,7 @@ class Part:
     col_axis: str = ""
     first: int = 0
     stored: tuple[int, ...] = ()
-    plus: float = 0.0
+    added: float = 0.0
     transposed: bool = False
     first_col: int = 0
 

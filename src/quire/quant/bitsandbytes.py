@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.quant.linear import F32, Array, Arrays, Stored, check_shape, need
+from quire.quant.linear_codes import F32, Array, Arrays, Stored, check_shape, need
 from quire.spec.config_reader import ConfigReader
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object

@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from quire.quant.linear import (
+from quire.quant.linear_codes import (
     F32,
     FLOATS,
     Array,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.quant.linear import F32, as_float32
+from quire.quant.linear_codes import F32, as_float32
 
 Array = npt.NDArray[Any]
 

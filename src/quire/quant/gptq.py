@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from quire.program.formats import WeightFormat
 from quire.quant.groups import GroupCodes
-from quire.quant.linear import (
+from quire.quant.linear_codes import (
     F32,
     FLOATS,
     Array,

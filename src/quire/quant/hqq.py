@@ -16,7 +16,7 @@ import numpy as np
 
 from quire.program.formats import GROUP_SIZES, Groups, WeightFormat
 from quire.quant.groups import GroupCodes
-from quire.quant.linear import F32, FLOATS, Array, Arrays, Stored, as_float32, check_shape, need
+from quire.quant.linear_codes import F32, FLOATS, Array, Arrays, Stored, as_float32, check_shape, need
 from quire.types import CheckpointError
 
 SETTINGS = ("shape", "nbits", "axis", "quant_scale", "quant_zero")  # the settings that are read

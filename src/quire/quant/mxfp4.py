@@ -17,7 +17,7 @@ import numpy as np
 
 from quire.program.formats import Groups, WeightFormat
 from quire.quant.groups import GroupCodes
-from quire.quant.linear import F32, Array, Arrays, Stored, check_shape, need
+from quire.quant.linear_codes import F32, Array, Arrays, Stored, check_shape, need
 from quire.types import CheckpointError
 
 MXFP4_PARTS = ("blocks", "scales")

@@ -13,9 +13,9 @@ from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
-from quire.server.generation import Deltas, Run
-from quire.server.memory import answer_costs
+from quire.server.generation import Deltas, HttpGeneration
 from quire.server.pieces import Pieces, gathered, portions, value
+from quire.server.request_memory import answer_costs
 from quire.server.requests import GenerationRequest
 from quire.server.responses import TimingsBody
 
@@ -77,7 +77,7 @@ async def answer_whole(
     context: ServerContext,
     exchange: Exchange,
     asks: Sequence[GenerateAsk],
-    pieces_of: Callable[[Run], Iterator[bytes]],
+    pieces_of: Callable[[HttpGeneration], Iterator[bytes]],
     *,
     logprobs: str = "logprobs",
 ) -> None:
@@ -89,7 +89,7 @@ async def answer_whole(
         recorded=exchange.recorded is not None, logprobs=logprobs,
     )  # fmt: skip
     async with exchange.watch() as watch:
-        async with Run(context, exchange, asks, costs) as run:
+        async with HttpGeneration(context, exchange, asks, costs) as run:
             await run.finish()
         with context.watched(watch):
             await exchange.respond_pieces(run.answer_size(), lambda: pieces_of(run))
@@ -118,7 +118,7 @@ class EventStream:
         exchange = self._exchange
         async with exchange.watch() as watch:
             with self._context.watched(watch):
-                async with Run(self._context, exchange, asks, self._costs(asks)) as run:
+                async with HttpGeneration(self._context, exchange, asks, self._costs(asks)) as run:
                     if len(run.streams) == 1:
                         await self._write_one(run, chunk_of)
                     else:
@@ -140,7 +140,7 @@ class EventStream:
             held_back=exchange.holds_back, recorded=exchange.recorded is not None, logprobs=self._logprobs,
         )  # fmt: skip
 
-    async def _write_one(self, run: Run, chunk_of: ChunkOf) -> None:
+    async def _write_one(self, run: HttpGeneration, chunk_of: ChunkOf) -> None:
         """The samples of one prompt. While the client keeps up, text is written the moment it arrives. Everything else
         goes through this loop: output that waits for the client, the first and last delta of each sample, and deltas
         with more than text.
@@ -170,7 +170,7 @@ class EventStream:
             await self._exchange.start(200, _EVENT_STREAM)
             await self._exchange.write(data)
 
-    def _timings_of(self, run: Run) -> TimingsBody | None:
+    def _timings_of(self, run: HttpGeneration) -> TimingsBody | None:
         return run.timings() if self._timings else None
 
 

@@ -11,7 +11,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
-from quire.server.routes import Get, Route
+from quire.server.routes import Get, HttpRoute
 from quire.types import QuireError
 
 
@@ -21,7 +21,7 @@ async def _openapi(_: ServerContext, _exchange: Exchange) -> bytes:
     return document(ROUTES)
 
 
-ROUTES: tuple[Route, ...] = (
+ROUTES: tuple[HttpRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
     *tokens.ROUTES,
@@ -37,8 +37,8 @@ class App:
         self.context = context
         self._access = AccessControl(context.config)
         context.has_keys = self._access.has_keys
-        self._exact: dict[str, dict[str, Route]] = {}
-        self._prefixes: dict[str, dict[str, Route]] = {}
+        self._exact: dict[str, dict[str, HttpRoute]] = {}
+        self._prefixes: dict[str, dict[str, HttpRoute]] = {}
         for route in ROUTES:
             table = self._prefixes if route.path.endswith("{}") else self._exact
             table.setdefault(route.path.removesuffix("{}"), {})[route.method] = route
@@ -88,7 +88,7 @@ class App:
         else:
             await route.answer(self.context, exchange)
 
-    async def _answer_once(self, route: Route, exchange: Exchange) -> None:
+    async def _answer_once(self, route: HttpRoute, exchange: Exchange) -> None:
         """Answer a request that has an Idempotency-Key."""
         config, replays = self.context.config, self.context.replays
         self.context.card()
@@ -105,7 +105,7 @@ class App:
             replays.finish(exchange, complete=complete)
             exchange.recorded = None
 
-    def _methods(self, path: str) -> dict[str, Route] | None:
+    def _methods(self, path: str) -> dict[str, HttpRoute] | None:
         found = self._exact.get(path)
         if found is not None:
             return found

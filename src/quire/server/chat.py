@@ -21,13 +21,13 @@ from quire.server.answering import (
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.exchange import Body, Exchange, off_loop
-from quire.server.generation import Run, finish_reason
-from quire.server.logprobs import TokenTexts, chat_logprobs, chat_pieces, prompt_pieces
+from quire.server.generation import HttpGeneration, finish_reason
+from quire.server.logprob_bodies import TokenTexts, chat_logprobs, chat_pieces, prompt_pieces
 from quire.server.requests import ChatCompletionRequest, Documents, Messages, Variables
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask
-from quire.text.chat import ChatAsk
+from quire.text.chat_renderer import ChatAsk
 from quire.types import TokenIds, check_window
 
 
@@ -92,7 +92,7 @@ async def chat_completions(
     if not body.stream:
         timings = wants_timings(exchange, body)
 
-        def pieces_of(run: Run) -> Iterator[bytes]:
+        def pieces_of(run: HttpGeneration) -> Iterator[bytes]:
             return _answer(context, body, envelope, run, texts, prompt, timings=timings)
 
         await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
@@ -119,7 +119,7 @@ def _answer(
     context: ServerContext,
     body: ChatCompletionRequest,
     envelope: Envelope,
-    run: Run,
+    run: HttpGeneration,
     texts: TokenTexts,
     prompt: TokenIds,
     *,
@@ -139,7 +139,7 @@ def _answer(
     return pieces.fields([*envelope_fields(envelope), ("choices", choices), *rest])
 
 
-def _choice(run: Run, index: int, texts: TokenTexts, *, ids: bool) -> pieces.Pieces:
+def _choice(run: HttpGeneration, index: int, texts: TokenTexts, *, ids: bool) -> pieces.Pieces:
     """The JSON of a responses.ChatChoice."""
     sample, answer = run.outputs[0].outputs[index], run.answers[index]
     message = [("role", pieces.value("assistant")), ("refusal", pieces.value(None))]

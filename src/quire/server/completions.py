@@ -22,10 +22,10 @@ from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
-from quire.server.generation import Run, finish_reason
-from quire.server.logprobs import (
+from quire.server.generation import HttpGeneration, finish_reason
+from quire.server.logprob_bodies import (
     CompletionLogprobsWriter,
-    Entry,
+    LogprobEntry,
     TokenTexts,
     completion_pieces,
     prompt_pieces,
@@ -179,7 +179,7 @@ class _Answer:
         self._timings = timings
         self._scores_only = scores_only(body)
 
-    def whole(self, run: Run, prompts: list[_Prompt]) -> Iterator[bytes]:
+    def whole(self, run: HttpGeneration, prompts: list[_Prompt]) -> Iterator[bytes]:
         """The JSON of a responses.Completion."""
         choices = pieces.items(
             self._choice(run, index, prompts[index // run.samples]) for index in range(run.choices)
@@ -192,7 +192,7 @@ class _Answer:
             rest.append(("timings", pieces.value(run.timings())))
         return pieces.fields([*envelope_fields(self._envelope), ("choices", choices), *rest])
 
-    def _choice(self, run: Run, index: int, prompt: _Prompt) -> pieces.Pieces:
+    def _choice(self, run: HttpGeneration, index: int, prompt: _Prompt) -> pieces.Pieces:
         """The JSON of a responses.CompletionChoice."""
         body, (p, s) = self._body, divmod(index, run.samples)
         sample = run.outputs[p].outputs[s]
@@ -212,7 +212,7 @@ class _Answer:
             found.append(("prompt_token_ids", pieces.numbers(prompt.token_ids)))
         return pieces.fields(found)
 
-    def _logprobs(self, run: Run, index: int, prompt: _Prompt) -> pieces.Pieces:
+    def _logprobs(self, run: HttpGeneration, index: int, prompt: _Prompt) -> pieces.Pieces:
         table, (p, s) = run.answers[index].logprobs, divmod(index, run.samples)
         if table is None:
             return pieces.value(None)
@@ -220,7 +220,7 @@ class _Answer:
         before = run.prompt_logprobs(p) if self._body.echo else None
         width = max(pieces.width_of(table), pieces.width_of(before or table))
 
-        def entries() -> Iterator[Entry]:
+        def entries() -> Iterator[LogprobEntry]:
             echoed = (
                 () if before is None else zip(prompt.token_ids, itertools.chain((None,), before), strict=True)
             )

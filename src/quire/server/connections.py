@@ -15,7 +15,7 @@ from quire.server.logs import log
 from quire.types import QuireError
 
 if TYPE_CHECKING:
-    from quire.server.memory import RequestMemory
+    from quire.server.request_memory import RequestMemory
 
 # Connections beyond the limit: they may ask for a health probe, and get an error for anything else.
 SPARE = 16

@@ -15,10 +15,10 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard, require_ready
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
-from quire.server.logprobs import TokenTexts
-from quire.server.memory import RequestMemory
+from quire.server.logprob_bodies import TokenTexts
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
+from quire.server.request_memory import RequestMemory
 from quire.server.tracing import Tracer
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from quire.server import json_input
 from quire.server.errors import ApiError, ClientGoneError, Header
-from quire.server.memory import MAX_RECORDED_BYTES, Held, RequestMemory
 from quire.server.pieces import gathered
+from quire.server.request_memory import MAX_RECORDED_BYTES, Held, RequestMemory
 from quire.types import Timings
 
 Scope = MutableMapping[str, Any]

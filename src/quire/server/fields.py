@@ -19,7 +19,7 @@ IGNORED = frozenset((
 ))  # fmt: skip
 
 # Fields that would change the result: name -> accepted values, which ask for the default behaviour (null always does).
-Refused = Mapping[str, tuple[Any, ...]]
+RefusedFields = Mapping[str, tuple[Any, ...]]
 _COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "early_stopping": (False,),
@@ -71,7 +71,7 @@ _COMMON |= {
     "watermark": (False,),
     "xtc_probability": (0, 0.0),
 }
-_CHAT: Refused = {
+_CHAT: RefusedFields = {
     "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
@@ -85,7 +85,7 @@ _CHAT: Refused = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_COMPLETION: Refused = {"suffix": ("",), "top_logprobs": (0,)}
+_COMPLETION: RefusedFields = {"suffix": ("",), "top_logprobs": (0,)}
 _WHY = {
     "chat_template": "not accepted; the template is part of the model",
     "prompt_embeds": "not supported; send text or token ids",
@@ -105,15 +105,15 @@ for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).i
     _COMMON[_name] = tuple(same for same in _forms if same == _default)
     _WHY[_name] = f"not supported; use {_here}"
 
-CHAT: Refused = {**_COMMON, **_CHAT}
-COMPLETION: Refused = {**_COMMON, **_COMPLETION}
-CONVERSATION: Refused = {"chat_template": (), "tools": ([],)}  # rendered, not answered
+CHAT: RefusedFields = {**_COMMON, **_CHAT}
+COMPLETION: RefusedFields = {**_COMMON, **_COMPLETION}
+CONVERSATION: RefusedFields = {"chat_template": (), "tools": ([],)}  # rendered, not answered
 
 
 class Unsupported:
     """The fields that one route refuses, and how to read their values from a body."""
 
-    def __init__(self, request: type[msgspec.Struct], refused: Refused) -> None:
+    def __init__(self, request: type[msgspec.Struct], refused: RefusedFields) -> None:
         self._known = frozenset(request.__struct_encode_fields__)
         self._refused = refused
         self._values = msgspec.json.Decoder(

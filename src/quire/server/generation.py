@@ -24,11 +24,11 @@ _encode = msgspec.json.Encoder().encode
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 
 
-class Run:
+class HttpGeneration:
     """The samples of one request: choice p·n + i is sample i of prompt p.
 
     Use it as a context: however it ends, streams that still run are cancelled and the request is counted. Entering
-    waits for the memory of the answer, whose worst case is `costs` (see memory.answer_costs).
+    waits for the memory of the answer, whose worst case is `costs` (see request_memory.answer_costs).
     """
 
     __slots__ = (
@@ -46,9 +46,9 @@ class Run:
         self._room = 0  # bytes of text for which memory was taken
         self._context, self._exchange, self._asks, self._costs = context, exchange, asks, costs
         self._timings: TimingsBody | None = None
-        self._tracks = [Track(context.metrics.observe_gap) for _ in range(self.choices)]
+        self._tracks = [ChoiceStream(context.metrics.observe_gap) for _ in range(self.choices)]
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> HttpGeneration:
         """Admit every prompt, or none. Raises what Engine.generate and RequestMemory.take_answer raise."""
         try:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
@@ -203,7 +203,7 @@ class Answer:
         return len(text)
 
 
-class Track:
+class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
     __slots__ = ("closing", "last", "observe", "opening", "writer", "written")

@@ -10,7 +10,7 @@ import msgspec
 
 from quire import __version__
 from quire.server.errors import ErrorBody
-from quire.server.routes import Post, Route
+from quire.server.routes import HttpRoute, Post
 
 _ERRORS = {
     "400": "a field is malformed or out of range; `param` names the field",
@@ -28,7 +28,7 @@ _ERRORS = {
 
 
 @functools.cache
-def document(routes: tuple[Route, ...]) -> bytes:
+def document(routes: tuple[HttpRoute, ...]) -> bytes:
     """The document as JSON."""
     kinds: list[type[Any]] = list(dict.fromkeys([*itertools.chain(*map(_types, routes)), ErrorBody]))
     found, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
@@ -49,13 +49,13 @@ def document(routes: tuple[Route, ...]) -> bytes:
     })  # fmt: skip
 
 
-def _types(route: Route) -> list[type[Any]]:
+def _types(route: HttpRoute) -> list[type[Any]]:
     if not isinstance(route, Post):
         return [route.response]
     return [kind for kind in (route.request, route.response, route.chunk) if kind is not None]
 
 
-def _operation(route: Route, schemas: dict[type[Any], Any]) -> dict[str, Any]:
+def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any]:
     content: dict[str, Any] = {route.media.partition(b";")[0].decode(): {"schema": schemas[route.response]}}
     answer = {"description": "done", "content": content}
     errors = {"application/json": {"schema": schemas[ErrorBody]}}

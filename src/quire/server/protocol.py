@@ -18,7 +18,7 @@ from quire.server.connections import Connections
 from quire.server.errors import ApiError
 from quire.server.exchange import GRACE_SECONDS
 from quire.server.logs import log_refusal
-from quire.server.memory import HEADER, Held, RequestMemory
+from quire.server.request_memory import HEADER, Held, RequestMemory
 from quire.util.sizes import format_size
 
 # Limit of headers and trailers together.

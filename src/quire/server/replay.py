@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from quire.server.errors import ApiError, bad_request, retry_headers
 from quire.server.exchange import Exchange
-from quire.server.memory import MAX_RECORDED_BYTES
+from quire.server.request_memory import MAX_RECORDED_BYTES
 
 KEEP_SECONDS = 600.0
 MAX_ANSWERS = 1024

@@ -28,7 +28,7 @@ MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
 MAX_SALT_CHARS = 256
 
-Ids = Annotated[list[int], Meta(max_length=MAX_IDS)]
+IdList = Annotated[list[int], Meta(max_length=MAX_IDS)]
 _TOKEN = {"type": "integer", "minimum": 0}
 _ALIKE = ({"type": "string", "minLength": 1}, _TOKEN, {"type": "array", "items": _TOKEN, "minItems": 1})
 Prompt = (

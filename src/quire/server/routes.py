@@ -15,7 +15,7 @@ import msgspec
 
 from quire.server.context import ServerContext
 from quire.server.exchange import JSON, Body, Exchange
-from quire.server.fields import Refused, Unsupported
+from quire.server.fields import RefusedFields, Unsupported
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A")
@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Route(ABC):
+class HttpRoute(ABC):
     """A path and method. A path ending in {} matches any rest, which OpenAPI calls `rest`; `open` ones need no key."""
 
     method: ClassVar[str]
@@ -42,7 +42,7 @@ class Route(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Get(Route, Generic[A]):
+class Get(HttpRoute, Generic[A]):
     """A route whose handler returns a `response`, or its bytes."""
 
     method = "GET"
@@ -55,7 +55,7 @@ class Get(Route, Generic[A]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Post(Route, Generic[Q, A]):
+class Post(HttpRoute, Generic[Q, A]):
     """A route whose handler gets a `request` and returns a `response`, or sends it and returns None.
 
     It may stream `chunk`s. `refused` are fields of other servers, see `fields`.
@@ -66,7 +66,7 @@ class Post(Route, Generic[Q, A]):
     request: type[Q]
     response: type[A]
     chunk: type[Any] | None = None
-    refused: Refused = field(default_factory=dict)
+    refused: RefusedFields = field(default_factory=dict)
 
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
         """Read the request, check that its fields are known and supported, and answer with what the handler returns."""

@@ -14,7 +14,7 @@ from quire.engine.api import EngineState
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, retry_headers, shorten
 from quire.server.exchange import Exchange
-from quire.server.routes import Get, Route
+from quire.server.routes import Get, HttpRoute
 
 
 class HealthBody(msgspec.Struct):
@@ -142,7 +142,7 @@ def _models(context: ServerContext) -> list[ModelBody]:
     ]
 
 
-ROUTES: tuple[Route, ...] = (
+ROUTES: tuple[HttpRoute, ...] = (
     Get(path="/v1/models", summary="The served models", tag="models", handler=models, response=ModelList),
     Get(
         path="/v1/models/{}", rest="model", summary="One served model", tag="models", handler=model,

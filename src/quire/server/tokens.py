@@ -9,7 +9,7 @@ from quire.server.chat import chat_ask
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
-from quire.server.requests import Ids, Messages, Variables
+from quire.server.requests import IdList, Messages, Variables
 from quire.server.routes import Post
 from quire.server.sampling import check_token_ids
 
@@ -39,7 +39,7 @@ class TokenizeResponse(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: Ids
+    tokens: IdList
     model: str | None = None
     skip_special_tokens: bool | None = None
 

@@ -1,7 +1,7 @@
 """Model descriptions: frozen dataclasses without tensors and without names of models."""
 
 from quire.spec.facts import ModelFacts, read_model
-from quire.spec.generation import Generation
+from quire.spec.generation_config import Generation
 from quire.spec.model import (
     MLP,
     Attention,
@@ -10,7 +10,7 @@ from quire.spec.model import (
     Mixer,
     ModelSpec,
     MoE,
-    Norm,
+    NormSpec,
     QKNorm,
     Rope,
     Router,
@@ -27,7 +27,7 @@ __all__ = [
     "MoE",
     "ModelFacts",
     "ModelSpec",
-    "Norm",
+    "NormSpec",
     "QKNorm",
     "Rope",
     "Router",

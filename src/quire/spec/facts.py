@@ -8,7 +8,7 @@ from pathlib import Path
 from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader
 from quire.spec.families import read_spec
-from quire.spec.generation import Generation, read_generation
+from quire.spec.generation_config import Generation, read_generation
 from quire.spec.model import ModelSpec
 from quire.spec.quantization import Quantization, read_quantization
 from quire.types import CheckpointError

@@ -46,15 +46,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class NormSpec:
     """x / sqrt(mean(x²) + eps) · w for kind rms (1910.07467); kind layer (1607.06450) subtracts the mean first.
 
-    w is the stored weight plus `plus`: 1 if checkpoints store the difference from one.
+    w is the stored weight plus `added`: 1 if checkpoints store the difference from one.
     """
 
     kind: NormKind = "rms"
     eps: float = 1e-6
-    plus: float = 0.0
+    added: float = 0.0
     bias: bool = False
 
 
@@ -66,7 +66,7 @@ class QKNorm:
     all heads; else one per head.
     """
 
-    norm: Norm
+    norm: NormSpec
     whole: bool = False
     shared: bool = True
 
@@ -111,7 +111,7 @@ class LatentAttention:
     v_dim: int
     rope: Rope
     scale: float
-    norm: Norm = Norm()
+    norm: NormSpec = NormSpec()
     bias: bool = False
 
     @property
@@ -304,7 +304,7 @@ class ModelSpec:
     vocab: int
     dim: int
     layers: tuple[Layer, ...]
-    norm: Norm
+    norm: NormSpec
     max_positions: int
     longest: int = 0
     tied: bool = False

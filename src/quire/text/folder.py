@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from quire.text.files import (
+from quire.text.growth import check_normalizer
+from quire.text.tokenizer_files import (
     OTHER_VOCABULARIES,
     LoadBudget,
     check_tokenizer_json,
@@ -16,7 +17,6 @@ from quire.text.files import (
     read_json_object,
     read_text,
 )
-from quire.text.growth import check_normalizer
 from quire.types import CheckpointError
 from quire.util.lfs import POINTER, is_pointer
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil, prod
 from typing import Any
 
-from quire.text.files import ESCAPED_LETTER
+from quire.text.tokenizer_files import ESCAPED_LETTER
 from quire.types import CheckpointError, RequestError
 
 MAX_GROWTH = 1024  # published tokenizers stay below 400, those of language models below 40

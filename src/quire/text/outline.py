@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from quire.records import dataclass
-from quire.text.files import LoadBudget
 from quire.text.folder import TokenizerFolder, read_folder
+from quire.text.tokenizer_files import LoadBudget
 from quire.types import CheckpointError
 
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -13,12 +13,12 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
 from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PieceDetokenizer, WindowedDetokenizer
-from quire.text.files import LoadBudget
 from quire.text.folder import TokenizerFolder, read_folder
 from quire.text.growth import Growth, check_added
 from quire.text.guarded import GuardedEncoder
-from quire.text.kept import kept_tokenizer
+from quire.text.kept_tokenizers import kept_tokenizer
 from quire.text.sparse import Ids, SparseTokenizer
+from quire.text.tokenizer_files import LoadBudget
 from quire.text.vocabulary import (
     ByteLevelDecoder,
     PieceDecoder,

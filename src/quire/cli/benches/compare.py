@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire.cli.benches.common import add_report_option, write_page
 
 if TYPE_CHECKING:
-    from quire.bench.compare import Change
+    from quire.bench.compare import FigureChange
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def lines(changes: list[Change], first: str, second: str) -> list[str]:
+def lines(changes: list[FigureChange], first: str, second: str) -> list[str]:
     """Format the changes as a table."""
     from quire.bench.text import aligned, figure
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.bench.goodput import OBJECTIVES, PRESETS
     from quire.bench.listings import LISTINGS
-    from quire.bench.metrics import DEFINITIONS
+    from quire.bench.request_metrics import DEFINITIONS
     from quire.cli.parser import nearest
 
     listings = [one for one in LISTINGS if args.name in {None, one.name}]

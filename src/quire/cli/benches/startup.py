@@ -85,7 +85,7 @@ def _folder(model: str) -> Iterator[str]:
     from pathlib import Path
 
     from quire.bench import shapes
-    from quire.bench.checkpoint import write_checkpoint
+    from quire.bench.random_checkpoint import write_checkpoint
 
     if not model.startswith(shapes.PREFIX):
         yield model

@@ -18,7 +18,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.core import EngineCore
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
-from quire.engine.build.weights import Origin, WeightsReport, load_weights
+from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor
 from quire.executor.kinds import executor_kind, import_executor
@@ -40,7 +40,7 @@ from quire.types import MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
-from quire.util.startup import Startup
+from quire.util.startup_spans import Startup
 from quire.worker.worker import Worker
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
 The cost of a block is its KV bytes plus its bookkeeping. What requests hold (bodies, prompts, answers, in both
-processes) is a separate part, which the server uses to admit them (server/memory). docs/memory.md explains each part.
+processes) is a separate part, which the server uses to admit them (server/request_memory). docs/memory.md explains each part.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from quire.config.shipped import shipped_models
 from quire.records import dataclass
 from quire.spec.consistency import check_tokenizer_size
 from quire.spec.facts import ModelFacts, read_model
-from quire.text.files import OTHER_VOCABULARIES
+from quire.text.tokenizer_files import OTHER_VOCABULARIES
 from quire.util.kept import KeptFiles
-from quire.util.startup import Startup
+from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles, GGUFOpened
@@ -79,7 +79,7 @@ def open_model(
         facts = read_model(folder) if gguf is None else gguf.model.facts
     found = None
     if tokenizer and gguf is not None:
-        from quire.text.gguf import gguf_tokenizer  # the engine process needs no tokenizer
+        from quire.text.gguf_tokenizer import gguf_tokenizer  # the engine process needs no tokenizer
 
         with startup.span("tokenizer"):
             found = gguf_tokenizer(
@@ -141,7 +141,7 @@ def tokenizer_outline(model: Model) -> TokenizerOutline | None:
     Checked against the model. Raises CheckpointError.
     """
     if model.gguf is not None:
-        from quire.text.gguf import gguf_outline
+        from quire.text.gguf_tokenizer import gguf_outline
 
         found = gguf_outline(model.gguf.files.metadata, model.folder.name)
     elif has_tokenizer(model.folder):

@@ -110,7 +110,7 @@ class Admission:
                 self._wait(requests=0, tokens=own + tokens - left, now=now),
             )
 
-    def leave(self, handle: int) -> None:
+    def remove(self, handle: int) -> None:
         """Remove a request that has ended or was refused; does nothing if it does not wait."""
         self._end_wait(handle)
         self._sent_samples -= self._sent.pop(handle, 0)

@@ -29,9 +29,9 @@ from quire.engine.api import (
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import model_card
-from quire.engine.front.output import Following
-from quire.engine.front.stream import Direct, Live, LiveStream
-from quire.engine.front.suspects import Lane
+from quire.engine.front.output import OutputBuilder
+from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
+from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService, read_template
 from quire.engine.host.client import EngineClient
 from quire.engine.host.held import memory_beside
@@ -40,20 +40,20 @@ from quire.engine.host.messages import (
     SAMPLE_BITS,
     SAMPLE_MASK,
     Abort,
-    Add,
+    AddRequest,
     Finish,
     Load,
     Note,
     Ready,
     Refused,
-    Step,
+    StepReport,
     Vocabulary,
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
-from quire.text.chat import ChatAsk
+from quire.text.chat_renderer import ChatAsk
 from quire.types import QuireError, RequestError, TokenBytes
-from quire.util.startup import Startup
+from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles
@@ -97,14 +97,14 @@ class AsyncEngine:
         self._admission: Admission | None = None
         self._card: ModelCard | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[int, Live] = {}  # by handle
-        self._direct: dict[int, Direct] = {}  # by name of a row: samples that have a sink, for the hot path
+        self._live: dict[int, LiveRequest] = {}  # by handle
+        self._direct: dict[int, SinkPath] = {}  # by name of a row: samples that have a sink, for the hot path
         self._names: set[str] = set()  # request ids in use
         self._numbers = itertools.count(1)
         self._wasted = 0
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
-        self._lane = Lane()
+        self._lane = SuspectLane()
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -267,9 +267,11 @@ class AsyncEngine:
         digest = self._lane.check(request, now)
         handle = next(self._numbers)
         stop = partial(self._stop_sample, handle)
-        following = Following(request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output)
+        following = OutputBuilder(
+            request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output
+        )
         admission.admit(handle, ask, now)
-        live = Live(handle, request, following, digest)
+        live = LiveRequest(handle, request, following, digest)
         if not self._live:
             client.began()
         self._live[handle] = live
@@ -278,14 +280,14 @@ class AsyncEngine:
         live.set_timers(ask, now, self._loop, self._end)
         return LiveStream(live, self._loop, self._end, self._direct.update)
 
-    def _launch(self, live: Live) -> None:
+    def _launch(self, live: LiveRequest) -> None:
         """Send a request to the engine; a suspect waits while another one runs."""
         if not self._lane.enter(live):
             return
         assert self._client is not None
-        self._client.send(Add(live.handle, live.request))
+        self._client.send(AddRequest(live.handle, live.request))
 
-    def _end(self, live: Live, error: QuireError | None = None) -> None:
+    def _end(self, live: LiveRequest, error: QuireError | None = None) -> None:
         """End a request early: the engine stops computing it before its next step. Harmless when it has
         ended.
         """
@@ -297,7 +299,7 @@ class AsyncEngine:
         self._wasted += live.unread
         live.end(error)
 
-    def _forget(self, live: Live) -> None:
+    def _forget(self, live: LiveRequest) -> None:
         for row in live.rows():
             del self._direct[row]
         live.drop_sinks()
@@ -306,7 +308,7 @@ class AsyncEngine:
         for waiting in self._lane.leave(live):
             self._launch(waiting)
         if self._admission is not None:
-            self._admission.leave(live.handle)
+            self._admission.remove(live.handle)
         if not self._live and self._drained is not None and self.state is EngineState.DRAINING:
             self._drained.set()
 
@@ -330,7 +332,7 @@ class AsyncEngine:
         if live is not None:
             self._end(live, RequestError(report.field, report.message))
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepReport) -> None:
         now = time.monotonic()
         admission, lives, directs = self._admission, self._live, self._direct
         assert admission is not None
@@ -400,12 +402,12 @@ class AsyncEngine:
         if late:
             self._loop.call_soon(self._end_unread, late, now)
 
-    def _end_unread(self, late: list[Live], now: float) -> None:
+    def _end_unread(self, late: list[LiveRequest], now: float) -> None:
         for live in late:
             if error := self._unread(live, now):
                 self._end(live, error)
 
-    def _unread(self, live: Live, now: float) -> QuireError | None:
+    def _unread(self, live: LiveRequest, now: float) -> QuireError | None:
         return live.left_unread(now, self.serving.reader_timeout, self.serving.reader_tokens)
 
     # -- start-up -----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Sample:
     text: SampleText | None
 
 
-class Following:
+class OutputBuilder:
     """One request, and the RequestOutput that grows with it.
 
     `stop` is called with the index of a sample in whose text a stop string was found. Without `keep`, text and

@@ -8,8 +8,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from quire.engine.api import DeadlineError, GenerateAsk, Sink, StreamDelta
-from quire.engine.front.output import Following, Sample
+from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
+from quire.engine.front.output import OutputBuilder, Sample
 from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
 from quire.text.sample_text import StoppedText
 from quire.types import QuireError, Request, SeqEvent
@@ -17,7 +17,7 @@ from quire.types import QuireError, Request, SeqEvent
 logger = logging.getLogger("quire.engine")
 
 
-class Live:
+class LiveRequest:
     """One request from admission to its end, and the engine's side of its stream: its text, unread deltas, sinks and
     timers. A sample has at most one unread delta: later ones are added to it.
 
@@ -43,7 +43,7 @@ class Live:
     )
 
     def __init__(
-        self, handle: int, request: Request, following: Following, digest: bytes | None = None
+        self, handle: int, request: Request, following: OutputBuilder, digest: bytes | None = None
     ) -> None:
         self.handle = handle
         self.request = request
@@ -59,7 +59,7 @@ class Live:
         self.idle = False  # a reader waits and has not been woken
         self.error: QuireError | None = None
         self.cached_tokens = 0
-        self.directs: list[Direct | None] = [None] * len(output.outputs)  # by sample; None without a sink
+        self.directs: list[SinkPath | None] = [None] * len(output.outputs)  # by sample; None without a sink
         self.timers: list[asyncio.TimerHandle] = []
 
     def set_timers(
@@ -67,7 +67,7 @@ class Live:
         ask: GenerateAsk,
         now: float,
         loop: asyncio.AbstractEventLoop,
-        end: Callable[[Live, QuireError], None],
+        end: Callable[[LiveRequest, QuireError], None],
     ) -> None:
         """Have `end` called when a deadline of the request passes."""
 
@@ -105,7 +105,7 @@ class Live:
             self.cached_tokens,
         )
 
-    def rows(self) -> dict[int, Direct]:
+    def rows(self) -> dict[int, SinkPath]:
         """The samples that have a sink, by the names of their rows."""
         return {
             self.handle << SAMPLE_BITS | index: direct
@@ -168,7 +168,7 @@ class Live:
                 self.waiter.set_result(None)
 
 
-class Direct:
+class SinkPath:
     """The path from the tokens of a sample to its sink while the reader is idle.
 
     Nearly all tokens take this path, and each finds the caches emptied by the engine's step: the cost depends on the
@@ -177,7 +177,7 @@ class Direct:
 
     __slots__ = ("_ids", "_live", "_sample", "_settled", "_sink", "_text", "open")
 
-    def __init__(self, live: Live, sample: Sample, sink: Sink) -> None:
+    def __init__(self, live: LiveRequest, sample: Sample, sink: TextSink) -> None:
         self._live, self._sample, self._sink = live, sample, sink
         self._ids = sample.output.token_ids
         self._text = sample.text
@@ -241,10 +241,10 @@ class LiveStream:
 
     def __init__(
         self,
-        live: Live,
+        live: LiveRequest,
         loop: asyncio.AbstractEventLoop,
-        cancel: Callable[[Live], None],
-        deliver: Callable[[dict[int, Direct]], None],
+        cancel: Callable[[LiveRequest], None],
+        deliver: Callable[[dict[int, SinkPath]], None],
     ) -> None:
         self._live, self._loop, self._cancel, self._deliver = live, loop, cancel, deliver
         self.request_id = live.request_id
@@ -275,11 +275,11 @@ class LiveStream:
             live.unread_since = time.monotonic()
         return delta
 
-    def deliver_to(self, sinks: Sequence[Sink]) -> None:
+    def deliver_to(self, sinks: Sequence[TextSink]) -> None:
         """Offer text to the sinks, one per sample, as it arrives, before it becomes unread."""
         if not self.output.finished:
             live = self._live
-            live.directs[:] = map(functools.partial(Direct, live), live.following.samples, sinks)
+            live.directs[:] = map(functools.partial(SinkPath, live), live.following.samples, sinks)
             self._deliver(live.rows())
 
     def cancel(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.engine.api import RequestBlockedError
-from quire.engine.front.stream import Live
+from quire.engine.front.stream import LiveRequest
 from quire.types import Request
 
 logger = logging.getLogger("quire.engine")
@@ -76,13 +76,13 @@ class Suspects:
                 del records[digest]
 
 
-class Lane:
+class SuspectLane:
     """Runs suspects one at a time and refuses requests to blame; all others pass."""
 
     def __init__(self) -> None:
-        self.waiting: list[Live] = []
+        self.waiting: list[LiveRequest] = []
         self._suspects = Suspects()
-        self._running: Live | None = None
+        self._running: LiveRequest | None = None
 
     def check(self, request: Request, now: float) -> bytes | None:
         """The digest of a request, None without suspects. Raises RequestBlockedError for the one to blame."""
@@ -94,7 +94,7 @@ class Lane:
             raise _blocked(deaths)
         return digest
 
-    def enter(self, live: Live) -> bool:
+    def enter(self, live: LiveRequest) -> bool:
         """Whether a request may run now; otherwise it waits."""
         if live.digest is None or not self._suspects.careful(live.digest):
             return True
@@ -104,7 +104,7 @@ class Lane:
         self._running = live
         return True
 
-    def leave(self, live: Live) -> list[Live]:
+    def leave(self, live: LiveRequest) -> list[LiveRequest]:
         """A request has ended. Returns those that should enter again, in order."""
         if live in self.waiting:
             self.waiting.remove(live)
@@ -114,12 +114,14 @@ class Lane:
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def completed(self, live: Live) -> None:
+    def completed(self, live: LiveRequest) -> None:
         """A request has completed, so it is not to blame."""
         if live.digest is not None:
             self._suspects.clear(live.digest)
 
-    def died(self, lives: Iterable[Live], now: float) -> tuple[int, dict[Live, RequestBlockedError]]:
+    def died(
+        self, lives: Iterable[LiveRequest], now: float
+    ) -> tuple[int, dict[LiveRequest, RequestBlockedError]]:
         """The engine died with these requests. How many deaths the request to blame explains, and those that are it."""
         present = {live: digest_of(live.request) for live in lives if live not in self.waiting}
         blamed = self._suspects.died(set(present.values()), now)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from quire.text.chat import ChatAsk, ChatRenderer
+from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, ContextLengthError, RequestError, TokenBytes
 from quire.util.strict_json import read_small_file

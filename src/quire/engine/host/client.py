@@ -21,7 +21,7 @@ from quire.engine.host.messages import (
     Refused,
     Report,
     Stats,
-    Step,
+    StepReport,
 )
 from quire.engine.host.supervisor import Hooks, Supervisor
 
@@ -31,7 +31,7 @@ _RECORDS = 256
 _DEBUG_SECONDS = 2.0
 
 
-class Listener(Protocol):
+class EngineListener(Protocol):
     """The front of an engine. `engine_lost` comes before a restart, `engine_ready` after each (re)start."""
 
     def engine_ready(self, facts: Ready) -> None: ...
@@ -41,7 +41,7 @@ class Listener(Protocol):
         not recur.
         """
 
-    def stepped(self, step: Step) -> None: ...
+    def stepped(self, step: StepReport) -> None: ...
 
     def refused(self, report: Refused) -> None: ...
 
@@ -56,7 +56,7 @@ class EngineClient:
     """Starts an engine, sends commands, and passes its reports to a listener. Belongs to one event loop."""
 
     def __init__(
-        self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], listener: Listener
+        self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], listener: EngineListener
     ) -> None:
         self.facts: Ready | None = None  # of the latest start
         self._listener = listener
@@ -155,7 +155,7 @@ class EngineClient:
 
     def _receive(self, report: Report) -> None:
         match report:
-            case Step():
+            case StepReport():
                 self._running, self._waiting = report.running, report.waiting
                 self._listener.stepped(report)
             case Stats():

@@ -16,7 +16,7 @@ from quire.engine.host.messages import (
     Fatal,
     FrameReader,
     Load,
-    Progress,
+    LoadProgress,
     ProtocolError,
     Ready,
     Report,
@@ -36,7 +36,7 @@ _LOAD_ERRORS: dict[str, type[Exception]] = {
 _STOP_SECONDS = 2.0
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """Socket and host of one engine. `on_report` gets every message once the engine is ready; `on_lost` is called
     once when the engine ends without being stopped.
     """
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
             self._ready.set_result(report)
         elif isinstance(report, Fatal):
             self._ready.set_exception(_load_error(report))
-        elif isinstance(report, Progress) and self._progress is not None:
+        elif isinstance(report, LoadProgress) and self._progress is not None:
             self._progress(report.done, report.total)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # imported on demand, threads. Measured: 3.7 MiB up to the first request, 2.9 for the pages of metrics and of the API's
 # description, 1.5 for the first chat and the first logprobs.
 SERVER_GROWTH = 9 * 2**20
-# Texts of tokens in three caches (server/logprobs, front/text_service): 270 bytes measured. Tokenizer files have
+# Texts of tokens in three caches (server/logprob_bodies, front/text_service): 270 bytes measured. Tokenizer files have
 # 50 to 100 bytes per token, so the file size is enough to recognise vocabularies below _TEXTS tokens.
 _TEXTS, _TEXT_BYTES, _FILE_BYTES = 2**13, 3 * 280, 48
 # A connection without a request. Measured with 400 of them, after a request: 8.4 KiB on a quiet machine and

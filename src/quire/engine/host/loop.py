@@ -9,7 +9,7 @@ from quire.engine.host.channel import Channel
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
-    Add,
+    AddRequest,
     AskRecords,
     Command,
     Finish,
@@ -19,7 +19,7 @@ from quire.engine.host.messages import (
     Records,
     Refused,
     Stats,
-    Step,
+    StepReport,
     Stop,
     Vocabulary,
     pack_handles,
@@ -73,7 +73,7 @@ class EngineLoop:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Add():
+            case AddRequest():
                 self._add(command)
             case Abort(handle):
                 request_id = self._ids.get(handle)
@@ -95,7 +95,7 @@ class EngineLoop:
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 
-    def _add(self, command: Add) -> None:
+    def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)
         request = command.request
         try:
@@ -118,7 +118,7 @@ class EngineLoop:
         self._totals.add_send(time.monotonic() - end)
         self._dirty = True
 
-    def _report(self, start: float, end: float, events: list[SeqEvent]) -> Step:
+    def _report(self, start: float, end: float, events: list[SeqEvent]) -> StepReport:
         record, live = self._core.records[-1], self._live
         started = [live[request_id].handle for request_id in self._core.started if request_id in live]
         rows: list[int] = []
@@ -137,7 +137,7 @@ class EngineLoop:
                 request.reported = True
                 if event.finish_reason is not None:
                     self._end_sample(event.request_id)
-        return Step(
+        return StepReport(
             number=record.step,
             start=start,
             end=end,

@@ -31,7 +31,7 @@ from quire.types import (
     TokenBytes,
     TokenIds,
 )
-from quire.util.startup import Span
+from quire.util.startup_spans import Span
 
 MAX_FRAME_BYTES = 2**30
 HEADER_BYTES = 4
@@ -59,7 +59,7 @@ class Load(_Message, frozen=True, tag=1):
     beside: dict[str, int] = {}
 
 
-class Add(_Message, frozen=True, tag=2):
+class AddRequest(_Message, frozen=True, tag=2):
     """Queue a request. Handles are never reused, and rise except for requests that were held back."""
 
     handle: int
@@ -101,13 +101,13 @@ class Vocabulary(_Message, frozen=True, tag=8):
     tokens: TokenBytes
 
 
-Command = Load | Add | Abort | Finish | Ping | AskRecords | Stop | Vocabulary
+Command = Load | AddRequest | Abort | Finish | Ping | AskRecords | Stop | Vocabulary
 
 
 # -- from the engine ----------------------------------------------------------------------------------------
 
 
-class Progress(_Message, frozen=True, tag=1):
+class LoadProgress(_Message, frozen=True, tag=1):
     """Bytes of weights loaded."""
 
     done: int
@@ -155,7 +155,7 @@ class Note(_Message, frozen=True):
     prompt_logprobs: Logprobs | None = None
 
 
-class Step(_Message, frozen=True, tag=4):
+class StepReport(_Message, frozen=True, tag=4):
     """A completed step. Times are of time.monotonic(), which all processes of a machine share.
 
     rows     int64 per row: handle << SAMPLE_BITS | sample
@@ -217,7 +217,7 @@ class Records(_Message, frozen=True, tag=8):
     records: list[StepRecord]
 
 
-Report = Progress | Ready | Fatal | Step | Refused | Pong | Stats | Records
+Report = LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records
 
 
 # -- frames -------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import open_model
 from quire.engine.host.channel import Channel, ChannelClosedError
 from quire.engine.host.loop import EngineLoop
-from quire.engine.host.messages import Fatal, Load, Progress, Ready, Stop
+from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
 from quire.types import QuireError
-from quire.util.startup import Startup
+from quire.util.startup_spans import Startup
 
 _PR_SET_PDEATHSIG = 1
 _PROGRESS_SECONDS = 0.1
@@ -62,7 +62,7 @@ def _load(command: Load, channel: Channel, startup: Startup) -> Built | None:
         now = time.monotonic()
         if now >= due or done == total:
             due = now + _PROGRESS_SECONDS
-            channel.send(Progress(done, total))
+            channel.send(LoadProgress(done, total))
 
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)

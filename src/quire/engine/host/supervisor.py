@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState
-from quire.engine.host.connection import Connection
+from quire.engine.host.connection import EngineConnection
 from quire.engine.host.hosts import Host
-from quire.engine.host.messages import Command, Load, Ping, Pong, Ready, Report, Step
+from quire.engine.host.messages import Command, Load, Ping, Pong, Ready, Report, StepReport
 from quire.engine.host.watchdog import Verdict, Watchdog
 from quire.types import QuireError
 
@@ -48,7 +48,7 @@ class Supervisor:
         self.state = EngineState.STARTING
         self.given_up = asyncio.Event()
         self._load, self._serving, self._new_host, self._hooks = load, serving, new_host, hooks
-        self._connection: Connection | None = None
+        self._connection: EngineConnection | None = None
         self.restarts = 0
         self._failures: deque[float] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +107,7 @@ class Supervisor:
         return True
 
     async def _open(self, progress: Callable[[int, int], None] | None) -> Ready:
-        connection = Connection(self._new_host(), self._receive, self._lost)
+        connection = EngineConnection(self._new_host(), self._receive, self._lost)
         ready = await connection.open(self._load, progress)
         self._connection = connection
         self._watchdog = Watchdog(self._serving.stall_timeout, time.monotonic())
@@ -115,7 +115,7 @@ class Supervisor:
 
     def _receive(self, report: Report) -> None:
         now = time.monotonic()
-        if isinstance(report, Step):
+        if isinstance(report, StepReport):
             self._watchdog.stepped(report.end - report.start, now)
         else:
             self._watchdog.answered(now)
@@ -187,7 +187,7 @@ class Supervisor:
             if self._connection is not None:
                 self._check(self._connection, now, overslept)
 
-    def _check(self, connection: Connection, now: float, overslept: float) -> None:
+    def _check(self, connection: EngineConnection, now: float, overslept: float) -> None:
         verdict = self._watchdog.check(
             now,
             working=self._hooks.working(),

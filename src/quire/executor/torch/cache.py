@@ -70,7 +70,7 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CacheRow:
     """One sequence of a step: it owns tokens start … stop-1; `blocks` is its line of the block table."""
 
     start: int

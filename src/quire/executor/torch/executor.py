@@ -25,7 +25,7 @@ from quire.executor.sampler import HostSampler
 from quire.executor.torch import collectives, experts, ops
 from quire.executor.torch.operands import Operands, run_op
 from quire.executor.torch.state import State
-from quire.executor.torch.step import Step, StepReader
+from quire.executor.torch.step import DeviceStep, StepReader
 from quire.executor.torch.weights import Weights
 from quire.loader.packed import Packer
 from quire.program.program import Program
@@ -71,7 +71,7 @@ class TorchExecutor:
         self._weights = Weights(program, self._device)
         self._state: State | None = None
         self._reader: StepReader | None = None
-        self._step: Step | None = None
+        self._step: DeviceStep | None = None
         self._stop: int | None = None
         self._steps = 0
         self._seconds: list[float] | None = None  # of each op, while they are measured
@@ -191,7 +191,7 @@ class TorchExecutor:
             raise RuntimeError("bind must be called before a step is run or read")
         return self._state, self._reader
 
-    def _run_ops(self, begin: int, end: int, step: Step, num_logit_rows: int) -> Outputs:
+    def _run_ops(self, begin: int, end: int, step: DeviceStep, num_logit_rows: int) -> Outputs:
         """Ops begin … end - 1, and none after the one to stop after."""
         state, reader = self._bound()
         logit_rows = reader.logit_rows(num_logit_rows, len(step.positions))

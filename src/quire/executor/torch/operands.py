@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quire.executor.group import Group
-from quire.executor.torch.cache import Location, Rotation, Row
+from quire.executor.torch.cache import CacheRow, Location, Rotation
 from quire.executor.torch.state import State
-from quire.executor.torch.step import Step
+from quire.executor.torch.step import DeviceStep
 from quire.executor.torch.weights import Weights, quantize_rows
 from quire.program.op import Op
 from quire.program.program import Program
@@ -25,7 +25,7 @@ class Operands:
     """Finds the tensors that the ops of one step name."""
 
     def __init__(
-        self, program: Program, weights: Weights, state: State, step: Step, logit_rows: Tensor,
+        self, program: Program, weights: Weights, state: State, step: DeviceStep, logit_rows: Tensor,
         group: Group | None = None,
     ) -> None:  # fmt: skip
         self.program, self.weights, self.state, self.group = program, weights, state, group
@@ -59,7 +59,7 @@ class Operands:
         """Where the cache of a layer takes the step's tokens."""
         return self.step.locations[self.program.kv_layers[layer].group]
 
-    def rows_of(self, layer: int) -> tuple[Row, ...]:
+    def rows_of(self, layer: int) -> tuple[CacheRow, ...]:
         """The step's sequences with their blocks of a layer's cache."""
         return self.step.rows[self.program.kv_layers[layer].group]
 

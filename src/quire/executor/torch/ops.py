@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.executor.torch.cache import LatentCache, LayerCache, Location, Rotation, Row
+from quire.executor.torch.cache import CacheRow, LatentCache, LayerCache, Location, Rotation
 from quire.executor.torch.operands import Operands, defines
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import greatest, quantize_rows
@@ -158,7 +158,7 @@ def head_norm(op: RopeWrite, x: Tensor, weight: Tensor, row: Tensor | None = Non
 
 
 def attend(
-    op: Attend, qkv: Tensor, sinks: Tensor | None, *, positions: Tensor, cache: LayerCache, rows: Sequence[Row],
+    op: Attend, qkv: Tensor, sinks: Tensor | None, *, positions: Tensor, cache: LayerCache, rows: Sequence[CacheRow],
     out: Tensor,
 ) -> None:  # fmt: skip
     """out [T, H·D] = softmax(scores) v over the visible positions of each token's sequence; sinks [H] as `Attend`.
@@ -245,7 +245,7 @@ def _latent_write(on: Operands, op: LatentWrite) -> None:
 
 
 def latent_attend(
-    op: LatentAttend, q_latent: Tensor, q: Tensor, *, positions: Tensor, cache: LatentCache, rows: Sequence[Row],
+    op: LatentAttend, q_latent: Tensor, q: Tensor, *, positions: Tensor, cache: LatentCache, rows: Sequence[CacheRow],
     out: Tensor,
 ) -> None:  # fmt: skip
     """out [T, H·rank] = softmax(scores) latents over positions 0 … p of each token's sequence; see LatentAttend."""

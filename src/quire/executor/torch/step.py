@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from quire.executor.base import I32, Limits, StepArrays
-from quire.executor.torch.cache import Location, Row
+from quire.executor.torch.cache import CacheRow, Location
 from quire.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DeviceStep:
     """What the ops of one step share; `locations` and `rows` are by cache group."""
 
     token_ids: Tensor
     positions: Tensor
     locations: tuple[Location, ...]
-    rows: tuple[tuple[Row, ...], ...]
+    rows: tuple[tuple[CacheRow, ...], ...]
 
 
 class StepReader:
@@ -31,7 +31,7 @@ class StepReader:
         self.vocab = program.vocab
         self.windows = [group.window for group in program.cache_groups]
 
-    def read(self, num_tokens: int, num_rows: int) -> Step:
+    def read(self, num_tokens: int, num_rows: int) -> DeviceStep:
         """The first num_tokens and num_rows of the arrays."""
         _within("num_tokens", num_tokens, 1, self.limits.max_tokens)
         _within("num_rows", num_rows, 1, self.limits.max_rows)
@@ -45,7 +45,7 @@ class StepReader:
         _inside("positions", positions, self.limits.max_len)
         _inside("slots", slots, self.limits.max_rows)
         groups = [self._group(g, positions, starts, slots) for g in range(len(self.windows))]
-        return Step(
+        return DeviceStep(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
             locations=tuple(locations for locations, _ in groups),
@@ -59,10 +59,12 @@ class StepReader:
         _inside("logit_rows", rows, num_tokens)
         return self._tensor(rows)
 
-    def _group(self, group: int, positions: I32, starts: I32, slots: I32) -> tuple[Location, tuple[Row, ...]]:
+    def _group(
+        self, group: int, positions: I32, starts: I32, slots: I32
+    ) -> tuple[Location, tuple[CacheRow, ...]]:
         """Where a group's tokens are written, and each row's line of its block table."""
         size, window = self.limits.block_size, self.windows[group]
-        rows: list[Row] = []
+        rows: list[CacheRow] = []
         block_ids = np.empty_like(positions)
         for start, stop, slot in zip(starts[:-1].tolist(), starts[1:].tolist(), slots.tolist(), strict=True):
             blocks, at = self.arrays.block_tables[group][slot], positions[start:stop]
@@ -70,7 +72,7 @@ class StepReader:
             _inside(f"block_tables[{group}][{slot}]", blocks[first // size : int(at.max()) // size + 1],
                     self.limits.num_blocks)  # fmt: skip
             block_ids[start:stop] = blocks[at // size]
-            rows.append(Row(start, stop, self._tensor(blocks)))
+            rows.append(CacheRow(start, stop, self._tensor(blocks)))
         return (self._tensor(block_ids), self._tensor(positions % size)), tuple(rows)
 
     def _tensor(self, array: I32) -> Tensor:

@@ -16,11 +16,11 @@ from quire.spec.families.common import (
     windows_by_pattern,
     with_layers,
 )
-from quire.spec.model import ModelSpec, Norm, QKNorm
+from quire.spec.model import ModelSpec, NormSpec, QKNorm
 from quire.spec.rope_config import RopeStyle, context_lengths, read_rope
 
 _COHERE = Defaults(
-    max_positions=8192, norm=Norm("layer", 1e-5), eps_key="layer_norm_eps", tied=True,
+    max_positions=8192, norm=NormSpec("layer", 1e-5), eps_key="layer_norm_eps", tied=True,
     rope=RopeStyle(theta=500_000.0, interleaved=True),
 )  # fmt: skip
 _COHERE2 = replace(_COHERE, rope=RopeStyle(interleaved=True))
@@ -28,7 +28,7 @@ _COHERE2 = replace(_COHERE, rope=RopeStyle(interleaved=True))
 
 def cohere(config: ConfigReader) -> ModelSpec:
     """Parallel attention and feed-forward after one LayerNorm; q and k norms with `use_qk_norm`."""
-    per_head = QKNorm(Norm("layer"), shared=False) if config.boolean("use_qk_norm", False) else None
+    per_head = QKNorm(NormSpec("layer"), shared=False) if config.boolean("use_qk_norm", False) else None
     spec = decoder(config, _COHERE, [0] * layer_count(config), biases=_biases(config), qk_norm=per_head)
     return _parallel(config, spec)
 

@@ -13,7 +13,7 @@ from quire.spec.model import (
     DTypeName,
     Layer,
     ModelSpec,
-    Norm,
+    NormSpec,
     QKNorm,
     Rope,
 )
@@ -75,7 +75,7 @@ def _same_kind(a: object, b: object) -> bool:
     return isinstance(a, bool) == isinstance(b, bool)
 
 
-_RMS, _ROPE = Norm(), RopeStyle()
+_RMS, _ROPE = NormSpec(), RopeStyle()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Defaults:
     kv_heads: int | None = None
     head_dim: int | None = None
     window: int = 4096
-    norm: Norm = _RMS
+    norm: NormSpec = _RMS
     eps_key: str = "rms_norm_eps"
     act: str = "silu"
     act_key: str = "hidden_act"

@@ -18,12 +18,12 @@ from quire.spec.families.common import (
     layer_count,
 )
 from quire.spec.families.experts import MAX_EXPERTS, read_top_k, with_experts
-from quire.spec.model import MLP, LatentAttention, ModelSpec, MoE, Norm, Router, WeightNames
+from quire.spec.model import MLP, LatentAttention, ModelSpec, MoE, NormSpec, Router, WeightNames
 from quire.spec.rope_config import RopeStyle, context_lengths, read_rope, softmax_factor
 
 _MAX_KV_RANK = 8192
 _Q_RANK = 1536
-_NORM = Norm(eps=1e-6)  # of latents; there is no key for it
+_NORM = NormSpec(eps=1e-6)  # of latents; there is no key for it
 _V2 = Defaults(max_positions=2048, rope=RopeStyle(interleaved=True))
 _V3 = replace(_V2, max_positions=4096)
 _NAMES = WeightNames(

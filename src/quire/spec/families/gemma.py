@@ -19,10 +19,10 @@ from quire.spec.families.common import (
     windows_by_pattern,
     with_layers,
 )
-from quire.spec.model import ModelSpec, Norm, QKNorm, Rope, WeightNames
+from quire.spec.model import ModelSpec, NormSpec, QKNorm, Rope, WeightNames
 from quire.spec.rope_config import RopeStyle, make_rope, read_rope, ropes_by_type
 
-_NORM = Norm(plus=1.0)  # weights are stored as differences from one
+_NORM = NormSpec(added=1.0)  # weights are stored as differences from one
 _GEMMA = Defaults(
     max_positions=8192, kv_heads=16, head_dim=256, norm=_NORM, act="gelu_pytorch_tanh", tied=True
 )

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from quire.spec.config_reader import ConfigReader
 from quire.spec.families.common import Biases, Defaults, decoder, layer_count, with_layers
-from quire.spec.model import ModelSpec, Norm, WeightNames
+from quire.spec.model import ModelSpec, NormSpec, WeightNames
 from quire.spec.rope_config import RopeStyle
 
 _GLM = Defaults(
-    max_positions=131_072, kv_heads=2, head_dim=128, norm=Norm(eps=1.5625e-7),
+    max_positions=131_072, kv_heads=2, head_dim=128, norm=NormSpec(eps=1.5625e-7),
     rope=RopeStyle(partial=0.5, interleaved=True),
 )  # fmt: skip
 _NAMES = WeightNames(

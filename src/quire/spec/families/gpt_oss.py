@@ -15,11 +15,11 @@ from quire.spec.families.common import (
     windows_of_types,
 )
 from quire.spec.families.experts import read_experts, softmax_router, with_experts
-from quire.spec.model import ClampedSwiGLU, ExpertStacks, ModelSpec, MoE, Norm, WeightNames
+from quire.spec.model import ClampedSwiGLU, ExpertStacks, ModelSpec, MoE, NormSpec, WeightNames
 from quire.spec.rope_config import RopeStyle
 
 _GPT_OSS = Defaults(
-    max_positions=131_072, kv_heads=8, head_dim=64, window=128, norm=Norm(eps=1e-5),
+    max_positions=131_072, kv_heads=8, head_dim=64, window=128, norm=NormSpec(eps=1e-5),
     rope=RopeStyle(theta=150_000.0),
 )  # fmt: skip
 _NAMES = WeightNames(router="model.layers.{i}.mlp.router")

@@ -14,11 +14,11 @@ from quire.spec.families.common import (
     window_size,
 )
 from quire.spec.families.experts import read_experts, softmax_router, with_experts
-from quire.spec.model import ExpertStacks, ModelSpec, MoE, Norm, WeightNames
+from quire.spec.model import ExpertStacks, ModelSpec, MoE, NormSpec, WeightNames
 from quire.spec.rope_config import RopeStyle
 
 _MIXTRAL = Defaults(
-    max_positions=4096 * 32, kv_heads=8, norm=Norm(eps=1e-5), rope=RopeStyle(theta=1_000_000.0)
+    max_positions=4096 * 32, kv_heads=8, norm=NormSpec(eps=1e-5), rope=RopeStyle(theta=1_000_000.0)
 )  # fmt: skip
 _EXPERT = "model.layers.{i}.block_sparse_moe.experts.{e}."
 _NAMES = WeightNames(

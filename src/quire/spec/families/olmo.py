@@ -17,10 +17,10 @@ from quire.spec.families.common import (
     windows_by_pattern,
     with_layers,
 )
-from quire.spec.model import ModelSpec, Norm, QKNorm, Rope
+from quire.spec.model import ModelSpec, NormSpec, QKNorm, Rope
 from quire.spec.rope_config import RopeStyle, make_rope, read_rope, ropes_by_type
 
-_OLMO2 = Defaults(max_positions=2048, norm=Norm(eps=1e-5))
+_OLMO2 = Defaults(max_positions=2048, norm=NormSpec(eps=1e-5))
 _OLMO3 = replace(_OLMO2, rope=RopeStyle(theta=500_000.0))
 
 
@@ -53,6 +53,6 @@ def _post_norm(
     bias = config.boolean("attention_bias", False)
     spec = decoder(
         config, defaults, windows, biases=Biases(qkv=bias, out=bias),
-        qk_norm=QKNorm(Norm(), whole=True), ropes=ropes,
+        qk_norm=QKNorm(NormSpec(), whole=True), ropes=ropes,
     )  # fmt: skip
     return with_layers(spec, pre_norm=False, post_norm=True)

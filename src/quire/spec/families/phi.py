@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from quire.spec.config_reader import ConfigReader
 from quire.spec.families.common import Defaults, decoder, layer_count, window_size
-from quire.spec.model import ModelSpec, Norm, WeightNames
+from quire.spec.model import ModelSpec, NormSpec, WeightNames
 from quire.spec.rope_config import RopeStyle
 
 # Early releases call longrope "su", and once "yarn".
 _ROPE = RopeStyle(partial=1.0, names=(("su", "longrope"), ("yarn", "longrope")), original=4096)
-_PHI3 = Defaults(max_positions=4096, norm=Norm(eps=1e-5), rope=_ROPE)
+_PHI3 = Defaults(max_positions=4096, norm=NormSpec(eps=1e-5), rope=_ROPE)
 _NAMES = WeightNames(
     qkv="model.layers.{i}.self_attn.qkv_proj", gate_up="model.layers.{i}.mlp.gate_up_proj"
 )  # fmt: skip

@@ -14,7 +14,7 @@ from quire.spec.families.common import (
     window_size,
     windows_of_types,
 )
-from quire.spec.model import ModelSpec, Norm, QKNorm
+from quire.spec.model import ModelSpec, NormSpec, QKNorm
 
 _QWEN2 = Defaults(max_positions=32768, kv_heads=32)
 _QWEN3 = replace(_QWEN2, head_dim=128)
@@ -32,7 +32,11 @@ def qwen3(config: ConfigReader) -> ModelSpec:
         raise config.error("head_dim", "null is not an integer")
     bias = config.boolean("attention_bias", False)
     return decoder(
-        config, _QWEN3, _windows(config, _QWEN3), biases=Biases(qkv=bias, out=bias), qk_norm=QKNorm(Norm())
+        config,
+        _QWEN3,
+        _windows(config, _QWEN3),
+        biases=Biases(qkv=bias, out=bias),
+        qk_norm=QKNorm(NormSpec()),
     )
 
 

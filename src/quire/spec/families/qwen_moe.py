@@ -17,7 +17,7 @@ from quire.spec.families.common import (
     windows_of_types,
 )
 from quire.spec.families.experts import dense_layers, read_experts, softmax_router, with_experts
-from quire.spec.model import MLP, ModelSpec, MoE, Norm, QKNorm
+from quire.spec.model import MLP, ModelSpec, MoE, NormSpec, QKNorm
 
 _QWEN2 = Defaults(max_positions=32768, kv_heads=16)
 _QWEN3 = replace(_QWEN2, kv_heads=4)
@@ -37,7 +37,7 @@ def qwen3_moe(config: ConfigReader) -> ModelSpec:
     window = window_size(config, _QWEN3) if config.boolean("use_sliding_window", False) else 0
     bias = config.boolean("attention_bias", False)
     windows = [window] * layer_count(config)
-    spec = decoder(config, _QWEN3, windows, biases=Biases(qkv=bias, out=bias), qk_norm=QKNorm(Norm()))
+    spec = decoder(config, _QWEN3, windows, biases=Biases(qkv=bias, out=bias), qk_norm=QKNorm(NormSpec()))
     return _with_experts(config, spec, (128, 8, 768))
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from quire.spec.config_reader import ConfigReader
 from quire.spec.families.common import Biases, Defaults, decoder, layer_count, with_layers
-from quire.spec.model import ModelSpec, Norm, QKNorm, WeightNames
+from quire.spec.model import ModelSpec, NormSpec, QKNorm, WeightNames
 from quire.spec.rope_config import RopeStyle
 
 _STABLELM = Defaults(
-    max_positions=4096, kv_heads=32, norm=Norm("layer", 1e-5, bias=True), eps_key="layer_norm_eps",
+    max_positions=4096, kv_heads=32, norm=NormSpec("layer", 1e-5, bias=True), eps_key="layer_norm_eps",
     rope=RopeStyle(partial=0.25),
 )  # fmt: skip
 _NAMES = WeightNames(
@@ -22,7 +22,7 @@ _NAMES = WeightNames(
 def stablelm(config: ConfigReader) -> ModelSpec:
     """LayerNorms with bias; with `qk_layernorm`, one norm per head."""
     biases = Biases(qkv=config.boolean("use_qkv_bias", False))
-    per_head = QKNorm(Norm("layer"), shared=False) if config.boolean("qk_layernorm", False) else None
+    per_head = QKNorm(NormSpec("layer"), shared=False) if config.boolean("qk_layernorm", False) else None
     spec = decoder(config, _STABLELM, [0] * layer_count(config), biases=biases, qk_norm=per_head)
     parallel = config.boolean("use_parallel_residual", False)
     return replace(with_layers(spec, parallel=parallel), names=_NAMES)

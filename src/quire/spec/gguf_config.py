@@ -101,7 +101,7 @@ def spec_of_file(
 ) -> ModelSpec:
     """The spec of a config, with the norms and tensor names of a file."""
     if architecture.whole_norms:
-        norm = replace(spec.norm, plus=0.0)
+        norm = replace(spec.norm, added=0.0)
         spec = replace(spec, norm=norm, layers=tuple(map(_with_whole_norms, spec.layers)))
     names = replace(spec.names, **architecture.names)
     if "blk.0.attn_q.weight" in shapes:
@@ -115,7 +115,7 @@ def _with_whole_norms(layer: Layer) -> Layer:
     attention = layer.mixer
     if not isinstance(attention, Attention) or attention.qk_norm is None:
         return layer
-    qk_norm = replace(attention.qk_norm, norm=replace(attention.qk_norm.norm, plus=0.0))
+    qk_norm = replace(attention.qk_norm, norm=replace(attention.qk_norm.norm, added=0.0))
     return replace(layer, mixer=replace(attention, qk_norm=qk_norm))
 
 

@@ -17,12 +17,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from quire.records import dataclass
-from quire.text.files import MAX_TEMPLATE_BYTES
-from quire.text.kept import kept_tokenizer
+from quire.text.kept_tokenizers import kept_tokenizer
 from quire.text.outline import TokenizerOutline
 from quire.text.pretokenizers import WORDS, Words
 from quire.text.sparse import SparseTokenizer
 from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer_files import MAX_TEMPLATE_BYTES
 from quire.types import CheckpointError, UnsupportedModelError
 from quire.util.kept import KeptFiles
 
@@ -95,7 +95,7 @@ class _Metadata:
             return None
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.error(key, f"{value!r} is not the id of a token")
-        return value if 0 <= value < tokens else None  # spec/generation reports ids that matter
+        return value if 0 <= value < tokens else None  # spec/generation_config reports ids that matter
 
 
 def gguf_tokenizer(

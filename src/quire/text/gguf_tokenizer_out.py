@@ -1,4 +1,4 @@
-"""Convert a tokenizer.json to GGUF metadata; the inverse of text/gguf.
+"""Convert a tokenizer.json to GGUF metadata; the inverse of text/gguf_tokenizer.
 
 Supports byte-level BPE whose word expression has a GGUF name, or gives the same tokens as one with a name, and
 SentencePiece-style BPE with byte fallback. Anything else is refused, because a file with other ids would be worse than

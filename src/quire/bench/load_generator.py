@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from quire.bench.client import Clock
+from quire.bench.http_client import Clock
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Session, Turn
 

@@ -18,8 +18,10 @@ from quire.server.responses import (
     TopLogprob,
 )
 
-Entry = tuple[int, PositionLogprobs | None]
-Entries = Callable[[], Iterable[Entry]]  # token ids with their logprobs; each call starts from the beginning
+LogprobEntry = tuple[int, PositionLogprobs | None]
+Entries = Callable[
+    [], Iterable[LogprobEntry]
+]  # token ids with their logprobs; each call starts from the beginning
 
 T = TypeVar("T")
 

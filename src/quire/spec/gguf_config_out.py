@@ -1,4 +1,4 @@
-"""Express a spec as metadata and tensor names of a GGUF file; the inverse of spec/gguf.
+"""Express a spec as metadata and tensor names of a GGUF file; the inverse of spec/gguf_config.
 
 The metadata is read back and compared with the spec, so that properties without a GGUF key are found before a file is
 written.
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.spec.gguf import asked_names, read_gguf_model, spec_of_file
 from quire.spec.gguf_architectures import ARCHITECTURES, BARE, ROWS, SIGMOID, SOFTMAX, STEMS
+from quire.spec.gguf_config import asked_names, read_gguf_model, spec_of_file
 from quire.spec.gguf_keys import GGUFSummary
 from quire.spec.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from quire.spec.model import MLP, Attention, LatentAttention, Layer, ModelSpec, MoE, Rope

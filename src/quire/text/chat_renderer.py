@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 
-from quire.text import messages as shapes
+from quire.text import chat_messages as shapes
 from quire.text.content import ContentForm, content_form, takes_json_arguments
 from quire.text.meter import LimitExceededError, Meter, TemplateLimits
 from quire.text.provenance import TemplateText, concat, own_spans
