@@ -43,7 +43,7 @@ class RequestOptions:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-Body = Callable[[SentPrompt, RequestOptions], dict[str, Any]]
+MakeBody = Callable[[SentPrompt, RequestOptions], dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Endpoint:
 
     name: str
     path: str
-    body: Body
+    body: MakeBody
     read: Callable[[dict[str, Any]], Event]
     chat: bool = False
     ids: bool = False
@@ -152,7 +152,7 @@ _COUNTING: dict[str, dict[str, Any]] = {
 }
 
 
-def _openai_body(backend: str, *, chat: bool) -> Body:
+def _openai_body(backend: str, *, chat: bool) -> MakeBody:
     def body(prompt: SentPrompt, ask: RequestOptions) -> dict[str, Any]:
         counting = _COUNTING.get(backend, {}) if ask.count_tokens else {}
         usage = {"include_usage": True} if ask.stream else {}

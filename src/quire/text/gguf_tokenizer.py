@@ -36,7 +36,7 @@ _NO_ID = 2**32 - 1
 _SPACE = "\u2581"
 
 
-class Array(Protocol):
+class LazyArray(Protocol):
     """An array of the metadata, decoded on demand."""
 
     def __len__(self) -> int: ...
@@ -66,13 +66,13 @@ class _Metadata:
     def error(self, key: str, message: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {key}: {message}")
 
-    def array(self, key: str, limit: int) -> Array:
+    def array(self, key: str, limit: int) -> LazyArray:
         value = self.values.get(key)
         if value is None:
             raise self.error(key, "is missing")
         if not hasattr(value, "strings") or not hasattr(value, "numbers"):
             raise self.error(key, "is not an array")
-        array = cast(Array, value)
+        array = cast(LazyArray, value)
         if len(array) > limit:
             raise self.error(key, f"{len(array)} entries exceed the limit of {limit}")
         return array
