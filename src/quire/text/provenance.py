@@ -126,11 +126,13 @@ class TemplateText(str):
         return _text(text, own_of(new).join(map(own_of, kept)))
 
     def _mapped(self, change: Callable[[str], str]) -> str:
-        """Change the case. A character becomes one or more, never none."""
+        """Change the case. A character becomes one or more, never none; how many depends on it and the one before."""
         text, own = change(self), self._own
         if len(text) != len(own):
-            chars = zip(str.__iter__(self), own, strict=True)
-            own = b"".join(bytes((flag,)) * len(change(char)) for char, flag in chars)
+            plain = str.__str__(self)
+            befores = ["", *plain[:-1]]
+            sizes = (len(change(a + b)) - len(change(a)) for a, b in zip(befores, plain, strict=True))
+            own = b"".join(bytes((flag,)) * size for flag, size in zip(own, sizes, strict=True))
         return _text(text, own) if len(text) == len(own) else text
 
     def _cut(self, pieces: Iterable[str], separator: str | None) -> list[str]:
