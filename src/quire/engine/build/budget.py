@@ -32,9 +32,9 @@ REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = (
 # Bookkeeping of a block: a node of the prefix cache with its slot in dictionaries and heaps, and per token four
 # bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
 BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
-# What steps add to the engine process: code pages that run for the first time (1.5 MiB measured), records of the latest
+# What steps add to the engine process: code pages that run for the first time (0.5 MiB measured), records of the latest
 # steps.
-STEP_GROWTH = 2 * 2**20
+STEP_GROWTH = 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 # The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
