@@ -290,7 +290,7 @@ def settings(asked: Any, engine: BenchEngine) -> dict[str, Any]:
         "weights": config.quantized or config.weights,
         "kv": config.kv,
         "threads": config.threads,
-        "isa": getattr(engine.built.executor, "isa", "torch"),
+        "isa": engine.built.executor.isa,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "architecture": engine.built.model.facts.architecture,

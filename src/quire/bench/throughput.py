@@ -62,9 +62,8 @@ def measure(
         batch = [prompts.make(1, length)[0] for length in inputs]
         if not warm:
             return engine.run(batch, outputs, asked.concurrency)
-        count = min(
-            asked.num_prompts, asked.concurrency or 4
-        )  # a few requests, to touch pages and wake threads
+        # A few requests touch the pages and wake the threads.
+        count = min(asked.num_prompts, asked.concurrency or 4)
         return engine.run(batch[:count], [min(4, n) for n in outputs[:count]])
 
     tables: Tables = {"iterations": [], "composition": [], "steps": []}

@@ -50,8 +50,6 @@ def bench_parser(name: str) -> Parser:
 
 def run(args: argparse.Namespace) -> int:
     options = bench_parser(args.bench).parse_args(args.rest)
-    options.bench, options.words = (
-        args.bench,
-        ["quire", "bench", args.bench, *args.rest],
-    )  # for the result file
+    # For the result file.
+    options.bench, options.words = args.bench, ["quire", "bench", args.bench, *args.rest]
     return int(importlib.import_module(BENCHES[args.bench][0]).run(options))

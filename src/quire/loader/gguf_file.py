@@ -26,7 +26,7 @@ from quire.quant.ggml import TYPES_BY_ID, BlockType
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
-from quire.util.files import open_regular
+from quire.util.files import open_to_map
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 
 MAX_HEADER_BYTES = 512 * 2**20
@@ -321,16 +321,11 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with open_regular(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < 24:
-                    raise CheckpointError(f"{path.name}: {size} bytes are too short for a GGUF file")
-                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except ValueError:  # mmap beyond the end of the file
-            raise CheckpointError(f"{path.name}: the file shrank while it was read") from None
-        except OSError as error:
-            raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
+        with open_to_map(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < 24:
+                raise CheckpointError(f"{path.name}: {size} bytes are too short for a GGUF file")
+            self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         self._view = memoryview(self._map)
         try:
             self.header = parse_header(self._view, path.name)

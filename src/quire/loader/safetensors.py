@@ -23,7 +23,7 @@ from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
-from quire.util.files import open_regular
+from quire.util.files import open_to_map
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 from quire.util.strict_json import parse_json_object
 
@@ -123,14 +123,9 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with open_regular(path) as file:
-                self._entries, self._start, size = _read_header(file, path.name)
-                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except ValueError:  # mmap beyond the end of the file
-            raise CheckpointError(f"{path.name}: the file shrank while it was read") from None
-        except OSError as error:
-            raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
+        with open_to_map(path) as file:
+            self._entries, self._start, size = _read_header(file, path.name)
+            self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]:

@@ -16,9 +16,8 @@ DTYPE_BYTES = {dtype.name: _native.dtype_bytes(dtype) for dtype in _native.DType
 ScaleKind = Literal["f16", "bf16", "f32", "f16*u8"]
 OffsetKind = Literal["none", "u8", "f16", "bf16", "f32", "f16*u8"]
 GROUP_SIZES = _native.GROUP_SIZES
-GROUP_BITS = (
-    _native.GROUP_BITS
-)  # powers of two between the lowest and the highest scale of a row of inputs in groups
+# Powers of two between the lowest and the highest scale of a row of inputs in groups.
+GROUP_BITS = _native.GROUP_BITS
 SUPER_GROUPS = _native.SUPER_GROUPS  # groups that share a float16 factor in the two-level kind "f16*u8"
 
 

@@ -135,9 +135,12 @@ class RankPlan:
             )
 
     def _cut(self, units: int) -> Share:
-        """Even to one unit; AllToAll relies on this rule."""
-        size, rank = self.tensor_parallel_size, self.tensor_parallel_rank
-        return Share(units * rank // size, units * (rank + 1) // size, units)
+        return even_share(units, self.tensor_parallel_size, self.tensor_parallel_rank)
+
+
+def even_share(units: int, size: int, rank: int) -> Share:
+    """The units of one of `size` ranks, even to one unit. csrc/ops/all_to_all.cpp states the same rule."""
+    return Share(units * rank // size, units * (rank + 1) // size, units)
 
 
 def _shares_heads(size: int, heads: int, kv_heads: int) -> bool:

@@ -27,10 +27,8 @@ from quire.util.sizes import format_size
 
 # Bytes, in both processes together; checked by tests/server/test_request_memory.py and `make test-memory`.
 BODY_BYTE = 7  # a body in two pieces and whole, and four bytes per token: a byte becomes at most one token
-HEAD, HEADER = (
-    10 * 1024,
-    200,
-)  # the objects of a request, and those of each header in addition to its bytes: 11 KiB measured with 8
+# The objects of a request, and those of each header in addition to its bytes: 11 KiB measured with 8.
+HEAD, HEADER = 10 * 1024, 200
 VALUE = 48  # an int in a list
 STRUCTURE = 256  # a string, an object or an array, and a key
 TEXT_CHAR = 64  # of text that is rendered and tokenized

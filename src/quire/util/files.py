@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,3 +30,15 @@ def open_regular(path: Path, flags: int = 0) -> BinaryIO:
     except BaseException:
         os.close(fd)
         raise
+
+
+@contextmanager
+def open_to_map(path: Path) -> Iterator[BinaryIO]:
+    """A regular file that the block reads and maps. Raises CheckpointError if it cannot be opened, read or mapped."""
+    try:
+        with open_regular(path) as file:
+            yield file
+    except ValueError:  # mmap beyond the end of the file
+        raise CheckpointError(f"{path.name}: the file shrank while it was read") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None

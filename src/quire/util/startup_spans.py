@@ -15,10 +15,8 @@ from typing import Any
 
 from quire.records import dataclass
 
-_LOADED, _LOADED_CPU = (
-    time.monotonic(),
-    time.process_time(),
-)  # this module is the first of the package that a command imports
+# This module is the first of the package that a command imports.
+_LOADED, _LOADED_CPU = time.monotonic(), time.process_time()
 _START_TICKS = 21  # of /proc/self/stat, counted from 0 (proc(5): starttime is field 22)
 
 

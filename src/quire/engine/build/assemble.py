@@ -16,9 +16,9 @@ from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, Re
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
-from quire.engine.core import EngineCore
-from quire.engine.build.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
+from quire.engine.build.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
+from quire.engine.core import EngineCore
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor
 from quire.executor.kinds import executor_kind, import_executor

@@ -6,7 +6,8 @@
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
 The cost of a block is its KV bytes plus its bookkeeping. What requests hold (bodies, prompts, answers, in both
-processes) is a separate part, which the server uses to admit them (server/request_memory). docs/memory.md explains each part.
+processes) is a separate part, which the server uses to admit them (server/request_memory). docs/memory.md explains each
+part.
 """
 
 from __future__ import annotations
@@ -24,11 +25,8 @@ from quire.records import dataclass
 from quire.types import MAX_LOGPROBS, MAX_MEAN_BYTES, MemoryBudgetError
 from quire.util.sizes import format_size
 
-REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = (
-    8,
-    8 * 2**20,
-    2**30,
-)  # an eighth of the rest, within these bounds
+# An eighth of the rest, within these bounds.
+REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = 8, 8 * 2**20, 2**30
 # Bookkeeping of a block: a node of the prefix cache with its slot in dictionaries and heaps, and per token four
 # bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
 BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
@@ -80,8 +78,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide the bound: fixed parts first, KV blocks from the rest.
 
-    `kind` knows what the executor will hold. `process_bytes` is the resident size before weights are loaded, `beside` what the other process of a
-    server holds and will hold, by part; what requests hold there is in the plan's own part.
+    `kind` knows what the executor will hold. `process_bytes` is the resident size before weights are loaded, `beside`
+    what the other process of a server holds and will hold, by part; what requests hold there is in the plan's own part.
     A context length that was not asked for is halved until one sequence of it fits.
     Raises MemoryBudgetError, with the sum by part and what to change, when not even that fits.
     """
@@ -127,9 +125,15 @@ def _plan(
     block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size
     groups, chunk = program.cache_groups, config.max_num_batched_tokens
     at_speed = least_blocks(groups, length, chunk, asked.cache.block_size)
-    least = least_blocks(groups, length, 1, asked.cache.block_size) if asked.scheduler.enable_chunked_prefill else at_speed
+    least = (
+        least_blocks(groups, length, 1, asked.cache.block_size)
+        if asked.scheduler.enable_chunked_prefill
+        else at_speed
+    )
     rest = config.memory - sum(fixed.values())
-    fixed[REQUESTS] = asked.limits.request_memory or max(MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS))
+    fixed[REQUESTS] = asked.limits.request_memory or max(
+        MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS)
+    )
     blocks = min(max(0, rest - fixed[REQUESTS]) // block_bytes, MAX_BLOCKS)
     if asked.cache.num_kv_blocks is not None:
         if asked.cache.num_kv_blocks > blocks:

@@ -10,11 +10,11 @@ from quire.config.schema import ResolvedConfig
 from quire.engine.build.opening import kept_files
 from quire.executor.base import Loadable
 from quire.loader import (
-    Packer,
     DamagedError,
     LoadRules,
     LoadSummary,
     PackedWeights,
+    Packer,
     RandomWeights,
     Source,
     fingerprint,
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where weights are read from: a name for messages, the tensors that it may have, its files, and how to open them."""
+    """Where weights are read from: a name for messages, the tensors it may have, its files, and how to open them."""
 
     name: Path
     rules: LoadRules
@@ -66,9 +66,7 @@ class PackedPlace:
         return self.cache.path(self.key)
 
 
-def packed_place(
-    origin: Origin, program: Program, config: ResolvedConfig, layout: str
-) -> PackedPlace | None:
+def packed_place(origin: Origin, program: Program, config: ResolvedConfig, layout: str) -> PackedPlace | None:
     """Where the packed weights of a model belong; None if none are kept for this configuration.
 
     `layout` is the executor's ("" if it packs none). Raises CheckpointError if the checkpoint's files cannot be read.
@@ -122,7 +120,9 @@ def load_weights(
         if after is not None and after.key == place.key:
             notices += _keep(place, origin, summary, packer, progress)
         else:
-            notices.append("packed weights were not cached: the files of the checkpoint changed while they were read")
+            notices.append(
+                "packed weights were not cached: the files of the checkpoint changed while they were read"
+            )
     return WeightsReport("checkpoint", summary.dequantized, tuple(notices))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.executor.torch.operands import Operands, defines
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
+from quire.program.ranks import even_share
 
 
 def exchange(on: Operands, ranks: int, mine: Tensor) -> list[Tensor]:
@@ -52,8 +53,8 @@ def to_columns(shown: Sequence[Tensor], ids: Tensor, experts: int, columns: slic
     """out [P, C] = `columns` of each pair's row, from the rank that has its expert; pairs are sorted by expert."""
     of_row = ids.flatten().sort().values
     for rank, rows in enumerate(shown):
-        first, end = (experts * edge // len(shown) for edge in (rank, rank + 1))
-        own = (of_row >= first) & (of_row < end)
+        share = even_share(experts, len(shown), rank)
+        own = (of_row >= share.start) & (of_row < share.stop)
         out[own] = rows[own, columns]
 
 
