@@ -1,0 +1,72 @@
+"""Questions with their answers, written by hand in text files.
+
+    # a comment
+    ? (What is|What's) the capital of France[?]
+    ? capital of France
+    = Paris.
+    = The capital of France is Paris.
+    ! Paris
+
+An entry ends at an empty line. "?" lines are patterns of the question, "=" lines patterns of good answers (see
+`wording`), "!" names what a right answer contains, "a|b" either. An entry without "!" isn't graded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .conversation import Check, Turn, assistant, user
+from .draw import Draw
+from .wording import expand, parse, typed
+
+_FOLDER = Path(__file__).with_name("faq")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Patterns of a question and of its answers, and what a right answer contains."""
+
+    asks: tuple[str, ...]
+    answers: tuple[str, ...]
+    must: tuple[str, ...]
+
+
+@cache
+def load(name: str) -> tuple[Entry, ...]:
+    """The entries of `faq/NAME.txt`. Raises ValueError with the line where it cannot be read."""
+    entries: list[Entry] = []
+    lines: dict[str, list[str]] = {"?": [], "=": [], "!": []}
+    path = _FOLDER / f"{name}.txt"
+    for number, line in enumerate([*path.read_text().splitlines(), ""], 1):
+        if line.startswith("#"):
+            continue
+        kind, text = line[:1], line[2:]
+        if not kind:
+            if any(lines.values()):
+                if not (lines["?"] and lines["="]):
+                    raise ValueError(f"{path.name}:{number}: an entry needs '?' and '=' lines")
+                entries.append(Entry(tuple(lines["?"]), tuple(lines["="]), tuple(lines["!"])))
+            lines = {"?": [], "=": [], "!": []}
+            continue
+        if kind not in lines or line[1:2] != " " or not text.strip():
+            raise ValueError(f"{path.name}:{number}: expected '? ', '= ', '! ' or '# ', found {line[:20]!r}")
+        if kind != "!":
+            parse(text)
+        lines[kind].append(text)
+    return tuple(entries)
+
+
+def question(draw: Draw, entries: Sequence[Entry], topic: str) -> list[Turn]:
+    """One of the entries, asked and answered; entry and wording together belong to one split."""
+
+    def make() -> tuple[Entry, str]:
+        entry = draw.pick(entries)
+        return entry, expand(draw, draw.pick(entry.asks))
+
+    entry, asked = draw.held(make, lambda p: f"{topic}|{p[1]}")
+    said = expand(draw, draw.pick(entry.answers)).replace("\\n", "\n")
+    check = Check("contains", {"all": list(entry.must), "task": topic}) if entry.must else None
+    return [user(typed(draw, [asked])), assistant(said, check)]
