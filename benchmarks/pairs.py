@@ -1,17 +1,19 @@
 """Two builds of Quire, in turn: how the times of whole generations compare, with intervals.
 
-    python benchmarks/pairs.py BEFORE/bin/python AFTER/bin/python [--formats bf16 int8 int4] [--starts 3] [--pairs 5]
+    python benchmarks/pairs.py BEFORE/bin/python AFTER/bin/python [--formats bf16 int8 int4] [--starts 8] [--pairs 2]
 
 Both stay loaded, each in a process of its own, and only one of them works at a time. A pair runs a workload once with
 each, in changing order; the figure is the median ratio of the pairs' times, before over after (above 1 the second build
 is faster), with a bootstrapped 95 % interval. Where the system places weights in memory moves a process by several
-percent for its whole life, so both processes are started anew a few times, in changing order, from weights that are
-packed beforehand. The same interpreter twice shows how much the machine moves.
+percent for its whole life, so both processes are started anew several times, in changing order, from weights that are
+packed beforehand; the interval draws whole starts, since pairs of one start are not independent. The same interpreter
+twice shows how much the machine moves.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -68,10 +70,11 @@ class Build:
         self.process.communicate()
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the medians of samples drawn from `ratios` with replacement."""
+def interval(starts: list[list[float]]) -> tuple[float, float]:
+    """95 % of the medians of samples drawn from the starts' ratios, whole starts with replacement."""
     rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
+    samples = (rng.choices(starts, k=len(starts)) for _ in range(2000))
+    medians = sorted(statistics.median(itertools.chain.from_iterable(sample)) for sample in samples)
     return medians[49], medians[1949]
 
 
@@ -82,8 +85,8 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--formats", nargs="+", default=["bf16", "int8", "int4"])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--starts", type=int, default=3, help="of both processes")
-    parser.add_argument("--pairs", type=int, default=5, help="of each workload in each start")
+    parser.add_argument("--starts", type=int, default=8, help="of both processes")
+    parser.add_argument("--pairs", type=int, default=2, help="of each workload in each start")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -94,10 +97,12 @@ def main() -> None:
                 report(weights, workload, times)
 
 
-def measure(args: argparse.Namespace, folder: str, weights: str) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of both builds by workload, a tuple for each pair."""
+def measure(
+    args: argparse.Namespace, folder: str, weights: str
+) -> dict[str, list[list[tuple[float, float]]]]:
+    """Seconds of both builds by workload: for each start a list of pairs."""
     pythons = args.before, args.after
-    times: dict[str, list[tuple[float, float]]] = {workload: [] for workload in args.workloads}
+    times: dict[str, list[list[tuple[float, float]]]] = {workload: [] for workload in args.workloads}
     for start in range(-1, args.starts):
         builds: dict[int, Build] = {}
         for i in turns(start):
@@ -106,9 +111,8 @@ def measure(args: argparse.Namespace, folder: str, weights: str) -> dict[str, li
         for workload in args.workloads if start >= 0 else ():
             for i in turns(start):
                 builds[i].time(workload)  # warm
-            for pair in range(args.pairs):
-                seconds = {i: builds[i].time(workload) for i in turns(pair)}
-                times[workload].append((seconds[0], seconds[1]))
+            pairs = [{i: builds[i].time(workload) for i in turns(pair)} for pair in range(args.pairs)]
+            times[workload].append([(seconds[0], seconds[1]) for seconds in pairs])
         for build in builds.values():
             build.close()
     return times
@@ -118,16 +122,25 @@ def turns(count: int) -> tuple[int, int]:
     return (0, 1) if count % 2 else (1, 0)
 
 
-def report(weights: str, workload: str, times: list[tuple[float, float]]) -> None:
-    ratios = [before / after for before, after in times]
-    low, high = interval(ratios)
-    before, after = (f"{statistics.median(each):.3f} s" for each in zip(*times, strict=True))
-    print(f"| {weights} | {workload} | {before} | {after} | {statistics.median(ratios):.3f} "
-          f"| {low:.3f} to {high:.3f} |", flush=True)  # fmt: skip
+def report(weights: str, workload: str, times: list[list[tuple[float, float]]]) -> None:
+    starts = [[before / after for before, after in pairs] for pairs in times]
+    low, high = interval(starts)
+    before, after = (
+        f"{statistics.median(each):.3f} s" for each in zip(*itertools.chain(*times), strict=True)
+    )
+    ratio = statistics.median(itertools.chain(*starts))
+    print(
+        f"| {weights} | {workload} | {before} | {after} | {ratio:.3f} | {low:.3f} to {high:.3f} |", flush=True
+    )
+    print(
+        f"{weights} {workload}, starts:",
+        *(f"{statistics.mean(each):.3f}" for each in starts),
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:5], json.loads(sys.argv[5]))
+        child(sys.argv[2], sys.argv[3], sys.argv[4], json.loads(sys.argv[5]))
     else:
         main()

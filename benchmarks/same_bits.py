@@ -227,7 +227,7 @@ class Loud(RandomWeights):
     """Random matrices sixteen times as large, so that attention and experts have preferences."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Any:
-        values = super().read(name, start, stop)
+        values: Any = super().read(name, start, stop)
         return np.where(values & 0x7FFF, values + 0x0200, values) if values.ndim > 1 else values
 
 

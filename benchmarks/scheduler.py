@@ -29,6 +29,7 @@ from quire.types import (
     SchedulerOutput,
     SlidingGroup,
     StepOutput,
+    TokenIds,
 )
 
 FULL = (FullGroup((0,)),)
@@ -55,7 +56,9 @@ def make_scheduler(groups: tuple[CacheGroup, ...], num_blocks: int = 400_000) ->
 
 def request(index: int, prompt: list[int], max_tokens: int = 1 << 16) -> Request:
     params = SamplingParams(max_tokens=max_tokens, seed=index)
-    return Request(request_id=str(index), prompt_token_ids=prompt, params=params, arrival=float(index))
+    return Request(
+        request_id=str(index), prompt_token_ids=TokenIds(prompt), params=params, arrival=float(index)
+    )
 
 
 def decode(rows: int, groups: tuple[CacheGroup, ...], steps: int) -> float:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def timers(isa: str, seconds: float, only: str) -> Iterator[tuple[str, Timer]]:
     from quire.bench.kernels import Asked, _limits, cases
     from quire.bench.shapes import SHAPES
     from quire.engine.build.opening import open_model
+    from quire.executor.kinds import native_kind
 
     formats, caches = ("bf16", "f16", "f32", "int8", "int4"), ("bf16", "f16", "f32", "int8")
     for config, asked in (
@@ -59,15 +61,13 @@ def timers(isa: str, seconds: float, only: str) -> Iterator[tuple[str, Timer]]:
             if only not in f"{case.format} {case.unit.name}":
                 continue
             copies = copies_for(case.program, case.unit, case.steps[0], SPILL)
-            bench = Bench(with_copies(case.program, case.unit, copies), _limits(case), threads=1, isa=isa)
+            copied = with_copies(case.program, case.unit, copies)
+            bench = Bench(copied, _limits(case), native_kind(1, isa))
             cache = f", cache in {case.kv}" if "attend" in case.unit.kind or "write" in case.unit.kind else ""
             for step in case.steps:
                 bench.fill(step)
                 what = f"{len(step)}" if step[0].query_len == 1 else f"prompt of {step[0].query_len}"
-                yield (
-                    f"{case.format} {case.unit.name}{cache}|{what}",
-                    lambda bench=bench: fastest(bench, seconds),
-                )
+                yield f"{case.format} {case.unit.name}{cache}|{what}", partial(fastest, bench, seconds)
             bench.close()
     if only in "sampling":
         yield from sampling(isa)
@@ -138,7 +138,7 @@ class Child:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{self._process.args} ended")
+            raise SystemExit(f"{self._process.args!r} ended")
         return answer.strip()
 
 

@@ -91,6 +91,7 @@ def _block(spec: ModelSpec) -> str:
     placement = {(True, False): "pre", (True, True): "sandwich", (False, True): "post"}
     text = f"{placement[layer.pre_norm, layer.post_norm]} {'LayerNorm' if spec.norm.kind == 'layer' else 'RMSNorm'}"
     text += ", parallel" if layer.parallel else ""
+    assert layer.mlp is not None  # every listed family has one
     text += f", {layer.mlp.act}"
     experts = [x.mlp for x in spec.layers if isinstance(x.mlp, MoE)]
     if experts:

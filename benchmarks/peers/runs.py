@@ -72,14 +72,17 @@ def failures(rows: Iterable[dict[str, Any]]) -> list[str]:
 def rows_of(unit: Unit, found: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of one measured process (see burst.py): one for each workload, and its peak memory in those that decode."""
     base = {"round": unit.round, "engine": unit.engine, "format": unit.format, "its_format": unit.its_format}
-    around = {name: found[name] for name in ("bandwidth", "compute", "others", "stolen") if name in found}
-    rows = []
+    around: dict[str, Any] = {
+        name: found[name] for name in ("bandwidth", "compute", "others", "stolen") if name in found
+    }
+    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = found.get("lines", [])
     for work in unit.works:
-        line = next((line for line in found.get("lines", []) if line["work"] == work), None)
+        line = next((line for line in lines if line["work"] == work), None)
         if line is not None and "value" in line:
             rows.append({**base, "work": work, "value": line["value"], **around})
         else:
-            error = (line or {}).get("error") or found.get("error") or "nothing was reported"
+            error = (line and line.get("error")) or found.get("error") or "nothing was reported"
             rows.append({**base, "work": work, "error": error})
     done = [row["work"] for row in rows if "value" in row and row["work"] not in {"first", "prefill"}]
     if "memory" in found:

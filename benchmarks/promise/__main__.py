@@ -24,7 +24,8 @@ import ctypes
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ F32, BF16 = 0, 1
 BYTES = {F32: 4, BF16: 2}
 FIXED, SPLIT, SUMS, DOT = range(4)
 Bytes = npt.NDArray[np.uint8]
-Ways = dict[str, Callable[[], float]]
+Ways = Mapping[str, Callable[[], float]]
 
 
 class Library:
@@ -83,10 +84,11 @@ class Library:
         size = 4 if way == DOT else BYTES[dtype]
         x = _numbers(rows * WIDTH * size, size)
         y = np.zeros((2, rows * widest), np.float32)
-        return self._library.linears(
+        seconds: float = self._library.linears(
             self._pool, way, dtype, rows, data, k, n, count, ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(WIDTH),
             ctypes.c_void_p(y[0].ctypes.data), ctypes.c_void_p(y[1].ctypes.data),
         )  # fmt: skip
+        return seconds
 
     def attention(
         self, rows: int, queries: int, context: int, kv_heads: int, layers: int, cache: Bytes
@@ -95,11 +97,12 @@ class Library:
             (rows * queries, (HEADS + 2 * kv_heads) * HEAD_DIM), np.float32
         )
         out = np.zeros((rows * queries, HEADS * HEAD_DIM), np.float32)
-        return self._library.attention(
+        seconds: float = self._library.attention(
             self._pool, rows, queries, context, HEADS, kv_heads, HEAD_DIM, layers, ctypes.c_void_p(qkv.ctypes.data),
             ctypes.c_void_p(out.ctypes.data), ctypes.c_void_p(cache.ctypes.data),
             ctypes.c_size_t(cache.nbytes // layers),
         )  # fmt: skip
+        return seconds
 
 
 def _numbers(count: int, size: int) -> Bytes:
@@ -141,10 +144,7 @@ def linears(library: Library, rounds: int, dtype: int, rows: int, layers: int, *
     shapes = [*LAYER * layers, *([HEAD] if head else [])]
     weights = [_numbers(k * n * BYTES[dtype], BYTES[dtype]) for k, n in shapes]
     names = {"quire": FIXED, "split": SPLIT} | ({"sums": SUMS, "dot": DOT} if rows == 1 else {})
-    ways = {
-        name: (lambda way=way: library.linears(way, dtype, rows, weights, shapes))
-        for name, way in names.items()
-    }
+    ways = {name: partial(library.linears, way, dtype, rows, weights, shapes) for name, way in names.items()}
     numbers = sum(k * n for k, n in shapes)
     kind = "bf16" if dtype == BF16 else "f32"
     title = f"{rows} row{'s' * (rows > 1)}, {layers} layers{' and the head' * head}, {kind}"
@@ -159,8 +159,8 @@ def attention(
     layers = min(layers, 24)
     cache = _numbers(of_layer * layers, 2)
     ways = {
-        "quire" if partition == SHIPPED else f"{partition:,} keys": (
-            lambda library=library: library.attention(rows, queries, context, kv_heads, layers, cache)
+        "quire" if partition == SHIPPED else f"{partition:,} keys": partial(
+            library.attention, rows, queries, context, kv_heads, layers, cache
         )
         for partition, library in libraries.items()
     }
