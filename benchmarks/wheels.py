@@ -1,11 +1,13 @@
 """Ops in a wheel's native module and in the one that this machine's compiler built, in turn: how their times compare.
 
-    python benchmarks/wheels.py COMPILED/bin/python WHEEL/bin/python [--rounds 15] [--isa avx2]
+    python benchmarks/wheels.py COMPILED/bin/python WHEEL/bin/python [--starts 6] [--rounds 4] [--isa avx2]
 
 Both interpreters have the same Quire installed. Each runs in a process of its own, on one thread, and only one of them
 at a time: in a round each times an op, in changing order. Times are the thread's processor time, and each build's
 figure is its fastest call of all rounds, so that what else the machine runs counts for little; the same interpreter
-twice shows how much it still counts. Weights are in the cache: where memory is the limit, compilers make no difference.
+twice shows how much it still counts. The places of a process's memory can double the time of an op for as long as it
+lives, so the processes are started several times. Weights are in the cache: where memory is the limit, compilers make
+no difference.
 """
 
 from __future__ import annotations
@@ -161,7 +163,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("pythons", nargs="*", metavar="PYTHON")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--starts", type=int, default=6, help="of both processes")
+    parser.add_argument("--rounds", type=int, default=4, help="of each op in each start")
     parser.add_argument("--seconds", type=float, default=0.003, help="of an op in one round")
     parser.add_argument("--isa", default="")
     parser.add_argument("--only", default="", help="ops whose format and name have this in them")
@@ -171,13 +174,16 @@ def main() -> None:
         serve(asked.isa, asked.seconds, asked.only)
         return
     options = [f"--isa={asked.isa}", f"--seconds={asked.seconds}", f"--only={asked.only}"]
+    best: dict[str, list[float]] = {}
+    for start in range(asked.starts):
+        for name, seconds in compare([Child(python, options) for python in asked.pythons], asked.rounds):
+            best[name] = [min(pair) for pair in zip(seconds, best.get(name, seconds), strict=True)]
+            print(f"start {start}, {name}: {seconds[0] / seconds[1]:.3f}", file=sys.stderr, flush=True)
     rows: dict[str, list[str]] = {}
-    everything: dict[str, float] = {}
-    for name, (seconds, other) in compare([Child(python, options) for python in asked.pythons], asked.rounds):
+    everything = {name: compiled / wheel for name, (compiled, wheel) in best.items()}
+    for name, ratio in everything.items():
         op, _, step = name.partition("|")
-        everything[name] = seconds / other
-        print(f"{name}: {everything[name]:.3f}", file=sys.stderr, flush=True)
-        rows.setdefault(op, []).append(f"{everything[name]:.2f} ({step}: {seconds * 1e6:,.1f} µs)")
+        rows.setdefault(op, []).append(f"{ratio:.2f} ({step}: {best[name][0] * 1e6:,.1f} µs)")
     print("| op | speed of the wheel beside the compiler's build (sequences: time of that) |\n|---|---|")
     for op, cells in rows.items():
         print(f"| {op} | {', '.join(cells)} |")
