@@ -1,0 +1,114 @@
+"""Texts from grammars: files of named sections, whose lines are patterns that name other sections.
+
+    # a comment
+    @start
+    In the <time> {name} <did>[ and <did>]. {^he} was happy.
+    @time
+    (early|late) morning
+    afternoon
+
+A line is a pattern of `wording`: "(a|b)", "[x]". "<time>" expands the section anew each time; "{time}" is expanded once
+in a text and repeated after that, and "{time1}", "{time2}" are different ones. "<^time>" and "{^time}" begin with a
+capital. "\\n" is a new line; "«»" and "‹›" stand for round and square brackets. "a" becomes "an" before a vowel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from .draw import Draw
+from .wording import Node, parse
+
+_FOLDER = Path(__file__).with_name("grammar")
+_SYMBOL = re.compile(r"([<{])(\^?)([a-z_]+)(\d?)[>}]")
+_ARTICLE = re.compile(r"\b([Aa]) (?=[aeiouAEIO])(?!one|uni|use|usu|euro|Euro)")
+_MARKS = str.maketrans("«»‹›", "()[]")
+_TRIES = 30
+
+Line = tuple[Node, ...]
+
+
+class Grammar:
+    """Sections by name. `text` says one of them."""
+
+    def __init__(self, sections: Mapping[str, tuple[Line, ...]]) -> None:
+        self._sections = sections
+
+    def __contains__(self, section: str) -> bool:
+        return section in self._sections
+
+    def text(self, draw: Draw, section: str, **slots: str) -> str:
+        """One text of a section. `slots` are the values of "{…}" that the caller has chosen."""
+        said = self._section(draw, section, dict(slots)).replace("\\n", "\n").translate(_MARKS)
+        return _ARTICLE.sub(r"\1n ", said)
+
+    def _section(self, draw: Draw, section: str, bound: dict[str, str]) -> str:
+        return self._line(draw, draw.pick(self._sections[section]), bound)
+
+    def _line(self, draw: Draw, line: Line, bound: dict[str, str]) -> str:
+        out = []
+        for node in line:
+            if isinstance(node, str):
+                out += [p if isinstance(p, str) else self._symbol(draw, p, bound) for p in _pieces(node)]
+            else:
+                out.append(self._line(draw, draw.pick(node), bound))
+        return "".join(out)
+
+    def _symbol(self, draw: Draw, symbol: tuple[str, ...], bound: dict[str, str]) -> str:
+        kind, capital, name, number = symbol
+        if kind == "<":
+            said = self._section(draw, name + number, bound)
+        else:
+            if name + number not in bound:
+                bound[name + number] = self._new(draw, name, number, bound)
+            said = bound[name + number]
+        return said[:1].upper() + said[1:] if capital else said
+
+    def _new(self, draw: Draw, name: str, number: str, bound: dict[str, str]) -> str:
+        """The first value of "{name1}": one that no other numbered "{name…}" has."""
+        taken = {v for k, v in bound.items() if k[:-1] == name} if number else set()
+        for _ in range(_TRIES):
+            said = self._section(draw, name, bound)
+            if said not in taken:
+                break
+        return said
+
+
+@cache
+def _pieces(text: str) -> tuple[str | tuple[str, ...], ...]:
+    """Literal text and symbols, in order."""
+    out: list[str | tuple[str, ...]] = []
+    at = 0
+    for match in _SYMBOL.finditer(text):
+        if match.start() > at:
+            out.append(text[at : match.start()])
+        out.append(match.groups())
+        at = match.end()
+    return (*out, text[at:]) if at < len(text) else tuple(out)
+
+
+@cache
+def load(name: str) -> Grammar:
+    """The grammar of `grammar/NAME.txt`. Raises ValueError with the line where it cannot be read."""
+    sections: dict[str, list[Line]] = {}
+    path = _FOLDER / f"{name}.txt"
+    current = ""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line or line.startswith("# "):
+            continue
+        if line.startswith("@"):
+            current = line[1:]
+            if current in sections:
+                raise ValueError(f"{path.name}:{number}: section {current!r} is there twice")
+            sections[current] = []
+            continue
+        if not current:
+            raise ValueError(f"{path.name}:{number}: a line before the first section")
+        try:
+            sections[current].append(parse(line))
+        except ValueError as error:
+            raise ValueError(f"{path.name}:{number}: {error}") from error
+    return Grammar({name: tuple(lines) for name, lines in sections.items()})
