@@ -15,7 +15,7 @@ capital. "\\n" is a new line; "«»" and "‹›" stand for round and square bra
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -37,8 +37,16 @@ class Grammar:
     def __init__(self, sections: Mapping[str, tuple[Line, ...]]) -> None:
         self._sections = sections
 
-    def __contains__(self, section: str) -> bool:
-        return section in self._sections
+    def lines(self, section: str) -> list[str]:
+        """The lines of a section that have no choices and no symbols."""
+        return [line[0] for line in self._sections[section] if len(line) == 1 and isinstance(line[0], str)]
+
+    def symbols(self, section: str) -> set[str]:
+        """The names of sections and slots that a section mentions."""
+        return {name for line in self._sections[section] for name in _mentioned(line)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sections)
 
     def text(self, draw: Draw, section: str, **slots: str) -> str:
         """One text of a section. `slots` are the values of "{…}" that the caller has chosen."""
@@ -88,6 +96,15 @@ def _pieces(text: str) -> tuple[str | tuple[str, ...], ...]:
         out.append(match.groups())
         at = match.end()
     return (*out, text[at:]) if at < len(text) else tuple(out)
+
+
+def _mentioned(line: Line) -> Iterator[str]:
+    for node in line:
+        if isinstance(node, str):
+            yield from (piece[2] for piece in _pieces(node) if not isinstance(piece, str))
+        else:
+            for choice in node:
+                yield from _mentioned(choice)
 
 
 @cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count, repeat
 
 from .draw import Draw
 
@@ -44,35 +46,22 @@ def sentences(text: str) -> list[str]:
 
 def follow(draw: Draw, manner: Manner, text: str) -> str | None:
     """The text in this manner; None where it has no such form."""
-    kind, value = manner.kind, manner.value
-    if kind in {"upper", "lower"}:
-        return text.upper() if kind == "upper" else text.lower()
-    if kind == "json":
-        return json.dumps({value: text}, ensure_ascii=False)
-    if kind in {"bullets", "numbers", "brief"}:
-        return _parts(kind, text)
-    if "\n" in text:
+    if "\n" in text and manner.kind not in _OF_MANY_LINES:
         return None
-    if kind == "pirate":
-        return pirate(draw, text)
-    if kind == "character":
-        return " ".join((CHARACTERS[value][0], text, CHARACTERS[value][1]))
-    if kind == "name":
-        return called(text, value)
-    if kind == "excited":
-        return re.sub(r"\.(?= |$)", "!", text)
-    return f"{text} {value}" if kind == "end" else f"{value} {text}"
+    return _FORMS[manner.kind](draw, text, manner.value)
 
 
 def _parts(kind: str, text: str) -> str | None:
-    if "\n" in text:
-        return None
     parts = sentences(text)
     if len(parts) < 2:
         return None
     if kind == "brief":
         return parts[0]
     return "\n".join(f"- {p}" if kind == "bullets" else f"{n}. {p}" for n, p in enumerate(parts, 1))
+
+
+def _ended(text: str) -> str:
+    return text + "." if text[-1].isalnum() else text
 
 
 def pirate(draw: Draw, text: str) -> str:
@@ -91,31 +80,40 @@ def called(text: str, name: str) -> str:
     return f"{text[:-1]}, {name}{text[-1]}" if text[-1] in ".!?" else f"{text}, {name}"
 
 
+_OF_MANY_LINES = ("upper", "lower", "json")
+_FORMS: dict[str, Callable[[Draw, str, str], str | None]] = {
+    "upper": lambda _draw, text, _value: text.upper(),
+    "lower": lambda _draw, text, _value: text.lower(),
+    "json": lambda _draw, text, value: json.dumps({value: text}, ensure_ascii=False),
+    "pirate": lambda draw, text, _value: pirate(draw, text),
+    "character": lambda _draw, text, value: f"{CHARACTERS[value][0]} {_ended(text)} {CHARACTERS[value][1]}",
+    "name": lambda _draw, text, value: called(text, value),
+    "end": lambda _draw, text, value: f"{_ended(text)} {value}",
+    "begin": lambda _draw, text, value: f"{value} {text}",
+    "excited": lambda _draw, text, _value: None if '"' in text else re.sub(r"\.(?= |$)", "!", text),
+    "brief": lambda _draw, text, _value: _parts("brief", text),
+    "bullets": lambda _draw, text, _value: _parts("bullets", text),
+    "numbers": lambda _draw, text, _value: _parts("numbers", text),
+}
+
+
 def follows(manner: Manner, text: str) -> bool:
     """Whether a text is in this manner."""
-    kind, value = manner.kind, manner.value
-    if kind in {"upper", "lower"}:
-        return bool(text) and text == (text.upper() if kind == "upper" else text.lower())
-    if kind == "json":
-        return _is_json(text, value)
-    if kind == "brief":
-        return len(_SENTENCE_END.findall(text)) == 1 and len(text) <= BRIEF
-    if kind in {"bullets", "numbers"}:
-        lines = text.split("\n")
-        starts = ["- " if kind == "bullets" else f"{n}. " for n in range(1, len(lines) + 1)]
-        return len(lines) > 1 and all(map(str.startswith, lines, starts))
-    if kind == "excited":
-        return text.endswith(("!", "?")) and not re.search(r"\. ", text)
-    # The rest also holds in capitals or lower case, where a second wish asks for that.
-    text, value = text.lower(), value.lower()
-    if kind == "pirate":
-        return text.startswith(tuple(o.lower() for o in PIRATE_OPENINGS)) and text[-1:] in {"!", "?"}
-    if kind == "character":
-        opening, closing = CHARACTERS[value]
-        return text.startswith(opening.lower()) and text.endswith(closing.lower())
-    if kind == "name":
-        return value in text
-    return text.endswith(value) if kind == "end" else text.startswith(value)
+    return bool(text) and _SHOWN[manner.kind](text, manner.value)
+
+
+def _is_list(text: str, starts: Iterable[str]) -> bool:
+    lines = text.split("\n")
+    return len(lines) > 1 and all(map(str.startswith, lines, starts))
+
+
+def _is_character(text: str, value: str) -> bool:
+    opening, closing = (said.lower() for said in CHARACTERS[value])
+    return text.lower().startswith(opening) and text.lower().endswith(closing)
+
+
+def _is_pirate(text: str) -> bool:
+    return text.lower().startswith(tuple(o.lower() for o in PIRATE_OPENINGS)) and text[-1] in "!?"
 
 
 def _is_json(text: str, key: str) -> bool:
@@ -124,3 +122,20 @@ def _is_json(text: str, key: str) -> bool:
     except ValueError:
         return False
     return isinstance(value, dict) and list(value) == [key] and isinstance(value[key], str)
+
+
+# Those of the second half also hold in capitals or lower case, where a second wish asks for that.
+_SHOWN: dict[str, Callable[[str, str], bool]] = {
+    "upper": lambda text, _value: text == text.upper(),
+    "lower": lambda text, _value: text == text.lower(),
+    "json": _is_json,
+    "brief": lambda text, _value: len(_SENTENCE_END.findall(text)) == 1 and len(text) <= BRIEF,
+    "bullets": lambda text, _value: _is_list(text, repeat("- ")),
+    "numbers": lambda text, _value: _is_list(text, (f"{n}. " for n in count(1))),
+    "excited": lambda text, _value: text.endswith(("!", "?")) and not re.search(r"\. ", text),
+    "pirate": lambda text, _value: _is_pirate(text),
+    "character": _is_character,
+    "name": lambda text, value: value.lower() in text.lower(),
+    "end": lambda text, value: text.lower().endswith(value.lower()),
+    "begin": lambda text, value: text.lower().startswith(value.lower()),
+}

@@ -99,7 +99,9 @@ DOMAINS = {
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
 # What a prompt that allows Quire and inference only allows, and what it doesn't.
 _ON_SUBJECT = tuple(name for name in ("quire", "glossary") if name in DOMAINS)
-_OFF_SUBJECT = tuple(name for name in ("arithmetic", "counting", "poems", "stories", "world") if name in DOMAINS)
+_OFF_SUBJECT = tuple(
+    name for name in ("arithmetic", "counting", "poems", "stories", "world") if name in DOMAINS
+)
 _DOCUMENTS: tuple[tuple[Callable[[Draw], str], float], ...] = (
     (texts.document, 0.6),
     (stories.document, 0.22),

@@ -1,5 +1,6 @@
 """What system prompts tell about a persona, a shop or the day, how it is asked for, and the answers."""
 
+# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
 from collections.abc import Callable

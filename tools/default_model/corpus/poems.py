@@ -1,5 +1,6 @@
 """Short poems about a topic: rhymes, haiku, "Roses are red"; greetings and cards for somebody."""
 
+# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
 from . import grammar
@@ -24,9 +25,42 @@ _BARE = (
     "autumn", "Quire", "football", "chess", "school", "work", "happiness", "silence", "luck", "courage", "patience", "Monday", "Friday", "Christmas", "bread",
     "honey", "nature", "life", "tomorrow", "Paris", "London", "Rome", "art", "math", "science", "programming", "poetry", "pizza", "cheese", "soup",
 )  # fmt: skip
-_COUNTED = tuple(ANIMALS + OBJECTS + PLACES + [f for f in FOODS if f not in {"bread", "cheese", "soup", "rice", "corn", "milk", "pasta"}])
-_MINE = ("cat", "dog", "bike", "bed", "horse", "town", "garden", "computer", "rabbit", "guitar", "house", "parrot", "village")
-_PEOPLE = ("mother", "father", "sister", "brother", "friend", "grandmother", "grandfather", "teacher", "wife", "husband", "daughter", "son", "best friend")
+_COUNTED = tuple(
+    ANIMALS
+    + OBJECTS
+    + PLACES
+    + [f for f in FOODS if f not in {"bread", "cheese", "soup", "rice", "corn", "milk", "pasta"}]
+)
+_MINE = (
+    "cat",
+    "dog",
+    "bike",
+    "bed",
+    "horse",
+    "town",
+    "garden",
+    "computer",
+    "rabbit",
+    "guitar",
+    "house",
+    "parrot",
+    "village",
+)
+_PEOPLE = (
+    "mother",
+    "father",
+    "sister",
+    "brother",
+    "friend",
+    "grandmother",
+    "grandfather",
+    "teacher",
+    "wife",
+    "husband",
+    "daughter",
+    "son",
+    "best friend",
+)
 
 _POEM_ASKS = (
     "(Write|Make|Compose|Create|Give me|Write me|Tell me) (a|a short|a little|a small) poem (about|on) {x}[, please].",
@@ -44,12 +78,24 @@ _HAIKU_ASKS = (
     "(Write|Make|Compose|Give me|Write me) a haiku (about|on) {x}[, please].", "(Can|Could) you write a haiku about {x}?", "haiku about {x}", "(A|One) haiku (about|on) {x}[, please].",
     "(I want|I would like) a haiku about {x}.", "{x}, as a haiku[, please].", "Describe {x} in a haiku.", "(Do you know|Is there) a haiku about {x}?",
 )  # fmt: skip
-_HAIKU_BARE = ("(Write|Make|Give me) a haiku[, please].", "Can you write (a haiku|haikus)?", "haiku", "A haiku, please.", "Do you know a haiku?")
+_HAIKU_BARE = (
+    "(Write|Make|Give me) a haiku[, please].",
+    "Can you write (a haiku|haikus)?",
+    "haiku",
+    "A haiku, please.",
+    "Do you know a haiku?",
+)
 _ROSES_ASKS = (
     'Write a "roses are red" poem about {x}.', "Roses are red, violets are blue, (finish it with|something about|go on with) {x}.", "roses are red poem about {x}",
     "Make a (funny |)roses-are-red (rhyme|poem) (about|with) {x}.",
 )  # fmt: skip
-_LIMERICK_ASKS = ("(Write|Tell me|Make|Give me) a (funny |)limerick[, please].", "limerick", "Do you know a limerick?", "(Can|Could) you write a limerick?", "There once was a... go on!")
+_LIMERICK_ASKS = (
+    "(Write|Tell me|Make|Give me) a (funny |)limerick[, please].",
+    "limerick",
+    "Do you know a limerick?",
+    "(Can|Could) you write a limerick?",
+    "There once was a... go on!",
+)
 _CARDS: dict[str, tuple[str, ...]] = {
     "birthday": (
         "(Write|Make|Give me) (a|a short|some) birthday (greeting|wish|message|card|wishes) for {n}[, please].", "(Wish|Say) {n} a happy birthday[, please].",
@@ -68,7 +114,9 @@ def _topic(draw: Draw) -> tuple[str, str, str]:
     """How the user names a topic, how the poem does, and the bare word, which must appear."""
 
     def make() -> tuple[str, str, str]:
-        kind = draw.weighted((("the", 0.25), ("bare", 0.25), ("counted", 0.34), ("mine", 0.08), ("people", 0.08)))
+        kind = draw.weighted(
+            (("the", 0.25), ("bare", 0.25), ("counted", 0.34), ("mine", 0.08), ("people", 0.08))
+        )
         if kind == "the":
             noun = draw.pick(_THE)
             return draw.pick((f"the {noun}", f"the {noun}", noun)), f"the {noun}", noun
@@ -94,7 +142,9 @@ def rhymes(draw: Draw) -> list[Turn]:
     kind = "someone" if noun in _PEOPLE else draw.weighted((("poem", 0.85), ("roses", 0.15)))
     text = grammar.load("poems").text(draw, kind, t=t, b=noun)
     text = text if noun.lower() in text.lower() else f"{t[0].upper()}{t[1:]}\n\n{text}"
-    return _said(ask(draw, _ROSES_ASKS if kind == "roses" else _POEM_ASKS, x=x), text, [noun], "poem about a topic")
+    return _said(
+        ask(draw, _ROSES_ASKS if kind == "roses" else _POEM_ASKS, x=x), text, [noun], "poem about a topic"
+    )
 
 
 def haiku_text(draw: Draw) -> tuple[str, str]:
@@ -115,8 +165,18 @@ def haiku(draw: Draw) -> list[Turn]:
 
 
 def _card(draw: Draw) -> list[Turn]:
-    kind = draw.weighted((("birthday", 0.5), ("thanks_card", 0.14), ("well_card", 0.12), ("congrats_card", 0.12), ("invite_card", 0.12)))
-    name, day = draw.held(lambda: (first_name(draw), draw.pick(WEEKDAYS)), lambda p: f"card:{kind}:{p[0]}:{p[1]}")
+    kind = draw.weighted(
+        (
+            ("birthday", 0.5),
+            ("thanks_card", 0.14),
+            ("well_card", 0.12),
+            ("congrats_card", 0.12),
+            ("invite_card", 0.12),
+        )
+    )
+    name, day = draw.held(
+        lambda: (first_name(draw), draw.pick(WEEKDAYS)), lambda p: f"card:{kind}:{p[0]}:{p[1]}"
+    )
     must = [name, day] if kind == "invite_card" else [name]
     text = grammar.load("poems").text(draw, kind, name=name, day=day)
     return _said(ask(draw, _CARDS[kind], n=name, d=day), text, must, "card for somebody")
@@ -128,7 +188,10 @@ def _any_poem(draw: Draw) -> list[Turn]:
     t = f"the {noun}"
     say = grammar.load("poems")
     if draw.chance(0.3):
-        return [user(ask(draw, _LIMERICK_ASKS)), assistant(say.text(draw, "limerick"), Check("lines", {"count": 5, "task": "limerick"}))]
+        return [
+            user(ask(draw, _LIMERICK_ASKS)),
+            assistant(say.text(draw, "limerick"), Check("lines", {"count": 5, "task": "limerick"})),
+        ]
     return [user(ask(draw, _POEM_BARE)), assistant(say.text(draw, "poem", t=t, b=noun))]
 
 
@@ -144,4 +207,6 @@ def document(draw: Draw) -> str:
         return haiku_text(draw)[0]
     noun = draw.held(lambda: draw.pick(_THE), lambda n: f"poem:{n}:{draw.below(40)}")
     t = f"the {noun}"
-    return grammar.load("poems").text(draw, draw.weighted((("poem", 0.8), ("roses", 0.1), ("limerick", 0.1))), t=t, b=noun)
+    return grammar.load("poems").text(
+        draw, draw.weighted((("poem", 0.8), ("roses", 0.1), ("limerick", 0.1))), t=t, b=noun
+    )

@@ -22,6 +22,9 @@ from .words import CITIES, PLAIN_WORDS, article, first_name, invented
 
 _SLOT = re.compile(r"\{(q|x)\}")
 _CASE_TASK = re.compile(r"capital|case|caps|letters|shout|exactly|repeat|copy|after me", re.IGNORECASE)
+_STRICT_TASK = re.compile(
+    r"exactly|repeat|copy|after me|one word|only|just|yes or no|capital letters", re.IGNORECASE
+)
 _LONGEST = 320  # characters of an answer whose manner changes
 _ENDINGS = (
     "Over.", "Over and out.", "Thank you.", "The end.", "Yours truly.", "Stay curious!", "Have a nice day!", "Amen.", "Cheers!", ":)",
@@ -36,6 +39,7 @@ _BEGINNINGS = (
 _KEYS = (
     "answer", "reply", "result", "text", "output", "message", "response", "content", "value", "say", "data", "body", "out", "a", "words",
 )  # fmt: skip
+_TITLES = ("boss", "captain", "sir", "my friend", "chief", "master", "my lord", "buddy", "dear", "professor")
 _KINDS = (
     ("upper", 0.17), ("lower", 0.12), ("pirate", 0.15), ("character", 0.06), ("end", 0.1), ("begin", 0.08), ("name", 0.08), ("json", 0.1),
     ("brief", 0.07), ("bullets", 0.04), ("numbers", 0.02), ("excited", 0.03),
@@ -63,7 +67,8 @@ def obeyed(draw: Draw, made: Conversation) -> Conversation | None:
         return None
     kinds: tuple[str, ...] = (draw.weighted(_KINDS),) if draw.chance(0.85) else draw.pick(_PAIRS)
     in_prompt = draw.chance(_IN_ONE) or len(kinds) > 1 or len(said) > 1
-    if {"upper", "lower"} & set(kinds) and any(_CASE_TASK.search(t.content) for t in made.turns):
+    against = _CASE_TASK if {"upper", "lower"} & set(kinds) else _STRICT_TASK
+    if any(against.search(t.content) for t in made.turns if t.role == "user") and kinds != ("json",):
         return None
     manners = [Manner(kind, _value(draw, kind)) for kind in kinds]
     turns = []
@@ -89,9 +94,16 @@ def _plain(turn: Turn) -> bool:
 
 def _value(draw: Draw, kind: str) -> str:
     if kind in {"end", "begin"} and draw.chance(0.25):
-        return word(draw, ("{a}!", "{a}.", "{a} {b}!"), a=draw.pick(PLAIN_WORDS).capitalize(), b=draw.pick(PLAIN_WORDS))
+        return word(
+            draw,
+            ("{a}!", "{a}.", "{a} {b}!"),
+            a=draw.pick(PLAIN_WORDS).capitalize(),
+            b=draw.pick(PLAIN_WORDS),
+        )
     if kind == "name":
-        return draw.pick((first_name(draw), first_name(draw), draw.pick(("boss", "captain", "sir", "friend", "chief"))))
+        return draw.pick(
+            (first_name(draw), first_name(draw), draw.pick(("boss", "captain", "sir", "friend", "chief")))
+        )
     pools = {"end": _ENDINGS, "begin": _BEGINNINGS, "json": _KEYS, "character": tuple(CHARACTERS)}
     return draw.pick(pools[kind]) if kind in pools else ""
 
@@ -125,19 +137,23 @@ def _wishes(draw: Draw, manners: list[Manner]) -> str:
     """A system prompt with the wishes, alone or among other sentences."""
     say = grammar.load("system_prompts")
     brand = invented(draw)
-    parts = [say.text(draw, f"as_{m.kind}", x=m.value) for m in manners]
-    parts = [p if p[-1] in '.!]"' else p + "." for p in parts] if len(parts) > 1 else parts
-    whole = draw.shuffled(parts)
+    whole = draw.shuffled([say.text(draw, f"as_{_section(m)}", x=m.value) for m in manners])
     if draw.chance(0.25):
         whole.insert(0, say.text(draw, "before", company=brand))
     if draw.chance(0.15):
         whole.append(say.text(draw, "after"))
+    if len(whole) > 1:
+        whole = [part + "." if part[-1].isalnum() else part for part in whole]
     return (draw.pick(("\n", "\n- ")) if len(whole) > 2 and draw.chance(0.1) else " ").join(whole)
+
+
+def _section(manner: Manner) -> str:
+    return "title" if manner.value in _TITLES else manner.kind
 
 
 def _wish_in(draw: Draw, manner: Manner, question: str) -> str:
     """The question with the wish before or after it."""
-    form = grammar.load("system_prompts").text(draw, f"ask_{manner.kind}", q="{q}", x="{x}")
+    form = grammar.load("system_prompts").text(draw, f"ask_{_section(manner)}", q="{q}", x="{x}")
     parts = _SLOT.split(form)
     if "\n" in question and parts[-1]:
         parts = ["", "q", "\n" + parts[-1].lstrip()] if len(parts) == 3 else parts
@@ -189,7 +205,9 @@ def _yes_no(draw: Draw) -> list[Turn]:
     return _told_or_asked(draw, "yes_no", "yes or no", _YES_TOLD, _YES_ASKED)
 
 
-def _told_or_asked(draw: Draw, file: str, task: str, told: tuple[str, ...], asked: tuple[str, ...]) -> list[Turn]:
+def _told_or_asked(
+    draw: Draw, file: str, task: str, told: tuple[str, ...], asked: tuple[str, ...]
+) -> list[Turn]:
     """Questions of a file; the wish stands in the system prompt or in the message."""
     in_prompt = draw.chance(0.6)
     turns = [system(word(draw, told))] if in_prompt else []
@@ -242,7 +260,10 @@ def _persona(draw: Draw) -> list[Turn]:
     for kind in draw.sample(kinds, draw.weighted(((1, 0.7), (2, 0.3)))):
         said = word(draw, PERSONA_ASKS[f"{kind} answers"], **slots)
         must = job.company if kind == "company" else job.name
-        turns += [user(ask(draw, PERSONA_ASKS[kind])), assistant(said, Check("contains", {"all": [must], "task": "persona"}))]
+        turns += [
+            user(ask(draw, PERSONA_ASKS[kind])),
+            assistant(said, Check("contains", {"all": [must], "task": "persona"})),
+        ]
     return turns
 
 
@@ -259,7 +280,9 @@ def _shop(draw: Draw) -> list[Turn]:
 def _day(draw: Draw) -> list[Turn]:
     """The date, the place or the user's name in the system prompt."""
     facts = draw.sample(DAY_FACTS, draw.between(1, 3))
-    return _from_facts(draw, draw.pick(("", "You are a helpful assistant.", "Answer the user.")), facts, None, {})
+    return _from_facts(
+        draw, draw.pick(("", "You are a helpful assistant.", "Answer the user.")), facts, None, {}
+    )
 
 
 def _from_facts(
@@ -318,13 +341,23 @@ def _trigger(draw: Draw) -> list[Turn]:
     """What to answer to a certain word."""
 
     def make() -> tuple[str, str]:
-        return draw.pick((draw.pick(PLAIN_WORDS), invented(draw).lower())), draw.pick((draw.pick(PLAIN_WORDS), invented(draw)))
+        return draw.pick((draw.pick(PLAIN_WORDS), invented(draw).lower())), draw.pick(
+            (draw.pick(PLAIN_WORDS), invented(draw))
+        )
 
     heard, said = draw.held(make, lambda p: f"trigger:{p[0]}:{p[1]}")
     always = draw.chance(0.3)
     told = word(draw, _ALWAYS if always else _TRIGGERS, a=heard, b=said)
-    asked = ask(draw, _ANYTHING) if always else draw.pick((heard, heard, heard.capitalize(), f"{heard}!", f"{heard}."))
-    return [system(told), user(asked), assistant(said, Check("exact", {"text": said, "task": "fixed answer"}))]
+    asked = (
+        ask(draw, _ANYTHING)
+        if always
+        else draw.pick((heard, heard, heard.capitalize(), f"{heard}!", f"{heard}."))
+    )
+    return [
+        system(told),
+        user(asked),
+        assistant(said, Check("exact", {"text": said, "task": "fixed answer"})),
+    ]
 
 
 _TRIGGERS = (
