@@ -8,7 +8,7 @@
     afternoon
 
 A line is a pattern of `wording`: "(a|b)", "[x]". "<time>" expands the section anew each time; "{time}" is expanded once
-in a text and repeated after that, and "{time1}", "{time2}" are different ones. "<^time>" and "{^time}" begin with a
+in a text and repeated after that, and "{time1}", "{time2}" come from different lines. "<^time>" and "{^time}" begin with a
 capital. "\\n" is a new line; "«»" and "‹›" stand for round and square brackets. "a" becomes "an" before a vowel.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -26,9 +27,16 @@ _FOLDER = Path(__file__).with_name("grammar")
 _SYMBOL = re.compile(r"([<{])(\^?)([a-z_]+)(\d?)[>}]")
 _ARTICLE = re.compile(r"\b([Aa]) (?=[aeiouAEIO])(?!one|uni|use|usu|euro|Euro)")
 _MARKS = str.maketrans("«»‹›", "()[]")
-_TRIES = 30
 
 Line = tuple[Node, ...]
+
+
+@dataclass(slots=True)
+class _Text:
+    """What a text has said: the values of its slots, and the lines of sections that numbered slots took."""
+
+    slots: dict[str, str]
+    lines: dict[str, set[int]] = field(default_factory=dict)
 
 
 class Grammar:
@@ -50,39 +58,41 @@ class Grammar:
 
     def text(self, draw: Draw, section: str, **slots: str) -> str:
         """One text of a section. `slots` are the values of "{…}" that the caller has chosen."""
-        said = self._section(draw, section, dict(slots)).replace("\\n", "\n").translate(_MARKS)
+        said = self._section(draw, section, _Text(dict(slots))).replace("\\n", "\n").translate(_MARKS)
         return _ARTICLE.sub(r"\1n ", said)
 
-    def _section(self, draw: Draw, section: str, bound: dict[str, str]) -> str:
-        return self._line(draw, draw.pick(self._sections[section]), bound)
+    def _section(self, draw: Draw, section: str, text: _Text) -> str:
+        return self._line(draw, draw.pick(self._sections[section]), text)
 
-    def _line(self, draw: Draw, line: Line, bound: dict[str, str]) -> str:
+    def _line(self, draw: Draw, line: Line, text: _Text) -> str:
         out = []
         for node in line:
             if isinstance(node, str):
-                out += [p if isinstance(p, str) else self._symbol(draw, p, bound) for p in _pieces(node)]
+                out += [p if isinstance(p, str) else self._symbol(draw, p, text) for p in _pieces(node)]
             else:
-                out.append(self._line(draw, draw.pick(node), bound))
+                out.append(self._line(draw, draw.pick(node), text))
         return "".join(out)
 
-    def _symbol(self, draw: Draw, symbol: tuple[str, ...], bound: dict[str, str]) -> str:
+    def _symbol(self, draw: Draw, symbol: tuple[str, ...], text: _Text) -> str:
         kind, capital, name, number = symbol
         if kind == "<":
-            said = self._section(draw, name + number, bound)
+            said = self._section(draw, name + number, text)
         else:
-            if name + number not in bound:
-                bound[name + number] = self._new(draw, name, number, bound)
-            said = bound[name + number]
+            slot = name + number
+            if slot not in text.slots:
+                text.slots[slot] = (
+                    self._apart(draw, name, text) if number else self._section(draw, name, text)
+                )
+            said = text.slots[slot]
         return said[:1].upper() + said[1:] if capital else said
 
-    def _new(self, draw: Draw, name: str, number: str, bound: dict[str, str]) -> str:
-        """The first value of "{name1}": one that no other numbered "{name…}" has."""
-        taken = {v for k, v in bound.items() if k[:-1] == name} if number else set()
-        for _ in range(_TRIES):
-            said = self._section(draw, name, bound)
-            if said not in taken:
-                break
-        return said
+    def _apart(self, draw: Draw, section: str, text: _Text) -> str:
+        """A line of the section that the text has not said under another number, as long as there is one."""
+        lines = self._sections[section]
+        said = text.lines.setdefault(section, set())
+        at = draw.pick([i for i in range(len(lines)) if i not in said] or range(len(lines)))
+        said.add(at)
+        return self._line(draw, lines[at], text)
 
 
 @cache

@@ -49,7 +49,7 @@ class Domain:
     alone: bool = False
 
 
-def _chain(draw: Draw, low: int = 3, high: int = 12) -> Conversation:
+def _chain(draw: Draw, low: int = 2, high: int = 10) -> Conversation:
     """Several unrelated tasks in one chat: long contexts, and answers that ignore what no longer matters."""
     turns: list[Turn] = []
     for _ in range(draw.between(low, high)):
@@ -81,20 +81,21 @@ def _system_prompts(draw: Draw) -> Conversation:
             return made
 
 
+# A token of the prompt costs nearly as much as one of the answer, so domains of long prompts weigh less.
 DOMAINS = {
     "arithmetic": Domain(arithmetic.make, 0.14),
     "counting": Domain(counting.make, 0.05),
-    "extraction": Domain(extraction.make, 0.12),
+    "extraction": Domain(extraction.make, 0.1),
     "glossary": Domain(glossary.make, 0.12),
     "instructions": Domain(instructions.make, 0.08),
     "manners": Domain(_manners, 0.1, alone=True),
     "poems": Domain(poems.make, 0.035),
-    "recall": Domain(recall.make, 0.09, alone=True),
+    "recall": Domain(recall.make, 0.08, alone=True),
     "rewriting": Domain(rewriting.make, 0.09),
     "smalltalk": Domain(smalltalk.make, 0.10),
     "stories": Domain(stories.make, 0.04),
     "system prompts": Domain(_system_prompts, 0.09, alone=True),
-    "tools": Domain(tool_calls.make, 0.11, alone=True),
+    "tools": Domain(tool_calls.make, 0.085, alone=True),
 }
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
 # What a prompt that allows Quire and inference only allows, and what it doesn't.
@@ -135,7 +136,7 @@ def plain(draw: Draw) -> list[Turn]:
     while True:
         turns = _of(draw, _JOINED).turns
         said = [t.content for t in turns if t.role == "assistant"]
-        if turns[0].role == "user" and all(len(text) <= 400 and text[0] not in "{[" for text in said):
+        if turns[0].role == "user" and all(0 < len(text) <= 400 and text[0] not in "{[" for text in said):
             return turns
 
 

@@ -13,7 +13,7 @@ _UNCAPITALISED = 0.12
 _LOWER = 0.06
 # How two people speak in writing: before the first, between them, after the second.
 _SPEAKERS = (
-    ("A: ", "\nB: ", ""), ("{n}: ", "\n{f}: ", ""), ('"', '" {n} asked.\n"', '" {f} said.'), ("- ", "\n- ", ""),
+    ("A: ", "\nB: ", ""), ("{n}: ", "\n{f}: ", ""), ('"', '" {n} said.\n"', '" {f} said.'), ("- ", "\n- ", ""),
     ('"', '"\n"', '"'), ("Q: ", "\nA: ", ""), ("", "\n", ""), ("{n}:\n", "\n{f}:\n", ""),
 )  # fmt: skip
 
