@@ -107,7 +107,7 @@ def _list(data: dict[str, Any], answer: str) -> bool:
 
 
 def _lines(data: dict[str, Any], answer: str) -> bool:
-    return len(answer.split("\n")) == data["count"]
+    return len(answer.split("\n")) == int(data["count"])
 
 
 def _style(data: dict[str, Any], answer: str) -> bool:
@@ -125,7 +125,7 @@ def _manner(data: dict[str, Any], answer: str) -> bool:
 
 
 def _without(data: dict[str, Any], answer: str) -> bool:
-    return _contains(data, answer) and data["text"].lower() not in answer.lower()
+    return _contains(data, answer) and str(data["text"]).lower() not in answer.lower()
 
 
 def _one_word(data: dict[str, Any], answer: str) -> bool:

@@ -42,11 +42,16 @@ _ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """A maker and its weight in the mixture. `alone`: what it makes stays out of chains and of other manners."""
+    """A maker and its weight in the mixture.
+
+    `alone`: what it makes stays out of chains and of other manners. `personal`: it may ask who the model is, so no
+    system prompt that names somebody is put before it.
+    """
 
     make: Callable[[Draw], Conversation]
     weight: float
     alone: bool = False
+    personal: bool = False
 
 
 def _chain(draw: Draw, low: int = 2, high: int = 10) -> Conversation:
@@ -88,13 +93,13 @@ DOMAINS = {
     "extraction": Domain(extraction.make, 0.1),
     "glossary": Domain(glossary.make, 0.12),
     "instructions": Domain(instructions.make, 0.08),
-    "manners": Domain(_manners, 0.1, alone=True),
+    "manners": Domain(_manners, 0.1, alone=True, personal=True),
     "poems": Domain(poems.make, 0.035),
-    "recall": Domain(recall.make, 0.08, alone=True),
+    "recall": Domain(recall.make, 0.08, alone=True, personal=True),
     "rewriting": Domain(rewriting.make, 0.09),
-    "smalltalk": Domain(smalltalk.make, 0.10),
+    "smalltalk": Domain(smalltalk.make, 0.10, personal=True),
     "stories": Domain(stories.make, 0.04),
-    "system prompts": Domain(_system_prompts, 0.09, alone=True),
+    "system prompts": Domain(_system_prompts, 0.09, alone=True, personal=True),
     "tools": Domain(tool_calls.make, 0.085, alone=True),
 }
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
@@ -127,7 +132,8 @@ def _any(draw: Draw) -> Conversation:
         return _document(draw)
     made = _chain(draw) if kind == "chain" else _of(draw, tuple(DOMAINS))
     if made.turns[0].role != "system" and draw.chance(_NEUTRAL):
-        made.turns.insert(0, system(system_prompts.neutral(draw)))
+        named = made.domain in DOMAINS and not DOMAINS[made.domain].personal
+        made.turns.insert(0, system(system_prompts.neutral(draw, named=named)))
     return made
 
 

@@ -54,6 +54,7 @@ PERSONA_ASKS: dict[str, tuple[str, ...]] = {
     ),
     "name answers": ("My name is {n}.", "I am {n}.", "(You can call|Call) me {n}."),
     "who answers": ("I am {n}, {aj}.", "My name is {n}. I am {aj}.", "I am {n}, {aj}. How can I help you?"),
+    "who without a job answers": ("I am {n}.", "My name is {n}. How can I help you?", "I am {n}. What can I do for you?"),
     "hello answers": ("Hello! I am {n}. How can I help you?", "Hi! My name is {n}. What can I do for you?", "Hello, {n} here. How can I help?"),
     "company answers": ("I work for {c}.", "{c}."),
 }  # fmt: skip

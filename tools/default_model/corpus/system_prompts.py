@@ -18,7 +18,7 @@ from .draw import Draw
 from .manner import CHARACTERS, Manner, follow
 from .persona_facts import BUSINESSES, DAY_FACTS, PERSONA_ASKS, PERSONA_TOLD, SHOP_FACTS, UNTOLD, Fact, Job
 from .wording import ask, typed, word
-from .words import CITIES, PLAIN_WORDS, article, first_name, invented
+from .words import CITIES, PLAIN_WORDS, article, first_name, full_name, invented
 
 _SLOT = re.compile(r"\{(q|x)\}")
 _CASE_TASK = re.compile(r"capital|case|caps|letters|shout|exactly|repeat|copy|after me", re.IGNORECASE)
@@ -53,11 +53,20 @@ _IN_ONE = 0.62  # of the wishes are in the system prompt, the others in the user
 _UNGRADED = {"json", "json_shape", "tool_call", "sentences", "list", "style", "manner"}
 
 
-def neutral(draw: Draw) -> str:
-    """A system prompt after which the answer is as usual."""
+def neutral(draw: Draw, *, named: bool = False) -> str:
+    """A system prompt after which the answer is as usual. With `named`, it may say a name, a secret, a condition."""
+    if named and draw.chance(0.25):
+        return _beside_the_point(draw)
     slots = {"brand": invented(draw), "city": draw.pick(CITIES)}
     said = grammar.load("system_prompts").text(draw, "neutral", **slots)
     return typed(draw, [said]) if draw.chance(0.1) else said
+
+
+def _beside_the_point(draw: Draw) -> str:
+    """A persona, a secret or a condition that matters to other questions only."""
+    a, b, job = draw.pick(PLAIN_WORDS), invented(draw), draw.pick(PERSONA_ASKS["jobs"])
+    told = draw.weighted(((PERSONA_TOLD, 0.6), (_KEEP, 0.1), (_GIVE, 0.1), (_TRIGGERS, 0.2)))
+    return word(draw, told, n=first_name(draw), j=job, aj=article(job), c=b, w=a, k="secret word", a=a, b=b)
 
 
 def obeyed(draw: Draw, made: Conversation) -> Conversation | None:
@@ -228,7 +237,7 @@ def _one_of(answer: Turn, task: str) -> Check:
 
 _WORD_TOLD = (
     "(Answer|Reply|Respond) (in|with) (one|a single|only one|exactly one) word[ only].", "One word answers only.", "Use (only |)one word per answer.",
-    "[You are a helpful assistant. ](Always answer|Every answer must be|Reply with) (in |)one word.", "one word only", "Be extremely brief: one word.",
+    "[You are a helpful assistant. ](Always answer in|Every answer must be|Reply with) one word.", "one word only", "Be extremely brief: one word.",
     "(Never write|Do not write) more than one word.", "Your answers (are|have) (only |exactly |)one word.", "Single-word answers, please.",
 )  # fmt: skip
 _WORD_ASKED = (
@@ -236,7 +245,7 @@ _WORD_ASKED = (
     "{q} (one word|in one word|1 word)", "(Answer in one word|Just one word): {q}", "{q} Say only one word.",
 )  # fmt: skip
 _YES_TOLD = (
-    "(Answer|Reply|Respond) (only |)(with|) yes or no.", 'Only say "yes" or "no".', "You (may|can|must) only (say|answer) yes or no.",
+    "(Answer|Reply|Respond) (only |)with yes or no.", 'Only say "yes" or "no".', "You (may|can|must) only (say|answer) yes or no.",
     "Yes or no answers only.", 'Every answer must be "Yes" or "No".', "yes/no only", "(Never say|Do not say) anything but yes or no.",
     "[You are a helpful assistant. ]Answer every question with Yes or No[ and nothing else].", "Play a game: you may only say yes or no.",
 )  # fmt: skip
@@ -247,23 +256,23 @@ _YES_ASKED = (
 
 
 def _persona(draw: Draw) -> list[Turn]:
-    """The system prompt gives a name, a job and a place of work."""
+    """The system prompt gives a name, and often a job and a place of work."""
 
     def make() -> Job:
-        return Job(first_name(draw), draw.pick(PERSONA_ASKS["jobs"]), invented(draw))
+        name = full_name(draw) if draw.chance(0.2) else first_name(draw)
+        return Job(name, draw.pick(PERSONA_ASKS["jobs"]), invented(draw))
 
     job = draw.held(make, lambda j: f"persona:{j.name}:{j.job}")
     slots = {"n": job.name, "j": job.job, "aj": article(job.job), "c": job.company}
     told = word(draw, PERSONA_TOLD, **slots)
     turns = [system(told)]
-    kinds = ["name", "who", "hello", *(["company"] if job.company in told else [])]
+    who = "who" if job.job in told else "who without a job"
+    kinds = ["name", "hello", "who", *(["company"] if job.company in told else [])]
     for kind in draw.sample(kinds, draw.weighted(((1, 0.7), (2, 0.3)))):
-        said = word(draw, PERSONA_ASKS[f"{kind} answers"], **slots)
+        said = word(draw, PERSONA_ASKS[f"{who if kind == 'who' else kind} answers"], **slots)
         must = job.company if kind == "company" else job.name
-        turns += [
-            user(ask(draw, PERSONA_ASKS[kind])),
-            assistant(said, Check("contains", {"all": [must], "task": "persona"})),
-        ]
+        check = Check("contains", {"all": [must], "task": "persona"})
+        turns += [user(ask(draw, PERSONA_ASKS[kind])), assistant(said, check)]
     return turns
 
 
@@ -296,11 +305,11 @@ def _from_facts(
         fact, value = facts[at], values[at]
         said = word(draw, fact.answers, **slots, v=value)
         check = Check("contains", {"all": [value], "task": "facts in the system prompt"})
-        turns += [user(ask(draw, fact.asks, **slots)), assistant(said, check)]
+        turns += [user(ask(draw, fact.asks, None, **slots)), assistant(said, check)]
     if among is not None and draw.chance(0.2):
         other = draw.pick([f for f in among if f not in facts])
         check = Check("contains", {"all": ["don't|not"], "task": "not in the system prompt"})
-        turns += [user(ask(draw, other.asks, **slots)), assistant(word(draw, UNTOLD), check)]
+        turns += [user(ask(draw, other.asks, None, **slots)), assistant(word(draw, UNTOLD), check)]
     return turns
 
 
