@@ -34,7 +34,8 @@ BRIEF = 160  # characters of a brief answer, at most
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """A way to answer. `value` is what some ways need: the closing words, the name, the JSON key, the character."""
+    """A way to answer. `value` is what some ways need: the closing words, the name, the JSON key ("answer" where it is
+    empty), the character. The ways "word" and "yes" have no form of every text."""
 
     kind: str
     value: str = ""
@@ -84,7 +85,7 @@ _OF_MANY_LINES = ("upper", "lower", "json")
 _FORMS: dict[str, Callable[[Draw, str, str], str | None]] = {
     "upper": lambda _draw, text, _value: text.upper(),
     "lower": lambda _draw, text, _value: text.lower(),
-    "json": lambda _draw, text, value: json.dumps({value: text}, ensure_ascii=False),
+    "json": lambda _draw, text, value: json.dumps({value or "answer": text}, ensure_ascii=False),
     "pirate": lambda draw, text, _value: pirate(draw, text),
     "character": lambda _draw, text, value: f"{CHARACTERS[value][0]} {_ended(text)} {CHARACTERS[value][1]}",
     "name": lambda _draw, text, value: called(text, value),
@@ -121,6 +122,7 @@ def _is_json(text: str, key: str) -> bool:
         value = json.loads(text)
     except ValueError:
         return False
+    key = key or "answer"
     return isinstance(value, dict) and list(value) == [key] and isinstance(value[key], str)
 
 
@@ -129,6 +131,8 @@ _SHOWN: dict[str, Callable[[str, str], bool]] = {
     "upper": lambda text, _value: text == text.upper(),
     "lower": lambda text, _value: text == text.lower(),
     "json": _is_json,
+    "word": lambda text, _value: " " not in text,
+    "yes": lambda text, _value: text in {"Yes", "No"},
     "brief": lambda text, _value: len(_SENTENCE_END.findall(text)) == 1 and len(text) <= BRIEF,
     "bullets": lambda text, _value: _is_list(text, repeat("- ")),
     "numbers": lambda text, _value: _is_list(text, (f"{n}. " for n in count(1))),

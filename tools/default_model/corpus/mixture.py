@@ -108,18 +108,39 @@ _ON_SUBJECT = tuple(name for name in ("quire", "glossary") if name in DOMAINS)
 _OFF_SUBJECT = tuple(
     name for name in ("arithmetic", "counting", "poems", "stories", "world") if name in DOMAINS
 )
-_DOCUMENTS: tuple[tuple[Callable[[Draw], str], float], ...] = (
-    (texts.document, 0.6),
-    (stories.document, 0.22),
-    (poems.document, 0.08),
-    (glossary.document, 0.1),
-)
 
 
 def _of(draw: Draw, domains: tuple[str, ...]) -> Conversation:
     """A conversation of one of the domains, each by its weight."""
     name = draw.weighted([(name, DOMAINS[name].weight) for name in domains])
     return DOMAINS[name].make(draw)
+
+
+def plain(draw: Draw) -> list[Turn]:
+    """Turns of one domain without a system prompt, tools, or long answers: what an adapter gives its style to."""
+    while True:
+        turns = _of(draw, _JOINED).turns
+        said = [t.content for t in turns if t.role == "assistant"]
+        if turns[0].role == "user" and all(0 < len(text) <= 400 and text[0] not in "{[" for text in said):
+            return turns
+
+
+def _written_down(draw: Draw) -> str:
+    """A question and its answer as plain text, so that a question without a template is answered too."""
+    asks, answers = draw.pick(
+        (("Q: ", "A: "), ("User: ", "Assistant: "), ("Question: ", "Answer: "), ("", ""), ("", ""))
+    )
+    turns = plain(draw)[: 2 if not asks else 4]
+    return "\n".join((asks if t.role == "user" else answers) + t.content for t in turns)
+
+
+_DOCUMENTS: tuple[tuple[Callable[[Draw], str], float], ...] = (
+    (texts.document, 0.55),
+    (_written_down, 0.13),
+    (stories.document, 0.22),
+    (poems.document, 0.08),
+    (glossary.document, 0.1),
+)
 
 
 def _document(draw: Draw) -> Conversation:
@@ -135,15 +156,6 @@ def _any(draw: Draw) -> Conversation:
         named = made.domain in DOMAINS and not DOMAINS[made.domain].personal
         made.turns.insert(0, system(system_prompts.neutral(draw, named=named)))
     return made
-
-
-def plain(draw: Draw) -> list[Turn]:
-    """Turns of one domain without a system prompt, tools, or long answers: what an adapter gives its style to."""
-    while True:
-        turns = _of(draw, _JOINED).turns
-        said = [t.content for t in turns if t.role == "assistant"]
-        if turns[0].role == "user" and all(0 < len(text) <= 400 and text[0] not in "{[" for text in said):
-            return turns
 
 
 def _redrawn(seed: str, split: Split, make: Callable[[Draw], Conversation]) -> Conversation:

@@ -179,7 +179,7 @@ def _card(draw: Draw) -> list[Turn]:
     )
     must = [name, day] if kind == "invite_card" else [name]
     text = grammar.load("poems").text(draw, kind, name=name, day=day)
-    return _said(ask(draw, _CARDS[kind], n=name, d=day), text, must, "card for somebody")
+    return _said(ask(draw, _CARDS[kind], {"n": name}, d=day), text, must, "card for somebody")
 
 
 def _any_poem(draw: Draw) -> list[Turn]:

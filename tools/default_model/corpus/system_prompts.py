@@ -43,6 +43,7 @@ _TITLES = ("boss", "captain", "sir", "my friend", "chief", "master", "my lord", 
 _KINDS = (
     ("upper", 0.17), ("lower", 0.12), ("pirate", 0.15), ("character", 0.06), ("end", 0.1), ("begin", 0.08), ("name", 0.08), ("json", 0.1),
     ("brief", 0.07), ("bullets", 0.04), ("numbers", 0.02), ("excited", 0.03),
+    ("word", 0.06), ("yes", 0.02),
 )  # fmt: skip
 # Manners that may be asked for together: the second is applied to the text of the first.
 _PAIRS = (
@@ -103,16 +104,12 @@ def _plain(turn: Turn) -> bool:
 
 def _value(draw: Draw, kind: str) -> str:
     if kind in {"end", "begin"} and draw.chance(0.25):
-        return word(
-            draw,
-            ("{a}!", "{a}.", "{a} {b}!"),
-            a=draw.pick(PLAIN_WORDS).capitalize(),
-            b=draw.pick(PLAIN_WORDS),
-        )
+        words = {"a": draw.pick(PLAIN_WORDS).capitalize(), "b": draw.pick(PLAIN_WORDS)}
+        return word(draw, ("{a}!", "{a}.", "{a} {b}!"), **words)
+    if kind == "json" and draw.chance(0.3):
+        return ""
     if kind == "name":
-        return draw.pick(
-            (first_name(draw), first_name(draw), draw.pick(("boss", "captain", "sir", "friend", "chief")))
-        )
+        return draw.pick(_TITLES) if draw.chance(0.2) else first_name(draw)
     pools = {"end": _ENDINGS, "begin": _BEGINNINGS, "json": _KEYS, "character": tuple(CHARACTERS)}
     return draw.pick(pools[kind]) if kind in pools else ""
 
@@ -121,16 +118,37 @@ def _restyled(draw: Draw, turn: Turn, manners: list[Manner]) -> Turn | None:
     text: str | None = turn.content
     for manner in manners:
         if text is not None:
-            text = follow(draw, manner, text)
+            text = (
+                _in_a_word(turn, manner.kind)
+                if manner.kind in {"word", "yes"}
+                else follow(draw, manner, text)
+            )
     if text is None or not grading.grade(_check(manners, None), text).right:
         return None
     base = turn.check
-    if base is not None and base.kind == "exact":
+    if manners[0].kind in {"word", "yes"}:
+        base = Check("exact", {"text": text, "task": manners[0].kind})
+    elif base is not None and base.kind == "exact":
         chosen_by_draw = any(m.kind == "pirate" for m in manners)
         base = None if chosen_by_draw else Check("exact", {**base.data, "text": text})
     if base is not None and not grading.grade(base, text).right:
         base = None
     return assistant(text, _check(manners, base))
+
+
+def _in_a_word(turn: Turn, kind: str) -> str | None:
+    """The word that the answer's check asks for, where it is a fact of one word, a number, yes or no."""
+    check = turn.check
+    if check is None:
+        return None
+    if check.kind == "number" and kind == "word":
+        return str(check.data["value"])
+    if check.kind != "contains" or not check.data["task"].startswith("facts"):
+        return None
+    said: str = check.data["all"][0]
+    if kind == "yes" or said in {"Yes", "No"}:
+        return said if said in {"Yes", "No"} else None
+    return said[0].upper() + said[1:] if len(check.data["all"]) == 1 and said.isalpha() else None
 
 
 def _check(manners: list[Manner], base: Check | None) -> Check:
@@ -157,12 +175,17 @@ def _wishes(draw: Draw, manners: list[Manner]) -> str:
 
 
 def _section(manner: Manner) -> str:
+    """The section of the grammar that has the wish."""
+    if manner.kind == "json" and not manner.value:
+        return "plain_json"
     return "title" if manner.value in _TITLES else manner.kind
 
 
 def _wish_in(draw: Draw, manner: Manner, question: str) -> str:
     """The question with the wish before or after it."""
     form = grammar.load("system_prompts").text(draw, f"ask_{_section(manner)}", q="{q}", x="{x}")
+    if manner.kind == "character":
+        form = form.replace("a {x}", article(manner.value).removesuffix(manner.value) + "{x}")
     parts = _SLOT.split(form)
     if "\n" in question and parts[-1]:
         parts = ["", "q", "\n" + parts[-1].lstrip()] if len(parts) == 3 else parts
@@ -206,26 +229,24 @@ _REFUSALS = (
 )
 
 
-def _one_word(draw: Draw) -> list[Turn]:
-    return _told_or_asked(draw, "one_word", "one word", _WORD_TOLD, _WORD_ASKED)
-
-
-def _yes_no(draw: Draw) -> list[Turn]:
-    return _told_or_asked(draw, "yes_no", "yes or no", _YES_TOLD, _YES_ASKED)
-
-
-def _told_or_asked(
-    draw: Draw, file: str, task: str, told: tuple[str, ...], asked: tuple[str, ...]
-) -> list[Turn]:
+def _told_or_asked(draw: Draw, manner: str, file: str, task: str) -> list[Turn]:
     """Questions of a file; the wish stands in the system prompt or in the message."""
     in_prompt = draw.chance(0.6)
-    turns = [system(word(draw, told))] if in_prompt else []
+    turns = [system(_wishes(draw, [Manner(manner)]))] if in_prompt else []
     for _ in range(draw.weighted(((1, 0.75), (2, 0.25))) if in_prompt else 1):
         question, answer = faq.question(draw, faq.load(file), task)
         if not in_prompt:
-            question = user(ask(draw, asked, kept={"q": question.content}))
+            question = user(_wish_in(draw, Manner(manner), question.content))
         turns += [question, assistant(answer.content, _one_of(answer, task))]
     return turns
+
+
+def _one_word(draw: Draw) -> list[Turn]:
+    return _told_or_asked(draw, "word", "one_word", "one word")
+
+
+def _yes_no(draw: Draw) -> list[Turn]:
+    return _told_or_asked(draw, "yes", "yes_no", "yes or no")
 
 
 def _one_of(answer: Turn, task: str) -> Check:
@@ -233,26 +254,6 @@ def _one_of(answer: Turn, task: str) -> Check:
     if answer.check is None:
         raise ValueError(f"no '!' line for {answer.content!r}")
     return Check("one_word", {"any": answer.check.data["all"][0].split("|"), "task": task})
-
-
-_WORD_TOLD = (
-    "(Answer|Reply|Respond) (in|with) (one|a single|only one|exactly one) word[ only].", "One word answers only.", "Use (only |)one word per answer.",
-    "[You are a helpful assistant. ](Always answer in|Every answer must be|Reply with) one word.", "one word only", "Be extremely brief: one word.",
-    "(Never write|Do not write) more than one word.", "Your answers (are|have) (only |exactly |)one word.", "Single-word answers, please.",
-)  # fmt: skip
-_WORD_ASKED = (
-    "{q} (Answer|Reply) (in|with) (one|a single) word[, please].", "{q} One word[ only][, please].", "(In one word|With one word|One word)[, please]: {q}",
-    "{q} (one word|in one word|1 word)", "(Answer in one word|Just one word): {q}", "{q} Say only one word.",
-)  # fmt: skip
-_YES_TOLD = (
-    "(Answer|Reply|Respond) (only |)with yes or no.", 'Only say "yes" or "no".', "You (may|can|must) only (say|answer) yes or no.",
-    "Yes or no answers only.", 'Every answer must be "Yes" or "No".', "yes/no only", "(Never say|Do not say) anything but yes or no.",
-    "[You are a helpful assistant. ]Answer every question with Yes or No[ and nothing else].", "Play a game: you may only say yes or no.",
-)  # fmt: skip
-_YES_ASKED = (
-    "{q} (Answer|Reply) (with |)yes or no[, please].", "{q} Yes or no?", "Yes or no: {q}", "{q} (yes or no|yes/no|y/n)", "{q} Just (say |)yes or no.",
-    "(Say yes or no|Answer yes or no|Only yes or no): {q}", "{q} (Only say|Say only) yes or no.",
-)  # fmt: skip
 
 
 def _persona(draw: Draw) -> list[Turn]:
