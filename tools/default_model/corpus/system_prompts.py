@@ -25,6 +25,7 @@ _CASE_TASK = re.compile(r"capital|case|caps|letters|shout|exactly|repeat|copy|af
 _STRICT_TASK = re.compile(
     r"exactly|repeat|copy|after me|one word|only|just|yes or no|capital letters", re.IGNORECASE
 )
+_YES_NO = re.compile(r"(Yes|No)[,.!]")
 _LONGEST = 320  # characters of an answer whose manner changes
 _ENDINGS = (
     "Over.", "Over and out.", "Thank you.", "The end.", "Yours truly.", "Stay curious!", "Have a nice day!", "Amen.", "Cheers!", ":)",
@@ -41,9 +42,8 @@ _KEYS = (
 )  # fmt: skip
 _TITLES = ("boss", "captain", "sir", "my friend", "chief", "master", "my lord", "buddy", "dear", "professor")
 _KINDS = (
-    ("upper", 0.17), ("lower", 0.12), ("pirate", 0.15), ("character", 0.06), ("end", 0.1), ("begin", 0.08), ("name", 0.08), ("json", 0.1),
-    ("brief", 0.07), ("bullets", 0.04), ("numbers", 0.02), ("excited", 0.03),
-    ("word", 0.06), ("yes", 0.02),
+    ("upper", 0.17), ("lower", 0.12), ("pirate", 0.15), ("character", 0.06), ("end", 0.1), ("begin", 0.08), ("name", 0.08), ("json", 0.12),
+    ("brief", 0.14), ("bullets", 0.05), ("numbers", 0.03), ("excited", 0.03), ("word", 0.2), ("yes", 0.16),
 )  # fmt: skip
 # Manners that may be asked for together: the second is applied to the text of the first.
 _PAIRS = (
@@ -129,25 +129,26 @@ def _restyled(draw: Draw, turn: Turn, manners: list[Manner]) -> Turn | None:
     if manners[0].kind in {"word", "yes"}:
         base = Check("exact", {"text": text, "task": manners[0].kind})
     elif base is not None and base.kind == "exact":
-        chosen_by_draw = any(m.kind == "pirate" for m in manners)
-        base = None if chosen_by_draw else Check("exact", {**base.data, "text": text})
+        another_text = {"pirate", "brief"} & {m.kind for m in manners}
+        base = None if another_text else Check("exact", {**base.data, "text": text})
     if base is not None and not grading.grade(base, text).right:
         base = None
+    if base is None and "brief" in (m.kind for m in manners):
+        return None  # the first sentence isn't known to be an answer
     return assistant(text, _check(manners, base))
 
 
 def _in_a_word(turn: Turn, kind: str) -> str | None:
-    """The word that the answer's check asks for, where it is a fact of one word, a number, yes or no."""
+    """The answer in a word, where it begins with yes or no, or is a fact of one word or a number."""
+    first = _YES_NO.match(turn.content)
+    if first or kind == "yes":
+        return first[1] if first else None
     check = turn.check
-    if check is None:
-        return None
-    if check.kind == "number" and kind == "word":
-        return str(check.data["value"])
-    if check.kind != "contains" or not check.data["task"].startswith("facts"):
+    if check is not None and check.kind == "number":
+        return str(check.data["value"]) if check.data.get("digits", 1) < 3 else None
+    if check is None or check.kind != "contains" or not check.data["task"].startswith("facts"):
         return None
     said: str = check.data["all"][0]
-    if kind == "yes" or said in {"Yes", "No"}:
-        return said if said in {"Yes", "No"} else None
     return said[0].upper() + said[1:] if len(check.data["all"]) == 1 and said.isalpha() else None
 
 
