@@ -131,7 +131,8 @@ def tell(draw: Draw, plot: Plot, slots: dict[str, str], *, long: bool | None = N
         opening += [draw.pick(FRIENDS)] if plot.friends else []
     opening[1:1] = draw.sample(SETTINGS, draw.between(1, 2) if long else draw.weighted(((0, 0.8), (1, 0.2))))
     beats = [draw.pick(beat) for beat in plot.beats]
-    ending = [draw.pick(ENDINGS)] if long or draw.chance(0.15) else []
+    known = [e for e in ENDINGS if "{o}" not in e or any("{o}" in line for line in opening + beats)]
+    ending = [draw.pick(known)] if long or draw.chance(0.15) else []
     cut = draw.between(2, len(beats) - 2)
     paragraphs = (
         [opening, beats[:cut], beats[cut:] + ending]

@@ -216,7 +216,7 @@ PLOTS = (
         ("There was the moon, round and bright, in the water.", "And in the water lay the moon, so near that {h} could touch it."),
         ("{h} put one finger in, and the moon danced.", '"It is ours," whispered {h}.', "They sat beside it all night."),
     )),
-    Plot(("a noise at night", "a ghost story", "something scary"), (
+    Plot(("a noise at night", "a ghost in the house", "something scary"), (
         ("At night {h} heard a strange noise.", "Knock, knock, it went in the middle of the night.", "There was something in the dark: tap, tap, tap."),
         ('"It is a ghost!" whispered {f}.', "{h} pulled the blanket over {his} head.", "{f} shook like a leaf."),
         ("But {h} took a light and went to look.", "Together they went down, step by step."),
@@ -290,7 +290,7 @@ PLOTS = (
         ("But when {f} was lost in the dark, its little light showed the way.", "But at night, when {f} could not sleep, it counted sheep for {f}."),
         ("Now nobody laughs about it any more.", '"Small things can be just right," said {h}.', "{h} gave it a name and a {c} hat."),
     )),
-    Plot(("bedtime", "sleep", "a sleepy story"), (
+    Plot(("bedtime", "falling asleep", "a sleepless night"), (
         ("{h} could not sleep.", "It was late, but {h} was still awake."),
         ("{He} counted the stars and lost count.", "{He} turned to the left, and {he} turned to the right."),
         ("So {he} went to see {f}, who was awake too.", '"Are you asleep?" {he} asked {f}. "Yes," said {f}.'),
