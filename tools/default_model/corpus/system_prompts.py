@@ -59,12 +59,14 @@ def neutral(draw: Draw, *, named: bool = False) -> str:
     if named and draw.chance(0.25):
         return _beside_the_point(draw)
     slots = {"brand": invented(draw), "city": draw.pick(CITIES)}
-    said = grammar.load("system_prompts").text(draw, "neutral", **slots)
+    said = grammar.load("system_prompts").text(draw, "neutral", **slots).replace("..", ".")
     return typed(draw, [said]) if draw.chance(0.1) else said
 
 
 def _beside_the_point(draw: Draw) -> str:
-    """A persona, a secret or a condition that matters to other questions only."""
+    """A date, a persona, a secret or a condition that matters to other questions only."""
+    if draw.chance(0.2):
+        return grammar.load("system_prompts").text(draw, "dated")
     a, b, job = draw.pick(PLAIN_WORDS), invented(draw), draw.pick(PERSONA_ASKS["jobs"])
     told = draw.weighted(((PERSONA_TOLD, 0.6), (_KEEP, 0.1), (_GIVE, 0.1), (_TRIGGERS, 0.2)))
     return word(draw, told, n=first_name(draw), j=job, aj=article(job), c=b, w=a, k="secret word", a=a, b=b)
