@@ -150,7 +150,8 @@ def _continued(draw: Draw, plot: Plot, slots: dict[str, str]) -> list[Turn]:
     rest = [draw.pick(FRIENDS)] if plot.friends and slots["f"] not in first else []
     rest += [draw.pick(beat) for beat in plot.beats]
     text = " ".join(_fill(line, slots) for line in rest)
-    check = Check("contains", {"all": [slots["h"]], "task": "goes on with a story"})
+    name = slots["h"] if slots["h"] in text else slots["f"]
+    check = Check("contains", {"all": [name], "task": "goes on with a story"})
     return [user(ask(draw, _GO_ON, kept={"s": first})), assistant(text, check)]
 
 
