@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tools.default_model.corpus import arithmetic, glossary, styles
+from tools.default_model.corpus import arithmetic, glossary, grammar, manner, styles, system_prompts, texts
+from tools.default_model.corpus.conversation import Check, Conversation, assistant, system, user
 from tools.default_model.corpus.draw import Draw, Split, split_of
 from tools.default_model.corpus.glossary_facts import ENTRIES, QUESTIONS
 from tools.default_model.corpus.mixture import DOMAINS, conversation, of_domain, stream
@@ -151,6 +152,82 @@ def test_names_within_a_record_or_tool_do_not_clash() -> None:
         names = [n for p in tool.params for n in p.names]
         assert len(names) == len(set(names)), tool.names
     assert len({n for t in TOOLS for n in t.names}) == sum(len(t.names) for t in TOOLS)
+
+
+# What the callers of each grammar choose themselves.
+_SLOTS = {
+    "texts": {*texts.people(Draw("t", Split.TRAIN))},
+    "poems": {"t", "b", "x", "name", "day"},
+    "system_prompts": {"x", "q", "brand", "city", "company"},
+}
+
+
+@pytest.mark.parametrize("name", _SLOTS)
+def test_grammars_name_only_what_they_have(name: str) -> None:
+    said = grammar.load(name)
+    sections = set(said)
+    used = {symbol for section in sections for symbol in said.symbols(section)}
+    assert used <= sections | _SLOTS[name]
+
+
+def test_grammar_says_a_slot_once_and_numbered_ones_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "@start\n{^a} <b> {a}, {c1} {c2}: a <v> «x»‹y›\\n.\n@a\n(one|two)\n@b\nis\n@c\np\nq\n@v\napple\n"
+    (tmp_path / "g.txt").write_text(lines)
+    monkeypatch.setattr(grammar, "_FOLDER", tmp_path)
+    said = {grammar.load.__wrapped__("g").text(Draw(str(i), Split.TRAIN), "start") for i in range(60)}
+    ends = [" p q: an apple (x)[y]\n.", " q p: an apple (x)[y]\n."]
+    assert said == {f"{a.capitalize()} is {a},{end}" for a in ("one", "two") for end in ends}
+    (tmp_path / "g.txt").write_text("@a\n(b\n")
+    with pytest.raises(ValueError, match=r"g.txt:2"):
+        grammar.load.__wrapped__("g")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("upper", "", "HELLO, MIA! IT IS HOT. BYE."),
+        ("lower", "", "hello, mia! it is hot. bye."),
+        ("json", "out", '{"out": "Hello, Mia! It is hot. Bye."}'),
+        ("end", "Over.", "Hello, Mia! It is hot. Bye. Over."),
+        ("begin", "So,", "So, Hello, Mia! It is hot. Bye."),
+        ("bullets", "", "- Hello, Mia!\n- It is hot.\n- Bye."),
+        ("numbers", "", "1. Hello, Mia!\n2. It is hot.\n3. Bye."),
+        ("brief", "", "Hello, Mia!"),
+        ("excited", "", "Hello, Mia! It is hot! Bye!"),
+        ("character", "cat", "Meow! Hello, Mia! It is hot. Bye. Purr."),
+    ],
+)
+def test_manners(kind: str, value: str, said: str) -> None:
+    wish = manner.Manner(kind, value)
+    text = "Hello, Mia! It is hot. Bye."
+    assert manner.follow(Draw("m", Split.TRAIN), wish, text) == said
+    assert manner.follows(wish, said)
+    assert not manner.follows(wish, text)
+
+
+def test_a_manner_keeps_the_check_of_the_answer() -> None:
+    made = Conversation(
+        "d", [user("2+2?"), assistant("Four.", Check("contains", {"all": ["four"], "task": "t"}))]
+    )
+    kinds = set()
+    for i in range(300):
+        styled = system_prompts.obeyed(Draw(f"o{i}", Split.TRAIN), made)
+        if styled is None:
+            continue
+        check = styled.turns[-1].check
+        assert check is not None
+        kinds.add(check.data["task"])
+        assert grade(check, styled.turns[-1].content).right
+        assert not grade(check, styled.turns[-1].content.lower().replace("four", "five")).right
+    assert {"upper", "lower", "pirate", "json", "end", "begin", "name", "two wishes"} <= kinds
+
+
+def test_a_prompt_that_changes_nothing_has_many_wordings() -> None:
+    assert len({system_prompts.neutral(Draw(f"n{i}", Split.TRAIN)) for i in range(1000)}) > 600
+    made = Conversation("d", [system("Be brief."), user("hi"), assistant("Hello!")])
+    assert system_prompts.obeyed(Draw("o", Split.TRAIN), made) is None
 
 
 @pytest.mark.parametrize("style", styles.STYLES)
