@@ -11,6 +11,7 @@ from . import (
     extraction,
     glossary,
     instructions,
+    quire_docs,
     recall,
     rewriting,
     smalltalk,
@@ -36,8 +37,9 @@ DOMAINS = {
     "arithmetic": Domain(arithmetic.make, 0.19),
     "counting": Domain(counting.make, 0.06),
     "extraction": Domain(extraction.make, 0.14),
-    "glossary": Domain(glossary.make, 0.09),
+    "glossary": Domain(glossary.make, 0.12),
     "instructions": Domain(instructions.make, 0.07),
+    "quire": Domain(quire_docs.make, 0.14),
     "recall": Domain(recall.make, 0.07),
     "rewriting": Domain(rewriting.make, 0.13),
     "smalltalk": Domain(smalltalk.make, 0.05),
@@ -87,7 +89,8 @@ def _chain(draw: Draw) -> Conversation:
 
 
 def _document(draw: Draw) -> Conversation:
-    text = stories.document(draw) if draw.chance(0.75) else glossary.document(draw)
+    make = draw.weighted(((stories.document, 0.6), (glossary.document, 0.2), (quire_docs.document, 0.2)))
+    text = make(draw)
     return Conversation("document", text=text)
 
 
