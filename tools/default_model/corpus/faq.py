@@ -59,6 +59,12 @@ def load(name: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+@cache
+def urn(name: str) -> tuple[Entry, ...]:
+    """The entries, each as often as it has patterns: what is asked in many ways is asked often."""
+    return tuple(entry for entry in load(name) for _ in entry.asks)
+
+
 def question(draw: Draw, entries: Sequence[Entry], topic: str) -> list[Turn]:
     """One of the entries, asked and answered; entry and wording together belong to one split."""
 

@@ -8,7 +8,7 @@ from . import faq, sheets
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .sheets import Subject
-from .wording import ask, expand, plain, typed
+from .wording import ask, expand, plain, tidy, typed
 from .words import invented
 
 TERMS = ("term_kinds", "terms_speed", "terms_memory", "terms_models")
@@ -80,6 +80,44 @@ def _unknown(draw: Draw) -> list[Turn]:
     return [user(typed(draw, parts, {"term": term})), assistant(said, check)]
 
 
+_BILLIONS = (
+    "0.5", "0.6", "1", "1.5", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "18", "20", "22", "24",
+    "26", "27", "30", "32", "34", "35", "36", "40", "46", "50", "56", "60", "65", "70", "72", "80", "90", "100", "104", "110", "120",
+    "123", "130", "141", "150", "180", "200", "235", "250", "300", "400", "405", "500",
+)  # fmt: skip
+_BITS = {
+    16: ("(16 bits|16 bit|fp16|bf16|bfloat16|float16)", "two bytes", 2.0), 8: ("(8 bits|8 bit|int8|fp8)", "one byte", 1.0),
+    4: ("(4 bits|4 bit|int4)", "half a byte", 0.5), 32: ("(32 bits|float32|fp32)", "four bytes", 4.0),
+}  # fmt: skip
+_SIZE = (
+    "How (much memory|much RAM|much VRAM|many GB) does a {b}B model (need|take|use) in {bits}[?]",
+    "(How big|How large|what size) is a {b}B model in {bits}[?]", "{b}B (model|) in {bits}[?]", "memory (of|for) a {b}B model in {bits}[?]",
+    "(Does|Will) a {b}B model in {bits} fit (in my memory|on my machine)[?]", "(weights|weight size) of a {b}b model in {bits}[?]",
+    "I want to run a {b}B model in {bits}. How much memory do I need?", "{b} billion parameters in {bits}, how (much memory|many GB)[?]",
+)  # fmt: skip
+_SIZE_PLAIN = (
+    "How (much memory|much RAM|much VRAM|many GB) does a {b}B model (need|take|use)[?]", "(How big|How large) is a {b}B model[?]",
+    "{b}b (memory|size|ram|vram)[?]", "memory (of|for) a {b}B model[?]",
+)  # fmt: skip
+
+
+def _weights(draw: Draw) -> list[Turn]:
+    """The memory of a model's weights."""
+    size = draw.weighted(((16, 0.4), (8, 0.25), (4, 0.25), (32, 0.1)))
+    bits, each, size_in_bytes = _BITS[size]
+
+    def make() -> tuple[str, str]:
+        patterns = _SIZE_PLAIN if size == 16 and draw.chance(0.5) else _SIZE
+        return draw.pick(_BILLIONS), expand(draw, draw.pick(patterns).replace("{bits}", bits))
+
+    billions, asked = draw.held(make, lambda p: f"weights|{plain(p[1])}|{p[0]}")
+    total = f"{float(billions) * size_in_bytes:g} GB"
+    said = f"About {total} for the weights in {size} bits: {billions} billion parameters times {each}. The KV cache comes on top."
+    check = Check("contains", {"all": [total], "task": "memory of weights"})
+    parts = tidy(asked).replace("}", "{").split("{")
+    return [user(typed(draw, parts, {"b": billions})), assistant(said, check)]
+
+
 def definition(draw: Draw) -> tuple[str, str]:
     """A name of a term, and one sentence that defines it."""
     sheet = sheets.load(*TERMS)
@@ -89,12 +127,14 @@ def definition(draw: Draw) -> tuple[str, str]:
 
 def question(draw: Draw) -> list[Turn]:
     """One question, now and then with another about the same term."""
-    kind = draw.weighted((("faq", 0.27), ("pair", 0.06), ("unknown", 0.06), ("term", 0.61)))
+    kind = draw.weighted(
+        (("faq", 0.28), ("pair", 0.05), ("unknown", 0.05), ("weights", 0.04), ("term", 0.58))
+    )
     if kind == "faq":
-        return faq.question(draw, faq.load("inference"), "inference")
+        return faq.question(draw, faq.urn("inference"), "inference")
     if kind == "term":
         return sheets.questions(draw, "term", sheets.load(*TERMS))
-    return _pair(draw) if kind == "pair" else _unknown(draw)
+    return {"pair": _pair, "unknown": _unknown, "weights": _weights}[kind](draw)
 
 
 def document(draw: Draw) -> str:

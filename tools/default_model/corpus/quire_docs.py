@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import faq, sheets
+from . import faq, quire_commands, sheets
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .wording import ask, word
@@ -17,6 +17,7 @@ SHEETS: tuple[tuple[tuple[str, ...], str, float], ...] = (
     (("error_kinds", "errors"), "error", 0.07),
     (("family_kinds", "families"), "model", 0.05),
     (("quire",), "quire", 0.28),
+    ((), "command line", 0.12),
     ((), "unknown", 0.03),
 )
 _WORDS = ("max", "enable", "num", "cache", "kv", "model", "gpu", "batch", "use", "no", "log", "size")
@@ -46,7 +47,9 @@ def question(draw: Draw) -> list[Turn]:
     """One question, now and then with another about the same."""
     files, topic, _ = draw.weighted([(sheet, sheet[2]) for sheet in SHEETS])
     if topic == "quire":
-        return faq.question(draw, faq.load(*files), topic)
+        return faq.question(draw, faq.urn(*files), topic)
+    if topic == "command line":
+        return quire_commands.question(draw)
     return _unknown(draw) if topic == "unknown" else sheets.questions(draw, topic, sheets.load(*files))
 
 
