@@ -67,7 +67,7 @@ def _pair(draw: Draw) -> list[Turn]:
 
 def _unknown(draw: Draw) -> list[Turn]:
     """A term that does not exist."""
-    name = invented(draw, draw.between(1, 3))
+    name = invented(draw, draw.between(2, 3))
     term = draw.pick(
         (name, name.lower(), name.upper(), f"{name}-{invented(draw)}", f"{name} {draw.pick(_KINDS)}")
     )

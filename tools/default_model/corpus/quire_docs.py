@@ -43,14 +43,16 @@ def _unknown(draw: Draw) -> list[Turn]:
     return [user(ask(draw, _UNKNOWN, {"term": term})), assistant(word(draw, _SORRY, term=term), check)]
 
 
-def question(draw: Draw) -> list[Turn]:
-    """One question, now and then with another about the same."""
+def question(draw: Draw, *, about: bool = False) -> list[Turn]:
+    """One question, now and then with another about the same; with `about`, like "and --port?"."""
     files, topic, _ = draw.weighted([(sheet, sheet[2]) for sheet in SHEETS])
+    if len(files) > 1:
+        sheet = sheets.load(*files)
+        short = [k.name for k in sheet.kinds if k.name.startswith("what about")]
+        return sheets.questions(draw, topic, sheet, draw.pick(short) if short and about else "")
     if topic == "quire":
         return faq.question(draw, faq.urn(*files), topic)
-    if topic == "command line":
-        return quire_commands.question(draw)
-    return _unknown(draw) if topic == "unknown" else sheets.questions(draw, topic, sheets.load(*files))
+    return quire_commands.question(draw) if topic == "command line" else _unknown(draw)
 
 
 def document(draw: Draw) -> str:
@@ -61,7 +63,7 @@ def document(draw: Draw) -> str:
 
 def make(draw: Draw) -> Conversation:
     """One to three questions."""
-    turns: list[Turn] = []
-    for _ in range(draw.weighted(((1, 0.82), (2, 0.14), (3, 0.04)))):
-        turns += question(draw)
+    turns = question(draw)
+    for _ in range(draw.weighted(((0, 0.82), (1, 0.14), (2, 0.04)))):
+        turns += question(draw, about=draw.chance(0.5))
     return Conversation("quire", turns)
