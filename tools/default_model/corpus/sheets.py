@@ -10,7 +10,7 @@
     wish limit memory | (cap|bound) the memory
 
 A kind has a weight, patterns of its questions ("?"), patterns for a subject that is already being talked about ("+"), and
-answers ("="). A subject has names and fields; "@+" marks one that is asked about three times as often. A field with
+answers ("="). A subject has names and fields; "@+" marks one that is asked about four times as often. A field with
 several lines has several values; wishes are patterns, divided by " | ". Of a kind's answers those with the most fields that the subject has
 are used; what stands between asterisks must be in a right answer. Slots of questions: `t` any name, `b` the same without
 its article, `k` the first name, copied exactly, `u` its words without dashes, `is` and `do` in its number, and fields.
@@ -32,7 +32,7 @@ _FOLDER = Path(__file__).with_name("sheets")
 _SLOT = re.compile(r"\{(\w+)\}")
 _MARK = re.compile(r"\*([^*]+)\*")
 _NAMES = {"t", "b", "k", "u", "is", "do", "name", "env", "plain"}
-_OFTEN = 3
+_OFTEN = 4
 _SINGULAR = ("ss", "us", "is", "experts", "bias", "TPS", "RPS", "FLOPS", "ALiBi")
 
 
