@@ -60,9 +60,9 @@ def load(name: str) -> tuple[Entry, ...]:
 
 
 @cache
-def urn(name: str) -> tuple[Entry, ...]:
-    """The entries, each as often as it has patterns: what is asked in many ways is asked often."""
-    return tuple(entry for entry in load(name) for _ in entry.asks)
+def urn(*names: str) -> tuple[Entry, ...]:
+    """The entries of these files, each as often as it has patterns: what is asked in many ways is asked often."""
+    return tuple(entry for name in names for entry in load(name) for _ in entry.asks)
 
 
 def question(draw: Draw, entries: Sequence[Entry], topic: str) -> list[Turn]:

@@ -11,6 +11,7 @@ from .sheets import Subject
 from .wording import ask, expand, plain, tidy, typed
 from .words import invented
 
+QUESTIONS = ("inference", "inference_truths")
 TERMS = ("term_kinds", "terms_speed", "terms_memory", "terms_models")
 _KINDS = (
     "batching",
@@ -45,7 +46,7 @@ _SORRY = (
 @cache
 def _explained() -> frozenset[str]:
     """Hand-written questions about the difference of two terms."""
-    return frozenset(plain(a) for entry in faq.load("inference") for a in entry.asks if "differ" in a)
+    return frozenset(plain(a) for entry in faq.urn(*QUESTIONS) for a in entry.asks if "differ" in a)
 
 
 def _pair(draw: Draw) -> list[Turn]:
@@ -131,7 +132,7 @@ def question(draw: Draw) -> list[Turn]:
         (("faq", 0.28), ("pair", 0.05), ("unknown", 0.05), ("weights", 0.04), ("term", 0.58))
     )
     if kind == "faq":
-        return faq.question(draw, faq.urn("inference"), "inference")
+        return faq.question(draw, faq.urn(*QUESTIONS), "inference")
     if kind == "term":
         return sheets.questions(draw, "term", sheets.load(*TERMS))
     return {"pair": _pair, "unknown": _unknown, "weights": _weights}[kind](draw)

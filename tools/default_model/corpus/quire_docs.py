@@ -16,7 +16,7 @@ SHEETS: tuple[tuple[tuple[str, ...], str, float], ...] = (
     (("command_kinds", "commands"), "command", 0.15),
     (("error_kinds", "errors"), "error", 0.07),
     (("family_kinds", "families"), "model", 0.05),
-    (("quire",), "quire", 0.28),
+    (("quire", "quire_small", "quire_more"), "quire", 0.28),
     ((), "command line", 0.12),
     ((), "unknown", 0.03),
 )
@@ -46,12 +46,12 @@ def _unknown(draw: Draw) -> list[Turn]:
 def question(draw: Draw, *, about: bool = False) -> list[Turn]:
     """One question, now and then with another about the same; with `about`, like "and --port?"."""
     files, topic, _ = draw.weighted([(sheet, sheet[2]) for sheet in SHEETS])
-    if len(files) > 1:
+    if topic == "quire":
+        return faq.question(draw, faq.urn(*files), topic)
+    if files:
         sheet = sheets.load(*files)
         short = [k.name for k in sheet.kinds if k.name.startswith("what about")]
         return sheets.questions(draw, topic, sheet, draw.pick(short) if short and about else "")
-    if topic == "quire":
-        return faq.question(draw, faq.urn(*files), topic)
     return quire_commands.question(draw) if topic == "command line" else _unknown(draw)
 
 
