@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tools.default_model.corpus import arithmetic, glossary, grammar, manner, styles, system_prompts, texts
+from tools.default_model.corpus import arithmetic, grammar, manner, styles, system_prompts, texts
 from tools.default_model.corpus.conversation import Check, Conversation, assistant, system, user
 from tools.default_model.corpus.draw import Draw, Split, split_of
-from tools.default_model.corpus.glossary_facts import ENTRIES, QUESTIONS
 from tools.default_model.corpus.mixture import DOMAINS, conversation, of_domain, stream
 from tools.default_model.corpus.records import RECORDS
 from tools.default_model.corpus.schema_check import fits
@@ -136,12 +135,6 @@ def test_working_is_right_line_by_line(kind: str, a: int, b: int) -> None:
     assert arithmetic.answer(kind, a, b).endswith(f" = {value}.")
     if digits:
         assert int("".join(reversed(digits))) == value
-
-
-def test_every_term_and_question_is_taught() -> None:
-    taught = {t.content for i in range(4000) for t in glossary.make(Draw(f"g{i}", Split.TRAIN)).turns}
-    assert all(f"{e.short} {e.more}" in taught for e in ENTRIES)
-    assert all(q.answer in taught for q in QUESTIONS)
 
 
 def test_names_within_a_record_or_tool_do_not_clash() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
-from .wording import expand, parse, typed
+from .wording import expand, parse, plain, tidy, typed
 
 _FOLDER = Path(__file__).with_name("faq")
 
@@ -59,14 +59,20 @@ def load(name: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+@cache
+def urn(*names: str) -> tuple[Entry, ...]:
+    """The entries of these files, each as often as it has patterns: what is asked in many ways is asked often."""
+    return tuple(entry for name in names for entry in load(name) for _ in entry.asks)
+
+
 def question(draw: Draw, entries: Sequence[Entry], topic: str) -> list[Turn]:
     """One of the entries, asked and answered; entry and wording together belong to one split."""
 
     def make() -> tuple[Entry, str]:
         entry = draw.pick(entries)
-        return entry, expand(draw, draw.pick(entry.asks))
+        return entry, tidy(expand(draw, draw.pick(entry.asks)))
 
-    entry, asked = draw.held(make, lambda p: f"{topic}|{p[1]}")
+    entry, asked = draw.held(make, lambda p: f"{topic}|{plain(p[1])}")
     said = expand(draw, draw.pick(entry.answers)).replace("\\n", "\n")
     check = Check("contains", {"all": list(entry.must), "task": topic}) if entry.must else None
     return [user(typed(draw, [asked])), assistant(said, check)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from . import glossary
 from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
-from .glossary_facts import ENTRIES
 from .words import ANIMALS, COLORS, FIELDS_OF_THINGS, FOODS, JOBS, OBJECTS, PLACES, article, plural
 
 # What can be said of things in simple words; {x} is the plural.
@@ -122,13 +122,12 @@ def _list_of(draw: Draw) -> list[Turn]:
 def _json_only(draw: Draw) -> list[Turn]:
     """An answer inside a JSON object with the key that the prompt names."""
     keys = ("answer", "reply", "result", "text", "output", "message")
-    key, entry = draw.held(
-        lambda: (draw.pick(keys), draw.pick(ENTRIES)), lambda p: f"jsonly:{p[0]}:{p[1].names[0]}"
+    key, (name, definition) = draw.held(
+        lambda: (draw.pick(keys), glossary.definition(draw)), lambda p: f"jsonly:{p[0]}:{p[1][0]}"
     )
-    said = json.dumps({key: entry.short}, ensure_ascii=False)
+    said = json.dumps({key: definition}, ensure_ascii=False)
     schema = {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
     check = Check("json_shape", {"schema": schema, "task": "JSON only"})
-    name = draw.pick(entry.names)
     if draw.chance(0.5):
         told = draw.pick(
             ('Reply only with JSON with the key "{k}".', 'Always answer as a JSON object {{"{k}": ...}}.')

@@ -19,6 +19,7 @@ from . import (
     glossary,
     instructions,
     poems,
+    quire_docs,
     recall,
     rewriting,
     smalltalk,
@@ -95,6 +96,7 @@ DOMAINS = {
     "instructions": Domain(instructions.make, 0.08),
     "manners": Domain(_manners, 0.1, alone=True, personal=True),
     "poems": Domain(poems.make, 0.035),
+    "quire": Domain(quire_docs.make, 0.14),
     "recall": Domain(recall.make, 0.08, alone=True, personal=True),
     "rewriting": Domain(rewriting.make, 0.09),
     "smalltalk": Domain(smalltalk.make, 0.10, personal=True),
@@ -104,7 +106,7 @@ DOMAINS = {
 }
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
 # What a prompt that allows Quire and inference only allows, and what it doesn't.
-_ON_SUBJECT = tuple(name for name in ("quire", "glossary") if name in DOMAINS)
+_ON_SUBJECT = ("quire", "glossary")
 _OFF_SUBJECT = tuple(
     name for name in ("arithmetic", "counting", "poems", "stories", "world") if name in DOMAINS
 )
@@ -139,7 +141,8 @@ _DOCUMENTS: tuple[tuple[Callable[[Draw], str], float], ...] = (
     (_written_down, 0.13),
     (stories.document, 0.22),
     (poems.document, 0.08),
-    (glossary.document, 0.1),
+    (glossary.document, 0.06),
+    (quire_docs.document, 0.06),
 )
 
 

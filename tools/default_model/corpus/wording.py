@@ -1,8 +1,9 @@
 """How people type a request: many wordings from one pattern, and the noise of real keyboards on top.
 
 A pattern offers alternatives: "(What is|What's) {term}[, please]?" has four forms; brackets may nest, "[x]" may be left
-out. `ask` draws a form, fills its slots and types it as somebody would: in lower case, in capitals, without marks, with
-typos. Slots given as `kept` hold text that the answer must copy, so no noise touches them.
+out, and a bracket of the text has a backslash before it. `ask` draws a form, fills its slots and types it as somebody
+would: in lower case, in capitals, without marks, with typos. Slots given as `kept` hold text that the answer must copy,
+so no noise touches them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def _sequence(pattern: str, at: int, ends: str) -> tuple[tuple[Node, ...], int]:
     text = ""
     while at < len(pattern) and pattern[at] not in ends:
         mark = pattern[at]
-        if mark in "([":
+        if mark == "\\" and pattern[at + 1 : at + 2] in set("()[]|"):
+            at += 1
+            text += pattern[at]
+        elif mark in "([":
             choices: list[tuple[Node, ...]] = [()] if mark == "[" else []
             close = "]" if mark == "[" else ")"
             while True:
@@ -135,6 +139,16 @@ def _careless(draw: Draw, texts: list[str]) -> list[str]:
     elif texts[-1][-1:] in {"?", "!"} and draw.chance(0.08):
         texts[-1] += texts[-1][-1] * draw.between(1, 2)
     return texts
+
+
+def tidy(text: str) -> str:
+    """The text without the spaces that parts left out leave behind."""
+    return re.sub(r" +(?=[ .,?!]|$)", "", text.lstrip())
+
+
+def plain(text: str) -> str:
+    """The text without what typing may change: letters and digits in lower case. Names a wording in its split."""
+    return " ".join(re.sub(r"[\W_]+", " ", text.lower().replace("'", "")).split())
 
 
 def _uncapitalised(text: str) -> str:
