@@ -13,6 +13,7 @@ An entry ends at an empty line. "?" lines are patterns of the question, "=" line
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -59,14 +60,23 @@ def load(name: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+def plain(text: str) -> str:
+    """What of a wording the noise of typing leaves alone: the same for "What's up?" and "whats up"."""
+    return re.sub(r"[^a-z0-9 ]", "", text.lower()).strip() or text
+
+
 def question(draw: Draw, entries: Sequence[Entry], topic: str) -> list[Turn]:
-    """One of the entries, asked and answered; entry and wording together belong to one split."""
+    """One of the entries, asked and answered; the wording belongs to one split."""
 
     def make() -> tuple[Entry, str]:
         entry = draw.pick(entries)
         return entry, expand(draw, draw.pick(entry.asks))
 
-    entry, asked = draw.held(make, lambda p: f"{topic}|{p[1]}")
+    entry, asked = draw.held(make, lambda p: f"{topic}|{plain(p[1])}")
     said = expand(draw, draw.pick(entry.answers)).replace("\\n", "\n")
-    check = Check("contains", {"all": list(entry.must), "task": topic}) if entry.must else None
-    return [user(typed(draw, [asked])), assistant(said, check)]
+    return [user(typed(draw, [asked])), assistant(said, contains(entry.must, topic))]
+
+
+def contains(must: Sequence[str], task: str) -> Check | None:
+    """The check that all of `must` is said; none where nothing must be."""
+    return Check("contains", {"all": list(must), "task": task}) if must else None

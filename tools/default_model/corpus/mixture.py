@@ -9,13 +9,16 @@ from . import (
     arithmetic,
     counting,
     extraction,
+    followups,
     glossary,
     instructions,
     recall,
     rewriting,
+    scope,
     smalltalk,
     stories,
     tool_calls,
+    world,
 )  # fmt: skip
 from .conversation import Conversation, Turn, system
 from .draw import Draw, NoCombinationError, Split
@@ -36,13 +39,16 @@ DOMAINS = {
     "arithmetic": Domain(arithmetic.make, 0.19),
     "counting": Domain(counting.make, 0.06),
     "extraction": Domain(extraction.make, 0.14),
+    "followups": Domain(followups.make, 0.05),
     "glossary": Domain(glossary.make, 0.09),
     "instructions": Domain(instructions.make, 0.07),
     "recall": Domain(recall.make, 0.07),
     "rewriting": Domain(rewriting.make, 0.13),
-    "smalltalk": Domain(smalltalk.make, 0.05),
+    "scope": Domain(scope.make, 0.08),
+    "smalltalk": Domain(smalltalk.make, 0.1),
     "stories": Domain(stories.make, 0.09),
     "tools": Domain(tool_calls.make, 0.11),
+    "world": Domain(world.make, 0.1),
 }
 _SYSTEMS = (
     "You are a helpful assistant.", "You are quire-mini, a small assistant.", "Be brief and helpful.", "You are a friendly assistant.",
@@ -87,7 +93,8 @@ def _chain(draw: Draw) -> Conversation:
 
 
 def _document(draw: Draw) -> Conversation:
-    text = stories.document(draw) if draw.chance(0.75) else glossary.document(draw)
+    kinds = ((stories.document, 0.45), (world.document, 0.35), (glossary.document, 0.2))
+    text = draw.weighted(kinds)(draw)
     return Conversation("document", text=text)
 
 
