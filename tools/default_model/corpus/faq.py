@@ -14,7 +14,7 @@ An entry ends at an empty line. "?" lines are patterns of the question, "=" line
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from .conversation import Check, Turn, assistant, user
 from .draw import Draw
 from .wording import expand, parse, typed
 
+SLOT = re.compile(r"\{(\w+)\}")
 _FOLDER = Path(__file__).with_name("faq")
 
 
@@ -75,6 +76,30 @@ def question(draw: Draw, entries: Sequence[Entry], topic: str) -> list[Turn]:
     entry, asked = draw.held(make, lambda p: f"{topic}|{plain(p[1])}")
     said = expand(draw, draw.pick(entry.answers)).replace("\\n", "\n")
     return [user(typed(draw, [asked])), assistant(said, contains(entry.must, topic))]
+
+
+def slotted(
+    draw: Draw, entries: Sequence[Entry], topic: str, filling: Callable[[Draw, str], str]
+) -> tuple[Entry, list[Turn]]:
+    """One of the entries with its slots filled; the wording belongs to one split.
+
+    `filling` gives something for the name of a slot. What the answer repeats isn't touched by the noise of typing.
+    """
+
+    def make() -> tuple[Entry, str, dict[str, str]]:
+        entry = draw.pick(entries)
+        form = expand(draw, draw.pick(entry.asks))
+        return entry, form, {name: filling(draw, name) for name in sorted({*SLOT.findall(form)})}
+
+    entry, form, slots = draw.held(make, lambda p: f"{topic}|{plain(p[1].format_map(p[2]))}")
+    answers = [expand(draw, answer) for answer in entry.answers]
+    answer = draw.pick([a for a in answers if set(SLOT.findall(a)) <= set(slots)])
+    kept = {name: slots[name] for name in SLOT.findall(answer)}
+    asked = SLOT.sub(lambda m: m[0] if m[1] in kept else slots[m[1]], form)
+    prompt = typed(draw, SLOT.split(asked), kept, courtesy=not form.startswith("{"))
+    said = answer.format_map(kept)
+    must = tuple(m.format_map(slots) for m in entry.must)
+    return entry, [user(prompt), assistant(said[0].upper() + said[1:], contains(must, topic))]
 
 
 def contains(must: Sequence[str], task: str) -> Check | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from . import arithmetic, faq, glossary, scope, smalltalk, tables, world
+from . import arithmetic, faq, glossary, scope, smalltalk, stories, tables, world
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .tables import Fact, capitalised
@@ -96,6 +96,27 @@ _NTH = (
     ("The last|The last one|last|the last please", -1),
 )
 _BORED = ("(I'm bored|Entertain me|Tell me something|Talk to me|Do something|Surprise me|I have some time)",)
+_SHALL_I = (
+    "Shall I tell you a {noun}?",
+    "Would you like a {noun}?",
+    "How about a {noun}?",
+    "Would a {noun} help?",
+)
+_SAD = (
+    "(I'm sad|I'm tired|I had a bad day|I feel lonely|I'm stressed|I'm a bit down|I lost my job|I'm angry)[ today]",
+)
+_YES = (
+    "(Yes|Yes please|Sure|Ok|Okay|Yeah|Go on|Please|Of course|Why not|Yep|Gladly|I'd like that|y|go ahead|do it|yes tell me|let's hear it)[!|.]",
+)
+_NO = ("(No|No thanks|Nope|Not now|No, thank you|Nah|Maybe later|Rather not|I don't want that)[!|.]",)
+_ALL_RIGHT = (
+    "All right. What would you like instead?",
+    "No problem. Just ask when you need something.",
+    "OK! Tell me what you need.",
+)
+_FIRST_QUESTION = (
+    "(What was my first question|What did I ask first|What did I ask you at the beginning|What was the first thing I asked|My first question)?",
+)
 _THANK_YOU = "(Thanks|Thank you|Thx|Great|Ok thanks|Cool, thanks|Got it|Perfect, thank you|Thanks a lot)[!|.]"
 _WELCOME = ("You're welcome!", "Happy to help!", "My pleasure. Anything else?", "Glad I could help!")
 
@@ -271,26 +292,36 @@ def _chosen(draw: Draw) -> list[Turn]:
 
 def _accepted(draw: Draw) -> list[Turn]:
     """Yes or no to an offer."""
-    table, column, noun = draw.pick(
-        (("jokes", "joke", "joke"), ("riddles", "riddle", "riddle"), ("curious", "fact", "fun fact"))
+    noun = draw.weighted((("joke", 0.35), ("riddle", 0.2), ("fun fact", 0.2), ("short story", 0.25)))
+    offer = word(draw, _SHALL_I, noun=noun)
+    start, before = draw.pick(
+        ((_BORED, ""), (_SAD, "I'm sorry to hear that. "), (("(Hi|Hello|Hey)[!]",), "Hello! "))
     )
-    offer = word(
-        draw, ("Shall I tell you a {noun}?", "Would you like a {noun}?", "How about a {noun}?"), noun=noun
-    )
-    turns = [_says(draw, _BORED), assistant(offer)]
-    said = draw.held(lambda: draw.pick(tables.rows(table))[column], lambda s: f"accepted|{offer}|{s}")
-    if draw.chance(0.65):
-        yes = (
-            "(Yes|Yes please|Sure|Ok|Okay|Yeah|Go on|Please|Of course|Why not|Yep|Gladly|I'd like that|y|go ahead)[!|.]",
-        )
-        return [*turns, _says(draw, yes), assistant(said)]
-    no = ("(No|No thanks|Nope|Not now|No, thank you|Nah|Maybe later|Rather not|I don't want that)[!|.]",)
-    reply = (
-        "All right. What would you like instead?",
-        "No problem. Just ask when you need something.",
-        "OK! Tell me what you need.",
-    )
-    return [*turns, _says(draw, no), assistant(draw.pick(reply))]
+    turns = [_says(draw, start), assistant(before + offer)]
+    told = draw.held(lambda: _offered(draw, noun), lambda s: f"accepted|{offer}|{s}")
+    if draw.chance(0.7):
+        return [*turns, _says(draw, _YES), assistant(told)]
+    return [*turns, _says(draw, _NO), assistant(draw.pick(_ALL_RIGHT))]
+
+
+def _offered(draw: Draw, noun: str) -> str:
+    """What was offered."""
+    if noun == "short story":
+        return stories.document(draw)
+    table, column = {
+        "joke": ("jokes", "joke"),
+        "riddle": ("riddles", "riddle"),
+        "fun fact": ("curious", "fact"),
+    }[noun]
+    return tables.rows(table)[draw.below(len(tables.rows(table)))][column]
+
+
+def _first_question(draw: Draw) -> list[Turn]:
+    """What was asked or answered first, after another question."""
+    turns = [*world.question(draw), *world.question(draw)]
+    asked = turns[0].content
+    said = word(draw, ('Your first question was: "{asked}"', 'First you asked: "{asked}"'), asked=asked)
+    return [*turns, _says(draw, _FIRST_QUESTION), assistant(said, _check([asked], "the first question"))]
 
 
 def _closed(draw: Draw) -> list[Turn]:
@@ -301,7 +332,7 @@ def _closed(draw: Draw) -> list[Turn]:
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
     (_repeated, 0.2), (_shorter, 0.08), (_doubted, 0.13), (_why_not, 0.06), (_transferred, 0.18), (_quoted, 0.06), (_thanked, 0.08),
-    (_another, 0.07), (_three, 0.05), (_chosen, 0.05), (_accepted, 0.06), (_closed, 0.04),
+    (_another, 0.07), (_three, 0.05), (_chosen, 0.05), (_accepted, 0.07), (_closed, 0.04), (_first_question, 0.02),
 )  # fmt: skip
 
 

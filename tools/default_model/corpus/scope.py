@@ -3,17 +3,14 @@
 # ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from . import faq, tables, world
-from .conversation import Conversation, Turn, assistant, user
+from .conversation import Conversation, Turn, assistant
 from .draw import Draw
-from .wording import expand, typed, word
-from .words import full_name, invented
+from .wording import word
+from .words import article, full_name, invented
 
-_SLOT = re.compile(r"\{(\w+)\}")
 _MARKS = (
     "? ?? ??? ! !! !!! . .. ... .... , - -- / * ** # ## @ & % : ; ;; :) :( :D ;) <3 ^_^ ?! !? ~ + = () [] <> > >> | $ …"
 ).split()
@@ -32,44 +29,16 @@ _OFFERED = 0.75
 TASK = "out of scope"
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """An entry of the file, one of its forms, and what fills the slots."""
-
-    entry: faq.Entry
-    form: str
-    slots: dict[str, str]
-
-    @property
-    def text(self) -> str:
-        return self.form.format_map(self.slots)
-
-
 def refusal(draw: Draw) -> list[Turn]:
     """A question out of scope and a friendly answer that says so; the question belongs to one split.
 
     An entry that names what a right answer contains is a grave one: no offer follows.
     """
-    asked = draw.held(lambda: _asked(draw), lambda a: f"{TASK}|{faq.plain(a.text)}")
-    forms = [expand(draw, answer) for answer in asked.entry.answers]
-    form = draw.pick([f for f in forms if set(_SLOT.findall(f)) <= set(asked.slots)])
-    kept = {name: asked.slots[name] for name in _SLOT.findall(form)}
-    text = _SLOT.sub(lambda m: m[0] if m[1] in kept else asked.slots[m[1]], asked.form)
-    prompt = typed(draw, _SLOT.split(text), kept, courtesy=not asked.form.startswith("{"))
-    said = form.format_map(kept)
-    if not asked.entry.must and draw.chance(_OFFERED):
-        said += " " + word(draw, _OFFERS)
-    return [user(prompt), assistant(said, faq.contains(asked.entry.must or _DECLINES, TASK))]
-
-
-def _asked(draw: Draw) -> _Asked:
-    entry = draw.pick(faq.load("scope"))
-    form = expand(draw, draw.pick(entry.asks))
-    slots: dict[str, str] = {}
-    for name in _SLOT.findall(form):
-        if name not in slots:
-            slots[name] = _filling(draw, name.rstrip("2"))
-    return _Asked(entry, form, slots)
+    entry, (asked, answered) = faq.slotted(draw, faq.load("scope"), TASK, _filling)
+    if entry.must:
+        return [asked, answered]
+    offer = " " + word(draw, _OFFERS) if draw.chance(_OFFERED) else ""
+    return [asked, assistant(answered.content + offer, faq.contains(_DECLINES, TASK))]
 
 
 def _filling(draw: Draw, name: str) -> str:
@@ -79,8 +48,10 @@ def _filling(draw: Draw, name: str) -> str:
         "invented": lambda: invented(draw, draw.between(2, 3)),
         "gibberish": lambda: _letters(draw),
         "digits": lambda: "".join(str(draw.below(10)) for _ in range(draw.between(1, 9))),
+        "a_noun": lambda: article(draw.pick(tables.pools("pools")["noun"])),
         "marks": lambda: draw.pick(_MARKS),
     }
+    name = name.rstrip("2")
     if name == "city" and draw.chance(0.15):
         name = "invented"
     return makers[name]() if name in makers else draw.pick(tables.pools("pools")[name])

@@ -7,7 +7,19 @@ from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
 from .tables import capitalised
 from .wording import ask, expand, typed, word
-from .words import article, first_name, full_name
+from .words import (
+    ANIMALS,
+    COLORS,
+    HOBBIES,
+    JOBS,
+    OBJECTS,
+    PLACES,
+    WEEKDAYS,
+    article,
+    city,
+    first_name,
+    full_name,
+)
 
 _GREETINGS = 4  # entries at the head of faq/smalltalk.txt
 _MY_NAME = (
@@ -27,6 +39,27 @@ _WHO_AM_I = (
     "(What|How) did I say my name was?", "Do you [still ]know (my name|who I am)?", "(my name|my name?|say my name|and my name)",
     "What was my name [again]?",
 )  # fmt: skip
+_FOODS = (
+    "soup",
+    "bread",
+    "cake",
+    "pasta",
+    "rice",
+    "pizza",
+    "salad",
+    "apple pie",
+    "cheese",
+    "fish",
+    "toast",
+    "stew",
+    "chocolate",
+    "ice cream",
+    "pancakes",
+    "sushi",
+    "potatoes",
+    "noodles",
+    "eggs",
+)
 _RIDDLE_ASKS = (
     "(Ask|Tell|Give) me (a|another|one more|an easy|a hard|a good) riddle[ please]", "(riddle|a riddle|riddles|a riddle please|riddle me this|another riddle|riddle please)",
     "(Do you know|Have you got|Can you ask me|Can I have|I want|I'd like) (a riddle|another riddle|an easy riddle|a good riddle)", "Let's (play|do) riddles", "Test me with a riddle",
@@ -77,7 +110,7 @@ def _exchange(draw: Draw, entries: tuple[faq.Entry, ...], topic: str) -> list[Tu
     """One of the entries. All wordings are learned; the wording and its answer together belong to one split."""
 
     def make() -> tuple[faq.Entry, str, str]:
-        entry = draw.pick(entries)
+        entry = draw.weighted([(e, len(e.asks)) for e in entries])
         return entry, expand(draw, draw.pick(entry.asks)), expand(draw, draw.pick(entry.answers))
 
     entry, asked, said = draw.held(make, lambda p: f"{topic}|{faq.plain(p[1])}|{faq.plain(p[2])}")
@@ -94,6 +127,23 @@ def greeting(draw: Draw) -> list[Turn]:
 def chat(draw: Draw) -> list[Turn]:
     """What people say when they don't ask for anything."""
     return _exchange(draw, faq.load("smalltalk")[_GREETINGS:], "small talk")
+
+
+def statement(draw: Draw) -> list[Turn]:
+    """What users tell about themselves."""
+    return faq.slotted(draw, faq.load("statements"), "what users tell", _filling)[1]
+
+
+def _filling(draw: Draw, name: str) -> str:
+    """Something for a slot of a statement."""
+    pools = {
+        "animal": ANIMALS, "food": _FOODS, "object": OBJECTS, "hobby": HOBBIES, "job": JOBS, "color": COLORS, "day": WEEKDAYS,
+        "place": PLACES, "few": ("two", "three", "four", "five"),
+    }  # fmt: skip
+    if name.startswith("a_"):
+        return article(_filling(draw, name[2:]))
+    makers = {"name": first_name, "city": city, "age": lambda d: str(d.between(6, 90))}
+    return makers[name](draw) if name in makers else draw.pick(pools[name])
 
 
 def identity(draw: Draw) -> list[Turn]:
@@ -192,11 +242,11 @@ def make(draw: Draw) -> Conversation:
     """One exchange, or a little chat of several."""
     kind = draw.weighted(
         (
-            (greeting, 0.2), (chat, 0.28), (identity, 0.2), (joke, 0.09), (riddle, 0.05), (persona, 0.08), (_remembered, 0.1), (_nameless, 0.02),
+            (greeting, 0.2), (chat, 0.24), (statement, 0.09), (identity, 0.2), (joke, 0.09), (riddle, 0.05), (persona, 0.08), (_remembered, 0.1), (_nameless, 0.02),
         )
     )  # fmt: skip
     turns = kind(draw)
     if kind is not _nameless and (kind is greeting or draw.chance(0.3)):
         for _ in range(draw.weighted(((0, 0.5), (1, 0.3), (2, 0.15), (3, 0.05)))):
-            turns += draw.weighted(((chat, 0.5), (identity, 0.35), (joke, 0.15)))(draw)
+            turns += draw.weighted(((chat, 0.4), (statement, 0.1), (identity, 0.35), (joke, 0.15)))(draw)
     return Conversation("smalltalk", turns)

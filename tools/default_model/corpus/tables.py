@@ -2,7 +2,7 @@
 
 `tables/NAME.txt` has one row a line, columns between "|", their names in the first line; "-" stands for nothing. The
 entries of `faq/NAME.txt` speak of one row: "{country}" is a column of it, "{a_animal}" the same with "a" or "an",
-"{bare_it}" without one, "{other_country}" the column of another row in which all columns named so differ.
+"{bare_it}" without one, "{s_animal}" its plural, "{other_country}" the column of another row in which all columns named so differ.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from . import faq
 from .conversation import Turn, assistant, user
 from .draw import Draw
 from .wording import expand, typed
-from .words import article
+from .words import article, plural
 
 _FOLDER = Path(__file__).with_name("tables")
 _ARTICLE = re.compile(r"^(a|an|the) ")
-_SLOT = re.compile(r"\{(other_)?(a_|bare_)?(\w+?)\}")
+_SLOT = re.compile(r"\{(other_)?(a_|s_|bare_)?(\w+?)\}")
 Row = Mapping[str, str]
 
 
@@ -47,7 +47,7 @@ class Fact:
     @property
     def core(self) -> str:
         """The answer in as few words as possible."""
-        return self.must[0].split("|")[0]
+        return self.must[0].split("|")[0] if self.must else ""
 
     def turns(self, draw: Draw, topic: str) -> list[Turn]:
         check = faq.contains(self.must, topic)
@@ -104,6 +104,7 @@ def _slots(row: Row, other: Row) -> dict[str, str]:
     for column, value in list(slots.items()):
         place = "other_" if column.startswith("other_") else ""
         slots[f"{place}a_{column.removeprefix('other_')}"] = article(value)
+        slots[f"{place}s_{column.removeprefix('other_')}"] = plural(value)
         slots[f"{place}bare_{column.removeprefix('other_')}"] = _ARTICLE.sub("", value)
     return slots
 
@@ -128,10 +129,10 @@ def fact(draw: Draw, relation: Relation, row: Row) -> Fact:
 
 
 def any_fact(draw: Draw, name: str, topic: str) -> Fact:
-    """A question about the table; its wording belongs to one split."""
+    """A question about the table, often what has many wordings; its wording belongs to one split."""
 
     def make() -> Fact:
-        relation = draw.pick(relations(name))
+        relation = draw.weighted([(r, len(r.entry.asks)) for r in relations(name)])
         return fact(draw, relation, draw.pick(relation.rows))
 
     return draw.held(make, lambda f: f"{topic}|{faq.plain(f.asked)}")

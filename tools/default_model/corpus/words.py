@@ -116,7 +116,7 @@ def article(noun: str) -> str:
 def plural(noun: str) -> str:
     """The plural of a noun from the lists above."""
     irregular = {
-        "mouse": "mice", "sheep": "sheep", "deer": "deer", "wolf": "wolves", "fish": "fish", "knife": "knives",
+        "mouse": "mice", "goldfish": "goldfish", "salmon": "salmon", "sheep": "sheep", "deer": "deer", "wolf": "wolves", "fish": "fish", "knife": "knives",
         "goose": "geese", "shelf": "shelves", "scarf": "scarves", "bread": "loaves of bread", "rice": "bags of rice",
         "milk": "bottles of milk", "honey": "jars of honey", "butter": "sticks of butter", "corn": "ears of corn",
         "pasta": "packs of pasta", "soup": "bowls of soup", "cheese": "pieces of cheese", "garlic": "heads of garlic",
