@@ -23,6 +23,7 @@ from .conversation import Check, Turn, assistant, user
 from .draw import Draw
 from .wording import expand, parse, typed
 
+_SENTENCE = re.compile(r"(?<=[a-z][.!?] )[a-z]")
 SLOT = re.compile(r"\{(\w+)\}")
 _FOLDER = Path(__file__).with_name("faq")
 
@@ -61,6 +62,15 @@ def load(name: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+def capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def sentences(text: str) -> str:
+    """The text with a capital where a sentence begins, whatever slot it began with."""
+    return _SENTENCE.sub(lambda m: m[0].upper(), capitalised(text))
+
+
 def plain(text: str) -> str:
     """What of a wording the noise of typing leaves alone: the same for "What's up?" and "whats up"."""
     return re.sub(r"[^a-z0-9 ]", "", text.lower()).strip() or text
@@ -89,7 +99,13 @@ def slotted(
     def make() -> tuple[Entry, str, dict[str, str]]:
         entry = draw.pick(entries)
         form = expand(draw, draw.pick(entry.asks))
-        return entry, form, {name: filling(draw, name) for name in sorted({*SLOT.findall(form)})}
+        slots: dict[str, str] = {}
+        for name in SLOT.findall(form):
+            value = filling(draw, name)
+            while value in slots.values():
+                value = filling(draw, name)
+            slots.setdefault(name, value)
+        return entry, form, slots
 
     entry, form, slots = draw.held(make, lambda p: f"{topic}|{plain(p[1].format_map(p[2]))}")
     answers = [expand(draw, answer) for answer in entry.answers]
@@ -99,7 +115,7 @@ def slotted(
     prompt = typed(draw, SLOT.split(asked), kept, courtesy=not form.startswith("{"))
     said = answer.format_map(kept)
     must = tuple(m.format_map(slots) for m in entry.must)
-    return entry, [user(prompt), assistant(said[0].upper() + said[1:], contains(must, topic))]
+    return entry, [user(prompt), assistant(sentences(said), contains(must, topic))]
 
 
 def contains(must: Sequence[str], task: str) -> Check | None:

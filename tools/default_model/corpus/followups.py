@@ -8,7 +8,8 @@ from dataclasses import replace
 from . import arithmetic, faq, glossary, scope, smalltalk, stories, tables, world
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .tables import Fact, capitalised
+from .faq import capitalised
+from .tables import Fact
 from .wording import ask, typed, word
 from .words import listed, plural
 
@@ -91,6 +92,7 @@ _CHOICE = {
     "riddle": "(A riddle|riddle|The riddle|a riddle please|Riddle please|ask me a riddle then|riddle it is)",
     "fun fact": "(A fun fact|fun fact|The fact|The fun fact|a fact please|fact|tell me a fact then)",
 }
+_TABLES = {"joke": "jokes", "riddle": "riddles", "fun fact": "curious"}
 _NTH = (
     ("The first|The first one|first|1|Number one|the first please", 0),
     ("The last|The last one|last|the last please", -1),
@@ -208,11 +210,8 @@ def _transferred(draw: Draw) -> list[Turn]:
         return _repeated(draw)
     turns = fact.turns(draw, "before a follow-up")
     form = draw.weighted(((_AND, 0.75), (_MEANT, 0.25)))
-    turns += [
-        user(ask(draw, form, value=other.row[column])),
-        assistant(other.said, _check(other.must, "and …?")),
-    ]
-    return turns
+    check = faq.contains(other.must, "follow-up: and …?")
+    return [*turns, user(ask(draw, form, value=other.row[column])), assistant(other.said, check)]
 
 
 def _quoted(draw: Draw) -> list[Turn]:
@@ -277,16 +276,10 @@ def _chosen(draw: Draw) -> list[Turn]:
                  **{k: f"a {n}" for k, n in zip("abc", names, strict=True)})  # fmt: skip
     forms, at = draw.pick(_NTH) if draw.chance(0.4) else ("", draw.below(3))
     choice = f"({forms})" if forms else _CHOICE[names[at]]
-    table, column = {
-        "joke": ("jokes", "joke"),
-        "riddle": ("riddles", "riddle"),
-        "fun fact": ("curious", "fact"),
-    }[names[at]]
-    said = draw.held(lambda: draw.pick(tables.rows(table))[column], lambda s: f"chosen|{offer}|{s}")
+    said = draw.held(lambda: _offered(draw, names[at]), lambda s: f"chosen|{offer}|{s}")
     start = _says(draw, _BORED)
-    kind = Check(
-        "one_of", {"options": [r[column] for r in tables.rows(table)], "task": "follow-up: a choice"}
-    )
+    options = [next(iter(row.values())) for row in tables.rows(_TABLES[names[at]])]
+    kind = Check("one_of", {"options": options, "task": "follow-up: a choice"})
     return [start, assistant(offer), _says(draw, (choice,)), assistant(said, kind)]
 
 
@@ -308,12 +301,7 @@ def _offered(draw: Draw, noun: str) -> str:
     """What was offered."""
     if noun == "short story":
         return stories.document(draw)
-    table, column = {
-        "joke": ("jokes", "joke"),
-        "riddle": ("riddles", "riddle"),
-        "fun fact": ("curious", "fact"),
-    }[noun]
-    return tables.rows(table)[draw.below(len(tables.rows(table)))][column]
+    return next(iter(draw.pick(tables.rows(_TABLES[noun])).values()))
 
 
 def _first_question(draw: Draw) -> list[Turn]:

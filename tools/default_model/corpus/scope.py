@@ -34,14 +34,14 @@ def refusal(draw: Draw) -> list[Turn]:
 
     An entry that names what a right answer contains is a grave one: no offer follows.
     """
-    entry, (asked, answered) = faq.slotted(draw, faq.load("scope"), TASK, _filling)
+    entry, (asked, answered) = faq.slotted(draw, faq.load("scope"), TASK, filling)
     if entry.must:
         return [asked, answered]
     offer = " " + word(draw, _OFFERS) if draw.chance(_OFFERED) else ""
     return [asked, assistant(answered.content + offer, faq.contains(_DECLINES, TASK))]
 
 
-def _filling(draw: Draw, name: str) -> str:
+def filling(draw: Draw, name: str) -> str:
     """Something for a slot: from its pool or made up."""
     makers: dict[str, Callable[[], str]] = {
         "stranger": lambda: full_name(draw),

@@ -5,20 +5,23 @@ from __future__ import annotations
 from . import faq, tables
 from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
-from .tables import capitalised
+from .faq import capitalised
 from .wording import ask, expand, typed, word
 from .words import (
     ANIMALS,
     COLORS,
     HOBBIES,
     JOBS,
+    NAMES,
     OBJECTS,
     PLACES,
+    PLAIN_WORDS,
     WEEKDAYS,
     article,
     city,
     first_name,
     full_name,
+    invented,
 )
 
 _GREETINGS = 4  # entries at the head of faq/smalltalk.txt
@@ -60,6 +63,14 @@ _FOODS = (
     "noodles",
     "eggs",
 )
+_SAY = (
+    'Say "{text}"[ please]', 'Repeat "{text}"', "(Repeat after me|Repeat|Say|Write|Say this|Type|Print|Echo this): {text}", "(Please say|Can you say|Just say|Only say) \"{text}\"",
+    "Say the words: {text}",
+)  # fmt: skip
+_CHOOSE = (
+    "{first} or {second}?", "(Choose|Pick one|Pick|Decide|What is better|Which do you like more|Which one): {first} or {second}?",
+    "(Should I take|Do you prefer|Would you choose|Do you like) {first} or {second}?", "(I can't decide|Help me choose): {first} or {second}?",
+)  # fmt: skip
 _RIDDLE_ASKS = (
     "(Ask|Tell|Give) me (a|another|one more|an easy|a hard|a good) riddle[ please]", "(riddle|a riddle|riddles|a riddle please|riddle me this|another riddle|riddle please)",
     "(Do you know|Have you got|Can you ask me|Can I have|I want|I'd like) (a riddle|another riddle|an easy riddle|a good riddle)", "Let's (play|do) riddles", "Test me with a riddle",
@@ -146,6 +157,11 @@ def _filling(draw: Draw, name: str) -> str:
     return makers[name](draw) if name in makers else draw.pick(pools[name])
 
 
+def chance(draw: Draw) -> list[Turn]:
+    """A coin, a number, a name: what any answer is good for."""
+    return _exchange(draw, faq.load("random"), "chance")
+
+
 def identity(draw: Draw) -> list[Turn]:
     """Who the model is and what it can do."""
     return _exchange(draw, faq.load("identity"), "identity")
@@ -188,14 +204,62 @@ def _nameless(draw: Draw) -> list[Turn]:
 
 
 def joke(draw: Draw) -> list[Turn]:
-    """A joke or a fun fact."""
-    name = draw.pick(("jokes", "jokes", "curious"))
+    """A joke, a fun fact, a proverb or a tongue twister."""
+    name = draw.weighted((("jokes", 0.5), ("curious", 0.27), ("proverbs", 0.15), ("twisters", 0.08)))
     relation = tables.relations(name)[0]
     fact = draw.held(
         lambda: tables.fact(draw, relation, draw.pick(relation.rows)),
         lambda f: f"{name}|{faq.plain(f.asked)}|{faq.plain(f.said)}",
     )
     return [user(typed(draw, [fact.asked], courtesy=False)), assistant(fact.said)]
+
+
+def _knocked(draw: Draw) -> list[Turn]:
+    """Knock knock. Who's there?"""
+    name = draw.held(
+        lambda: draw.pick((first_name(draw), draw.pick(ANIMALS), draw.pick(OBJECTS))), lambda n: f"knock|{n}"
+    )
+    turns = [user(typed(draw, ["Knock knock"], courtesy=False)), assistant("Who's there?")]
+    asked = user(ask(draw, ("{name}", "It's {name}", "{name}."), {"name": name}))
+    turns += [asked, assistant(f"{capitalised(name)} who?", _contains(f"{name} who", "knock knock"))]
+    if draw.chance(0.5):
+        line = draw.pick(("it's me", "open the door", "come and see", "you know me", "let me in"))
+        reply = draw.pick(("Ha! Good one.", "Ha ha, I didn't see that coming!", "Very funny!"))
+        turns += [user(f"{name} {line}!"), assistant(reply)]
+    return turns
+
+
+def _echo(draw: Draw) -> list[Turn]:
+    """Say this, pick one of these."""
+    if draw.chance(0.5):
+        text = draw.held(lambda: _said_text(draw), lambda t: f"echo|{t}")
+        asked = ask(draw, _SAY, {"text": text})
+        return [user(asked), assistant(text, Check("exact", {"text": text, "task": "say this"}))]
+    pool = draw.pick((ANIMALS, COLORS, _FOODS, HOBBIES, OBJECTS, NAMES))
+    first, second = draw.held(lambda: draw.sample(pool, 2), lambda p: "choose|" + "|".join(p))
+    asked = ask(draw, _CHOOSE, {"first": first, "second": second})
+    said = word(draw, ("{x}.", "I would choose {x}.", "I pick {x}!"), x=draw.pick((first, second)))
+    return [user(asked), assistant(capitalised(said), _contains(f"{first}|{second}", "choose one"))]
+
+
+def _said_text(draw: Draw) -> str:
+    """Something to say."""
+    kind = draw.below(4)
+    if kind == 0:
+        return draw.pick(PLAIN_WORDS)
+    if kind == 1:
+        return invented(draw, draw.between(1, 3))
+    slots = {"n": first_name(draw), "x": draw.pick(OBJECTS), "c": draw.pick(COLORS)}
+    forms = (
+        "I like {x}s",
+        "Hello {n}",
+        "{n} has my {x}",
+        "the {x} is {c}",
+        "{n} is my friend",
+        "{c} {x}",
+        "{n} and the {x}",
+    )
+    return word(draw, forms, **slots)
 
 
 def riddle(draw: Draw) -> list[Turn]:
@@ -242,7 +306,7 @@ def make(draw: Draw) -> Conversation:
     """One exchange, or a little chat of several."""
     kind = draw.weighted(
         (
-            (greeting, 0.2), (chat, 0.24), (statement, 0.09), (identity, 0.2), (joke, 0.09), (riddle, 0.05), (persona, 0.08), (_remembered, 0.1), (_nameless, 0.02),
+            (greeting, 0.2), (chat, 0.22), (statement, 0.09), (identity, 0.2), (joke, 0.09), (riddle, 0.05), (chance, 0.05), (_knocked, 0.01), (_echo, 0.04), (persona, 0.08), (_remembered, 0.1), (_nameless, 0.02),
         )
     )  # fmt: skip
     turns = kind(draw)

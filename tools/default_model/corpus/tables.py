@@ -2,7 +2,8 @@
 
 `tables/NAME.txt` has one row a line, columns between "|", their names in the first line; "-" stands for nothing. The
 entries of `faq/NAME.txt` speak of one row: "{country}" is a column of it, "{a_animal}" the same with "a" or "an",
-"{bare_it}" without one, "{s_animal}" its plural, "{other_country}" the column of another row in which all columns named so differ.
+"{bare_it}" without one, "{s_animal}" its plural, "{other_country}" the column of another row, of the same "group" if there is such a column, in which all columns named
+so differ.
 """
 
 from __future__ import annotations
@@ -109,23 +110,22 @@ def _slots(row: Row, other: Row) -> dict[str, str]:
     return slots
 
 
-def capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def fact(draw: Draw, relation: Relation, row: Row) -> Fact:
     """The relation of this row in one of its wordings."""
     other = row
     if relation.differing:
-        others = [r for r in relation.rows if all(r[c] not in (row[c], "-") for c in relation.differing)]
+        others = [
+            r
+            for r in relation.rows
+            if r.get("group") == row.get("group") and all(r[c] != row[c] for c in relation.differing)
+        ]
         other = draw.pick(others)
     slots = _slots(row, other)
     entry = relation.entry
     asked = expand(draw, draw.pick(entry.asks)).format_map(slots)
     said = expand(draw, draw.pick(entry.answers)).format_map(slots).replace("\\n", "\n")
-    said = said.replace("D.C..", "D.C.")
     must = tuple(m.format_map(slots) for m in entry.must)
-    return Fact(relation, row, capitalised(asked), capitalised(said), must)
+    return Fact(relation, row, faq.capitalised(asked), faq.sentences(said.replace("D.C..", "D.C.")), must)
 
 
 def any_fact(draw: Draw, name: str, topic: str) -> Fact:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from . import faq, tables
-from .conversation import Conversation, Turn
+from .conversation import Conversation, Turn, assistant, user
 from .draw import Draw
 from .tables import Fact
-from .wording import word
+from .wording import ask, word
 from .words import HOBBIES, JOBS, WEEKDAYS, article, city, first_name
 
 # Tables and their shares of the questions.
@@ -14,7 +14,8 @@ TABLES = (
     ("capitals", 0.2), ("definitions", 0.2), ("computing", 0.1), ("animals", 0.1), ("opposites", 0.06), ("order", 0.03),
     ("synonyms", 0.04), ("plurals", 0.03), ("past", 0.025), ("rhymes", 0.03), ("colours", 0.02), ("units", 0.03),
     ("shapes", 0.01), ("categories", 0.03), ("uses", 0.03), ("jobs", 0.03), ("works", 0.03), ("hello", 0.015),
-    ("parts", 0.01), ("acronyms", 0.02), ("planets", 0.012),
+    ("parts", 0.01), ("acronyms", 0.02), ("planets", 0.012), ("people", 0.03), ("landmarks", 0.035), ("most", 0.05),
+    ("currency", 0.02),
 )  # fmt: skip
 _SINGLE = 0.16  # of the questions are of faq/world.txt
 _MEALS = (
@@ -30,6 +31,15 @@ _MEALS = (
     "fish",
     "toast",
     "stew",
+)
+_COMPARED = 0.04
+_WHICH = (
+    "(What|Which|Which one) is {how}, {first} or {second}?", "(What|Which) is {how}: {first} or {second}?",
+    "{first} or {second}, (what|which) is {how}?", "{how}: {first} or {second}?", "(Tell me|Do you know) (what|which) is {how}, {first} or {second}",
+)  # fmt: skip
+_IS_IT = (
+    "Is {first} {how} than {second}?",
+    "{first} is {how} than {second}, (right|isn't it|true or false|yes or no)?",
 )
 _DIALOGUES = (
     "(Hi|Hello|hi|Hey), {name}! (How are you?|How are you today?|Nice to see you.)\n(Hi|Hello), {other}! I'm (fine|very well|a bit tired|happy), (thanks|thank you). And you?\n(I'm fine too.|Very well.) (Do you want some {food}?|Shall we go to {place} on {day}?|Did you know that I live in {place} now?)\n(Yes, please!|Oh, I would like that.|That sounds good.) (See you later!|Thank you, {name}.|Let's go.)",
@@ -53,11 +63,39 @@ def any_fact(draw: Draw) -> Fact:
 
 def question(draw: Draw) -> list[Turn]:
     """One question and its answer."""
+    if draw.chance(_COMPARED):
+        return _compared(draw)
     if draw.chance(_SINGLE):
         return faq.question(draw, faq.load("world"), "facts: world")
     name = draw.weighted(TABLES)
     topic = f"facts: {name}"
     return tables.any_fact(draw, name, topic).turns(draw, topic)
+
+
+def _compared(draw: Draw) -> list[Turn]:
+    """Which of two things is larger, faster or older."""
+
+    def make() -> tuple[str, str, str]:
+        scale = draw.pick(tables.rows("scales"))
+        more, less, items = scale["more"], scale["less"], [i.strip() for i in scale["items"].split(",")]
+        low, high = sorted(draw.sample(range(len(items)), 2))
+        return (items[high], items[low], more) if draw.chance(0.6) else (items[low], items[high], less)
+
+    wins, loses, how = draw.held(make, lambda p: "compared|" + "|".join(sorted(p[:2])))
+    first, second = (wins, loses) if draw.chance(0.5) else (loses, wins)
+    slots = {"first": first, "second": second, "how": how}
+    said = f"{faq.capitalised(wins)} is {how} than {loses}."
+    if draw.chance(0.5):
+        yes = "Yes" if first == wins else "No"
+        said = f"{yes}, {wins} is {how} than {loses}."
+        return [
+            user(ask(draw, _IS_IT, **slots)),
+            assistant(said, faq.contains((yes, f"{wins} is"), "facts: comparisons")),
+        ]
+    return [
+        user(ask(draw, _WHICH, **slots)),
+        assistant(said, faq.contains((f"{wins} is",), "facts: comparisons")),
+    ]
 
 
 def make(draw: Draw) -> Conversation:
