@@ -112,7 +112,9 @@ def slotted(
     answer = draw.pick([a for a in answers if set(SLOT.findall(a)) <= set(slots)])
     kept = {name: slots[name] for name in SLOT.findall(answer)}
     asked = SLOT.sub(lambda m: m[0] if m[1] in kept else slots[m[1]], form)
-    prompt = typed(draw, SLOT.split(asked), kept, courtesy=not form.startswith("{"))
+    parts = SLOT.split(asked)
+    worded = any(c.isalpha() for c in form.format_map(slots))
+    prompt = typed(draw, parts, kept, courtesy=not form.startswith("{")) if worded else form.format_map(slots)
     said = answer.format_map(kept)
     must = tuple(m.format_map(slots) for m in entry.must)
     return entry, [user(prompt), assistant(sentences(said), contains(must, topic))]

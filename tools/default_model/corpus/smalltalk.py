@@ -26,6 +26,8 @@ from .words import (
 
 _GREETINGS = 4  # entries at the head of faq/smalltalk.txt
 _MY_NAME = (
+    "My name is {name}",
+    "(Hi|Hello), my name is {name}",
     "(My name is|I'm|I am|Call me|You can call me|My name's|the name is|they call me|people call me) {name}",
     "(Hi|Hello|Hey)(,|!) (I'm|I am|my name is|this is) {name}",
     "(Hi|Hello|Hey), {name} here",
@@ -38,7 +40,7 @@ _NICE = (
     "Welcome, {name}! What would you like to do?", "Pleased to meet you, {name}. I'm quire-mini.",
 )  # fmt: skip
 _WHO_AM_I = (
-    "(What is|What's|Tell me|Do you know|Do you remember|Can you remember|Say) my name?", "Who am I?", "What am I called?",
+    "What is my name?", "What's my name?", "(What is|What's|Tell me|Do you know|Do you remember|Can you remember|Say) my name?", "Who am I?", "What am I called?",
     "(What|How) did I say my name was?", "Do you [still ]know (my name|who I am)?", "(my name|my name?|say my name|and my name)",
     "What was my name [again]?",
 )  # fmt: skip
@@ -72,7 +74,7 @@ _CHOOSE = (
     "(Should I take|Do you prefer|Would you choose|Do you like) {first} or {second}?", "(I can't decide|Help me choose): {first} or {second}?",
 )  # fmt: skip
 _RIDDLE_ASKS = (
-    "(Ask|Tell|Give) me (a|another|one more|an easy|a hard|a good) riddle[ please]", "(riddle|a riddle|riddles|a riddle please|riddle me this|another riddle|riddle please)",
+    "Tell me a riddle", "Ask me a riddle", "A riddle", "(Ask|Tell|Give) me (a|another|one more|an easy|a hard|a good) riddle[ please]", "(riddle|a riddle|riddles|a riddle please|riddle me this|another riddle|riddle please)",
     "(Do you know|Have you got|Can you ask me|Can I have|I want|I'd like) (a riddle|another riddle|an easy riddle|a good riddle)", "Let's (play|do) riddles", "Test me with a riddle",
 )  # fmt: skip
 _GIVE_UP = (
@@ -310,7 +312,7 @@ def make(draw: Draw) -> Conversation:
         )
     )  # fmt: skip
     turns = kind(draw)
-    if kind is not _nameless and (kind is greeting or draw.chance(0.3)):
+    if kind not in (_nameless, persona) and (kind is greeting or draw.chance(0.3)):
         for _ in range(draw.weighted(((0, 0.5), (1, 0.3), (2, 0.15), (3, 0.05)))):
             turns += draw.weighted(((chat, 0.4), (statement, 0.1), (identity, 0.35), (joke, 0.15)))(draw)
     return Conversation("smalltalk", turns)
