@@ -42,7 +42,7 @@ _IS_IT = (
     "{first} is {how} than {second}, (right|isn't it|true or false|yes or no)?",
 )
 _DIALOGUES = (
-    "(Hi|Hello|hi|Hey), {name}! (How are you?|How are you today?|Nice to see you.)\n(Hi|Hello), {other}! I'm (fine|very well|a bit tired|happy), (thanks|thank you). And you?\n(I'm fine too.|Very well.) (Do you want some {food}?|Shall we go to {place} on {day}?|Did you know that I live in {place} now?)\n(Yes, please!|Oh, I would like that.|That sounds good.) (See you later!|Thank you, {name}.|Let's go.)",
+    "(Hi|Hello|hi|Hey), {name}! (How are you?|How are you today?|Nice to see you.)\n(Hi|Hello), {other}! I'm (fine|very well|a bit tired|happy), (thanks|thank you). And you?\n(I'm fine too.|Very well.) (Do you want some {food}?|Shall we go to {place} on {day}?)\n(Yes, please!|Oh, I would like that.|That sounds good.) (See you later!|Thank you, {name}.|Let's go.)",
     '"(Good morning|Hello|Hi there)," said {name}.\n"(Good morning|Hello)," said {other}. "(What are you doing?|Where are you going?)"\n"(I am on my way to {place}|I am looking for some {food}|I have time for {hobby} today)," said {name}.\n"(I will come with you|Have fun|Tell me about it tomorrow)," said {other}, and (they both laughed|they went on together|the day began well).',
     "hi\n(hello|hi), who is this?\n(this is|it's) {name}, do you have time on {day}?\n(yes|sure), (what for|why)?\n(I want to go to {place}|I'm cooking {food}|we are going to try {hobby}). (Come too!|Are you in?)\n(Great, I'll be there.|Sounds good, see you then!)",
 )  # fmt: skip
@@ -50,7 +50,7 @@ _SELVES = (
     "(Hello|Hi|hello), my name is {name}. I am {age} years old and I live in {place}. I work as {job}. In my free time I like {hobby}, and my favourite food is {food}. (Nice to meet you!|My best friend is called {other}.|I have a sister, {other}.)",
     "My name is {name} and I come from {place}. I am {job}. Every {day} I have time for {hobby} with my friend {other}. Afterwards we eat {food} together.",
     "I am {name}. (Today|This morning) I got up early, had some {food} and went to work. I am {job} in {place}. (In the evening I like {hobby}.|On {day} I will visit {other}.) (Life is good.|That is my day.)",
-    "Dear {name},\n\n(thank you for your letter|how are you)? I am (well|fine), and the weather in {place} is (good|cold|warm). (On {day} I will try {hobby}.|Last {day} we had {food} for dinner.) (Please write soon.|Come and see us soon.)\n\n(Best wishes|Yours|Love),\n{other}",
+    "Dear {name},\n\n(thank you for your letter.|how are you?) I am (well|fine), and the weather in {place} is (good|cold|warm). (On {day} I will try {hobby}.|Last {day} we had {food} for dinner.) (Please write soon.|Come and see us soon.)\n\n(Best wishes|Yours|Love),\n{other}",
     "{name} is {job} and lives in {place}. {name} likes {hobby} and {food}. On {day} {name} meets {other}, who is {age} years old. They (talk|laugh|walk) for a long time and are good friends.",
 )  # fmt: skip
 
@@ -116,9 +116,14 @@ def _statement(draw: Draw, relation: tables.Relation, row: tables.Row) -> str:
     return said if said.endswith(".") and not said.startswith(("Yes", "No", "That ")) and " " in said else ""
 
 
+def _stated(draw: Draw) -> list[tables.Relation]:
+    """The relations of a table that need no second row."""
+    return [r for r in tables.relations(draw.weighted(TABLES)) if not r.differing]
+
+
 def _facts(draw: Draw) -> str:
     """The same relation of several rows, or different ones of a table."""
-    table = tables.relations(draw.weighted(TABLES))
+    table = _stated(draw)
     same = draw.pick(table)
     count = draw.between(2, 6)
     picked = [same if draw.chance(0.6) else draw.pick(table) for _ in range(count)]
@@ -128,7 +133,7 @@ def _facts(draw: Draw) -> str:
 
 def _row(draw: Draw) -> str:
     """All there is to say of a row."""
-    table = tables.relations(draw.weighted(TABLES))
+    table = _stated(draw)
     row = draw.pick(draw.pick(table).rows)
     said = [_statement(draw, relation, row) for relation in draw.shuffled(table)[:4] if row in relation.rows]
     return " ".join(dict.fromkeys(s for s in said if s)) or _self(draw)
