@@ -166,7 +166,7 @@ def test_grammars_name_only_what_they_have(name: str) -> None:
 def test_grammar_says_a_slot_once_and_numbered_ones_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = "@start\n{^a} <b> {a}, {c1} {c2}: a <v> «x»‹y›\\n.\n@a\n(one|two)\n@b\nis\n@c\np\nq\n@v\napple\n"
+    lines = "@start\n{^a} <b> {a}, {c1} {c2}: a <v> \\(x\\)\\[y\\]\\n.\n@a\n(one|two)\n@b\nis\n@c\np\nq\n@v\napple\n"
     (tmp_path / "g.txt").write_text(lines)
     monkeypatch.setattr(grammar, "_FOLDER", tmp_path)
     said = {grammar.load.__wrapped__("g").text(Draw(str(i), Split.TRAIN), "start") for i in range(60)}

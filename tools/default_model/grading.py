@@ -63,6 +63,10 @@ def _contains(data: dict[str, Any], answer: str) -> bool:
     return all(any(option.lower() in low for option in part.split("|")) for part in data["all"])
 
 
+def _one_of(data: dict[str, Any], answer: str) -> bool:
+    return answer in data["options"]
+
+
 def _json(data: dict[str, Any], answer: str) -> Grade:
     value = parse_json(answer)
     valid = value is not _MISSING
@@ -138,6 +142,7 @@ _KINDS: dict[str, Callable[[dict[str, Any], str], bool | Grade]] = {
     "number": _number,
     "first_number": _first_number,
     "contains": _contains,
+    "one_of": _one_of,
     "json": _json,
     "json_shape": _json_shape,
     "tool_call": _tool_call,

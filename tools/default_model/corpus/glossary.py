@@ -8,7 +8,7 @@ from . import faq, sheets
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .sheets import Subject
-from .wording import ask, expand, plain, tidy, typed
+from .wording import ask, expand, plain, typed
 from .words import invented
 
 QUESTIONS = ("inference", "inference_truths")
@@ -115,7 +115,7 @@ def _weights(draw: Draw) -> list[Turn]:
     total = f"{float(billions) * size_in_bytes:g} GB"
     said = f"About {total} for the weights in {size} bits: {billions} billion parameters times {each}. The KV cache comes on top."
     check = Check("contains", {"all": [total], "task": "memory of weights"})
-    parts = tidy(asked).replace("}", "{").split("{")
+    parts = asked.replace("}", "{").split("{")
     return [user(typed(draw, parts, {"b": billions})), assistant(said, check)]
 
 

@@ -9,7 +9,7 @@
 
 A line is a pattern of `wording`: "(a|b)", "[x]". "<time>" expands the section anew each time; "{time}" is expanded once
 in a text and repeated after that, and "{time1}", "{time2}" come from different lines. "<^time>" and "{^time}" begin with a
-capital. "\\n" is a new line; "«»" and "‹›" stand for round and square brackets. "a" becomes "an" before a vowel.
+capital. "\\n" is a new line; "a" becomes "an" before a vowel.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from pathlib import Path
 
 from .draw import Draw
 from .wording import Node, parse
+from .words import articled
 
 _FOLDER = Path(__file__).with_name("grammar")
 _SYMBOL = re.compile(r"([<{])(\^?)([a-z_]+)(\d?)[>}]")
-_ARTICLE = re.compile(r"\b([Aa]) (?=[aeiouAEIO])(?!one|uni|use|usu|euro|Euro)")
-_MARKS = str.maketrans("«»‹›", "()[]")
 
 Line = tuple[Node, ...]
 
@@ -58,8 +57,8 @@ class Grammar:
 
     def text(self, draw: Draw, section: str, **slots: str) -> str:
         """One text of a section. `slots` are the values of "{…}" that the caller has chosen."""
-        said = self._section(draw, section, _Text(dict(slots))).replace("\\n", "\n").translate(_MARKS)
-        return _ARTICLE.sub(r"\1n ", said)
+        said = self._section(draw, section, _Text(dict(slots))).replace("\\n", "\n")
+        return articled(said)
 
     def _section(self, draw: Draw, section: str, text: _Text) -> str:
         return self._line(draw, draw.pick(self._sections[section]), text)

@@ -16,17 +16,20 @@ from . import (
     arithmetic,
     counting,
     extraction,
+    followups,
     glossary,
     instructions,
     poems,
     quire_docs,
     recall,
     rewriting,
+    scope,
     smalltalk,
     stories,
     system_prompts,
     texts,
     tool_calls,
+    world,
 )
 from .conversation import Conversation, Turn, system
 from .draw import Draw, NoCombinationError, Split
@@ -92,6 +95,7 @@ DOMAINS = {
     "arithmetic": Domain(arithmetic.make, 0.14),
     "counting": Domain(counting.make, 0.05),
     "extraction": Domain(extraction.make, 0.1),
+    "followups": Domain(followups.make, 0.05, personal=True),
     "glossary": Domain(glossary.make, 0.12),
     "instructions": Domain(instructions.make, 0.08),
     "manners": Domain(_manners, 0.1, alone=True, personal=True),
@@ -99,17 +103,17 @@ DOMAINS = {
     "quire": Domain(quire_docs.make, 0.14),
     "recall": Domain(recall.make, 0.08, alone=True, personal=True),
     "rewriting": Domain(rewriting.make, 0.09),
-    "smalltalk": Domain(smalltalk.make, 0.10, personal=True),
+    "scope": Domain(scope.make, 0.08, personal=True),
+    "smalltalk": Domain(smalltalk.make, 0.1, personal=True),
     "stories": Domain(stories.make, 0.04),
     "system prompts": Domain(_system_prompts, 0.09, alone=True, personal=True),
     "tools": Domain(tool_calls.make, 0.085, alone=True),
+    "world": Domain(world.make, 0.11),
 }
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
 # What a prompt that allows Quire and inference only allows, and what it doesn't.
 _ON_SUBJECT = ("quire", "glossary")
-_OFF_SUBJECT = tuple(
-    name for name in ("arithmetic", "counting", "poems", "stories", "world") if name in DOMAINS
-)
+_OFF_SUBJECT = ("arithmetic", "counting", "poems", "stories", "world")
 
 
 def _of(draw: Draw, domains: tuple[str, ...]) -> Conversation:
@@ -143,6 +147,7 @@ _DOCUMENTS: tuple[tuple[Callable[[Draw], str], float], ...] = (
     (poems.document, 0.08),
     (glossary.document, 0.06),
     (quire_docs.document, 0.06),
+    (world.document, 0.15),
 )
 
 

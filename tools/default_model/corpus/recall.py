@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import arithmetic, counting, glossary, rewriting, smalltalk
+from . import arithmetic, counting, glossary, rewriting, scope
 from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
 from .words import ANIMALS, COLORS, FOODS, HOBBIES, JOBS, WEEKDAYS, casual, city, code, first_name, full_name
@@ -50,7 +50,7 @@ _DISTRACTORS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
     (lambda draw: counting.make(draw).turns, 0.15),
     (lambda draw: rewriting.make(draw).turns, 0.2),
     (lambda draw: glossary.make(draw).turns, 0.25),
-    (smalltalk.unknown, 0.15),
+    (scope.refusal, 0.15),
 )
 
 

@@ -135,7 +135,7 @@ def _named(draw: Draw, subject: Subject) -> dict[str, str]:
 
 def _fields(draw: Draw, subject: Subject) -> dict[str, str]:
     picked = {key: draw.pick(values) for key, values in subject.fields.items()}
-    return {key: tidy(expand(draw, value)) if key == "wish" else value for key, value in picked.items()}
+    return {key: expand(draw, value) if key == "wish" else value for key, value in picked.items()}
 
 
 def compose(draw: Draw, kind: Kind, subject: Subject) -> tuple[str, list[str]]:

@@ -3,8 +3,11 @@
 # ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
+import re
+
 from .draw import Draw
 
+_AN = re.compile(r"\b([Aa]) (?=[aeiou]|hour|honest)(?!one\b|once|uni|us|eu)", re.IGNORECASE)
 GIRLS = (
     "Mia Lily Anna Zoe Emma Nora Ruby Clara Ivy Ella Lucy Rosa Maya Sara Leah Alma Nina Tara Vera Iris "
     "Hana Freya Amina Priya Yuki Elena Sofia Greta Ada Olga Paula Jade Hazel Wendy Tess Fiona Marta Ines "
@@ -109,13 +112,18 @@ def code(draw: Draw, letters: int = 2, digits: int = 3) -> str:
 
 def article(noun: str) -> str:
     """The noun with "a" or "an"."""
-    vowel = noun[0].lower() in "aeiou" and not noun.lower().startswith(("uni", "use", "one"))
-    return ("an " if vowel else "a ") + noun
+    return articled(f"a {noun}")
+
+
+def articled(text: str) -> str:
+    """The text with "an" for "a" before a vowel."""
+    return _AN.sub(r"\1n ", text)
 
 
 def plural(noun: str) -> str:
     """The plural of a noun from the lists above."""
     irregular = {
+        "goldfish": "goldfish", "salmon": "salmon",
         "mouse": "mice", "sheep": "sheep", "deer": "deer", "wolf": "wolves", "fish": "fish", "knife": "knives",
         "goose": "geese", "shelf": "shelves", "scarf": "scarves", "bread": "loaves of bread", "rice": "bags of rice",
         "milk": "bottles of milk", "honey": "jars of honey", "butter": "sticks of butter", "corn": "ears of corn",
