@@ -121,7 +121,7 @@ def _dedupe(draw: Draw) -> Turns:
 def _replace(draw: Draw) -> Turns:
     text = sentence(draw)
     parts = text.split()
-    old = draw.pick(parts[1:])
+    old = draw.pick([p for p in parts[1:] if len(p) > 3] or parts[1:])
     new = common_word(draw)
     said = " ".join(new if p == old else p for p in parts)
     end = draw.pick(("", "."))
@@ -226,7 +226,18 @@ def _tense(draw: Draw) -> Turns:
 
 
 def _polite(draw: Draw) -> Turns:
-    rude, kind = draw.pick(pairs("language", "polite"))
+    at = draw.below(10)
+    base, _, _, things = draw.pick(pairs("language", "verbs")[:32])
+    thing = article(draw.pick(OBJECTS))
+    if at < 4:
+        order = f"{base} {draw.pick(things.split('|'))}"
+        rude, kind = f"{order.capitalize()}.", f"Could you please {order}?"
+    elif at == 4:
+        rude, kind = f"I want {thing}.", f"I would like {thing}, please."
+    elif at == 5:
+        rude, kind = f"Give me {thing}.", f"Could you please give me {thing}?"
+    else:
+        rude, kind = draw.pick(pairs("language", "polite"))
     shown = rude if draw.chance(0.6) else rude.rstrip(".").lower()
     return answered(_asked(draw, "polite", shown), kind, "polite")
 
