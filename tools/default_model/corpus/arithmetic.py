@@ -49,7 +49,7 @@ def number_word(number: int) -> str:
 
 
 def operands(draw: Draw, kind: str, digits: int) -> tuple[int, int]:
-    """Two numbers, the larger of `digits` digits. Facts of the tables are in both splits, other pairs in one."""
+    """Two numbers, the larger of `digits` digits; no pair is in both splits, in either order."""
     low = 0 if digits == 1 else 10 ** (digits - 1)
     high = 10**digits - 1
 
@@ -60,10 +60,11 @@ def operands(draw: Draw, kind: str, digits: int) -> tuple[int, int]:
         b = draw.between(low, high) if draw.chance(0.6) else draw.between(1, high)
         return (max(a, b), min(a, b)) if kind == "subtract" else (a, b)
 
-    return _held(draw, kind, make)
+    return draw.held(make, lambda p: f"{kind}:{min(p)}:{max(p)}")
 
 
 def _held(draw: Draw, kind: str, make: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """Facts of the tables are in both splits, in different wordings; other pairs are in one."""
     pair = make()
     if max(pair) <= 12 or (kind in {"multiply", "divide"} and is_direct(kind, *pair)):
         return pair

@@ -23,6 +23,8 @@ _NUMBERS = {
     9: "nine",
     10: "ten",
 }
+# The first words of ideas that are things to do.
+_DOING = {"visit", "bake", "cook", "turn", "take"}
 _POOLS = {"animal": ANIMALS, "food": FOODS, "object": OBJECTS, "place": PLACES}
 
 
@@ -175,7 +177,8 @@ def _ideas(draw: Draw) -> list[Turn]:
         asked = request(draw, "one idea", _asks("one idea"), x=what)
         said = draw.pick(options)
         check = Check("contains", {"all": ["|".join(options)], "task": "an idea"})
-        return [user(asked), assistant(f"How about {said}?", check)]
+        done = options[0].split()[0] in _DOING
+        return [user(asked), assistant(f"You could {said}." if done else f"How about {said}?", check)]
     count = draw.weighted(((3, 0.6), (2, 0.1), (4, 0.1), (5, 0.2)))
     pattern = draw.pick(_asks("ideas"))
     count = count if "{n}" in pattern and "|{n}" not in pattern else 3

@@ -102,10 +102,8 @@ def _random(draw: Draw) -> list[Turn]:
     asked = request(draw, "random", (ask,), slots)
     x = draw.pick(options[kind])
     check = Check("contains", {"all": ["|".join(options[kind])], "task": f"random {kind}"})
-    return [
-        user(asked),
-        assistant(draw.pick(_judged("random said")).format(x=x) if kind != "coin" else f"{x}.", check),
-    ]
+    said = f"{x[0].upper()}{x[1:]}." if kind == "coin" or draw.chance(0.5) else f"I pick {x}."
+    return [user(asked), assistant(said, check)]
 
 
 def _apart(draw: Draw, count: int) -> list[Category]:

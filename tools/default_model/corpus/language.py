@@ -5,8 +5,7 @@ from __future__ import annotations
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
 from .tasks import answered, pairs, request, sections
-
-_VOWELS = "aeiou"
+from .words import article
 
 
 def _table(topic: str) -> tuple[tuple[str, str], ...]:
@@ -39,7 +38,7 @@ def turns(draw: Draw) -> list[Turn]:
     if topic == "article":
         name = draw.pick([a for a, _ in pairs("language", "plurals")])
         asked = request(draw, topic, sections("rewriting")[topic], {"t": name})
-        return answered(asked, f"It is {'an' if name[0] in _VOWELS else 'a'} {name}.", "a or an")
+        return answered(asked, f"It is {article(name)}.", "a or an")
     made: list[Turn] = []
     asks = sections("rewriting")[topic]
     while not made or draw.chance(0.25):

@@ -33,13 +33,13 @@ class Domain:
 
 
 DOMAINS = {
-    "arithmetic": Domain(arithmetic.make, 0.19),
-    "counting": Domain(counting.make, 0.06),
+    "arithmetic": Domain(arithmetic.make, 0.14),
+    "counting": Domain(counting.make, 0.05),
     "extraction": Domain(extraction.make, 0.14),
     "glossary": Domain(glossary.make, 0.09),
-    "instructions": Domain(instructions.make, 0.07),
+    "instructions": Domain(instructions.make, 0.08),
     "recall": Domain(recall.make, 0.07),
-    "rewriting": Domain(rewriting.make, 0.13),
+    "rewriting": Domain(rewriting.make, 0.09),
     "smalltalk": Domain(smalltalk.make, 0.05),
     "stories": Domain(stories.make, 0.09),
     "tools": Domain(tool_calls.make, 0.11),

@@ -15,7 +15,7 @@ from .draw import Draw
 from .wording import ask, expand
 from .words import listed
 
-_FOLDER = Path(__file__).with_name("tasks")
+FOLDER = Path(__file__).with_name("tasks")
 _MARKS = re.compile(r"[?!.,:;'\"]")
 _SPACES = re.compile(r"\s+")
 _BLANKS = re.compile(r" +")
@@ -26,7 +26,7 @@ def sections(name: str) -> dict[str, tuple[str, ...]]:
     """The lines of `tasks/NAME.txt` by their headings. Raises ValueError for a line outside a section."""
     found: dict[str, list[str]] = {}
     heading = ""
-    for number, line in enumerate((_FOLDER / f"{name}.txt").read_text().splitlines(), 1):
+    for number, line in enumerate((FOLDER / f"{name}.txt").read_text().splitlines(), 1):
         if line.startswith("== "):
             heading = line[3:].strip()
             if heading in found:

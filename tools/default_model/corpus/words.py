@@ -109,7 +109,8 @@ def code(draw: Draw, letters: int = 2, digits: int = 3) -> str:
 
 def article(noun: str) -> str:
     """The noun with "a" or "an"."""
-    return ("an " if noun[0].lower() in "aeiou" else "a ") + noun
+    vowel = noun[0].lower() in "aeiou" and not noun.lower().startswith(("uni", "use", "eu"))
+    return ("an " if vowel or noun.lower().startswith(("hour", "honest")) else "a ") + noun
 
 
 def plural(noun: str) -> str:
