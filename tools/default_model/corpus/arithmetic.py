@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -302,7 +303,8 @@ def _sum_of_list(draw: Draw) -> list[Turn]:
 
 def _one_number(draw: Draw) -> list[Turn]:
     """Doubles, halves, squares, roots, rounding, averages."""
-    topic = draw.pick(("double", "half", "square", "root", "round", "average"))
+    slots: dict[str, str] = {}
+    topic = draw.pick(("double", "half", "square", "root", "round", "average", "power", "factorial", "part"))
     a, b = draw.between(1, 100), 0
     if topic == "double":
         said = f"2 × {a} = {2 * a}."
@@ -315,6 +317,19 @@ def _one_number(draw: Draw) -> list[Turn]:
         root = draw.pick((*range(1, 13), 20, 100))
         a = root * root
         said = f"The square root of {a} is {root}, because {root} × {root} = {a}."
+    elif topic == "power":
+        a = draw.pick((2, 2, 3, 5, 10, 10))
+        b = draw.between(2, {2: 10, 3: 4, 5: 3, 10: 6}[a])
+        said = f"{a} to the power of {b} is {a**b}."
+    elif topic == "factorial":
+        a = draw.between(1, 7)
+        steps = " × ".join(str(n) for n in range(1, a + 1))
+        said = f"{a}! = {steps} = {math.factorial(a)}." if a > 1 else "1! = 1."
+    elif topic == "part":
+        part, by = draw.pick((("third", 3), ("quarter", 4), ("fifth", 5), ("tenth", 10)))
+        a = by * draw.between(1, 20)
+        slots["p"] = part
+        said = f"A {part} of {a} is {a // by}."
     elif topic == "round":
         a = draw.between(1, 999)
         said = f"{a} rounded to the nearest ten is {(a + 5) // 10 * 10}."
@@ -322,7 +337,7 @@ def _one_number(draw: Draw) -> list[Turn]:
         b = a % 40 + 2 * draw.between(0, 10)
         a = a % 40
         said = f"The average of {a} and {b} is {(a + b) // 2}, because {a} + {b} = {a + b}."
-    asked = request(draw, topic, sections("arithmetic")[topic], {"a": str(a), "b": str(b)})
+    asked = request(draw, topic, sections("arithmetic")[topic], {"a": str(a), "b": str(b)}, **slots)
     return answered(asked, said, topic)
 
 
@@ -334,6 +349,14 @@ def _percent(draw: Draw) -> list[Turn]:
             break
     asked = request(draw, "percent", sections("arithmetic")["percent"], {"a": str(n), "p": str(p)})
     return answered(asked, f"{p}% of {n} is {p * n // 100}.", "percent")
+
+
+def _discount(draw: Draw) -> list[Turn]:
+    n = draw.between(1, 10) * 10
+    p = draw.pick((10, 10, 20, 20, 30, 40, 50, 50, 60, 70, 80, 90))
+    less = p * n // 100
+    asked = request(draw, "percent off", sections("arithmetic")["off"], {"a": str(n), "p": str(p)})
+    return answered(asked, f"{p}% of {n} is {less}, and {n} - {less} = {n - less}.", "percent off")
 
 
 def _claim(draw: Draw) -> list[Turn]:
@@ -348,7 +371,22 @@ def _claim(draw: Draw) -> list[Turn]:
     return answered(asked, f"{'Yes' if wrong == value else 'No'}, {equation(kind, a, b)}.", "is it right")
 
 
+def _compare_decimals(draw: Draw) -> list[Turn]:
+    """9.9 and 9.11: the first digit after the point decides."""
+    whole, tenths = draw.between(0, 20), draw.sample(range(10), 2)
+    shown = [f"{whole}.{t}{draw.pick(('', str(draw.between(1, 9))))}" for t in tenths]
+    high, low = shown if tenths[0] > tenths[1] else shown[::-1]
+    a, b = draw.shuffled([high, low])
+    larger = draw.chance(0.6)
+    w = draw.pick(("larger", "bigger", "greater") if larger else ("smaller", "less"))
+    asked = request(draw, "compare", sections("arithmetic")["compare"], {"a": a, "b": b}, w=w)
+    said = f"{high} is larger than {low}." if larger else f"{low} is smaller than {high}."
+    return answered(asked, said, "compare decimals")
+
+
 def _compare(draw: Draw) -> list[Turn]:
+    if draw.chance(0.15):
+        return _compare_decimals(draw)
     a, b = operands(draw, "compare", draw.weighted(((1, 0.2), (2, 0.45), (3, 0.25), (4, 0.1))))
     larger = draw.chance(0.5)
     w = draw.pick(("larger", "bigger", "greater", "more") if larger else ("smaller", "less"))
@@ -448,7 +486,8 @@ def _beyond(draw: Draw) -> list[Turn]:
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
     (_sum, 0.34), (_sums, 0.16), (_word_problem, 0.11), (_only, 0.04), (_then, 0.04), (_sure, 0.02), (_chain, 0.03),
-    (_sum_of_list, 0.02), (_one_number, 0.04), (_percent, 0.025), (_claim, 0.03), (_compare, 0.03), (_parity, 0.02),
+    (_sum_of_list, 0.02), (_one_number, 0.04), (_percent, 0.02),
+    (_discount, 0.005), (_claim, 0.03), (_compare, 0.03), (_parity, 0.02),
     (_next, 0.03), (_equation, 0.015), (_units, 0.015), (_beyond, 0.03),
 )  # fmt: skip
 

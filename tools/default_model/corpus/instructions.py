@@ -9,7 +9,7 @@ from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .lists import Category, categories
 from .tasks import answered, pairs, request, sections
-from .words import ANIMALS, FOODS, OBJECTS, PLACES, plural
+from .words import ADJECTIVES, ANIMALS, FOODS, JOBS, OBJECTS, PLACES, article, plural
 
 _NUMBERS = {
     1: "one",
@@ -110,7 +110,8 @@ def _thing(draw: Draw) -> tuple[str, str, list[str]]:
     """A thing, its plural and what can be said of it: what it is first, the rest in any order."""
     if draw.chance(0.12):
         kind = draw.pick(list(_POOLS))
-        name = draw.pick(_POOLS[kind])
+        known = {row[0] for row in pairs("things", "things")}
+        name = draw.pick([n for n in _POOLS[kind] if n not in known])
         lines = sections("things")[f"{kind} lines"][0].split(" | ")
         return name, plural(name), [line.format(x=plural(name)) for line in draw.shuffled(lines)]
     name, many, told = draw.pick(pairs("things", "things"))
@@ -198,12 +199,55 @@ def _slogan(draw: Draw) -> list[Turn]:
     return [user(asked), assistant(draw.pick(options), check)]
 
 
+def _difference(draw: Draw) -> list[Turn]:
+    what, said = _told(draw, "differences")
+    return answered(request(draw, "difference", _asks("differences"), x=what), said[0], "difference")
+
+
+def _pros_and_cons(draw: Draw) -> list[Turn]:
+    names, pros, cons = draw.pick(pairs("everyday", "pros and cons"))
+    asked = request(draw, "pros and cons", _asks("pros and cons"), x=draw.pick(names.split("|")))
+    return answered(asked, f"For it: {pros}. Against it: {cons}.", "pros and cons")
+
+
+def _plan(draw: Draw) -> list[Turn]:
+    what, items = _told(draw, "plans")
+    form = "bullets" if "list" in what or "menu" in what else "numbers"
+    return answered(request(draw, "plan", _asks("plans"), x=what), written(form, items), "plan")
+
+
+def _use_word(draw: Draw) -> list[Turn]:
+    """A sentence with one or two words that the user gives."""
+    animal, thing, quality = draw.pick(ANIMALS), draw.pick(OBJECTS), draw.pick(ADJECTIVES)
+    food, place, job = draw.pick(FOODS), draw.pick(PLACES), draw.pick(JOBS)
+    if draw.chance(0.4):
+        x, y, said = draw.pick((
+            (animal, thing, f"The {animal} looks at the {thing}."), (thing, place, f"I left the {thing} in the {place}."),
+            (animal, place, f"The {animal} lives near the {place}."), (job, thing, f"The {job} needs a new {thing}."),
+            (job, animal, f"The {job} has a {quality} {animal}."),
+        ))  # fmt: skip
+        asked = request(draw, "use words", _asks("use words"), {"x": x, "y": y})
+    else:
+        x, said = draw.pick((
+            (animal, f"The {animal} sleeps in the {place}."), (thing, f"My {thing} is old, but I like it."), (quality, f"The {animal} is {quality}."),
+            (food, f"We had {plural(food)} for lunch."), (place, f"We walked to the {place} in the morning."), (job, f"My sister is {article(job)}."),
+        ))  # fmt: skip
+        y = ""
+        if x == food:
+            x = plural(food)
+        asked = request(draw, "use word", _asks("use word"), {"x": x})
+    return [
+        user(asked),
+        assistant(said, Check("contains", {"all": [w for w in (x, y) if w], "task": "use a word"})),
+    ]
+
+
 def _advice(draw: Draw) -> list[Turn]:
     return faq.question(draw, faq.load("advice"), "advice")
 
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_list_of, 0.22), (_one_of, 0.06), (_sentences, 0.1), (_about, 0.1), (_how_to, 0.1), (_recipe, 0.04), (_ideas, 0.07),
+    (_list_of, 0.2), (_one_of, 0.06), (_difference, 0.035), (_pros_and_cons, 0.015), (_plan, 0.035), (_use_word, 0.035), (_sentences, 0.1), (_about, 0.1), (_how_to, 0.1), (_recipe, 0.04), (_ideas, 0.07),
     (_slogan, 0.03), (_advice, 0.07), (letters.turns, 0.06), (judging.turns, 0.25),
 )  # fmt: skip
 

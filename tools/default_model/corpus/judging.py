@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
 from .lists import Category, categories
-from .tasks import about, answered, pairs, request, sections
+from .tasks import about, answered, pairs, request, sections, words
 from .wording import word
 from .words import COLORS, FOODS, NAMES, OBJECTS, WEEKDAYS, article, city, first_name, listed
 
@@ -96,13 +96,15 @@ def _random(draw: Draw) -> list[Turn]:
     options: dict[str, list[str]] = {
         "number": [str(n) for n in range(low, high + 1)], "any": [str(n) for n in range(1, 101)], "die": list("123456"),
         "coin": ["Heads", "Tails"], "letter": list("abcdefghijklmnoprstuvw"), "color": list(COLORS), "day": list(WEEKDAYS),
-        "word": [*OBJECTS, *FOODS], "list": names,
+        "word": [*OBJECTS, *FOODS], "list": names, "hand": ["Rock", "Paper", "Scissors"], "password": ["-".join(draw.sample(words("spelling", "words"), 4))],
     }  # fmt: skip
     slots = {"a": str(low), "b": str(high), "l": draw.pick((", ".join(names), listed(names)))}
     asked = request(draw, "random", (ask,), slots)
     x = draw.pick(options[kind])
     check = Check("contains", {"all": ["|".join(options[kind])], "task": f"random {kind}"})
-    said = f"{x[0].upper()}{x[1:]}." if kind == "coin" or draw.chance(0.5) else f"I pick {x}."
+    said = f"I pick {x}." if draw.chance(0.5) else f"{x[0].upper()}{x[1:]}."
+    if kind in {"coin", "hand", "password"}:
+        said = x if kind == "password" else f"{x}{'!' if kind == 'hand' else '.'}"
     return [user(asked), assistant(said, check)]
 
 

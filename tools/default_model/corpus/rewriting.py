@@ -213,6 +213,26 @@ def _fix(draw: Draw) -> Turns:
     return answered(_asked(draw, "fix", wrong), said, "capitals and marks")
 
 
+def _spelling(draw: Draw) -> Turns:
+    """A word or a sentence with a typo."""
+    if draw.chance(0.3):
+        wrong, right = draw.pick(pairs("language", "misspellings"))
+        return answered(_asked(draw, "misspelled", wrong), f"The right spelling is {right}.", "spelling")
+    text = sentence(draw)
+    parts = text.split()
+    at = draw.pick([i for i, p in enumerate(parts) if len(p) > 3] or [0])
+    name = parts[at]
+    i = draw.between(1, max(len(name) - 2, 1))
+    parts[at] = draw.pick(
+        (
+            name[:i] + name[i + 1 :],
+            name[:i] + name[i : i + 2][::-1] + name[i + 2 :],
+            name[:i] + name[i - 1] + name[i:],
+        )
+    )
+    return answered(_asked(draw, "spelling", f"{' '.join(parts)}."), f"{text}.", "spelling")
+
+
 def _tense(draw: Draw) -> Turns:
     made = clause(draw)
     form = draw.pick(("past", "past", "future", "negative", "question", "question"))
@@ -277,7 +297,7 @@ def _fill(draw: Draw) -> Turns:
 
 _KINDS: tuple[tuple[Callable[[Draw], Turns], float], ...] = (
     (_upper, 1.4), (_lower, 1.2), (_title, 0.8), (_copy, 1.0), (_reverse, 1.2), (_sort, 1.4), (_sort_numbers, 1.4), (_largest, 0.8),
-    (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0),
+    (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0), (_spelling, 0.8),
     (_tense, 1.2), (_polite, 0.7), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8),
 )  # fmt: skip
 
