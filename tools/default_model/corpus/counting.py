@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .columns import answer
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .lists import things_of_a_kind
 from .sentences import sentence
 from .tasks import about, answered, listing, request, sections, words
-from .words import ANIMALS, FOODS, MONTHS, OBJECTS, PLAIN_WORDS, WEEKDAYS, invented, listed, plural
+from .words import ANIMALS, FOODS, MONTHS, NAMES, OBJECTS, PLAIN_WORDS, WEEKDAYS, invented, listed, plural
 
-_ORDINALS = (
+ORDINALS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth",
 )  # fmt: skip
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
@@ -41,8 +42,8 @@ def _spelling(topic: str) -> tuple[str, ...]:
 
 def ordinal(draw: Draw, number: int) -> str:
     """ "third" or "3rd"."""
-    if draw.chance(0.75) and number <= len(_ORDINALS):
-        return _ORDINALS[number - 1]
+    if draw.chance(0.75) and number <= len(ORDINALS):
+        return ORDINALS[number - 1]
     return f"{number}{'th' if 10 < number < 20 else _SUFFIXES.get(number % 10, 'th')}"
 
 
@@ -111,7 +112,7 @@ def _nth_letter(draw: Draw) -> list[Turn]:
         asked = request(draw, kind, _spelling(f"{kind} letter"), {"w": name})
     if at > 1 and which != "last":
         return answered(
-            asked, f"{'-'.join(name)}: the {_ORDINALS[at - 1]} letter is {name[at - 1]}.", "nth letter"
+            asked, f"{'-'.join(name)}: the {ORDINALS[at - 1]} letter is {name[at - 1]}.", "nth letter"
         )
     which = "last" if which == "last" else "first"
     return answered(asked, f"The {which} letter of {name} is {name[at - 1]}.", f"{which} letter")
@@ -195,7 +196,7 @@ def _nth(draw: Draw) -> list[Turn]:
     number = min(at, len(items) - 1)
     which = "last" if at == len(items) else ordinal(draw, at + 1)
     asked = about(draw, "nth", _asks("nth"), listing(draw, items), n=which)
-    said = "last" if which == "last" else _ORDINALS[number]
+    said = "last" if which == "last" else ORDINALS[number]
     return answered(asked, f"The {said} one is {items[number]}.", "nth item")
 
 
@@ -289,8 +290,8 @@ def _alphabet(draw: Draw) -> list[Turn]:
 
 
 def _place(number: int) -> str:
-    if number <= len(_ORDINALS):
-        return _ORDINALS[number - 1]
+    if number <= len(ORDINALS):
+        return ORDINALS[number - 1]
     return f"{number}{'th' if number < 20 else _SUFFIXES.get(number % 10, 'th')}"
 
 
@@ -306,7 +307,7 @@ def _calendar(draw: Draw) -> list[Turn]:
     if form == "month number":
         at = draw.below(12)
         asked = request(draw, form, _asks(form), l=MONTHS[at], n=ordinal(draw, at + 1))
-        return answered(asked, f"{MONTHS[at]} is the {_ORDINALS[at]} month of the year.", "calendar")
+        return answered(asked, f"{MONTHS[at]} is the {ORDINALS[at]} month of the year.", "calendar")
     names = WEEKDAYS if "day" in form else MONTHS
     at = draw.below(len(names))
     near = names[(at + (1 if "after" in form else -1)) % len(names)]
@@ -314,10 +315,65 @@ def _calendar(draw: Draw) -> list[Turn]:
     return answered(asked, f"{near} comes {form.split()[0]} {names[at]}.", "calendar")
 
 
+def _later(draw: Draw) -> list[Turn]:
+    """Days of a month, days and hours later, years between."""
+    form = draw.pick(("month length", "later", "later", "clock", "clock", "born"))
+    if form == "month length":
+        month = draw.pick(MONTHS)
+        days = (
+            "28 or 29"
+            if month == "February"
+            else "30"
+            if month in {"April", "June", "September", "November"}
+            else "31"
+        )
+        return answered(
+            request(draw, form, _asks(form), l=month), f"{month} has {days} days.", "days of a month"
+        )
+    count = draw.between(2, 6)
+    if form == "later":
+        at = draw.below(7)
+        asked = request(draw, form, _asks(form), l=WEEKDAYS[at], n=_how_many(draw, count))
+        said = f"{_NUMBERS[count].capitalize()} days after {WEEKDAYS[at]} is {WEEKDAYS[(at + count) % 7]}."
+        return answered(asked, said, "days later")
+    if form == "clock":
+        at = draw.between(1, 12)
+        half = draw.pick(("am", "pm"))
+        late = draw.between(1, 11)
+        hour = (at % 12 + late) % 12 or 12
+        turned = at % 12 + late >= 12
+        after = {"am": "pm", "pm": "am"}[half] if turned else half
+        asked = request(draw, form, _asks(form), {"h": f"{at} {half}"}, n=str(late))
+        asked = asked.replace("1 hours", "1 hour") if late == 1 else asked
+        return answered(
+            asked,
+            f"{late} {'hour' if late == 1 else 'hours'} after {at} {half} is {hour} {after}.",
+            "hours later",
+        )
+    year = draw.between(1930, 2015)
+    now = draw.between(max(year + 2, 1990), 2030)
+    asked = request(draw, form, _asks(form), {"a": str(year), "b": str(now), "m": draw.pick(NAMES)})
+    return answered(asked, answer("subtract", now, year), "years between")
+
+
+def _digits(draw: Draw) -> list[Turn]:
+    """The digits of a number: how many, their sum, backwards."""
+    number = str(draw.between(10, draw.pick((99, 999, 9999, 99999))))
+    form = draw.pick(("digits", "digit sum", "reverse number"))
+    asked = request(draw, form, _asks(form), {"x": number})
+    spelled = "-".join(number)
+    said = {
+        "digits": f"{spelled} has {len(number)} digits.",
+        "digit sum": f"{' + '.join(number)} = {sum(map(int, number))}.",
+        "reverse number": f"{number} backwards is {number[::-1]}.",
+    }
+    return answered(asked, said[form], form)
+
+
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
     (_spell, 0.22), (_letter, 0.1), (_length, 0.05), (_unspell, 0.06), (_backwards, 0.04), (_nth_letter, 0.06),
     (_has_letter, 0.01), (_vowels, 0.02), (_starting, 0.04), (_items, 0.08), (_words, 0.04), (_repeated, 0.03),
-    (_nth, 0.07), (_numbers, 0.12), (_groups, 0.04), (_alphabet, 0.05), (_calendar, 0.05),
+    (_nth, 0.07), (_numbers, 0.12), (_groups, 0.04), (_alphabet, 0.05), (_calendar, 0.04), (_later, 0.03), (_digits, 0.02),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from . import faq, judging, letters
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .lists import Category, categories
+from .lists import Category, categories, written
 from .tasks import answered, pairs, request, sections
 from .words import ADJECTIVES, ANIMALS, FOODS, JOBS, OBJECTS, PLACES, article, plural
 
@@ -34,13 +34,6 @@ def _asks(topic: str) -> tuple[str, ...]:
 
 def _number(draw: Draw, count: int) -> str:
     return _NUMBERS[count] if draw.chance(0.5) else str(count)
-
-
-def written(form: str, items: list[str]) -> str:
-    """A list with commas, bullets or numbers."""
-    if form == "commas":
-        return ", ".join(items)
-    return "\n".join(f"{n}. {item}" if form == "numbers" else f"- {item}" for n, item in enumerate(items, 1))
 
 
 def _list_check(form: str, items: list[str], options: tuple[str, ...], task: str) -> Check:

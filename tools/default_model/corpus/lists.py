@@ -32,3 +32,10 @@ def things_of_a_kind(draw: Draw) -> tuple[str, tuple[str, ...]]:
     """The name of a larger kind and those of its things that are one word."""
     kind = draw.pick([c for c in categories() if len(c.members) >= 12 and " " not in c.plurals[0]])
     return kind.plurals[0], tuple(m for m in kind.members if " " not in m)
+
+
+def written(form: str, items: list[str]) -> str:
+    """A list with commas, bullets or numbers."""
+    if form == "commas":
+        return ", ".join(items)
+    return "\n".join(f"{n}. {item}" if form == "numbers" else f"- {item}" for n, item in enumerate(items, 1))

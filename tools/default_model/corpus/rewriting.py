@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 
 from . import language
 from .conversation import Conversation, Turn
-from .counting import common_word, some_items
+from .counting import ORDINALS, common_word, some_items
 from .draw import Draw
+from .lists import written
 from .sentences import clause, sentence
-from .tasks import about, answered, listing, pairs, sections, words
+from .tasks import about, answered, listing, pairs, request, sections, words
 from .wording import word
 from .words import FOODS, NAMES, OBJECTS, SURNAMES, WEEKDAYS, article, city, first_name, invented
 
@@ -295,10 +296,55 @@ def _fill(draw: Draw) -> Turns:
     return answered(_asked(draw, "fill", shown, {"f": facts}), template.format_map(values), "fill a template")
 
 
+def _changed(items: list[str], form: str, action: str, at: int, new: str) -> tuple[list[str], str]:
+    """The list after an action, and the form in which it stands."""
+    if action == "sort":
+        return sorted(items, key=str.lower), form
+    if action == "reverse":
+        return items[::-1], form
+    if action in {"upper", "lower"}:
+        return [i.upper() if action == "upper" else i.lower() for i in items], form
+    if action == "add":
+        return [*items, new], form
+    if action.startswith("remove"):
+        return items[:at] + items[at + 1 :], form
+    return items, action if action in {"commas", "bullets", "numbers"} else form
+
+
+def _then(draw: Draw) -> Turns:
+    """A list that stays in the talk and is changed step by step."""
+    items = _list(draw, 3, 5)
+    form = draw.weighted((("commas", 0.6), ("bullets", 0.2), ("numbers", 0.2)))
+    topic = {"commas": "start list", "bullets": "bullets", "numbers": "numbered"}[form]
+    turns = answered(_asked(draw, topic, listing(draw, items)), written(form, items), "keep a list")
+    for _ in range(draw.weighted(((1, 0.5), (2, 0.35), (3, 0.15)))):
+        ask, action = draw.pick(pairs("rewriting", "then"))
+        at, new = draw.below(len(items)), common_word(draw)
+        slots = {"x": items[at] if action == "remove" else new}
+        asked = request(
+            draw,
+            "then",
+            (ask,),
+            slots,
+            n=draw.pick((ORDINALS[at], "last" if at + 1 == len(items) else ORDINALS[at])),
+        )
+        if action == "nth":
+            said = "last" if " last " in f" {asked.lower()} " else ORDINALS[at]
+            turns += answered(asked, f"The {said} one is {items[at]}.", "then the nth")
+        elif action == "count":
+            turns += answered(asked, f"That makes {len(items)}.", "then count")
+        else:
+            items, form = _changed(items, form, action, at, new)
+            turns += answered(asked, written(form, items), "then change the list")
+        if len(items) < 3:
+            break
+    return turns
+
+
 _KINDS: tuple[tuple[Callable[[Draw], Turns], float], ...] = (
     (_upper, 1.4), (_lower, 1.2), (_title, 0.8), (_copy, 1.0), (_reverse, 1.2), (_sort, 1.4), (_sort_numbers, 1.4), (_largest, 0.8),
     (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0), (_spelling, 0.8),
-    (_tense, 1.2), (_polite, 0.7), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8),
+    (_tense, 1.2), (_polite, 0.7), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8), (_then, 1.5),
 )  # fmt: skip
 
 
