@@ -25,6 +25,7 @@ _NUMBERS = {
 }
 # The first words of ideas that are things to do.
 _DOING = {"visit", "bake", "cook", "turn", "take"}
+_WHOLE = {"planets", "seasons", "days", "months", "continents", "oceans"}
 _POOLS = {"animal": ANIMALS, "food": FOODS, "object": OBJECTS, "place": PLACES}
 
 
@@ -42,7 +43,7 @@ def _list_check(form: str, items: list[str], options: tuple[str, ...], task: str
 
 def _list_of(draw: Draw) -> list[Turn]:
     """So many things of a kind, in the form that is asked for; then perhaps more of them."""
-    kind = draw.pick(categories())
+    kind = draw.pick([c for c in categories() if c.plurals[0] not in _WHOLE])
     form = draw.weighted((("commas", 0.64), ("bullets", 0.18), ("numbers", 0.18)))
     count = draw.weighted(
         ((2, 0.12), (3, 0.36), (4, 0.12), (5, 0.24), (6, 0.05), (7, 0.04), (8, 0.03), (10, 0.04))
@@ -64,6 +65,26 @@ def _list_of(draw: Draw) -> list[Turn]:
         assistant(written(form, items), _list_check(form, items, kind.members, "list of N")),
     ]
     return turns + _more(draw, kind, items, form)
+
+
+def _whole_list(draw: Draw) -> list[Turn]:
+    """All things of a small kind in their order: the planets, the seasons."""
+    kind = draw.pick([c for c in categories() if c.plurals[0] in _WHOLE])
+    form = draw.weighted((("commas", 0.8), ("bullets", 0.1), ("numbers", 0.1)))
+    tail = {"commas": "", "bullets": " as a bullet list", "numbers": " as a numbered list"}[form]
+    patterns = tuple(p.replace("{k}", "{k}" + tail) for p in _asks("whole list"))
+    asked = request(
+        draw,
+        "whole list",
+        patterns,
+        k=draw.pick(kind.plurals),
+        n=_number(draw, len(kind.members)) if len(kind.members) < 11 else "12",
+    )
+    items = list(kind.members)
+    return [
+        user(asked),
+        assistant(written(form, items), _list_check(form, items, kind.members, "whole list")),
+    ]
 
 
 def _more(draw: Draw, kind: Category, items: list[str], form: str) -> list[Turn]:
@@ -215,7 +236,7 @@ def _use_word(draw: Draw) -> list[Turn]:
     food, place, job = draw.pick(FOODS), draw.pick(PLACES), draw.pick(JOBS)
     if draw.chance(0.4):
         x, y, said = draw.pick((
-            (animal, thing, f"The {animal} looks at the {thing}."), (thing, place, f"I left the {thing} in the {place}."),
+            (animal, thing, f"The {animal} looks at the {thing}."), (thing, place, f"I found the {thing} near the {place}."),
             (animal, place, f"The {animal} lives near the {place}."), (job, thing, f"The {job} needs a new {thing}."),
             (job, animal, f"The {job} has a {quality} {animal}."),
         ))  # fmt: skip
@@ -240,7 +261,7 @@ def _advice(draw: Draw) -> list[Turn]:
 
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_list_of, 0.2), (_one_of, 0.06), (_difference, 0.035), (_pros_and_cons, 0.015), (_plan, 0.035), (_use_word, 0.035), (_sentences, 0.1), (_about, 0.1), (_how_to, 0.1), (_recipe, 0.04), (_ideas, 0.07),
+    (_list_of, 0.2), (_one_of, 0.06), (_whole_list, 0.02), (_difference, 0.035), (_pros_and_cons, 0.015), (_plan, 0.035), (_use_word, 0.035), (_sentences, 0.1), (_about, 0.1), (_how_to, 0.1), (_recipe, 0.04), (_ideas, 0.07),
     (_slogan, 0.03), (_advice, 0.07), (letters.turns, 0.06), (judging.turns, 0.25),
 )  # fmt: skip
 
