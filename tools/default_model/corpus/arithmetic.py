@@ -378,7 +378,7 @@ def _compare_decimals(draw: Draw) -> list[Turn]:
     high, low = shown if tenths[0] > tenths[1] else shown[::-1]
     a, b = draw.shuffled([high, low])
     larger = draw.chance(0.6)
-    w = draw.pick(("larger", "bigger", "greater") if larger else ("smaller", "less"))
+    w = draw.pick(("larger", "bigger", "greater") if larger else ("smaller", "lower"))
     asked = request(draw, "compare", sections("arithmetic")["compare"], {"a": a, "b": b}, w=w)
     said = f"{high} is larger than {low}." if larger else f"{low} is smaller than {high}."
     return answered(asked, said, "compare decimals")
@@ -389,7 +389,7 @@ def _compare(draw: Draw) -> list[Turn]:
         return _compare_decimals(draw)
     a, b = operands(draw, "compare", draw.weighted(((1, 0.2), (2, 0.45), (3, 0.25), (4, 0.1))))
     larger = draw.chance(0.5)
-    w = draw.pick(("larger", "bigger", "greater", "more") if larger else ("smaller", "less"))
+    w = draw.pick(("larger", "bigger", "greater", "higher") if larger else ("smaller", "lower"))
     asks = sections("arithmetic")["is larger" if draw.chance(0.35) else "compare"]
     asked = request(draw, "compare", asks, {"a": str(a), "b": str(b)}, w=w)
     w = "larger" if larger else "smaller"

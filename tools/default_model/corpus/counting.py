@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from .columns import answer
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .lists import things_of_a_kind
+from .lists import categories, things_of_a_kind
 from .sentences import sentence
 from .tasks import about, answered, listing, request, sections, words
 from .words import ANIMALS, FOODS, MONTHS, NAMES, OBJECTS, PLAIN_WORDS, WEEKDAYS, invented, listed, plural
@@ -24,7 +25,13 @@ def common_word(draw: Draw) -> str:
     """A word that the model learns to spell, now and then one that no list holds."""
     if draw.chance(0.06):
         return invented(draw).lower()
-    return draw.pick(words("spelling", "words") if draw.chance(0.8) else PLAIN_WORDS)
+    return draw.pick(_common())
+
+
+@cache
+def _common() -> tuple[str, ...]:
+    listed_words = [m for c in categories() for m in c.members if m.isascii() and m.isalpha() and m.islower()]
+    return tuple(dict.fromkeys((*words("spelling", "words"), *PLAIN_WORDS, *listed_words)))
 
 
 def _cased(draw: Draw, name: str) -> str:
@@ -73,6 +80,10 @@ def _length(draw: Draw) -> list[Turn]:
 
 def _spell(draw: Draw) -> list[Turn]:
     name = common_word(draw)
+    if draw.chance(0.08):
+        name = draw.pick(NAMES)
+        asked = request(draw, "spell", _spelling("spell"), {"w": name})
+        return answered(asked, "-".join(name), "spell a name")
     asked = request(draw, "spell", _spelling("spell"), {"w": _cased(draw, name)})
     turns = answered(asked, "-".join(name), "spell")
     while draw.chance(0.35):

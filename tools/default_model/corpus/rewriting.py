@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from . import language
+from . import language, reading
 from .conversation import Conversation, Turn
 from .counting import ORDINALS, common_word, some_items
 from .draw import Draw
@@ -246,6 +247,23 @@ def _tense(draw: Draw) -> Turns:
     )
 
 
+def _two_sentences(draw: Draw) -> Turns:
+    """Two sentences made one, or a sentence about somebody else."""
+    first, second = clause(draw), clause(draw)
+    if draw.chance(0.5):
+        asked = _asked(draw, "combine", f"{first.present()}. {second.present()}.")
+        return answered(asked, f"{first.present()} and {second.inner()}.", "combine sentences")
+    person = draw.pick(("he", "she", "we", "they", "you", first_name(draw)))
+    plural = person in {"we", "they", "you"}
+    mine = replace(first, subject="I", plural=True)
+    if first.forms[0] == "be":
+        return _two_sentences(draw)
+    said = replace(first, subject=person[0].upper() + person[1:], plural=plural).present()
+    return answered(
+        _asked(draw, "person", f"{mine.present()}.", {"x": person}), f"{said}.", "change the person"
+    )
+
+
 def _polite(draw: Draw) -> Turns:
     at = draw.below(10)
     base, _, _, things = draw.pick(pairs("language", "verbs")[:32])
@@ -344,7 +362,7 @@ def _then(draw: Draw) -> Turns:
 _KINDS: tuple[tuple[Callable[[Draw], Turns], float], ...] = (
     (_upper, 1.4), (_lower, 1.2), (_title, 0.8), (_copy, 1.0), (_reverse, 1.2), (_sort, 1.4), (_sort_numbers, 1.4), (_largest, 0.8),
     (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0), (_spelling, 0.8),
-    (_tense, 1.2), (_polite, 0.7), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8), (_then, 1.5),
+    (_tense, 1.2), (_polite, 0.7), (_two_sentences, 0.6), (reading.turns, 1.6), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8), (_then, 1.5),
 )  # fmt: skip
 
 

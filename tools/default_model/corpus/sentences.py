@@ -32,49 +32,13 @@ _PLURAL = (
     "Two men",
     "Many people",
 )
-_STATES = [
-    "cold",
-    "warm",
-    "new",
-    "old",
-    "broken",
-    "clean",
-    "dirty",
-    "open",
-    "closed",
-    "full",
-    "empty",
-    "ready",
-    "late",
-    "free",
-    "busy",
-    "safe",
-    "quiet",
-    "loud",
-    "small",
-    "big",
-]
-_THINGS = [
-    "soup",
-    "tea",
-    "room",
-    "door",
-    "shop",
-    "train",
-    "house",
-    "window",
-    "water",
-    "car",
-    "kitchen",
-    "garden",
-    "phone",
-    "street",
-    "school",
-    "bus",
-    "coffee",
-    "bed",
-    "bag",
-]
+# Things and how they can be.
+_STATES = (
+    ("soup tea water coffee", "cold hot warm ready good"), ("room kitchen garden house school", "clean dirty quiet small big empty"),
+    ("door window shop bank", "open closed new old"), ("train bus ship plane", "late full empty new fast slow"),
+    ("car phone bike clock lamp", "broken new old cheap"), ("bag box bottle", "full empty heavy light"),
+    ("dog cat horse baby", "hungry tired happy small"), ("street park city", "safe quiet loud busy"),
+)  # fmt: skip
 _TIMES = ("every day", "in the morning", "on Sunday", "at night", "in summer", "after school")
 
 
@@ -112,10 +76,17 @@ class Clause:
             return f"{self.subject} {self._be()} not {self.rest}"
         return f"{self.subject} {'do' if self.plural else 'does'} not {self.forms[0]} {self.rest}"
 
+    def _subject(self) -> str:
+        """The subject inside a sentence."""
+        keep = self.subject == "I" or self._named
+        return self.subject if keep else self.subject[0].lower() + self.subject[1:]
+
+    def inner(self) -> str:
+        """The sentence as the second part of another one."""
+        return self._subject() + self.present()[len(self.subject) :]
+
     def question(self) -> str:
-        subject = (
-            self.subject if self.subject == "I" or self._named else self.subject[0].lower() + self.subject[1:]
-        )
+        subject = self._subject()
         if self._is:
             return f"{self._be().capitalize()} {subject} {self.rest}?"
         return f"{'Do' if self.plural else 'Does'} {subject} {self.forms[0]} {self.rest}?"
@@ -129,7 +100,8 @@ class Clause:
 def clause(draw: Draw) -> Clause:
     """A sentence of three to nine words."""
     if draw.chance(0.15):
-        return Clause(f"The {draw.pick(_THINGS)}", ("be",), draw.pick(_STATES))
+        things, states = draw.pick(_STATES)
+        return Clause(f"The {draw.pick(things.split())}", ("be",), draw.pick(states.split()))
     base, third, past, things = draw.pick(pairs("language", "verbs"))
     plural = draw.chance(0.4)
     if plural:
