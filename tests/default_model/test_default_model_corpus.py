@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from itertools import islice
@@ -12,13 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tools.default_model.corpus import arithmetic, grammar, manner, styles, system_prompts, texts
+from tools.default_model.corpus import columns, grammar, manner, styles, system_prompts, tasks, texts
 from tools.default_model.corpus.conversation import Check, Conversation, assistant, system, user
 from tools.default_model.corpus.draw import Draw, Split, split_of
 from tools.default_model.corpus.mixture import DOMAINS, conversation, of_domain, stream
 from tools.default_model.corpus.records import RECORDS
 from tools.default_model.corpus.schema_check import fits
 from tools.default_model.corpus.tool_specs import TOOLS
+from tools.default_model.corpus.wording import parse
 from tools.default_model.evaluate import items_of
 from tools.default_model.grading import grade, parse_calls
 from tools.default_model.rendering import answer, segments
@@ -117,24 +119,32 @@ def test_calls_name_an_offered_tool_with_all_its_arguments() -> None:
                 assert parse_calls(answer(turn)) == wanted
 
 
-@given(st.sampled_from(["add", "subtract", "multiply"]), st.integers(0, 9999), st.integers(0, 9999))
-@settings(max_examples=300)
+@given(st.sampled_from(["add", "subtract", "multiply", "divide"]), st.integers(0, 9999), st.integers(1, 9999))
+@settings(max_examples=400)
 def test_working_is_right_line_by_line(kind: str, a: int, b: int) -> None:
-    a, b = (a % 1000, b % 10) if kind == "multiply" else (max(a, b), min(a, b))
-    lines = arithmetic.working(kind, a, b).split("\n")
-    digits = []
-    for line in lines:
+    if kind == "multiply":
+        a, b = (a, b % 10) if b % 2 else (a % 100, b % 100)
+    if kind == "divide":
+        b = b % 9 + 1
+    value = columns.result(kind, a, b)
+    said = columns.answer(kind, a, b)
+    end = f" = {value}" + (f" remainder {a % b}" if kind == "divide" and a % b else "")
+    assert said.endswith(f"{end}.")
+    assert said.startswith(f"{a} ") == columns.is_direct(kind, a, b)
+    for line in said.rstrip(".").split("\n"):
         if "=" in line:
-            for part in line.removeprefix("So ").split(": ")[-1].split(", "):
-                if "=" in part:
-                    left, right = part.replace("×", "*").split("=")
-                    assert eval(left) == int(right)
-        if "write" in line:
-            digits.append(line.split("write ")[1].rstrip(".").split(",")[0])
-    value = arithmetic.result(kind, a, b)
-    assert arithmetic.answer(kind, a, b).endswith(f" = {value}.")
-    if digits:
-        assert int("".join(reversed(digits))) == value
+            left, right = (
+                re.sub(r"^(So|[A-Z][a-z ]+:) ", "", line).replace("×", "*").replace("/", "//").split("=")
+            )
+            assert eval(left) == int(re.split(" rest | remainder ", right)[0])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in tasks.FOLDER.glob("*.txt")))
+def test_wordings_of_the_tasks_are_patterns(name: str) -> None:
+    for lines in tasks.sections(name).values():
+        assert lines
+        for line in lines:
+            parse(line)
 
 
 def test_names_within_a_record_or_tool_do_not_clash() -> None:

@@ -58,6 +58,10 @@ def _first_number(data: dict[str, Any], answer: str) -> bool:
     return bool(numbers) and int(numbers[0]) == data["value"]
 
 
+def _match(data: dict[str, Any], answer: str) -> bool:
+    return re.fullmatch(data["pattern"], answer, re.DOTALL) is not None
+
+
 def _contains(data: dict[str, Any], answer: str) -> bool:
     low = answer.lower()
     return all(any(option.lower() in low for option in part.split("|")) for part in data["all"])
@@ -141,6 +145,7 @@ _KINDS: dict[str, Callable[[dict[str, Any], str], bool | Grade]] = {
     "exact": _exact,
     "number": _number,
     "first_number": _first_number,
+    "match": _match,
     "contains": _contains,
     "one_of": _one_of,
     "json": _json,

@@ -67,16 +67,6 @@ ADJECTIVES = (
     "small large old new bright dark quiet loud soft warm cold happy sad brave shy kind proud quick slow "
     "clean gentle strong heavy light smooth sweet fresh deep tall round"
 ).split()
-FIELDS_OF_THINGS = (
-    ("animals", ANIMALS),
-    ("colors", COLORS),
-    ("foods", FOODS),
-    ("objects", OBJECTS),
-    ("places", PLACES),
-    ("jobs", JOBS),
-    ("hobbies", HOBBIES),
-    ("cities", CITIES),
-)
 # Lower-case words that the word puzzles use.
 PLAIN_WORDS = sorted({*ANIMALS, *COLORS, *FOODS, *OBJECTS, *PLACES, *JOBS, *HOBBIES, *ADJECTIVES})
 
