@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from . import language, reading
+from . import language
 from .conversation import Conversation, Turn
 from .counting import ORDINALS, common_word, some_items
 from .draw import Draw
@@ -13,7 +13,7 @@ from .lists import written
 from .sentences import clause, sentence
 from .tasks import about, answered, listing, pairs, request, sections, words
 from .wording import word
-from .words import FOODS, NAMES, OBJECTS, SURNAMES, WEEKDAYS, article, city, first_name, invented
+from .words import FOODS, NAMES, OBJECTS, PLACES, SURNAMES, WEEKDAYS, article, city, first_name, invented
 
 Turns = list[Turn]
 
@@ -314,6 +314,17 @@ def _fill(draw: Draw) -> Turns:
     return answered(_asked(draw, "fill", shown, {"f": facts}), template.format_map(values), "fill a template")
 
 
+def _found(draw: Draw) -> Turns:
+    """The number, the name or the city in a sentence."""
+    values = {
+        "number": str(draw.between(8, 90)), "name": first_name(draw), "city": city(draw), "day": draw.pick(WEEKDAYS),
+        "thing": article(draw.pick(OBJECTS)), "place": draw.pick(PLACES),
+    }  # fmt: skip
+    fact, found = draw.pick(pairs("rewriting", "found"))
+    asked = _asked(draw, f"found {found}", fact.format_map(values))
+    return answered(asked, values[found], "find in a text")
+
+
 def _changed(items: list[str], form: str, action: str, at: int, new: str) -> tuple[list[str], str]:
     """The list after an action, and the form in which it stands."""
     if action == "sort":
@@ -362,7 +373,7 @@ def _then(draw: Draw) -> Turns:
 _KINDS: tuple[tuple[Callable[[Draw], Turns], float], ...] = (
     (_upper, 1.4), (_lower, 1.2), (_title, 0.8), (_copy, 1.0), (_reverse, 1.2), (_sort, 1.4), (_sort_numbers, 1.4), (_largest, 0.8),
     (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0), (_spelling, 0.8),
-    (_tense, 1.2), (_polite, 0.7), (_two_sentences, 0.6), (reading.turns, 1.6), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8), (_then, 1.5),
+    (_tense, 1.2), (_polite, 0.7), (_two_sentences, 0.6), (_found, 0.5), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8), (_then, 1.5),
 )  # fmt: skip
 
 
