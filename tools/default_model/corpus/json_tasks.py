@@ -1,4 +1,3 @@
-# ruff: noqa: SIM905 -- word lists read better as text
 """JSON made, read and changed: from lines, lists and tables, out of nothing, into sentences, by key, repaired."""
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Any
 from . import records
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
-from .records import RECORDS
+from .records import RECORDS, Field
 from .wording import ask, word
 from .words import (
     ADJECTIVES,
@@ -55,6 +54,7 @@ KEYS: tuple[tuple[str, dict[str, Any], Callable[[Draw], Any]], ...] = (
     ("height", _WHOLE, lambda d: d.between(50, 210)), ("stock", _WHOLE, lambda d: d.between(0, 500)), ("done", _FLAG, lambda d: d.chance(0.5)),
     ("pet", _TEXT, lambda d: d.pick(ANIMALS)), ("word", _TEXT, lambda d: invented(d).lower()), ("user", _TEXT, first_name),
     ("quantity", _WHOLE, lambda d: d.between(1, 60)), ("friend", _TEXT, first_name), ("available", _FLAG, lambda d: d.chance(0.5)),
+    ("country", _TEXT, lambda d: d.pick(records.COUNTRIES)), ("people", _WHOLE, lambda d: d.between(2, 900)),
     ("points", _WHOLE, lambda d: d.between(0, 500)), ("material", _TEXT, lambda d: d.pick(("wood", "steel", "glass", "paper", "stone"))),
 )  # fmt: skip
 _SCHEMAS = {key: schema for key, schema, _ in KEYS}
@@ -87,6 +87,13 @@ _MAKE = (
     "(Describe|Invent|Make up) {thing} (as|in) [a ]JSON[ object] with {keys}.", "JSON (for|about|of) {thing} with {keys}", "(Can you|Could you|Please) (make|write|create|give me) a JSON object (for|about) {thing} (with|that has|containing) {keys}[?|]",
     "(An example|Give me an example|Example) of {thing} (as|in) JSON with {keys}.", "(Give me|Return|Write|Answer with|Show me) [a ]JSON[ object] with [the ](keys|fields) {keys}[, please].", "JSON with [the keys |]{keys}",
     "(Return|Give me|I want) JSON only: {thing} with {keys}", "{thing} as JSON, (keys|fields|with) {keys}", "(Make|Create|Write) (some|sample|dummy|fake|test) JSON (for|about) {thing} with {keys}.", "(Can you|Could you) (write|make|produce) JSON with {keys}?",
+)  # fmt: skip
+_MAKE_NESTED = (
+    "(Make|Create|Write|Give me|Build) [a ]JSON[ object] (about|for|of) {thing} with {keys}, and (a nested|an inner|a sub-object|an object) {outer} with {inner}[, please].", "[Nested |]JSON (for|about) {thing}: {keys}, and {outer} (holding|with|containing) {inner}.", "(Make|Give me|Write) a nested JSON[ object] with {keys} and, (in|under|inside) {outer}, {inner}.",
+)  # fmt: skip
+_OUTER = (
+    ("address", "city country room phone"), ("owner", "name age city email phone"), ("contact", "email phone city"),
+    ("details", "color size weight material brand"), ("stats", "score level points height"),
 )  # fmt: skip
 _MAKE_OF = (
     "(Make|Create|Write|Give me|Build|I need) a JSON object (with|where|in which) {data}.", "JSON object with {data}", "(Make|Write|Give me|Create) JSON (with|where|in which) {data}[, please].", "A JSON object (with|where) {data}[, please].",
@@ -141,13 +148,16 @@ _REPAIR = (
 _VALID = (
     "Is this [valid |correct |good |right |]JSON [valid|correct|ok]?{gap}{data}", "Is this (valid|correct) JSON?{gap}{data}", "{data}\n\n(Is this|Is that|Is it) valid JSON?", "(Check|Validate) this JSON:{gap}{data}", "(Does|Will) this parse as JSON?{gap}{data}", "valid JSON? {data}", "(Can you|Please) (check|validate) this JSON[?|]{gap}{data}", "Is {data} valid JSON?", "(Is there an error|What is wrong) in this JSON?{gap}{data}",
 )  # fmt: skip
-_NOUNS = (
-    "user person customer student teacher player hero friend patient employee guest cat dog house city book movie song product order car bike "
-    "planet tree flower robot monster dragon castle ship shop team game recipe pizza cake phone computer server model company event ticket"
-).split()
-_PLURALS = (
-    "users people customers students players cats dogs books movies products cars cities robots teams games orders items friends"
-).split()
+# What things are called, and the keys that suit them.
+_KINDS = tuple((nouns.split(), keys.split()) for nouns, keys in (
+    ("user person customer student teacher player hero friend patient employee guest man woman child girl boy singer", "name age city job email hobby phone color"),
+    ("cat dog pet rabbit horse bird animal fox dragon monster parrot", "name age color food weight owner size"),
+    ("book movie song story film poem", "title author year pages price"),
+    ("product car bike phone computer lamp house ship robot toy hat bag pizza cake tree flower chair", "name color price size weight brand year material stock"),
+    ("city country company shop team event planet castle", "name country year people id status"),
+    ("order ticket task bill message", "id item price quantity status date user done"),
+))  # fmt: skip
+_PLURALS = {"person": "people", "man": "men", "woman": "women", "child": "children", "story": "stories", "city": "cities", "country": "countries", "company": "companies", "fox": "foxes"}  # fmt: skip
 _NUMBERS = ("", "one", "two", "three", "four", "five", "six")
 
 
@@ -186,7 +196,7 @@ def schema_of(value: Any) -> dict[str, Any]:
 def make(draw: Draw) -> list[Turn]:
     """One task on JSON, sometimes with a change after it."""
     tasks: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-        (_lines, 0.16), (_list, 0.1), (_table, 0.08), (_made, 0.16), (_made_of, 0.06), (_any, 0.05), (_some, 0.05), (_read, 0.11), (_tell, 0.05),
+        (_lines, 0.16), (_list, 0.1), (_table, 0.08), (_made, 0.16), (_made_of, 0.06), (_any, 0.06), (_nested, 0.03), (_some, 0.05), (_read, 0.11), (_tell, 0.05),
         (_edit, 0.1), (_repair, 0.05), (_valid, 0.03),
     )  # fmt: skip
     return draw.weighted(tasks)(draw)
@@ -309,21 +319,22 @@ def _table(draw: Draw) -> list[Turn]:
 
 def _made(draw: Draw) -> list[Turn]:
     """An object with the keys that are named, its values invented."""
-    record = draw.pick(RECORDS) if draw.chance(0.3) else None
+    record = draw.pick(RECORDS) if draw.chance(0.25) else None
+    noun, suited = _thing(draw)
+    noun = record.kind if record else noun
 
-    def make() -> Pairs:
+    def make() -> list[tuple[str, Field | None]]:
         if record:
-            fields = [record.name, *draw.sample(record.fields, draw.between(1, 3))]
-            return [(draw.pick(f.keys), f) for f in fields]
-        keys = [k for k, _, _ in draw.sample(KEYS, draw.between(1, 4))]
-        return [
-            (k, None) for k in (["name", *[k for k in keys if k != "name"]] if draw.chance(0.4) else keys)
-        ]
+            return [
+                (draw.pick(f.keys), f) for f in (record.name, *draw.sample(record.fields, draw.between(1, 3)))
+            ]
+        if draw.chance(0.65):
+            return [(k, None) for k in suited]
+        return [(k, None) for k, _, _ in draw.sample(KEYS, draw.between(1, 4))]
 
-    pairs = draw.held(make, lambda p: "made:" + ",".join(k for k, _ in p))
+    pairs = draw.held(make, lambda p: f"made:{noun}:{','.join(k for k, _ in p)}")
     value = {k: f.value(draw) if f else _VALUES[k](draw) for k, f in pairs}
     schema = object_schema({k: f.schema if f else _SCHEMAS[k] for k, f in pairs})
-    noun = record.kind if record else draw.pick(_NOUNS)
     thing = article(f"{draw.pick(ADJECTIVES)} {noun}" if draw.chance(0.15) else noun)
     turns = [
         user(ask(draw, _MAKE, {"keys": key_list(draw, list(value))}, thing=thing)),
@@ -347,10 +358,30 @@ def _made_of(draw: Draw) -> list[Turn]:
 
 
 def _any(draw: Draw) -> list[Turn]:
-    """Any object at all."""
-    value = dict(_pairs(draw, 2, 3))
-    text = ask(draw, _ANY, thing=article(draw.pick(_NOUNS)))
+    """Any object at all, or one about a thing."""
+    noun, keys = _thing(draw)
+    value = draw.held(lambda: {k: _VALUES[k](draw) for k in keys}, lambda v: "any:" + dumps(v))
+    text = ask(draw, _ANY, thing=article(noun))
     return [user(text), _shaped(value, {"type": "object"}, "any object")]
+
+
+def _thing(draw: Draw) -> tuple[str, list[str]]:
+    """A noun and two or three keys that suit it, the name first."""
+    nouns, keys = draw.pick(_KINDS)
+    return draw.pick(nouns), [keys[0], *draw.sample(keys[1:], draw.between(1, 2))]
+
+
+def _nested(draw: Draw) -> list[Turn]:
+    """An object with an object in it, its values invented."""
+    noun, keys = _thing(draw)
+    outer, inner = draw.pick(_OUTER)
+    names = draw.held(lambda: draw.sample(inner.split(), 2), lambda k: f"nested:{noun}:{outer}:{k}")
+    value = {k: _VALUES[k](draw) for k in keys if k not in names and k != outer}
+    keys = list(value) or ["id"]
+    value = {k: _VALUES[k](draw) for k in keys} | {outer: {k: _VALUES[k](draw) for k in names}}
+    slots = {"keys": listed(keys), "outer": outer, "inner": listed(names)}
+    said = _shaped(value, schema_of(value), "made, nested")
+    return [user(ask(draw, _MAKE_NESTED, slots, thing=article(noun))), said]
 
 
 def _some(draw: Draw) -> list[Turn]:
@@ -358,15 +389,16 @@ def _some(draw: Draw) -> list[Turn]:
     n = draw.between(2, 5)
     count = _NUMBERS[n] if draw.chance(0.5) else str(n)
     if draw.chance(0.3):
-        keys = ["name", *[k for k, _, _ in draw.sample(KEYS, draw.between(1, 2)) if k != "name"]]
+        noun, keys = _thing(draw)
+        things = _PLURALS.get(noun, noun + "s")
         n = min(n, 3)
         made = draw.held(
             lambda: [{k: _VALUES[k](draw) for k in keys} for _ in range(n)], lambda v: "some:" + dumps(v)
         )
-        slots = {"keys": key_list(draw, keys), "n": _NUMBERS[n]}
+        slots = {"keys": key_list(draw, keys)}
         schema = {"type": "array", "items": object_schema({k: _SCHEMAS[k] for k in keys})}
         return [
-            user(ask(draw, _SOME_OBJECTS, slots, thing=draw.pick(_PLURALS))),
+            user(ask(draw, _SOME_OBJECTS, slots, n=draw.pick((_NUMBERS[n], str(n))), thing=things)),
             _shaped(made, schema, "array made"),
         ]
     if draw.chance(0.15):
@@ -385,7 +417,12 @@ def _read(draw: Draw) -> list[Turn]:
     """What an object holds: a value by key, its keys, their number."""
     value = _object(draw, 2, 4)
     slots = {"data": dumps(value), "gap": _gap(draw)}
-    form = draw.weighted((("value", 0.62), ("only", 0.12), ("missing", 0.1), ("keys", 0.1), ("count", 0.06)))
+    form = draw.weighted(
+        (("value", 0.6), ("only", 0.11), ("missing", 0.1), ("keys", 0.1), ("count", 0.05), ("bare", 0.04))
+    )
+    if form == "bare":
+        said = f"This is a JSON object with the keys {listed(list(value))}. What should I do with it?"
+        return [user(ask(draw, "{data}", slots)), assistant(said, _exact(said, "JSON alone"))]
     if form == "keys":
         said = (
             f"The keys are {listed(list(value))}."
@@ -412,7 +449,7 @@ def _read(draw: Draw) -> list[Turn]:
         ]
     turns = [*_value_asked(draw, _READ, slots, key, value)]
     if draw.chance(0.2):
-        other = draw.pick(list(value))
+        other = draw.pick([k for k in value if k != key])
         turns += _value_asked(
             draw,
             ("(And|What is|What about|And what is) the {key}?", "and {key}?", "Now the {key}."),

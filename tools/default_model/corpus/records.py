@@ -166,7 +166,7 @@ def phone(draw: Draw) -> str:
     return f"555-{draw.between(0, 9999):04d}"
 
 
-_COUNTRIES = "France Germany Spain Italy Japan India Brazil Canada Mexico Kenya Norway Sweden Poland Greece Chile Ireland".split()  # noqa: SIM905
+COUNTRIES = "France Germany Spain Italy Japan India Brazil Canada Mexico Kenya Norway Sweden Poland Greece Chile Ireland".split()  # noqa: SIM905
 
 RECORDS = (
     Record(
@@ -182,7 +182,7 @@ RECORDS = (
             _flag("is_married married", ("{s} is married", "{s} got married in spring"), ("{s} is not married", "{s} has never been married", "{s} is single")),
             _text("email contact mail", email, "The email address is {v}", "You can write to {v}", "{s} can be reached at {v}", "{s} uses the email {v}"),
             _text("phone phone_number tel", phone, "The phone number is {v}", "Call {v} to reach them", "{s} has the phone number {v}"),
-            _text("country nation", lambda d: d.pick(_COUNTRIES), "The home country is {v}", "{s} was born in {v}", "{s} grew up in {v}"),
+            _text("country nation", lambda d: d.pick(COUNTRIES), "The home country is {v}", "{s} was born in {v}", "{s} grew up in {v}"),
             _text("favorite_color color", lambda d: d.pick(COLORS), "{s} likes the color {v}", "{s} always wears {v}", "The favorite color is {v}"),
         ),
     ),
