@@ -30,7 +30,7 @@ _SCHEMA_SYSTEM = (
     "Extract the facts from the user's text. (Reply|Answer) only with JSON that fits this schema:\n{schema}",
     "You (turn|convert) text into JSON. The JSON must (match|fit|follow) this schema:\n{schema}",
     "Answer with one JSON object that fits this schema and nothing else.\n{schema}",
-    "You are a[n extraction|data entry| parsing] (service|tool|assistant). Output JSON only. Schema: {schema}",
+    "You are (an extraction|a data entry|a parsing) (service|tool|assistant). Output JSON only. Schema: {schema}",
     "Output schema: {schema}",
 )
 _BY_KEYS = (

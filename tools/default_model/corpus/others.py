@@ -1,0 +1,32 @@
+"""Turns of other domains, for conversations that have something else in between."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from . import arithmetic, counting, glossary, rewriting, smalltalk
+from .conversation import Conversation, Turn
+from .draw import Draw, NoCombinationError
+
+_MAKERS: tuple[tuple[Callable[[Draw], Conversation], float], ...] = (
+    (arithmetic.make, 0.25),
+    (glossary.make, 0.25),
+    (smalltalk.make, 0.25),
+    (counting.make, 0.12),
+    (rewriting.make, 0.13),
+)
+_LONGEST = 420  # characters
+_ATTEMPTS = 30
+
+
+def aside(draw: Draw, avoid: str = "") -> list[Turn]:
+    """Short turns about something else; the user's text doesn't match the pattern `avoid`."""
+    for _ in range(_ATTEMPTS):
+        turns = draw.weighted(_MAKERS)(draw).turns
+        asked = " ".join(t.content for t in turns if t.role == "user")
+        if turns[0].role == "system" or sum(len(t.content) for t in turns) > _LONGEST:
+            continue
+        if not (avoid and re.search(avoid, asked, re.IGNORECASE)):
+            return turns
+    raise NoCombinationError("no turns of another domain are short enough")
