@@ -20,12 +20,12 @@ _LONGEST = 420  # characters
 _ATTEMPTS = 30
 
 
-def aside(draw: Draw, avoid: str = "") -> list[Turn]:
-    """Short turns about something else; the user's text doesn't match the pattern `avoid`."""
+def aside(draw: Draw, avoid: str = "", longest: int = _LONGEST) -> list[Turn]:
+    """Turns about something else, together not longer than `longest`; the user's text doesn't match the pattern `avoid`."""
     for _ in range(_ATTEMPTS):
         turns = draw.weighted(_MAKERS)(draw).turns
         asked = " ".join(t.content for t in turns if t.role == "user")
-        if turns[0].role == "system" or sum(len(t.content) for t in turns) > _LONGEST:
+        if turns[0].role == "system" or sum(len(t.content) for t in turns) > longest:
             continue
         if not (avoid and re.search(avoid, asked, re.IGNORECASE)):
             return turns

@@ -320,7 +320,7 @@ def _no_call(turns: list[Turn]) -> list[Turn]:
 
 
 def _offers(draw: Draw) -> list[Offered]:
-    count = draw.weighted(((1, 0.62), (2, 0.29), (3, 0.06), (4, 0.02), (5, 0.01)))
+    count = draw.weighted(((1, 0.68), (2, 0.25), (3, 0.05), (4, 0.015), (5, 0.005)))
     entity = draw.pick(ENTITIES)
     tools: list[Tool] = []
     while len(tools) < count:
