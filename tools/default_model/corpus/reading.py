@@ -117,25 +117,23 @@ class Event:
         return " ".join([subject, self.past, self.thing, *[t for t in (*tail, self.when) if t]]) + "."
 
 
-_UNCOUNTED = set(
-    [
-        "bread",
-        "cheese",
-        "soup",
-        "rice",
-        "honey",
-        "butter",
-        "pasta",
-        "salad",
-        "milk",
-        "corn",
-        "garlic",
-        "pepper",
-        "fish",
-        "spinach",
-    ]
-)
-_ON = set(["island", "hill", "beach", "mountain", "bridge", "farm"])
+_UNCOUNTED = {
+    "bread",
+    "cheese",
+    "soup",
+    "rice",
+    "honey",
+    "butter",
+    "pasta",
+    "salad",
+    "milk",
+    "corn",
+    "garlic",
+    "pepper",
+    "fish",
+    "spinach",
+}
+_ON = {"island", "hill", "beach", "mountain", "bridge", "farm"}
 
 
 def _one(noun: str) -> str:

@@ -143,10 +143,7 @@ def _tell(draw: Draw, fact: Fact, value: str, told: str = "") -> list[Turn]:
 def _aside(draw: Draw) -> list[Turn]:
     """Talk in between that says nothing of the user."""
     turns = aside(draw, r"\bmy\b|\bme\b|\bi\b|\bi'?m\b|called|remember", _SHORT)
-    return [
-        replace(t, check=replace(t.check, data={**t.check.data, "task": "talk in between"})) if t.check else t
-        for t in turns
-    ]
+    return [replace(t, check=None) for t in turns]
 
 
 def _between(draw: Draw, most: int) -> list[Turn]:

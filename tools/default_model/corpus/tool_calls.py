@@ -14,7 +14,7 @@ from .draw import Draw, NoCombinationError
 from .others import aside
 from .tool_specs import TOOLS, Param, Tool, Values
 from .tools_made import ENTITIES, made_tool
-from .wording import ask, expand, word
+from .wording import ask, expand, typed, word
 from .words import listed
 
 _NO_TOOL = (
@@ -118,8 +118,6 @@ def request(draw: Draw, among: Sequence[Offered], vague: bool = False) -> Reques
             form = expand(draw, draw.pick(tool.vague if vague else tool.asks))
             named = [p for p in tool.params if "{" + p.slot + "}" in form]
             values = {p.slot: p.value(draw) for p in named}
-            if not tool.params and draw.split == "eval":
-                form = draw.phrase(tool.names[0], [form])
             texts = [v for v in values.values() if isinstance(v, str)]
             if len(texts) == len(set(texts)):
                 missing = [p for p in tool.params if p.required and p not in named]
@@ -167,9 +165,9 @@ def _answered(
     used = [(k, a) for a in tool.answers for k in result if "{" + k + "}" in a]
     said = _sentence(draw, tool, made.values, result)
     must = [str(result[k]) for k in dict.fromkeys(k for k, _ in used) if str(result[k]) in said]
-    check = Check("contains", {"all": must, "task": "use the result"}) if must else None
+    used_check = Check("contains", {"all": must, "task": "use the result"}) if must else None
     content = json.dumps(result) if draw.chance(0.88) else ", ".join(f"{k}: {v}" for k, v in result.items())
-    return [*turns, Turn("tool", content), assistant(said, check)]
+    return [*turns, Turn("tool", content), assistant(said, used_check)]
 
 
 def _sentence(draw: Draw, tool: Tool, values: Values, result: dict[str, Any]) -> str:
@@ -286,12 +284,13 @@ def _no_tool(draw: Draw, offered: list[Offered]) -> list[Turn]:
 
 
 def _names(draw: Draw, offered: list[Offered]) -> list[Turn]:
+    asked = draw.held(lambda: expand(draw, draw.pick(_WHICH_TOOLS)), lambda text: f"which tools|{text}")
     names = [o.name for o in offered]
     said = (
         f"I have one tool: {names[0]}." if len(names) == 1 else f"I have {len(names)} tools: {listed(names)}."
     )
     return [
-        user(ask(draw, _WHICH_TOOLS)),
+        user(typed(draw, [asked])),
         assistant(said, Check("contains", {"all": names, "task": "names of tools"})),
     ]
 

@@ -63,6 +63,9 @@ class Param:
         return listed([str(v) for v in value]) if isinstance(value, list) else str(value)
 
 
+FOLLOW = ("(And|What about|How about|Now|And for|The same for) {v}?", "{v}?", "and {v}")
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool. `asks` are patterns that name arguments by slot, `vague` lack one that is required, `answers` also use results.
@@ -79,7 +82,7 @@ class Tool:
     answers: tuple[str, ...]
     vague: tuple[str, ...] = ()
     group: str = ""
-    follow: tuple[str, ...] = ("(And|What about|How about|Now|And for|The same for) {v}?", "{v}?", "and {v}")
+    follow: tuple[str, ...] = FOLLOW
 
 
 def text(slot: str, names: str, note: str, value: Callable[[Draw], str], question: str = "") -> Param:
@@ -113,8 +116,7 @@ def _list(slot: str, names: str, note: str, value: Callable[[Draw], list[str]], 
 def _tool(names: str, notes: tuple[str, ...], params: tuple[Param, ...], asks: tuple[str, ...],
           result: Callable[[Draw, Values], dict[str, Any]], *answers: str, vague: tuple[str, ...] = (), group: str = "",
           follow: tuple[str, ...] = ()) -> Tool:  # fmt: skip
-    follows = follow + (Tool.__dataclass_fields__["follow"].default if len(params) > 0 else ())
-    return Tool(tuple(names.split()), notes, params, asks, result, answers, vague, group, follows)
+    return Tool(tuple(names.split()), notes, params, asks, result, answers, vague, group, (*follow, *FOLLOW))
 
 
 def price(draw: Draw) -> float:
@@ -305,7 +307,7 @@ TOOLS = (
           (text("path", "path file filename", "Path of the file.", lambda d: f"{invented(d).lower()}/{d.pick(OBJECTS)}.{d.pick(('txt', 'md', 'csv', 'log'))}", "Which file?"),),
           ("(Read|Open|Show)[ me|] the file {path}.", "What is in {path}?", "Open {path}[ for me|].", "cat {path}", "(Show|Print) {path}[, please|]"),
           lambda d, v: {"lines": d.between(1, 900), "first_line": f"{d.pick(HOBBIES)} notes"},
-          'The file has {lines} lines. The first one is "{first_line}".', vague=("(Read|Open) (the|a|my) file[ for me|]."), group="file"),
+          'The file has {lines} lines. The first one is "{first_line}".', vague=("(Read|Open) (the|a|my) file[ for me|].",), group="file"),
     _tool("list_files dir show_files", ("List the files of the current folder.", "Show which files there are."),
           (), ("(List|Show)[ me|] (the|my|all) files.", "(What|Which) files (are|do I have) (there|here)?", "ls", "What is in this folder?"),
           lambda d, v: {"files": f"{d.pick(OBJECTS)}.txt, {invented(d).lower()}.md"},

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from .draw import Draw
 from .records import brand, clock, date, phone
@@ -44,8 +45,13 @@ def made_tool(draw: Draw, entity: str) -> Tool:
     return _lookup(draw, entity) if draw.chance(0.5) else _action(draw, entity)
 
 
+def _numbered(draw: Draw) -> str:
+    return f"{invented(draw)} {draw.between(2, 99)}"
+
+
 def _what(draw: Draw, entity: str) -> Param:
-    value = draw.pick((code, invented, invented, lambda d: f"{invented(d)} {d.between(2, 99)}"))
+    values: tuple[Callable[[Draw], str], ...] = (code, invented, invented, _numbered)
+    value = draw.pick(values)
     names = (entity, f"{entity}_name", "name", "id", f"{entity}_id", "target", "which", "key", "x")
     return text(entity, " ".join(names), f"Name of the {entity}.", value, f"Which {entity}?")
 
@@ -103,7 +109,7 @@ def _action(draw: Draw, entity: str) -> Tool:
         f"{odd}_{entity}",
         f"{odd}_{draw.between(1, 9)}",
     )
-    params = (_what(draw, entity),)
+    params: tuple[Param, ...] = (_what(draw, entity),)
     slot = "{" + entity + "}"
     asks = tuple(
         a.replace("{verb}", verb).replace("{past}", past).replace("{entity}", entity).replace("{v}", slot)
@@ -122,7 +128,7 @@ def _action(draw: Draw, entity: str) -> Tool:
         )
         vague = (f"[Please |]{verb} [the {entity} |]{slot}.",)
         note = f"{verb.capitalize()} {article(entity)} {join} {_OF[name]}."
-    results = ({"ok": True}, {"status": "done"}, {"result": "ok"})
+    results: tuple[dict[str, Any], ...] = ({"ok": True}, {"status": "done"}, {"result": "ok"})
     result = draw.pick(results)
     return Tool(names, (note,), params, asks, lambda d, v: dict(result), answers, vague, f"{verb} {entity}")
 
