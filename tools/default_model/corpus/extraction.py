@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import json_tasks
+from . import json_found, json_made, json_tasks
 from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
 from .json_tasks import dumps, key_list, object_schema
@@ -141,7 +141,7 @@ def make(draw: Draw) -> Conversation:
     """One text or value and the JSON made of it, sometimes with a second text."""
     kinds = (
         (_by_schema, 0.2), (_by_keys, 0.24), (_by_template, 0.07), (_free, 0.09), (_items, 0.03), (_several, 0.04),
-        (json_tasks.make, 0.33),
+        (json_tasks.make, 0.2), (json_made.make, 0.14), (json_found.make, 0.11),
     )  # fmt: skip
     return Conversation("extraction", draw.weighted(kinds)(draw))
 

@@ -9,10 +9,8 @@ from typing import Any
 from . import records
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
-from .records import RECORDS, Field
 from .wording import ask, word
 from .words import (
-    ADJECTIVES,
     ANIMALS,
     CITIES,
     COLORS,
@@ -23,7 +21,6 @@ from .words import (
     NAMES,
     OBJECTS,
     PLAIN_WORDS,
-    article,
     city,
     code,
     first_name,
@@ -57,8 +54,8 @@ KEYS: tuple[tuple[str, dict[str, Any], Callable[[Draw], Any]], ...] = (
     ("country", _TEXT, lambda d: d.pick(records.COUNTRIES)), ("people", _WHOLE, lambda d: d.between(2, 900)),
     ("points", _WHOLE, lambda d: d.between(0, 500)), ("material", _TEXT, lambda d: d.pick(("wood", "steel", "glass", "paper", "stone"))),
 )  # fmt: skip
-_SCHEMAS = {key: schema for key, schema, _ in KEYS}
-_VALUES = {key: value for key, _, value in KEYS}
+SCHEMAS = {key: schema for key, schema, _ in KEYS}
+VALUES = {key: value for key, _, value in KEYS}
 
 _INTO = (
     "(Convert|Turn|Change|Transform|Parse|Put) (this|the following|these lines|it) (to|into) JSON[, please]:{gap}{data}",
@@ -81,34 +78,6 @@ _TABLE = (
     "(Convert|Turn|Change|Parse) this (table|CSV|data) (to|into) JSON:\n{data}", "{data}\n\n(As JSON|To JSON|CSV to JSON|Turn it into JSON|Convert to JSON)[, please].",
     "CSV to JSON:\n{data}", "(Give me|Write|Show|I need) this (table|CSV) as (JSON|a JSON array|a JSON list|an array of objects):\n{data}", "(Make|Create) a JSON array from (these rows|this table):\n{data}",
     "(Here is|I have) a (CSV file|table). (Convert it to|Turn it into|Give me) JSON[, please].\n{data}", "(Can you|Please) (convert|turn) these rows (to|into) JSON[?|]\n{data}", "to JSON\n{data}",
-)  # fmt: skip
-_MAKE = (
-    "(Make|Create|Write|Give me|Generate|Build|Show me|I need|I want) [me ]a JSON object (about|for|of|describing) {thing} with {keys}[, please].", "(Make|Create|Write|Give me|Generate) [a ]JSON (about|for|describing) {thing} with [the ](keys|fields|properties) {keys}.",
-    "(Describe|Invent|Make up) {thing} (as|in) [a ]JSON[ object] with {keys}.", "JSON (for|about|of) {thing} with {keys}", "(Can you|Could you|Please) (make|write|create|give me) a JSON object (for|about) {thing} (with|that has|containing) {keys}[?|]",
-    "(An example|Give me an example|Example) of {thing} (as|in) JSON with {keys}.", "(Give me|Return|Write|Answer with|Show me) [a ]JSON[ object] with [the ](keys|fields) {keys}[, please].", "JSON with [the keys |]{keys}",
-    "(Return|Give me|I want) JSON only: {thing} with {keys}", "{thing} as JSON, (keys|fields|with) {keys}", "(Make|Create|Write) (some|sample|dummy|fake|test) JSON (for|about) {thing} with {keys}.", "(Can you|Could you) (write|make|produce) JSON with {keys}?",
-)  # fmt: skip
-_MAKE_NESTED = (
-    "(Make|Create|Write|Give me|Build) [a ]JSON[ object] (about|for|of) {thing} with {keys}, and (a nested|an inner|a sub-object|an object) {outer} with {inner}[, please].", "[Nested |]JSON (for|about) {thing}: {keys}, and {outer} (holding|with|containing) {inner}.", "(Make|Give me|Write) a nested JSON[ object] with {keys} and, (in|under|inside) {outer}, {inner}.",
-)  # fmt: skip
-_OUTER = (
-    ("address", "city country room phone"), ("owner", "name age city email phone"), ("contact", "email phone city"),
-    ("details", "color size weight material brand"), ("stats", "score level points height"),
-)  # fmt: skip
-_MAKE_OF = (
-    "(Make|Create|Write|Give me|Build|I need) a JSON object (with|where|in which) {data}.", "JSON object with {data}", "(Make|Write|Give me|Create) JSON (with|where|in which) {data}[, please].", "A JSON object (with|where) {data}[, please].",
-    "(Can you|Please|Could you) (make|write|create) a JSON object (with|where) {data}[?|]", "(Return|Answer with) a JSON object with {data}.",
-)  # fmt: skip
-_ANY = (
-    "(Give me|Show me|Write|Make|Create|Generate|Return|I want|I need) (some|any|a bit of|sample|example|valid) JSON[, please|].", "(Give me|Show me|Write|Make|Create|Generate) (a|any|a small|a short|a simple|an example) JSON[ object|][, please|].", "JSON[ please| example]",
-    "(Give me|Show me) an example of [a ]JSON[ object].", "(Can|Could) you (write|make|give me|produce|output|do) [valid |some |a ]JSON[ object|]?", "(Reply|Answer) (with|in) (a JSON object|JSON|any JSON|valid JSON).", "(What does|How does) [a ]JSON[ object|] look[ like]?",
-    "(Write|Make|Give me) a JSON object (about|for|of) (anything|something|whatever you like|a thing of your choice).", "(Make|Create|Write|Give me|Generate) [a ]JSON[ object] (about|for|of|describing) {thing}[, please].", "{thing} as JSON", "JSON (about|for) {thing}", "(Describe|Show) {thing} (in|as) JSON.",
-)  # fmt: skip
-_SOME = (
-    "(Give me|Write|Make|Create|Return|Show me|Generate) a JSON (list|array) (of|with) {n} {kind}[, please].", "JSON (list|array) (of|with) {n} {kind}", "(List|Name|Give me) {n} {kind} (as|in) [a ]JSON[ list| array].", "{n} {kind} (as|in) [a ]JSON (list|array)", "(Can you|Please) (give me|list|name) {n} {kind} as a JSON (array|list)[?|]",
-)  # fmt: skip
-_SOME_OBJECTS = (
-    "(Give me|Write|Make|Create|Return|Generate) a JSON (list|array) of {n} {thing} with {keys}[, please].", "JSON (list|array) of {n} {thing} with {keys}", "{n} {thing} as JSON[ objects| array| list] with {keys}", "(Make|Generate|Create) {n} (sample|fake|test|example) {thing} (as|in) JSON with {keys}.",
 )  # fmt: skip
 _READ = (
     "What is the {key} in {data}[?|]", "What is the {key} (here|in this JSON|in this)?{gap}{data}", "What's the {key}? {data}", "{data}\n\n(What is|Tell me|Give me|Read) the {key}[?|]", "(Get|Read|Find|Give me|Tell me|Extract|Look up) the {key} (from|in|of|out of) (this JSON|this object|this):{gap}{data}", "{data} {key}?", "(Given|In|For) {data}, what is the {key}?",
@@ -148,17 +117,6 @@ _REPAIR = (
 _VALID = (
     "Is this [valid |correct |good |right |]JSON [valid|correct|ok]?{gap}{data}", "Is this (valid|correct) JSON?{gap}{data}", "{data}\n\n(Is this|Is that|Is it) valid JSON?", "(Check|Validate) this JSON:{gap}{data}", "(Does|Will) this parse as JSON?{gap}{data}", "valid JSON? {data}", "(Can you|Please) (check|validate) this JSON[?|]{gap}{data}", "Is {data} valid JSON?", "(Is there an error|What is wrong) in this JSON?{gap}{data}",
 )  # fmt: skip
-# What things are called, and the keys that suit them.
-_KINDS = tuple((nouns.split(), keys.split()) for nouns, keys in (
-    ("user person customer student teacher player hero friend patient employee guest man woman child girl boy singer", "name age city job email hobby phone color"),
-    ("cat dog pet rabbit horse bird animal fox dragon monster parrot", "name age color food weight owner size"),
-    ("book movie song story film poem", "title author year pages price"),
-    ("product car bike phone computer lamp house ship robot toy hat bag pizza cake tree flower chair", "name color price size weight brand year material stock"),
-    ("city country company shop team event planet castle", "name country year people id status"),
-    ("order ticket task bill message", "id item price quantity status date user done"),
-))  # fmt: skip
-_PLURALS = {"person": "people", "man": "men", "woman": "women", "child": "children", "story": "stories", "city": "cities", "country": "countries", "company": "companies", "fox": "foxes"}  # fmt: skip
-_NUMBERS = ("", "one", "two", "three", "four", "five", "six")
 
 
 def dumps(value: Any) -> str:
@@ -196,17 +154,17 @@ def schema_of(value: Any) -> dict[str, Any]:
 def make(draw: Draw) -> list[Turn]:
     """One task on JSON, sometimes with a change after it."""
     tasks: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-        (_lines, 0.16), (_list, 0.1), (_table, 0.08), (_made, 0.16), (_made_of, 0.06), (_any, 0.06), (_nested, 0.03), (_some, 0.05), (_read, 0.11), (_tell, 0.05),
+        (_lines, 0.16), (_list, 0.1), (_table, 0.08), (_read, 0.11), (_tell, 0.05),
         (_edit, 0.1), (_repair, 0.05), (_valid, 0.03),
     )  # fmt: skip
     return draw.weighted(tasks)(draw)
 
 
-def _right(value: Any, task: str) -> Turn:
+def right(value: Any, task: str) -> Turn:
     return assistant(dumps(value), Check("json", {"schema": schema_of(value), "value": value, "task": task}))
 
 
-def _shaped(value: Any, schema: dict[str, Any], task: str) -> Turn:
+def shaped(value: Any, schema: dict[str, Any], task: str) -> Turn:
     return assistant(dumps(value), Check("json_shape", {"schema": schema, "task": task}))
 
 
@@ -214,7 +172,7 @@ def _gap(draw: Draw) -> str:
     return draw.pick((" ", " ", "\n"))
 
 
-def _pairs(draw: Draw, low: int, high: int) -> Pairs:
+def pairs_of(draw: Draw, low: int, high: int) -> Pairs:
     """Keys with values; together they belong to one split."""
 
     def make() -> Pairs:
@@ -223,7 +181,7 @@ def _pairs(draw: Draw, low: int, high: int) -> Pairs:
             keys = ["name", *[k for k in keys if k != "name"][: high - 1]]
         if draw.chance(0.12):
             keys[-1] = invented(draw).lower()
-        return [(k, _VALUES[k](draw) if k in _VALUES else _loose(draw)) for k in keys]
+        return [(k, VALUES[k](draw) if k in VALUES else _loose(draw)) for k in keys]
 
     return draw.held(make, lambda p: "pairs:" + dumps(p))
 
@@ -234,19 +192,19 @@ def _loose(draw: Draw) -> Any:
 
 def _object(draw: Draw, low: int = 2, high: int = 4) -> dict[str, Any]:
     """An object that the prompt shows, now and then with a list or an object in it."""
-    value = dict(_pairs(draw, low, high))
+    value = dict(pairs_of(draw, low, high))
     if draw.chance(0.12):
         value[draw.pick(("tags", "likes", "items"))] = draw.sample(FOODS + HOBBIES, draw.between(1, 3))
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def _lines(draw: Draw) -> list[Turn]:
     """Lines such as "name: Ada" into an object; the keys as they are written."""
-    pairs = _pairs(draw, 1, 4)
+    pairs = pairs_of(draw, 1, 4)
     if draw.chance(0.05):
         pairs[-1] = (pairs[-1][0], None)
     if draw.chance(0.2):
@@ -255,11 +213,11 @@ def _lines(draw: Draw) -> list[Turn]:
         ((": ", "\n", ""), 0.3), ((": ", ", ", ""), 0.25), (("=", "\n", ""), 0.08), ((" = ", ", ", ""), 0.08), ((": ", "\n", "- "), 0.08),
         ((" is ", ", ", ""), 0.08), ((": ", "; ", ""), 0.06), ((" ", ", ", ""), 0.07),
     ))  # fmt: skip
-    data = between.join(f"{start}{k}{sign}{_shown(v)}" for k, v in pairs)
+    data = between.join(f"{start}{k}{sign}{shown(v)}" for k, v in pairs)
     gap = "\n" if between == "\n" else _gap(draw)
-    turns = [user(ask(draw, _INTO, {"data": data, "gap": gap})), _right(dict(pairs), "key and value lines")]
+    turns = [user(ask(draw, _INTO, {"data": data, "gap": gap})), right(dict(pairs), "key and value lines")]
     if draw.chance(0.12):
-        turns += _changed(draw, dict(pairs))
+        turns += changed(draw, dict(pairs))
     return turns
 
 
@@ -292,9 +250,9 @@ def _list(draw: Draw) -> list[Turn]:
         key = draw.pick(("items", "words", "names", "values", "list", "things", invented(draw).lower()))
         return [
             user(ask(draw, _TO_KEYED, {"data": data, "key": key})),
-            _right({key: items}, "list under a key"),
+            right({key: items}, "list under a key"),
         ]
-    return [user(ask(draw, _TO_LIST, {"data": data})), _right(items, "list")]
+    return [user(ask(draw, _TO_LIST, {"data": data})), right(items, "list")]
 
 
 def _table(draw: Draw) -> list[Turn]:
@@ -304,113 +262,17 @@ def _table(draw: Draw) -> list[Turn]:
         keys = ["name", *[k for k in keys if k != "name"]][:3]
     count = draw.weighted(((1, 0.15), (2, 0.6), (3, 0.25)))
     rows = draw.held(
-        lambda: [{k: _VALUES[k](draw) for k in keys} for _ in range(count)], lambda r: "table:" + dumps(r)
+        lambda: [{k: VALUES[k](draw) for k in keys} for _ in range(count)], lambda r: "table:" + dumps(r)
     )
     form = draw.weighted((("csv", 0.5), ("spaced", 0.2), ("bars", 0.2), ("semicolons", 0.1)))
-    cells = [keys, *[[_shown(v) for v in row.values()] for row in rows]]
+    cells = [keys, *[[shown(v) for v in row.values()] for row in rows]]
     if form == "bars":
         lines = ["| " + " | ".join(row) + " |" for row in cells]
         if draw.chance(0.5):
             lines.insert(1, "|" + "---|" * len(keys))
     else:
         lines = [{"csv": ",", "spaced": ", ", "semicolons": ";"}[form].join(row) for row in cells]
-    return [user(ask(draw, _TABLE, {"data": "\n".join(lines)})), _right(rows, "table")]
-
-
-def _made(draw: Draw) -> list[Turn]:
-    """An object with the keys that are named, its values invented."""
-    record = draw.pick(RECORDS) if draw.chance(0.25) else None
-    noun, suited = _thing(draw)
-    noun = record.kind if record else noun
-
-    def make() -> list[tuple[str, Field | None]]:
-        if record:
-            return [
-                (draw.pick(f.keys), f) for f in (record.name, *draw.sample(record.fields, draw.between(1, 3)))
-            ]
-        if draw.chance(0.65):
-            return [(k, None) for k in suited]
-        return [(k, None) for k, _, _ in draw.sample(KEYS, draw.between(1, 4))]
-
-    pairs = draw.held(make, lambda p: f"made:{noun}:{','.join(k for k, _ in p)}")
-    value = {k: f.value(draw) if f else _VALUES[k](draw) for k, f in pairs}
-    schema = object_schema({k: f.schema if f else _SCHEMAS[k] for k, f in pairs})
-    thing = article(f"{draw.pick(ADJECTIVES)} {noun}" if draw.chance(0.15) else noun)
-    turns = [
-        user(ask(draw, _MAKE, {"keys": key_list(draw, list(value))}, thing=thing)),
-        _shaped(value, schema, "made with keys"),
-    ]
-    if draw.chance(0.15):
-        turns += _changed(draw, value)
-    return turns
-
-
-def _made_of(draw: Draw) -> list[Turn]:
-    """An object whose values the request names in its sentence."""
-    pairs = _pairs(draw, 1, 3)
-    sign = draw.pick((" ", " ", " set to ", " = ", " is ", ": "))
-    quote = draw.pick(("", "", '"'))
-    shown = [f"{k}{sign}" + (f"{quote}{v}{quote}" if isinstance(v, str) else _shown(v)) for k, v in pairs]
-    turns = [user(ask(draw, _MAKE_OF, {"data": listed(shown)})), _right(dict(pairs), "made with values")]
-    if draw.chance(0.15):
-        turns += _changed(draw, dict(pairs))
-    return turns
-
-
-def _any(draw: Draw) -> list[Turn]:
-    """Any object at all, or one about a thing."""
-    noun, keys = _thing(draw)
-    value = draw.held(lambda: {k: _VALUES[k](draw) for k in keys}, lambda v: "any:" + dumps(v))
-    text = ask(draw, _ANY, thing=article(noun))
-    return [user(text), _shaped(value, {"type": "object"}, "any object")]
-
-
-def _thing(draw: Draw) -> tuple[str, list[str]]:
-    """A noun and two or three keys that suit it, the name first."""
-    nouns, keys = draw.pick(_KINDS)
-    return draw.pick(nouns), [keys[0], *draw.sample(keys[1:], draw.between(1, 2))]
-
-
-def _nested(draw: Draw) -> list[Turn]:
-    """An object with an object in it, its values invented."""
-    noun, keys = _thing(draw)
-    outer, inner = draw.pick(_OUTER)
-    names = draw.held(lambda: draw.sample(inner.split(), 2), lambda k: f"nested:{noun}:{outer}:{k}")
-    value = {k: _VALUES[k](draw) for k in keys if k not in names and k != outer}
-    keys = list(value) or ["id"]
-    value = {k: _VALUES[k](draw) for k in keys} | {outer: {k: _VALUES[k](draw) for k in names}}
-    slots = {"keys": listed(keys), "outer": outer, "inner": listed(names)}
-    said = _shaped(value, schema_of(value), "made, nested")
-    return [user(ask(draw, _MAKE_NESTED, slots, thing=article(noun))), said]
-
-
-def _some(draw: Draw) -> list[Turn]:
-    """An array of so many words, numbers or objects."""
-    n = draw.between(2, 5)
-    count = _NUMBERS[n] if draw.chance(0.5) else str(n)
-    if draw.chance(0.3):
-        noun, keys = _thing(draw)
-        things = _PLURALS.get(noun, noun + "s")
-        n = min(n, 3)
-        made = draw.held(
-            lambda: [{k: _VALUES[k](draw) for k in keys} for _ in range(n)], lambda v: "some:" + dumps(v)
-        )
-        slots = {"keys": key_list(draw, keys)}
-        schema = {"type": "array", "items": object_schema({k: _SCHEMAS[k] for k in keys})}
-        return [
-            user(ask(draw, _SOME_OBJECTS, slots, n=draw.pick((_NUMBERS[n], str(n))), thing=things)),
-            _shaped(made, schema, "array made"),
-        ]
-    if draw.chance(0.15):
-        low = draw.between(0, 30)
-        last = low + draw.between(2, 8)
-        numbers = draw.held(lambda: list(range(low, last + 1)), lambda v: f"numbers:{v[0]}:{len(v)}")
-        kind = f"the numbers (from |){low} to {last}".replace("(from |)", draw.pick(("from ", "")))
-        return [user(ask(draw, _SOME, n="", kind=kind).replace("  ", " ")), _right(numbers, "numbers")]
-    name, pool = draw.pick(FIELDS_OF_THINGS)
-    words = draw.held(lambda: draw.sample(pool, n), lambda v: f"some:{v}")
-    schema = {"type": "array", "items": {"enum": list(pool)}}
-    return [user(ask(draw, _SOME, n=count, kind=name)), _shaped(words, schema, "array made")]
+    return [user(ask(draw, _TABLE, {"data": "\n".join(lines)})), right(rows, "table")]
 
 
 def _read(draw: Draw) -> list[Turn]:
@@ -473,7 +335,7 @@ def _exact(text: str, task: str) -> Check:
 
 
 def _spoken(value: Any) -> str:
-    return listed([str(v) for v in value]) if isinstance(value, list) else _shown(value)
+    return listed([str(v) for v in value]) if isinstance(value, list) else shown(value)
 
 
 def _tell(draw: Draw) -> list[Turn]:
@@ -492,10 +354,10 @@ def _change(draw: Draw, value: dict[str, Any]) -> tuple[tuple[str, ...], str, An
     key = draw.pick(list(value))
     if form == "add" or (form == "drop" and len(value) < 2) or isinstance(value[key], list):
         key = draw.pick([k for k, _, _ in KEYS if k not in value])
-        new = _VALUES[key](draw)
+        new = VALUES[key](draw)
         return _ADD, key, new, {**value, key: new}
     if form == "set":
-        new = _VALUES[key](draw) if key in _VALUES else _loose(draw)
+        new = VALUES[key](draw) if key in VALUES else _loose(draw)
         return _SET, key, new, {**value, key: new}
     if form == "drop":
         return _DROP, key, "", {k: v for k, v in value.items() if k != key}
@@ -508,15 +370,15 @@ def _change(draw: Draw, value: dict[str, Any]) -> tuple[tuple[str, ...], str, An
 def _edit(draw: Draw) -> list[Turn]:
     value = _object(draw, 1, 3)
     patterns, key, new, after = _change(draw, value)
-    slots = {"data": dumps(value), "gap": _gap(draw), "key": key, "value": _shown(new)}
+    slots = {"data": dumps(value), "gap": _gap(draw), "key": key, "value": shown(new)}
     task = {_ADD: "key added", _SET: "value changed", _DROP: "key removed", _RENAME: "key renamed"}[patterns]
-    turns = [user(ask(draw, patterns, slots)), _right(after, task)]
+    turns = [user(ask(draw, patterns, slots)), right(after, task)]
     if draw.chance(0.2) and after:
-        turns += _changed(draw, after)
+        turns += changed(draw, after)
     return turns
 
 
-def _changed(draw: Draw, value: dict[str, Any]) -> list[Turn]:
+def changed(draw: Draw, value: dict[str, Any]) -> list[Turn]:
     """A change of the object in the answer before."""
     patterns, key, new, after = _change(draw, value)
     forms = {
@@ -539,8 +401,8 @@ def _changed(draw: Draw, value: dict[str, Any]) -> list[Turn]:
         ),
     }[patterns]
     return [
-        user(ask(draw, forms, {"key": key, "value": _shown(new)})),
-        _right(after, "change of the last answer"),
+        user(ask(draw, forms, {"key": key, "value": shown(new)})),
+        right(after, "change of the last answer"),
     ]
 
 
@@ -562,13 +424,13 @@ def _break(draw: Draw, text: str) -> tuple[str, str]:
 
 
 def _repair(draw: Draw) -> list[Turn]:
-    value = dict(_pairs(draw, 1, 3))
+    value = dict(pairs_of(draw, 1, 3))
     broken, _ = _break(draw, dumps(value))
-    return [user(ask(draw, _REPAIR, {"data": broken, "gap": _gap(draw)})), _right(value, "repair")]
+    return [user(ask(draw, _REPAIR, {"data": broken, "gap": _gap(draw)})), right(value, "repair")]
 
 
 def _valid(draw: Draw) -> list[Turn]:
-    text = dumps(dict(_pairs(draw, 1, 3)))
+    text = dumps(dict(pairs_of(draw, 1, 3)))
     said, must = "Yes, this is valid JSON.", "Yes"
     if draw.chance(0.6):
         text, error = _break(draw, text)

@@ -30,6 +30,21 @@ _KEEP = (
     " (Can|Could) you remember that?",
     " I will ask you[ about it|] later.",
 )
+_PREFIX = (
+    "[Please |](remember|note|keep in mind|don't forget) that ",
+    "By the way, ",
+    "FYI, ",
+    "(Just so you know|You should know|For later), ",
+    "I want you to (know|remember) that ",
+    "(Fun fact|Note|Info): ",
+)
+# Whether the answer agrees: topic of a fact, and the question with a value {x} that may be wrong.
+_IS_IT = {
+    "name": ("Is my name {x}?", "Am I {x}?", "Am I called {x}?", "My name is {x}, right?"), "city": ("Do I live in {x}?", "Am I from {x}?", "I live in {x}, right?"), "color": ("Is my favorite color {x}?", "Do I like {x}[ best| most|]?"),
+    "food": ("Is my favorite food {x}?", "Do I like {x}[ best| most|]?"), "age": ("Am I {x}[ years old|]?", "I am {x}, right?"), "code": ("Is the code {x}?", "The code is {x}, right?"), "number": ("Is the number {x}?", "Was it {x}?"),
+    "word": ("Is the word {x}?", "Was the word {x}?"), "friend": ("Is {x} my best friend?", "Is my best friend {x}?"), "drink": ("Is my favorite drink {x}?", "Do I like {x}[ best| most|]?"), "hobby": ("Is my hobby {x}?", "Do I enjoy {x}?"),
+    "pet name": ("Is my pet called {x}?", "Is {x} my pet?"), "meeting": ("Is the meeting at {x}?", "Does the meeting start at {x}?"), "appointment": ("Is my appointment on {x}?", "Do I see the dentist on {x}?"),
+}  # fmt: skip
 _MISSING = ("You have not told me {x}[ yet|].", "I don't know {x}. You have not told me.")
 _CORRECTION = (
     "(Sorry|Actually|Wait|No|Oops|Correction|I was wrong|Hold on)[,|:] it's {v}[, not {old}|].", "(Actually|No, sorry|Sorry, I meant|I meant|Correction:|Wait, I mean|No,) {v}.", "(That was wrong|I made a mistake|I lied), it is {v}.",
@@ -128,6 +143,10 @@ def _with_article(pattern: str, value: str) -> str:
 def _tell(draw: Draw, fact: Fact, value: str, told: str = "") -> list[Turn]:
     """The user says it; the answer takes note, now and then in the words of the fact."""
     pattern = told or draw.pick(fact.tell) + draw.pick(_KEEP)
+    if not told and pattern.startswith(("My ", "I ", "The ")) and draw.chance(0.1):
+        pattern = draw.pick(_PREFIX) + (
+            pattern if pattern.startswith("I ") else pattern[0].lower() + pattern[1:]
+        )
     pattern = _with_article(pattern, value)
     text = ask(draw, pattern, {"v": value})
     if fact.acknowledge and not told:
@@ -166,6 +185,18 @@ def _never_told(draw: Draw, told: Sequence[Fact]) -> list[Turn]:
     return [user(ask(draw, unheard.ask)), assistant(word(draw, _MISSING, x=unheard.thing), check)]
 
 
+def _confirmed(draw: Draw, fact: Fact, value: str) -> list[Turn]:
+    """Whether it was this value: yes or no, and the fact again."""
+    said = _said(fact, value)
+    x = value if draw.chance(0.5) else fact.value(draw)
+    yes = "Yes" if x == value else "No"
+    check = Check("contains", {"all": [f"{yes},", value], "task": "yes or no about what was told"})
+    return [
+        user(ask(draw, _IS_IT[fact.topic], {"x": x})),
+        assistant(f"{yes}, {said[0].lower()}{said[1:]}", check),
+    ]
+
+
 def _by_turns(draw: Draw) -> list[Turn]:
     """Facts told one a turn, other talk, then questions; sometimes about what was never told."""
     facts, values = _values(draw, 1, 3)
@@ -179,7 +210,10 @@ def _by_turns(draw: Draw) -> list[Turn]:
         return turns + _summed(draw, facts, values)
     order = draw.shuffled(range(len(facts)))
     for i in order[: draw.between(1, len(facts))]:
-        turns += _asked(draw, facts[i], values[i], (len(turns) - told_at[i]) // 2 - 1)
+        if facts[i].topic in _IS_IT and draw.chance(0.15):
+            turns += _confirmed(draw, facts[i], values[i])
+        else:
+            turns += _asked(draw, facts[i], values[i], (len(turns) - told_at[i]) // 2 - 1)
     if draw.chance(0.15):
         turns += _never_told(draw, facts)
     return turns
