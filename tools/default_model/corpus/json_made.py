@@ -117,8 +117,8 @@ def _made_of(draw: Draw) -> list[Turn]:
     pairs = pairs_of(draw, 1, 3)
     sign = draw.pick((" ", " ", " set to ", " = ", " is ", ": "))
     quote = draw.pick(("", "", '"'))
-    shown = [f"{k}{sign}" + (f"{quote}{v}{quote}" if isinstance(v, str) else shown(v)) for k, v in pairs]
-    turns = [user(ask(draw, _MAKE_OF, {"data": listed(shown)})), right(dict(pairs), "made with values")]
+    said = [f"{k}{sign}" + (f"{quote}{v}{quote}" if isinstance(v, str) else shown(v)) for k, v in pairs]
+    turns = [user(ask(draw, _MAKE_OF, {"data": listed(said)})), right(dict(pairs), "made with values")]
     if draw.chance(0.15):
         turns += changed(draw, dict(pairs))
     return turns
