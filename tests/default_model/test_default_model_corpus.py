@@ -118,6 +118,19 @@ def test_calls_name_an_offered_tool_with_all_its_arguments() -> None:
                 assert parse_calls(answer(turn)) == wanted
 
 
+def test_requests_for_tools_name_what_is_required() -> None:
+    for tool in TOOLS:
+        slots = ["{" + p.slot + "}" for p in tool.params if p.required]
+        assert all(slot in ask for ask in tool.asks for slot in slots), tool.names
+        assert all(any(slot not in ask for slot in slots) for ask in tool.vague), tool.names
+
+
+def test_nearly_half_of_the_conversations_with_tools_call_none() -> None:
+    made = of_domain("tools", 5, Split.TRAIN, 600)
+    plain = sum(not any(t.calls for t in c.turns) for c in made)
+    assert 0.42 * len(made) < plain < 0.58 * len(made)
+
+
 @given(st.sampled_from(["add", "subtract", "multiply"]), st.integers(0, 9999), st.integers(0, 9999))
 @settings(max_examples=300)
 def test_working_is_right_line_by_line(kind: str, a: int, b: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from . import json_found, json_made, json_tasks
 from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
-from .json_tasks import dumps, key_list, object_schema
+from .json_tasks import dumps, key_list, object_schema, pasted
 from .records import GROUP_KEYS, RECORDS, Field, Record
 from .wording import ask, word
 from .words import FOODS, OBJECTS, first_name, listed, plural
@@ -253,7 +253,7 @@ def _by_schema(draw: Draw) -> list[Turn]:
         schema = object_schema({**head.schema["properties"], group: inner.schema})
         value = {**head.value, group: inner.value}
     task = "schema, nested" if nested else "schema"
-    shown = json.dumps(schema)
+    shown = pasted(draw, schema) if draw.chance(0.15) else json.dumps(schema)
     if draw.chance(0.25):
         turns = [
             system(word(draw, _SCHEMA_SYSTEM, schema=shown)),
@@ -268,13 +268,15 @@ def _by_template(draw: Draw) -> list[Turn]:
     """By an object to fill in: dots, empty values or the names of types."""
     asked = _asked(draw, 3)
     _lowered(draw, asked)
-    form = draw.pick(("dots", "empty", "types", "same"))
+    form = draw.pick(("dots", "empty", "types", "quoted types", "same"))
 
     def slot(entry: _Entry) -> str:
         kinds = entry.schema["type"]
         kind = kinds if isinstance(kinds, str) else kinds[0]
         empty = {"string": '""', "integer": "0", "number": "0", "boolean": "false", "array": "[]"}[kind]
-        return {"dots": "...", "empty": empty, "types": kind, "same": '"..."'}[form]
+        return {"dots": "...", "empty": empty, "types": kind, "quoted types": f'"{kind}"', "same": '"..."'}[
+            form
+        ]
 
     template = "{" + ", ".join(f'"{e.key}": {slot(e)}' for e in asked.entries) + "}"
     return _turns(draw, asked, _BY_TEMPLATE, _TEMPLATE_SYSTEM, "template", template=template)

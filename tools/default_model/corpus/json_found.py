@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,21 @@ _OF_MYSELF_BY_KEYS = (
 _ALL = (
     "(Extract|Find|Get|Collect|List|Give me) all [the ]{kind} (from|in) (this|this text|the text) as a JSON (list|array): {text}", "{text}\n\n(List|Extract|Give me|Return) (all |the |all the ){kind} as a JSON (list|array).", "(Which|What) {kind} are in this text? (Answer|Reply) (with|as) a JSON (list|array).\n{text}", "JSON (list|array) of [all ][the ]{kind}: {text}",
     "(Extract|Find|Get) (all |the |){kind} as JSON: {text}", "(Return|Give me) the {kind} as a JSON array[, nothing else]. Text: {text}",
+)  # fmt: skip
+_TO_CSV = (
+    "(Convert|Turn|Change) this JSON (to|into) CSV[, please]:\n{data}", "{data}\n\n(As CSV|To CSV|Convert to CSV|Make a CSV of this)[, please].", "JSON to CSV: {data}", "(Write|Give me|I need) this (as|in) CSV: {data}", "(Make|Give me) a (table|CSV table|CSV) (from|of) this JSON:\n{data}",
+)  # fmt: skip
+_TO_LINES = (
+    "(Convert|Turn|Change) this JSON (to|into) (YAML|lines|plain lines|key: value lines)[, please]:\n{data}", "{data}\n\n(As YAML|To YAML|Convert to YAML|One line for each key)[, please].", "JSON to YAML: {data}", "(Write|Give me|I need) this (as|in) YAML: {data}", "(Write|Show) each key of this JSON on its own line: {data}",
+)  # fmt: skip
+_MERGE = (
+    "(Merge|Combine|Join) {data} and {other}", "(Merge|Combine|Join) (these|these two|both)[ JSON objects| objects|]:\n{data}\n{other}", "(Put|Bring) these two JSON objects (into one|together):\n{data}\n{other}", "{data} + {other} as one JSON object", "(Make|Create) one JSON object (of|from|out of) {data} and {other}",
+)  # fmt: skip
+_ONE_LINE = (
+    "(Minify|Compress|Shorten) this JSON:\n{data}", "(Put|Write|Format) this JSON on one line:\n{data}", "{data}\n\n(On one line|In one line|Without line breaks)[, please].", "(Clean up|Tidy|Format) this JSON:\n{data}",
+)  # fmt: skip
+_PRETTY = (
+    "Pretty[ |-]print this JSON: {data}", "(Indent|Format with indentation) this JSON: {data}", "{data}\n\n(Pretty print it|Indent it|With line breaks|One key on each line, as JSON)[, please].", "(Make|Write) this JSON (pretty|with indentation|readable): {data}",
 )  # fmt: skip
 _SCHEMA = (
     "(Write|Make|Give me|Create|Show me) a JSON schema (for|with) {keys}[, please].", "JSON schema (for|with|of) {keys}", "(What is|How does) a JSON schema (for|with) {keys}[ look like|]?", "(Write|Give me|Create) [the |a ](schema|JSON schema) of an object with {keys}.", "(I need|Give me) a JSON schema with [the ](keys|fields|properties) {keys}.",
@@ -55,9 +71,9 @@ _KINDS: tuple[tuple[str, Callable[[Draw], Any], tuple[str, ...]], ...] = (
 
 
 def make(draw: Draw) -> list[Turn]:
-    return draw.weighted(((_in_a_row, 0.32), (_of_myself, 0.34), (_all_of_a_kind, 0.24), (_schema, 0.1)))(
-        draw
-    )
+    return draw.weighted(
+        ((_in_a_row, 0.26), (_of_myself, 0.27), (_all_of_a_kind, 0.2), (_schema, 0.07), (_reshaped, 0.2))
+    )(draw)
 
 
 def _in_a_row(draw: Draw) -> list[Turn]:
@@ -124,3 +140,41 @@ def _schema(draw: Draw) -> list[Turn]:
     slots = {"keys": key_list(draw, list(example)), "example": dumps(example)}
     check = Check("json", {"schema": schema_of(schema), "value": schema, "task": "a schema made"})
     return [user(ask(draw, _SCHEMA, slots)), assistant(dumps(schema), check)]
+
+
+def _reshaped(draw: Draw) -> list[Turn]:
+    """JSON into CSV or lines, two objects into one, an object on one line or on many."""
+    form = draw.pick(("csv", "lines", "merge", "one line", "pretty"))
+    rows = draw.weighted(((1, 0.2), (2, 0.6), (3, 0.2))) if form == "csv" else 2 if form == "merge" else 1
+
+    def make() -> list[dict[str, Any]]:
+        keys = draw.sample([k for k in KEYS if k[0] != "date"], 4)
+        if form == "merge":
+            return [{k: value(draw) for k, _, value in half} for half in (keys[:2], keys[2:])]
+        chosen = keys[: draw.between(2, 3)]
+        return [{k: value(draw) for k, _, value in chosen} for _ in range(rows)]
+
+    made = draw.held(make, lambda v: f"reshaped:{form}:{dumps(v)}")
+    first = made[0]
+    if form == "merge":
+        slots = {"data": dumps(first), "other": dumps(made[1])}
+        return [user(ask(draw, _MERGE, slots)), right({**first, **made[1]}, "merged")]
+    if form == "one line":
+        return [
+            user(ask(draw, _ONE_LINE, {"data": json.dumps(first, indent=2)})),
+            right(first, "on one line"),
+        ]
+    if form == "csv":
+        said = "\n".join(
+            ",".join(row) for row in (first, *([shown(v) for v in row.values()] for row in made))
+        )
+    elif form == "lines":
+        said = "\n".join(f"{k}: {shown(v)}" for k, v in first.items())
+    else:
+        said = json.dumps(first, indent=2, ensure_ascii=False)
+    patterns = {"csv": _TO_CSV, "lines": _TO_LINES, "pretty": _PRETTY}[form]
+    data = dumps(made if form == "csv" else first)
+    return [
+        user(ask(draw, patterns, {"data": data})),
+        assistant(said, Check("exact", {"text": said, "task": f"JSON to {form}"})),
+    ]

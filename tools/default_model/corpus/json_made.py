@@ -24,13 +24,24 @@ from .json_tasks import (
 )
 from .records import RECORDS, Field
 from .wording import ask
-from .words import ADJECTIVES, FIELDS_OF_THINGS, article, city, invented, listed
+from .words import (
+    ADJECTIVES,
+    BOYS,
+    FIELDS_OF_THINGS,
+    GIRLS,
+    MONTHS,
+    WEEKDAYS,
+    article,
+    city,
+    invented,
+    listed,
+)
 
 _MAKE = (
     "(Make|Create|Write|Give me|Generate|Build|Show me|I need|I want) [me ]a JSON object (about|for|of|describing) {thing} with {keys}[, please].", "(Make|Create|Write|Give me|Generate) [a ]JSON (about|for|describing) {thing} with [the ](keys|fields|properties) {keys}.",
     "(Describe|Invent|Make up) {thing} (as|in) [a ]JSON[ object] with {keys}.", "JSON (for|about|of) {thing} with {keys}", "(Can you|Could you|Please) (make|write|create|give me) a JSON object (for|about) {thing} (with|that has|containing) {keys}[?|]",
     "(An example|Give me an example|Example) of {thing} (as|in) JSON with {keys}.", "(Give me|Return|Write|Answer with|Show me) [a ]JSON[ object] with [the ](keys|fields) {keys}[, please].", "JSON with [the keys |]{keys}",
-    "(Return|Give me|I want) JSON only: {thing} with {keys}", "{thing} as JSON, (keys|fields|with) {keys}", "(Make|Create|Write) (some|sample|dummy|fake|test) JSON (for|about) {thing} with {keys}.", "(Can you|Could you) (write|make|produce) JSON with {keys}?",
+    "(Return|Give me|I want) JSON only: {thing} with {keys}", "{thing} as JSON, (keys|fields|with) {keys}", "(Give me|Make|Create|Write|Generate|Return) [a ]JSON[ object] with [the ](keys|fields|properties) {keys} (for|about|of|describing) {thing}[, please].", "JSON with {keys} (for|about|of) {thing}", "(Make|Create|Write) (some|sample|dummy|fake|test) JSON (for|about) {thing} with {keys}.", "(Can you|Could you) (write|make|produce) JSON with {keys}?",
 )  # fmt: skip
 _MAKE_NESTED = (
     "(Make|Create|Write|Give me|Build) [a ]JSON[ object] (about|for|of) {thing} with {keys}, and (a nested|an inner|a sub-object|an object) {outer} with {inner}[, please].", "[Nested |]JSON (for|about) {thing}: {keys}, and {outer} (holding|with|containing) {inner}.", "(Make|Give me|Write) a nested JSON[ object] with {keys} and, (in|under|inside) {outer}, {inner}.",
@@ -64,6 +75,22 @@ _KINDS = tuple((nouns.split(), keys.split()) for nouns, keys in (
     ("order ticket task bill message", "id item price quantity status date user done"),
 ))  # fmt: skip
 _PLURALS = {"person": "people", "man": "men", "woman": "women", "child": "children", "story": "stories", "city": "cities", "country": "countries", "company": "companies", "fox": "foxes"}  # fmt: skip
+_FEIGNED = (
+    *ADJECTIVES[:12],
+    "fictional",
+    "fictional",
+    "random",
+    "random",
+    "made-up",
+    "imaginary",
+    "typical",
+    "fake",
+    "sample",
+)
+_POOLS = (
+    *FIELDS_OF_THINGS, ("countries", records.COUNTRIES), ("days", WEEKDAYS), ("days of the week", WEEKDAYS), ("months", MONTHS), ("names", GIRLS + BOYS),
+    ("girls' names", GIRLS), ("boys' names", BOYS), ("fruits", ["apple", "pear", "banana", "cherry", "lemon", "plum", "peach", "grape", "melon"]), ("vegetables", ["carrot", "potato", "tomato", "onion", "bean", "pumpkin", "spinach", "garlic"]),
+)  # fmt: skip
 _NAMED: dict[str, Callable[[Draw], str]] = {
     "city": city, "country": lambda d: d.pick(records.COUNTRIES), "company": records.brand, "shop": records.brand, "team": records.team,
     "event": lambda d: f"{invented(d)} {d.pick(('Festival', 'Concert', 'Party', 'Fair'))}", "planet": invented, "castle": invented,
@@ -102,7 +129,7 @@ def _made(draw: Draw) -> list[Turn]:
     value = {k: f.value(draw) if f else VALUES[k](draw) for k, f in pairs}
     value = value if record else _consistent(draw, value, noun)
     schema = object_schema({k: f.schema if f else SCHEMAS[k] for k, f in pairs})
-    thing = article(f"{draw.pick(ADJECTIVES)} {noun}" if draw.chance(0.15) else noun)
+    thing = article(f"{draw.pick(_FEIGNED)} {noun}" if draw.chance(0.2) else noun)
     turns = [
         user(ask(draw, pattern, {"keys": key_list(draw, list(value))}, thing=thing)),
         shaped(value, schema, "made with keys"),
@@ -192,8 +219,8 @@ def _some(draw: Draw) -> list[Turn]:
         last = low + draw.between(2, 8)
         numbers = draw.held(lambda: list(range(low, last + 1)), lambda v: f"numbers:{v[0]}:{len(v)}")
         kind = f"the numbers (from |){low} to {last}".replace("(from |)", draw.pick(("from ", "")))
-        return [user(ask(draw, _SOME, n="", kind=kind).replace("  ", " ")), right(numbers, "numbers")]
-    name, pool = draw.pick(FIELDS_OF_THINGS)
+        return [user(ask(draw, _SOME, {"kind": kind}, n="").replace("  ", " ")), right(numbers, "numbers")]
+    name, pool = draw.pick(_POOLS)
     words = draw.held(lambda: draw.sample(pool, n), lambda v: f"some:{v}")
     schema = {"type": "array", "items": {"enum": list(pool)}}
     return [user(ask(draw, _SOME, n=count, kind=name)), shaped(words, schema, "array made")]

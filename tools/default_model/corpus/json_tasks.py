@@ -80,7 +80,7 @@ _TABLE = (
     "(Here is|I have) a (CSV file|table). (Convert it to|Turn it into|Give me) JSON[, please].\n{data}", "(Can you|Please) (convert|turn) these rows (to|into) JSON[?|]\n{data}", "to JSON\n{data}",
 )  # fmt: skip
 _READ = (
-    "What is the {key} in {data}[?|]", "What is the {key} (here|in this JSON|in this)?{gap}{data}", "What's the {key}? {data}", "{data}\n\n(What is|Tell me|Give me|Read) the {key}[?|]", "(Get|Read|Find|Give me|Tell me|Extract|Look up) the {key} (from|in|of|out of) (this JSON|this object|this):{gap}{data}", "{data} {key}?", "(Given|In|For) {data}, what is the {key}?",
+    "What is the {key} in {data}[?|]", "What is the {key} (here|in this JSON|in this)?{gap}{data}", "What's the {key}? {data}", "{data}\n\n(What is|Tell me|Give me|Read) the {key}[?|]", "(Get|Read|Find|Give me|Tell me|Extract|Look up) the {key} (from|in|of|out of) (this JSON|this object|this):{gap}{data}", "{data} {key}?", "(Parse|Read|Load) (this|the) JSON and (tell me|give me|return|print) the {key}:{gap}{data}", "(Given|In|For) {data}, what is the {key}?",
     "(Look at|Read) this JSON: {data} What is the {key}?", "(Which|What) {key} (is in|does) this JSON[ have|]?{gap}{data}", "(Here is|I have|This is) a JSON object: {data} (What is|Tell me) its {key}[?|]", "(What does|What value does) {key} have in {data}[?|]", "(What is|What's) the value of {key} in {data}[?|]",
 )  # fmt: skip
 _READ_ONLY = (
@@ -121,6 +121,17 @@ _VALID = (
 
 def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def pasted(draw: Draw, value: Any) -> str:
+    """JSON as people paste it: on one line, indented, without spaces, in a code block."""
+    form = draw.weighted((("line", 0.76), ("indented", 0.12), ("tight", 0.06), ("block", 0.06)))
+    if form == "tight":
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if form == "line":
+        return dumps(value)
+    text = json.dumps(value, ensure_ascii=False, indent=draw.pick((2, 2, 4)))
+    return text if form == "indented" else f"```json\n{text}\n```"
 
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
@@ -211,8 +222,10 @@ def _lines(draw: Draw) -> list[Turn]:
         pairs = [(k.capitalize(), v) for k, v in pairs]
     sign, between, start = draw.weighted((
         ((": ", "\n", ""), 0.3), ((": ", ", ", ""), 0.25), (("=", "\n", ""), 0.08), ((" = ", ", ", ""), 0.08), ((": ", "\n", "- "), 0.08),
-        ((" is ", ", ", ""), 0.08), ((": ", "; ", ""), 0.06), ((" ", ", ", ""), 0.07),
+        ((" is ", ", ", ""), 0.08), ((": ", "; ", ""), 0.06), ((" ", ", ", ""), 0.07), (("=", " ", ""), 0.06),
     ))  # fmt: skip
+    if between == " " and any(" " in shown(v) for _, v in pairs):
+        between = ", "
     data = between.join(f"{start}{k}{sign}{shown(v)}" for k, v in pairs)
     gap = "\n" if between == "\n" else _gap(draw)
     turns = [user(ask(draw, _INTO, {"data": data, "gap": gap})), right(dict(pairs), "key and value lines")]
@@ -278,7 +291,7 @@ def _table(draw: Draw) -> list[Turn]:
 def _read(draw: Draw) -> list[Turn]:
     """What an object holds: a value by key, its keys, their number."""
     value = _object(draw, 2, 4)
-    slots = {"data": dumps(value), "gap": _gap(draw)}
+    slots = {"data": pasted(draw, value), "gap": _gap(draw)}
     form = draw.weighted(
         (("value", 0.6), ("only", 0.11), ("missing", 0.1), ("keys", 0.1), ("count", 0.05), ("bare", 0.04))
     )
@@ -344,7 +357,7 @@ def _tell(draw: Draw) -> list[Turn]:
     parts = [f"the {k} {'are' if isinstance(v, list) else 'is'} {_spoken(v)}" for k, v in value.items()]
     said = listed(parts).capitalize() if not parts else listed(parts)[0].upper() + listed(parts)[1:]
     said = (said or "It is empty") + "."
-    slots = {"data": dumps(value), "gap": _gap(draw)}
+    slots = {"data": pasted(draw, value), "gap": _gap(draw)}
     return [user(ask(draw, _TELL, slots)), assistant(said, _exact(said, "JSON to text"))]
 
 
@@ -370,7 +383,7 @@ def _change(draw: Draw, value: dict[str, Any]) -> tuple[tuple[str, ...], str, An
 def _edit(draw: Draw) -> list[Turn]:
     value = _object(draw, 1, 3)
     patterns, key, new, after = _change(draw, value)
-    slots = {"data": dumps(value), "gap": _gap(draw), "key": key, "value": shown(new)}
+    slots = {"data": pasted(draw, value), "gap": _gap(draw), "key": key, "value": shown(new)}
     task = {_ADD: "key added", _SET: "value changed", _DROP: "key removed", _RENAME: "key renamed"}[patterns]
     turns = [user(ask(draw, patterns, slots)), right(after, task)]
     if draw.chance(0.2) and after:

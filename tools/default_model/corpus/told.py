@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .draw import Draw
-from .records import clock, date, email, person_name, title
+from .records import COUNTRIES, clock, date, email, person_name, title
 from .words import (
     ANIMALS,
     BOYS,
@@ -73,12 +73,45 @@ def _company(draw: Draw) -> str:
     return invented(draw)
 
 
+def _origin(draw: Draw) -> str:
+    return draw.pick(COUNTRIES) if draw.chance(0.5) else city(draw)
+
+
+def _two_names(draw: Draw) -> str:
+    return " and ".join(draw.sample(GIRLS + BOYS, 2))
+
+
+def _relative(relation: str, names: list[str]) -> Fact:
+    tell = (
+        "My {r} is (called|named) {v}.",
+        "My {r}'s name is {v}.",
+        "I have a {r} called {v}.",
+        "The name of my {r} is {v}.",
+    )
+    asks = (
+        "(What is|What's) my {r}'s name?",
+        "What is my {r} called?",
+        "Who is my {r}?",
+        "Do you (know|remember) the name of my {r}?",
+        "(What is|What's) the name of my {r}?",
+    )
+    return Fact(
+        relation, f"the name of your {relation}", tuple(t.replace("{r}", relation) for t in tell), tuple(a.replace("{r}", relation) for a in asks),
+        f"Your {relation} is called {{v}}.", lambda d: d.pick(names),
+    )  # fmt: skip
+
+
+_RELATIVES = (
+    *((relation, GIRLS) for relation in ("sister", "mother", "wife", "daughter", "aunt")),
+    *((relation, BOYS) for relation in ("brother", "father", "husband", "son", "uncle")),
+)
+
 FACTS = (
     Fact("name", "your name", ("My name is {v}[.|!]", "I am {v}.", "I'm {v}.", "[You can |Please |Just ]call me {v}.", "(Hello|Hi|Hey), I'm {v}[.|!]", "(Hi|Hello|Hey), my name is {v}[.|!]", "(My friends|People|They) call me {v}.", "{v} is my name.", "This is {v}[ speaking|]."),
          ("(What is|What's|Tell me|Say) my name?", "Do you (remember|know|recall) my name?", "Who am I?", "What did I say my name was?", "What am I called?", "[And ]what was my name[ again|]?", "my name?", "Can you tell me my name?", "What's my name again?", "How am I called?", "Did you forget my name?"), "Your name is {v}.", person_name,
          ("Nice to meet you, {v}!", "Hello {v}, nice to meet you!", "Hi {v}! How can I help you?")),
-    Fact("city", "where you live", ("I live in {v}.", "I (just |)moved to {v}[ last year|].", "My home is in {v}.", "I (am|come) from {v}.", "My city is {v}.", "I have lived in {v} for (years|ten years|a long time).", "Greetings from {v}!"),
-         ("Where do I live?", "(Which|What) city do I live in?", "What city is my home?", "Where am I from?", "Do you (know|remember) where I live?", "In which (city|town) do I live?", "What is my (city|town|home)?"), "You live in {v}.", city),
+    Fact("city", "where you live", ("I live in {v}.", "I (just |)moved to {v}[ last year|].", "My home is in {v}.", "My city is {v}.", "I have lived in {v} for (years|ten years|a long time).", "Greetings from {v}!"),
+         ("Where do I live?", "(Which|What) city do I live in?", "What city is my home?", "Do you (know|remember) where I live?", "In which (city|town) do I live?", "What is my (city|town|home)?"), "You live in {v}.", city),
     Fact("pet", "what pet you have", ("I have a {v}.", "My pet is a {v}.", "At home I (keep|have) a {v}.", "We (got|have) a {v}.", "I (bought|adopted) a {v}."),
          ("(What|Which) pet do I have?", "(Which|What) animal do I (have|keep)?", "What kind of (pet|animal) is mine?", "What is my pet?", "Do you know what pet I have?"), "You have {av}.", _animal),
     Fact("pet name", "the name of your pet", ("My (dog|cat|pet|rabbit|parrot) is (called|named) {v}.", "I have a (dog|cat) called {v}.", "The name of my (pet|dog|cat) is {v}.", "My (dog|cat|pet)'s name is {v}."),
@@ -99,8 +132,8 @@ FACTS = (
          ("Who is my best friend?", "What is my[ best|] friend called?", "(What is|What's) the name of my[ best|] friend?", "Do you (know|remember) my best friend?", "Who did I say is my best friend?"), "Your best friend is {v}.", person_name),
     Fact("appointment", "when your appointment is", ("My appointment is on {v}.", "I see the dentist on {v}.", "The appointment is[ set|] for {v}.", "I have an appointment on {v}."),
          ("When is my appointment?", "(On which|Which|What) day is my appointment?", "What day do I see the dentist?", "Do you (know|remember) when my appointment is?"), "Your appointment is on {v}.", lambda d: d.pick(WEEKDAYS)),
-    Fact("number", "the number", ("My lucky number is {v}.", "(Remember|Keep in mind|Note|Save|Memorize) the number {v}.", "The number (to keep|is|to remember is) {v}.", "Please remember this number: {v}", "remember {v}", "Here is a number for you to remember: {v}."),
-         ("(What is|What's) (my lucky|the) number?", "(Which|What) number did I (tell|give) you?", "What was the number[ again|]?", "(Tell|Give) me the number.", "Do you (remember|still know) the number?", "Which number should you remember?", "the number?"), "The number is {v}.", lambda d: str(d.between(2, 9999))),
+    Fact("number", "the number", ("My (lucky|favorite) number is {v}.", "(Remember|Keep in mind|Note|Save|Memorize) the number {v}.", "The number (to keep|is|to remember is) {v}.", "Please remember this number: {v}", "remember {v}", "Here is a number for you to remember: {v}."),
+         ("(What is|What's) (my lucky|my favorite|my|the) number?", "(Which|What) number did I (tell|give) you?", "What was the number[ again|]?", "(Tell|Give) me the number.", "Do you (remember|still know) the number?", "Which number should you remember?", "the number?"), "The number is {v}.", lambda d: str(d.between(2, 9999))),
     Fact("word", "the word", ("(Remember|Keep in mind|Note|Save|Memorize) the word {v}.", "The (secret |magic |)word is {v}.", "Please remember this word: {v}", "My word for you is {v}."),
          ("(What is|What's|What was) the (secret |magic |)word[ again|]?", "(Which|What) word did I (tell|give) you?", "(Tell|Give) me the word.", "Do you (remember|still know) the word?", "Which word should you remember?"), "The word is {v}.", _word),
     Fact("password", "the password", ("(The|My) password is {v}.", "Remember (the|my|this) password: {v}", "I set the password to {v}.", "The new password is {v}."),
@@ -112,8 +145,13 @@ FACTS = (
     Fact("meeting", "when the meeting is", ("The meeting is at {v}.", "Our meeting starts at {v}.", "I have a meeting at {v}."), ("When is (the|my|our) meeting?", "(What time|When) does the meeting start?", "At what time is my meeting?"), "The meeting is at {v}.", clock),
     Fact("car", "the color of your car", ("My car is {v}.", "I drive a {v} car.", "I (bought|have) a {v} car."), ("(What color is|Which color has) my car?", "(What is|What's) the color of my car?", "Do you know the color of my car?"), "Your car is {v}.", lambda d: d.pick(COLORS)),
     Fact("keys", "where your keys are", ("I (put|left|hid) my keys in the {v}.", "My keys are in the {v}.", "The keys lie in the {v}."), ("Where are my keys?", "Where did I (put|leave|hide) my keys?", "I can't find my keys. Where are they?"), "Your keys are in the {v}.", lambda d: d.pick(("kitchen", "drawer", "car", "basket", "bathroom", "hall", "blue bag", "box", "garage", "coat"))),
-    Fact("sister", "the name of your sister", ("My sister is (called|named) {v}.", "I have a sister called {v}.", "My sister's name is {v}."), ("(What is|What's) my sister's name?", "What is my sister called?", "Who is my sister?"), "Your sister is called {v}.", lambda d: d.pick(GIRLS)),
-    Fact("brother", "the name of your brother", ("My brother is (called|named) {v}.", "I have a brother called {v}.", "My brother's name is {v}."), ("(What is|What's) my brother's name?", "What is my brother called?", "Who is my brother?"), "Your brother is called {v}.", lambda d: d.pick(BOYS)),
+    *(_relative(relation, names) for relation, names in _RELATIVES),
+    Fact("origin", "where you are from", ("I (am|come) from {v}.", "I'm from {v}.", "I was born in {v}.", "I grew up in {v}."), ("Where (am I|do I come) from?", "Where was I born?", "Do you (know|remember) where I am from?", "Which place do I come from?"), "You are from {v}.", _origin),
+    Fact("pets", "the names of your pets", ("I have two (cats|dogs|rabbits), {v}.", "My (cats|dogs|rabbits|pets) are called {v}.", "My two (cats|dogs) are {v}."), ("What are my (pets|cats|dogs) called?", "(What are|Tell me) the names of my (pets|cats|dogs)?", "Who are my (pets|cats|dogs)?"), "Your pets are called {v}.", _two_names),
+    Fact("allergy", "what you are allergic to", ("I am allergic to {v}.", "I can't eat {v}, I am allergic to it.", "I have an allergy to {v}."), ("What am I allergic to?", "(Which|What) allergy do I have?", "What (can't|must) I not eat?"), "You are allergic to {v}.", lambda d: d.pick(FOODS)),
+    Fact("seat", "your seat", ("My seat is {v}.", "I sit in seat {v}.", "I have seat {v}."), ("(What is|What's|Which is) my seat?", "Where do I sit?", "Which seat do I have?"), "Your seat is {v}.", lambda d: f"{d.between(1, 40)}{d.pick('ABCDEF')}"),
+    Fact("flight", "when your flight leaves", ("My (flight|train|bus) leaves at {v}.", "I have to catch the (train|bus|plane) at {v}."), ("When (does|will) my (flight|train|bus) leave?", "When do I have to leave?", "What time is my (flight|train|bus)?"), "It leaves at {v}.", clock),
+    Fact("dream", "what you want to become", ("I want to (become|be) a {v}[ one day|].", "My dream is to become a {v}.", "When I grow up I will be a {v}."), ("What do I want to (become|be)?", "(What is|What's) my dream?"), "You want to become {av}.", lambda d: d.pick(JOBS)),
     Fact("boss", "who your boss is", ("My boss is {v}.", "I work for {v}, my boss.", "My boss is called {v}."), ("Who is my boss?", "(What is|What's) the name of my boss?", "What is my boss called?"), "Your boss is {v}.", full_name),
     Fact("company", "where you work", ("I work at {v}.", "I work for a company called {v}.", "The company I work for is {v}."), ("Where do I work?", "(Which|What) company do I work (for|at)?", "(What is|What's) my company called?"), "You work at {v}.", _company),
     Fact("book", "which book you read", ("I am reading {v}.", "The book I read is {v}.", "My favorite book is {v}."), ("(What|Which) book (am I reading|do I read|is my favorite)?", "What am I reading?", "(What is|What's) my book called?"), "Your book is {v}.", title),

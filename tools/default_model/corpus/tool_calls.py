@@ -55,6 +55,13 @@ _NEAR = {
 _OWN = {"sum", "joke", "language"}
 
 
+_SYNONYMS = {
+    "temperature": ("temp", "degrees", "temperature_c"), "sky": ("condition", "weather", "description"), "time": ("local_time", "now", "clock"), "price": ("cost", "usd", "amount"),
+    "status": ("state", "order_status"), "value": ("answer", "result", "output"), "converted": ("amount", "result", "value"), "translation": ("text", "output"), "kilometers": ("km", "distance_km"),
+    "total": ("sum", "result"), "percent": ("level", "battery"), "name": ("title", "full_name"),
+}  # fmt: skip
+
+
 @dataclass(slots=True)
 class Offered:
     """A tool under the names that this conversation gives it."""
@@ -73,10 +80,12 @@ class Offered:
         parameters: dict[str, Any] = {"type": "object", "properties": properties}
         if self.tool.params:
             parameters["required"] = [self.params[p.slot] for p in self.tool.params if p.required]
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.note, "parameters": parameters},
-        }
+        function: dict[str, Any] = {"name": self.name, "description": self.note, "parameters": parameters}
+        if draw.chance(0.05):
+            parameters["additionalProperties"] = False
+            if draw.chance(0.5):
+                function["strict"] = True
+        return {"type": "function", "function": function}
 
     def call(self, values: Values) -> ToolCall:
         return ToolCall(
@@ -166,8 +175,20 @@ def _answered(
     said = _sentence(draw, tool, made.values, result)
     must = [str(result[k]) for k in dict.fromkeys(k for k, _ in used) if str(result[k]) in said]
     used_check = Check("contains", {"all": must, "task": "use the result"}) if must else None
-    content = json.dumps(result) if draw.chance(0.88) else ", ".join(f"{k}: {v}" for k, v in result.items())
+    content = _content(draw, result)
     return [*turns, Turn("tool", content), assistant(said, used_check)]
+
+
+def _content(draw: Draw, result: dict[str, Any]) -> str:
+    """A result as tools write it: mostly JSON, under one name or another, now and then plain text."""
+    if draw.chance(0.4):
+        result = {draw.pick(_SYNONYMS.get(k, (k,))): v for k, v in result.items()}
+    form = draw.weighted((("json", 0.8), ("lines", 0.1), ("values", 0.1)))
+    if form == "json":
+        return json.dumps(result)
+    if form == "lines" or any(isinstance(v, bool) for v in result.values()):
+        return ", ".join(f"{k}: {v}" for k, v in result.items())
+    return ", ".join(str(v) for v in result.values())
 
 
 def _sentence(draw: Draw, tool: Tool, values: Values, result: dict[str, Any]) -> str:
@@ -349,6 +370,8 @@ def make(draw: Draw) -> Conversation:
     else:
         if draw.chance(0.08):
             turns += _plain(draw, offered)
+        if len(offered) > 1 and draw.chance(0.15):
+            turns += exchange(draw, offered)
         turns += draw.weighted(((exchange, 0.76), (_asks_back, 0.13), (_two_calls, 0.11)))(draw, offered)
         if draw.chance(0.1):
             turns += _plain(draw, offered)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .draw import Draw
-from .records import clock, date, email
+from .records import COUNTRIES, clock, date, email
 from .words import (
     ANIMALS,
     COLORS,
@@ -146,8 +146,12 @@ _PHRASES = (
 )
 
 
+def _place(draw: Draw) -> str:
+    return f"{city(draw)}, {draw.pick(COUNTRIES)}" if draw.chance(0.05) else city(draw)
+
+
 def _city(slot: str = "city", names: str = "city location place town") -> Param:
-    return text(slot, names, "Name of the city.", city, "Which city?")
+    return text(slot, names, "Name of the city.", _place, "Which city?")
 
 
 def _sum(draw: Draw) -> str:
@@ -156,7 +160,7 @@ def _sum(draw: Draw) -> str:
 
 
 TOOLS = (
-    _tool("get_weather weather current_weather lookup_weather", ("Get the current weather of a city.", "Get the weather for a place."),
+    _tool("get_weather weather current_weather get_current_weather get_temperature", ("Get the current weather of a city.", "Get the weather for a place.", "Get the current weather in a given location.", "Get current temperature for a given location."),
           (_city(), _enum("unit", "unit units scale", "Unit of the temperature.", "celsius fahrenheit")),
           ("(What is|What's|How is|How's) the weather[ like] in {city}[ right now| today| now|]?", "Is it (raining|cold|warm|sunny|hot|snowing) in {city}[ now| today|]?", "weather in {city}", "Weather {city}", "{city} weather", "(Do|Will) I need (an umbrella|a coat|a jacket) in {city}[ today|]?", "(What is|How is) the weather in {city} in {unit}?", "(Tell me|Give me|Check|Get|Look up|Show me) the weather (in|for) {city}[, in {unit}|].", "How (warm|cold|hot) is it in {city}[, in {unit}| now| today|]?", "(I am|I'm) (going|flying|travelling) to {city}[ today|]. (What is the weather there|How is the weather|What should I wear)?", "What is the temperature in {city}[ in {unit}|]?"),
           lambda d, v: {"temperature": d.between(-8, 38), "sky": d.pick(_SKIES)},
