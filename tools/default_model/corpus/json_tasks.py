@@ -370,7 +370,9 @@ def _change(draw: Draw, value: dict[str, Any]) -> tuple[tuple[str, ...], str, An
         new = VALUES[key](draw)
         return _ADD, key, new, {**value, key: new}
     if form == "set":
-        new = VALUES[key](draw) if key in VALUES else _loose(draw)
+        new = value[key]
+        while new == value[key]:
+            new = VALUES[key](draw) if key in VALUES else _loose(draw)
         return _SET, key, new, {**value, key: new}
     if form == "drop":
         return _DROP, key, "", {k: v for k, v in value.items() if k != key}

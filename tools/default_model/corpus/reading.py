@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .conversation import Check, Turn, assistant, system, user
 from .draw import Draw
-from .records import RECORDS, clock, person_name
+from .records import RECORDS, Field, clock, person_name
 from .told import STATES
 from .wording import ask, expand
 from .words import (
@@ -355,8 +355,10 @@ def _states(draw: Draw) -> tuple[str, list[Question]]:
     return ". ".join(lines) + ".", asked
 
 
-def _spoken(keys: tuple[str, ...]) -> str:
-    return next(k for k in keys if k not in {"sku", "ceo", "from", "to", "on"}).replace("_", " ")
+def _spoken(field: Field) -> str:
+    """The name of a fact as a question says it."""
+    key = next(k for k in field.keys if k not in {"sku", "ceo", "from", "to", "on"}).replace("_", " ")
+    return f"number of {key}" if key.endswith("s") and field.schema["type"] == "integer" else key
 
 
 def _record(draw: Draw) -> tuple[str, list[Question]]:
@@ -377,7 +379,7 @@ def _record(draw: Draw) -> tuple[str, list[Question]]:
         "What does the text say about the {key}?",
     )
     for f in fields:
-        key, value = _spoken(f.keys), str(values[id(f)])
+        key, value = _spoken(f), str(values[id(f)])
         asked.append(
             Question(
                 patterns,
@@ -387,7 +389,7 @@ def _record(draw: Draw) -> tuple[str, list[Question]]:
                 "text: fact of a thing",
             )
         )
-    absent = _spoken(draw.pick([f for f in plain if f not in fields]).keys)
+    absent = _spoken(draw.pick([f for f in plain if f not in fields]))
     if draw.chance(0.4):
         said = f"The text does not say what the {absent} is."
         asked.append(

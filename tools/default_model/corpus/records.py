@@ -171,7 +171,7 @@ COUNTRIES = "France Germany Spain Italy Japan India Brazil Canada Mexico Kenya N
 RECORDS = (
     Record(
         "person",
-        _text("name full_name person", person_name, "{v} introduced themselves", "This is about {v}", "Meet {v}", "(This is|Here is|I know|I met) {v}", "My (friend|neighbor|cousin|colleague)'s name is {v}", "Her name is {v}", "There is a (person|customer|user) called {v}"),
+        _text("name full_name person", person_name, "{v} introduced themselves", "This is about {v}", "Meet {v}", "(This is|Here is|I know|I met) {v}", "My (friend|neighbor|cousin|colleague)'s name is {v}", "The name is {v}", "There is a (person|customer|user) called {v}"),
         PEOPLE,
         (
             _whole("age age_years years", 2, 95, "{s} is {v} years old", "{s} is {v}", "{s} turned {v} (this year|last week|yesterday)", "{s} is aged {v}", "{s} just turned {v}"),
