@@ -207,103 +207,61 @@ def _events(draw: Draw) -> tuple[str, list[Question]]:
     return " ".join(lines), [q for e in events for q in _about_event(draw, e, events)]
 
 
+_WHO = (
+    "Who {past} {the}?",
+    "Who {past} {thing}?",
+    "Which person {past} {the}?",
+    "Who was it that {past} {the}?",
+)
+_WHAT = ("What did {who} {base}?", "What was it that {who} {past}?", "(Tell me|Say) what {who} {past}.")
+_HOW_MANY = (
+    "How many {nouns} did {who} {base}?",
+    "How many {nouns} were there?",
+    "What was the number of {nouns}?",
+)
+_CIRCUMSTANCES = {
+    "where": ("Where did {who} {base} {the}?", "Where was it that {who} {past} {the}?", "In (which|what) place did {who} {base} {the}?"),
+    "when": ("When did {who} {base} {the}?", "(On which day|At what time|When) was it that {who} {past} {the}?"),
+    "with whom": ("With whom did {who} {base} {the}?", "Who was with {who}?", "Who did {who} {base} {the} with?"),
+}  # fmt: skip
+_DID = ("Did {who} {base} {x}?", "Is it true that {who} {past} {x}?")
+_STRANGER = ("What did {who} (do|{base})?", "Who is {who}?", "Where is {who}?")
+
+
 def _about_event(draw: Draw, e: Event, events: list[Event]) -> list[Question]:
-    slots = {
-        "who": e.who,
-        "past": e.past,
-        "base": e.base,
-        "the": e.the,
-        "noun": e.noun,
-        "nouns": plural(e.noun),
-        "thing": e.thing,
-    }
+    nouns = plural(e.noun)
+    slots = {"who": e.who, "past": e.past, "base": e.base, "the": e.the, "nouns": nouns, "thing": e.thing}
     did = f"{e.who} {e.past}"
+    what = e.noun if e.count == 1 else nouns
     asked = [
-        Question(
-            (
-                "Who {past} {the}?",
-                "Who {past} {thing}?",
-                "Which person {past} {the}?",
-                "Who was it that {past} {the}?",
-            ),
-            slots,
-            f"{did} {e.the}.",
-            e.who,
-            "text: who",
-        ),
-        Question(
-            ("What did {who} {base}?", "What was it that {who} {past}?", "(Tell me|Say) what {who} {past}."),
-            slots,
-            f"{did} {e.thing}.",
-            e.noun,
-            "text: what",
-        ),
+        Question(_WHO, slots, f"{did} {e.the}.", e.who, "text: who"),
+        Question(_WHAT, slots, f"{did} {e.thing}.", what, "text: what"),
     ]
-    where = (
-        "Where did {who} {base} {the}?",
-        "Where was it that {who} {past} {the}?",
-        "In (which|what) place did {who} {base} {the}?",
-    )
-    when = (
-        "When did {who} {base} {the}?",
-        "(On which day|At what time|When) was it that {who} {past} {the}?",
-    )
-    friend = ("With whom did {who} {base} {the}?", "Who was with {who}?", "Who did {who} {base} {the} with?")
-    for patterns, answer, name in (
-        (where, e.where, "where"),
-        (when, e.when, "when"),
-        (friend, f"with {e.friend}" if e.friend else "", "with whom"),
-    ):
+    answers = {"where": e.where, "when": e.when, "with whom": f"with {e.friend}" if e.friend else ""}
+    for name, answer in answers.items():
+        asks = _CIRCUMSTANCES[name]
         if answer:
-            asked.append(Question(patterns, slots, f"{did} {e.the} {answer}.", answer, f"text: {name}"))
+            asked.append(Question(asks, slots, f"{did} {e.the} {answer}.", answer, f"text: {name}"))
         elif draw.chance(0.3):
-            asked.append(
-                Question(
-                    patterns[:1], slots, f"The text does not say {name}.", "does not say", "text: not in it"
-                )
-            )
+            asked.append(_absent(asks[:1], slots, f"The text does not say {name}."))
     if e.count > 1:
-        asked.append(
-            Question(
-                (
-                    "How many {nouns} did {who} {base}?",
-                    "How many {nouns} were there?",
-                    "What was the number of {nouns}?",
-                ),
-                slots,
-                f"{did} {e.thing}.",
-                str(e.count),
-                "text: how many",
-            )
-        )
-    wrong = draw.pick(
-        [n for n in (ANIMALS if e.noun in ANIMALS else OBJECTS) if n not in {x.noun for x in events}]
-    )
-    right = draw.chance(0.5)
-    yes = f"Yes, {did} {e.thing}." if right else f"No, {did} {e.thing}."
-    asked.append(
-        Question(
-            ("Did {who} {base} {x}?", "Is it true that {who} {past} {x}?"),
-            {**slots, "x": e.thing if right else _one(wrong)},
-            yes,
-            yes.split(" ", maxsplit=1)[0],
-            "text: yes or no",
-        )
-    )
+        asked.append(Question(_HOW_MANY, slots, f"{did} {e.thing}.", str(e.count), "text: how many"))
+    pool = ANIMALS if e.noun in ANIMALS else OBJECTS if e.noun in OBJECTS else FOODS
+    other = _one(draw.pick([n for n in pool if n not in {x.noun for x in events}]))
+    x, yes = draw.pick(((e.thing, "Yes"), (other, "No")))
+    asked.append(Question(_DID, {**slots, "x": x}, f"{yes}, {did} {e.thing}.", f"{yes},", "text: yes or no"))
     if draw.chance(0.3):
-        stranger = draw.pick(
-            [n for n in NAMES if n not in {x.who for x in events} | {x.friend for x in events}]
-        )
+        present = {x.who for x in events} | {x.friend for x in events}
+        stranger = draw.pick([n for n in NAMES if n not in present])
         asked.append(
-            Question(
-                ("What did {who} (do|{base})?", "Who is {who}?", "Where is {who}?"),
-                {**slots, "who": stranger},
-                f"The text says nothing about {stranger}.",
-                "nothing about",
-                "text: not in it",
-            )
+            _absent(_STRANGER, {**slots, "who": stranger}, f"The text says nothing about {stranger}.")
         )
     return asked
+
+
+def _absent(asks: tuple[str, ...], slots: dict[str, str], said: str) -> Question:
+    must = next(m for m in ("does not say", "nothing about", "There is no ") if m in said)
+    return Question(asks, slots, said, must, "text: not in it")
 
 
 def _states(draw: Draw) -> tuple[str, list[Question]]:
@@ -333,11 +291,7 @@ def _states(draw: Draw) -> tuple[str, list[Question]]:
         last = who
     absent = draw.pick([s for s in STATES if s not in chosen])
     if draw.chance(0.35):
-        asked.append(
-            Question(
-                absent.ask, {"n": people[0]}, "The text does not say that.", "does not say", "text: not in it"
-            )
-        )
+        asked.append(_absent(absent.ask, {"n": people[0]}, "The text does not say that."))
     if draw.chance(0.25):
         said = listed(list(dict.fromkeys(owners)))
         asked.append(
@@ -392,11 +346,7 @@ def _record(draw: Draw) -> tuple[str, list[Question]]:
     absent = _spoken(draw.pick([f for f in plain if f not in fields]))
     if draw.chance(0.4):
         said = f"The text does not say what the {absent} is."
-        asked.append(
-            Question(
-                patterns[:2], {"key": absent, "kind": record.kind}, said, "does not say", "text: not in it"
-            )
-        )
+        asked.append(_absent(patterns[:2], {"key": absent, "kind": record.kind}, said))
     return record.paragraph(draw, values, fields), asked
 
 
@@ -448,13 +398,7 @@ def _prices(draw: Draw) -> tuple[str, list[Question]]:
     other = draw.pick([t for t in FOODS + OBJECTS if t not in things])
     if draw.chance(0.4):
         asked.append(
-            Question(
-                asks[:1],
-                {"x": other, "xs": plural(other)},
-                f"There is no {other} in the list.",
-                f"no {other}",
-                "text: not in it",
-            )
+            _absent(asks[:1], {"x": other, "xs": plural(other)}, f"There is no {other} in the list.")
         )
     return text, asked
 
@@ -497,9 +441,7 @@ def _scene(draw: Draw) -> tuple[str, list[Question]]:
             Question(_LOOK, slots, f"The {t} is {look}.", look, "text: what"),
         ]
     slots = {"t": draw.pick([t for t in OBJECTS if t not in things])}
-    asked.append(
-        Question(_WHERE[:1], slots, "The text does not say that.", "does not say", "text: not in it")
-    )
+    asked.append(_absent(_WHERE[:1], slots, "The text does not say that."))
     return " ".join(lines), asked
 
 
