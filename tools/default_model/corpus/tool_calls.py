@@ -340,7 +340,7 @@ def _no_call(turns: list[Turn]) -> list[Turn]:
 
 
 def _offers(draw: Draw) -> list[Offered]:
-    count = draw.weighted(((1, 0.68), (2, 0.25), (3, 0.05), (4, 0.015), (5, 0.005)))
+    count = draw.weighted(((1, 0.72), (2, 0.22), (3, 0.04), (4, 0.014), (5, 0.006)))
     entity = draw.pick(ENTITIES)
     tools: list[Tool] = []
     while len(tools) < count:
