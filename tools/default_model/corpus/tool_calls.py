@@ -258,7 +258,8 @@ def _two_calls(draw: Draw, offered: list[Offered]) -> list[Turn]:
     first, second = request(draw, offered), request(draw, offered)
     same = first.offered is second.offered
     slots = list(first.values)
-    if first.values == second.values or (same and (len(slots) != 1 or slots != list(second.values))):
+    twice = len(slots) == 1 and slots == list(second.values) and first.offered.tool.group != "clock"
+    if first.values == second.values or (same and not twice):
         return exchange(draw, offered)
     if same:
         both = f"{first.said(draw)[slots[0]]} and {second.said(draw)[slots[0]]}"
