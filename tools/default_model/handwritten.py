@@ -398,7 +398,7 @@ def main() -> None:
     elif args.sheet:
         args.sheet.write_text(sheet_text(answers))
     made = "graded by checks and by a person" if args.marked else "graded by checks alone"
-    text = f"Prompts written by hand, greedy answers (backend {args.backend}, float32), {made}.\n\n"
+    text = f"### Prompts written by hand\n\nGreedy, float32, backend {args.backend}; {made}.\n\n"
     text += table(count(answers), args.marked)
     print(as_json(answers, args.backend) if args.json else text)
     if args.out:
