@@ -386,6 +386,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Markdown file for the table")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
+    if args.marked and not (args.sheet and args.sheet.exists()):
+        parser.error("--marked needs the --sheet that was marked")
     tokenizer = tokenizers.load(args.folder)
     answers = run(load(), BACKENDS[args.backend](args.folder, stop_ids(tokenizer)), tokenizer)
     if args.sheet and args.sheet.exists():
