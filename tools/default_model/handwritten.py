@@ -1,4 +1,4 @@
-"""Prompts written by hand: what the model answers, what checks say of it, and what a person says of the rest.
+"""Prompts written by hand: what the model answers, what checks say of it, and what a reader says of the rest.
 
     python -m tools.default_model.handwritten DIR                     # the table of the checks
     python -m tools.default_model.handwritten DIR --sheet FILE        # and a sheet to mark: `?` becomes yes or no
@@ -45,7 +45,7 @@ from .rendering import prompt
 PROMPTS = Path(__file__).with_name("handwritten.txt")
 MAX_TOKENS, MAX_RAW_TOKENS = 240, 64
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "bot": "assistant", "tool": "tool"}
-Verdict = Literal["pass", "fail", "?", "yes", "no"]  # by checks: the first three; by a person: the last two
+Verdict = Literal["pass", "fail", "?", "yes", "no"]  # by checks: the first three; by a reader: the last two
 
 _NUMBERS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
@@ -64,7 +64,7 @@ _HEAD = re.compile(r"\[(pass|fail|\?|yes|no)\] ")
 class Item:
     """A conversation that waits for an answer, or a raw text.
 
-    `note`: what a person looks for. `checked`: the checks alone decide.
+    `note`: what a reader looks for. `checked`: the checks alone decide.
     """
 
     kind: str
@@ -234,7 +234,7 @@ def unsound(answer: str, *, ended: bool = True, call: bool = False) -> str:
 
 
 def judge(item: Item, said: str, ended: bool = True) -> Answer:
-    """The verdict of the checks; `?` where they hold, or there is none, and a person decides."""
+    """The verdict of the checks; `?` where they hold, or there is none, and a reader decides."""
     text = said.strip()
     form = unsound(text, ended=ended or bool(item.raw), call=any(name == "call" for name, _ in item.checks))
     failed = [f"{name} {data}".strip() for name, data in item.checks if not _CHECKS[name](data, text)]
@@ -254,7 +254,7 @@ def run(items: Sequence[Item], generate: Generate, tokenizer: Tokenizer) -> list
     return [answers[i] for i in range(len(items))]
 
 
-# ---- the sheet that a person marks
+# ---- the sheet that a reader marks
 
 
 def sheet_text(answers: Iterable[Answer]) -> str:
@@ -285,7 +285,7 @@ def marks(sheet: str) -> dict[tuple[str, str], Verdict]:
 
 
 def marked(answers: Iterable[Answer], sheet: str) -> list[Answer]:
-    """The answers with the marks that a person gave to the same conversation and answer."""
+    """The answers with the marks that a reader gave to the same conversation and answer."""
     given = {key: verdict for key, verdict in marks(sheet).items() if verdict in ("yes", "no")}
     return [replace(a, verdict=given.get((a.item.text, a.said), a.verdict)) for a in answers]
 
@@ -321,7 +321,7 @@ class Row:
 
     @property
     def possible(self) -> int:
-        """Sensible if a person finds all open ones so."""
+        """Sensible if a reader finds all open ones so."""
         return self.sensible + self.verdicts["?"]
 
 
@@ -345,9 +345,9 @@ def interval(hits: int, of: int) -> tuple[float, float]:
 
 
 def table(rows: dict[str, Row], graded: bool) -> str:
-    """Markdown: with a person's marks, or of the checks alone."""
-    head = "| kind | prompts | sensible | 95 % | by checks | by a person |" if graded else (
-        "| kind | prompts | sound in form | checks fail | checks suffice | left to a person | at most sensible | 95 % |"
+    """Markdown: with a reader's marks, or of the checks alone."""
+    head = "| kind | prompts | sensible | 95 % | by checks | by a reader |" if graded else (
+        "| kind | prompts | sound in form | checks fail | checks suffice | left to a reader | at most sensible | 95 % |"
     )  # fmt: skip
     lines = [head, "|---|" + "--:|" * (head.count("|") - 2)]
     for name, row in rows.items():
@@ -399,7 +399,7 @@ def main() -> None:
             sys.exit(str(error))
     elif args.sheet:
         args.sheet.write_text(sheet_text(answers))
-    made = "graded by checks and by a person" if args.marked else "graded by checks alone"
+    made = "graded by checks and by a reader" if args.marked else "graded by checks alone"
     text = f"### Prompts written by hand\n\nGreedy, float32, backend {args.backend}; {made}.\n\n"
     text += table(count(answers), args.marked)
     print(as_json(answers, args.backend) if args.json else text)
