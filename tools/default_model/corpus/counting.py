@@ -308,22 +308,14 @@ def _place(number: int) -> str:
 
 def _calendar(draw: Draw) -> list[Turn]:
     """Days and months in their order."""
-    form = draw.pick(
-        ("days", "months", "month number", "after day", "before day", "after month", "before month")
-    )
+    form = draw.pick(("days", "months", "month number"))
     if form in {"days", "months"}:
         return answered(
             request(draw, form, _asks(form)), ", ".join(WEEKDAYS if form == "days" else MONTHS), "calendar"
         )
-    if form == "month number":
-        at = draw.below(12)
-        asked = request(draw, form, _asks(form), l=MONTHS[at], n=ordinal(draw, at + 1))
-        return answered(asked, f"{MONTHS[at]} is the {ORDINALS[at]} month of the year.", "calendar")
-    names = WEEKDAYS if "day" in form else MONTHS
-    at = draw.below(len(names))
-    near = names[(at + (1 if "after" in form else -1)) % len(names)]
-    asked = request(draw, form, _asks(form), l=names[at])
-    return answered(asked, f"{near} comes {form.split()[0]} {names[at]}.", "calendar")
+    at = draw.below(12)
+    asked = request(draw, form, _asks(form), l=MONTHS[at], n=ordinal(draw, at + 1))
+    return answered(asked, f"{MONTHS[at]} is the {ORDINALS[at]} month of the year.", "calendar")
 
 
 def _later(draw: Draw) -> list[Turn]:
@@ -384,7 +376,7 @@ def _digits(draw: Draw) -> list[Turn]:
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
     (_spell, 0.22), (_letter, 0.1), (_length, 0.05), (_unspell, 0.06), (_backwards, 0.04), (_nth_letter, 0.06),
     (_has_letter, 0.01), (_vowels, 0.02), (_starting, 0.04), (_items, 0.08), (_words, 0.04), (_repeated, 0.03),
-    (_nth, 0.07), (_numbers, 0.12), (_groups, 0.04), (_alphabet, 0.05), (_calendar, 0.04), (_later, 0.03), (_digits, 0.02),
+    (_nth, 0.07), (_numbers, 0.12), (_groups, 0.04), (_alphabet, 0.05), (_calendar, 0.02), (_later, 0.03), (_digits, 0.02),
 )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from . import arithmetic, faq, glossary, scope, smalltalk, stories, tables, worl
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .faq import capitalised
+from .lists import categories, written
 from .tables import Fact
 from .wording import ask, typed, word
-from .words import listed, plural
 
 _AGAIN = (
     "(Again|Again please|Once more|One more time|Repeat|Repeat that|Please repeat that|Say it again|Say that again|Can you repeat that?|Could you say that again?|Come again?|Sorry, what?|Repeat your answer|What did you say?|I didn't get that. Again?|What was your answer?|tell me again)",
@@ -56,7 +56,7 @@ _NO_REASON = (
     "I don't know the reason. I'm small and only know the fact.",
 )
 _TOO_SMALL = (
-    "Because I'm a very small model with only a few million parameters.",
+    "Because I'm a very small model with only some millions of parameters.",
     "I'm very small, so I know little. I was trained for short stories, small sums and definitions.",
     "Because I was made to be tiny: my whole file has at most 16 MB.",
 )
@@ -249,24 +249,18 @@ def _another(draw: Draw) -> list[Turn]:
 
 def _three(draw: Draw) -> list[Turn]:
     """Three of a kind, then three more, the first or the last."""
-    rows = tables.rows("categories")
-    category = draw.pick(rows)["category"]
-    items = [r["item"] for r in rows if r["category"] == category]
-    six = draw.held(lambda: draw.sample(items, 6 if len(items) >= 6 else 3), lambda s: "three|" + "|".join(s))
+    kind = draw.pick([c for c in categories() if len(c.members) >= 6])
+    six = draw.held(lambda: draw.sample(kind.members, 6), lambda s: "three|" + "|".join(s))
     first, rest = six[:3], six[3:]
-    things = "pieces of " + category[9:] if category.startswith("piece of ") else plural(category)
-    asked = user(ask(draw, _THREE, things=things))
-    turns = [asked, assistant(f"{capitalised(listed(first))}.")]
-    kind = draw.weighted(
-        (("more", 0.45 if len(rest) == 3 else 0.0), ("first", 0.2), ("last", 0.2), ("count", 0.15))
-    )
-    if kind == "more":
-        return [*turns, _says(draw, _THREE_MORE), assistant(f"{capitalised(listed(rest))}.")]
-    if kind == "count":
+    turns = [user(ask(draw, _THREE, things=draw.pick(kind.plurals))), assistant(written("commas", first))]
+    form = draw.weighted((("more", 0.45), ("first", 0.2), ("last", 0.2), ("count", 0.15)))
+    if form == "more":
+        return [*turns, _says(draw, _THREE_MORE), assistant(written("commas", rest))]
+    if form == "count":
         return [*turns, _says(draw, _COUNT), assistant("I named three.", _check(["three"], "how many"))]
-    text = f"{capitalised(first[0 if kind == 'first' else -1])}."
-    pattern = _FIRST if kind == "first" else _LAST
-    return [*turns, _says(draw, pattern), assistant(text, _exact(text, f"the {kind} one"))]
+    text = first[0 if form == "first" else -1]
+    pattern = _FIRST if form == "first" else _LAST
+    return [*turns, _says(draw, pattern), assistant(text, _exact(text, f"the {form} one"))]
 
 
 def _chosen(draw: Draw) -> list[Turn]:

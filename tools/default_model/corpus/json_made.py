@@ -22,15 +22,13 @@ from .json_tasks import (
     shaped,
     shown,
 )
+from .lists import categories
 from .records import RECORDS, Field
 from .wording import ask
 from .words import (
     ADJECTIVES,
     BOYS,
-    FIELDS_OF_THINGS,
     GIRLS,
-    MONTHS,
-    WEEKDAYS,
     article,
     city,
     invented,
@@ -88,8 +86,7 @@ _FEIGNED = (
     "sample",
 )
 _POOLS = (
-    *FIELDS_OF_THINGS, ("countries", records.COUNTRIES), ("days", WEEKDAYS), ("days of the week", WEEKDAYS), ("months", MONTHS), ("names", GIRLS + BOYS),
-    ("girls' names", GIRLS), ("boys' names", BOYS), ("fruits", ["apple", "pear", "banana", "cherry", "lemon", "plum", "peach", "grape", "melon"]), ("vegetables", ["carrot", "potato", "tomato", "onion", "bean", "pumpkin", "spinach", "garlic"]),
+    *((c.plurals[0], list(c.members)) for c in categories()), ("names", GIRLS + BOYS), ("girls' names", GIRLS), ("boys' names", BOYS),
 )  # fmt: skip
 _NAMED: dict[str, Callable[[Draw], str]] = {
     "city": city, "country": lambda d: d.pick(records.COUNTRIES), "company": records.brand, "shop": records.brand, "team": records.team,

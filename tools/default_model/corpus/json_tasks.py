@@ -9,12 +9,12 @@ from typing import Any
 from . import records
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
+from .lists import categories
 from .wording import ask, word
 from .words import (
     ANIMALS,
     CITIES,
     COLORS,
-    FIELDS_OF_THINGS,
     FOODS,
     HOBBIES,
     JOBS,
@@ -236,7 +236,7 @@ def _lines(draw: Draw) -> list[Turn]:
 
 def _list(draw: Draw) -> list[Turn]:
     """Words or numbers into an array, alone or under a key."""
-    _, pool = draw.pick(FIELDS_OF_THINGS)
+    pool = draw.pick(categories()).members
 
     def make() -> list[Any]:
         if draw.chance(0.2):

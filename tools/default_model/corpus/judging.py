@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
+from .faq import capitalised
 from .lists import Category, categories
 from .tasks import about, answered, pairs, request, sections, words
 from .wording import word
-from .words import COLORS, FOODS, NAMES, OBJECTS, WEEKDAYS, article, city, first_name, listed
+from .words import NAMES, OBJECTS, WEEKDAYS, article, city, first_name, listed
 
 # Kinds that no thing shares with another one, and those whose things take no article.
 _APART = (
@@ -52,30 +53,6 @@ def _topic(draw: Draw) -> list[Turn]:
     return answered(asked, f"It is about {kind}.", "topic")
 
 
-def _ordered(draw: Draw) -> list[Turn]:
-    """Which of two things is larger, faster, heavier."""
-    heading, more, less = draw.pick((
-        ("sizes", ("bigger", "larger"), ("smaller",)), ("sizes", ("bigger", "larger"), ("smaller",)), ("speeds", ("faster",), ("slower",)),
-        ("weights", ("heavier",), ("lighter",)),
-    ))  # fmt: skip
-    row = draw.pick(_judged(heading)).split("|")
-    if "second" in row:
-        more, less = ("longer",), ("shorter",)
-    i, j = sorted(draw.sample(range(len(row)), 2))
-    down = draw.chance(0.4)
-    compared = draw.pick(less if down else more)
-    a, b = draw.shuffled([row[i], row[j]])
-    winner, loser = (row[i], row[j]) if down else (row[j], row[i])
-    shown = {"a": article(a), "b": article(b)}
-    said = f"{article(winner)} is {(less if down else more)[0]} than {article(loser)}."
-    said = said[0].upper() + said[1:]
-    if draw.chance(0.35):
-        asked = request(draw, "is bigger", _judged("is bigger"), **shown, w=compared)
-        yes = "Yes" if winner == a else "No"
-        return answered(asked, f"{yes}, {said[0].lower()}{said[1:]}", "is it bigger")
-    return answered(request(draw, "size", _judged("size asks"), **shown, w=compared), said, "which is bigger")
-
-
 def _pick(draw: Draw) -> list[Turn]:
     """A question of taste: any of the two is right."""
     first, others = draw.pick(pairs("judging", "pick table"))
@@ -87,25 +64,25 @@ def _pick(draw: Draw) -> list[Turn]:
 
 
 def _random(draw: Draw) -> list[Turn]:
+    """A number between two, or one of a list, by chance."""
     ask, kind = draw.pick(pairs("judging", "random"))
     low = draw.pick((0, 1, 1, 1, 1, 10))
-    high = low - low % 10 + draw.pick((5, 10, 10, 20, 100))
+    high = low - low % 10 + draw.pick((5, 20, 50, 100))
     names = draw.sample(
         NAMES if "Who" in ask or "name" in ask or draw.chance(0.4) else OBJECTS, draw.between(2, 5)
     )
-    options: dict[str, list[str]] = {
-        "number": [str(n) for n in range(low, high + 1)], "any": [str(n) for n in range(1, 101)], "die": list("123456"),
-        "coin": ["Heads", "Tails"], "letter": list("abcdefghijklmnoprstuvw"), "color": list(COLORS), "day": list(WEEKDAYS),
-        "word": [*OBJECTS, *FOODS], "list": names, "hand": ["Rock", "Paper", "Scissors"], "password": ["-".join(draw.sample(words("spelling", "words"), 4))],
-    }  # fmt: skip
+    options = {
+        "number": [str(n) for n in range(low, high + 1)], "list": names,
+        "password": ["-".join(draw.sample(words("spelling", "words"), 4))],
+    }[kind]  # fmt: skip
     slots = {"a": str(low), "b": str(high), "l": draw.pick((", ".join(names), listed(names)))}
     asked = request(draw, "random", (ask,), slots)
-    x = draw.pick(options[kind])
-    check = Check("contains", {"all": ["|".join(options[kind])], "task": f"random {kind}"})
-    said = f"I pick {x}." if draw.chance(0.5) else f"{x[0].upper()}{x[1:]}."
-    if kind in {"coin", "hand", "password"}:
-        said = x if kind == "password" else f"{x}{'!' if kind == 'hand' else '.'}"
-    return [user(asked), assistant(said, check)]
+    x = draw.pick(options)
+    said = x if kind == "password" else f"I pick {x}." if draw.chance(0.5) else f"{capitalised(x)}."
+    return [
+        user(asked),
+        assistant(said, Check("contains", {"all": ["|".join(options)], "task": f"random {kind}"})),
+    ]
 
 
 def _apart(draw: Draw, count: int) -> list[Category]:
@@ -157,36 +134,24 @@ def _instructed(draw: Draw, asks: str, tail: str) -> tuple[str, ...]:
 
 
 def _kind(draw: Draw) -> list[Turn]:
-    """What a thing is: as a sentence, in one word, or yes and no."""
+    """What a thing is, in one word or with yes and no."""
     kind, other = _apart(draw, 2)
     thing = _member(draw, kind, other)
     shown, one, wrong = _with_article(kind, thing), article(kind.one), article(other.one)
-    sentence = f"{shown} is {one}."
-    capital = sentence[0].upper() + sentence[1:]
-    at = draw.below(10)
-    if at < 2:
-        asked = request(draw, "kind", _judged("kind asks")[:1], x=shown)
-        return answered(asked, capital, "what kind")
-    a, b = draw.shuffled([one, wrong])
-    if at < 4:
-        asks = _judged("either asks")
-        return answered(request(draw, "either", asks, x=shown, a=a, b=b), capital, "one or the other")
-    if at < 6:
+    if draw.chance(0.45):
+        a, b = draw.shuffled([one, wrong])
         asks = _instructed(draw, "either asks", "one word")
         asked = request(draw, "one word", asks, x=shown, a=a, b=b)
         return answered(asked, kind.one.capitalize(), "one word")
     right = draw.chance(0.5)
-    yes = "Yes" if right else "No"
-    if at < 8:
-        asked = request(draw, "is it", _judged("is it asks"), x=shown, a=one if right else wrong)
-        return answered(asked, f"{yes}, {sentence}", "is it one")
     asks = _instructed(draw, "is it asks", "yes or no")
-    return answered(request(draw, "yes or no", asks, x=shown, a=one if right else wrong), yes, "yes or no")
+    asked = request(draw, "yes or no", asks, x=shown, a=one if right else wrong)
+    return answered(asked, "Yes" if right else "No", "yes or no")
 
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_sentiment, 0.16), (_topic, 0.1), (_ordered, 0.12), (_pick, 0.08), (_random, 0.1), (_odd, 0.08), (_choose, 0.07),
-    (_all_of, 0.05), (_kind, 0.24),
+    (_sentiment, 0.16), (_topic, 0.1), (_pick, 0.08), (_random, 0.05), (_odd, 0.08), (_choose, 0.07),
+    (_all_of, 0.05), (_kind, 0.16),
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from . import language
+from . import tables
 from .conversation import Conversation, Turn
 from .counting import ORDINALS, common_word, some_items
 from .draw import Draw
@@ -314,6 +314,13 @@ def _fill(draw: Draw) -> Turns:
     return answered(_asked(draw, "fill", shown, {"f": facts}), template.format_map(values), "fill a template")
 
 
+def _article(draw: Draw) -> Turns:
+    """Whether "a" or "an" stands before a noun."""
+    name = draw.pick(tables.rows("plurals"))["word"]
+    asked = request(draw, "article", sections("rewriting")["article"], {"t": name})
+    return answered(asked, f"It is {article(name)}.", "a or an")
+
+
 def _found(draw: Draw) -> Turns:
     """The number, the name or the city in a sentence."""
     values = {
@@ -373,7 +380,7 @@ def _then(draw: Draw) -> Turns:
 _KINDS: tuple[tuple[Callable[[Draw], Turns], float], ...] = (
     (_upper, 1.4), (_lower, 1.2), (_title, 0.8), (_copy, 1.0), (_reverse, 1.2), (_sort, 1.4), (_sort_numbers, 1.4), (_largest, 0.8),
     (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0), (_spelling, 0.8),
-    (_tense, 1.2), (_polite, 0.7), (_two_sentences, 0.6), (_found, 0.5), (_news, 1.3), (_fill, 0.6), (language.turns, 1.8), (_then, 1.5),
+    (_tense, 1.2), (_polite, 0.7), (_two_sentences, 0.6), (_found, 0.5), (_news, 1.3), (_fill, 0.6), (_article, 0.15), (_then, 1.5),
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import faq, tables
-from .conversation import Check, Conversation, Turn, assistant, system, user
+from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .faq import capitalised
 from .wording import ask, expand, plain, typed, word
@@ -12,7 +12,6 @@ from .words import (
     COLORS,
     HOBBIES,
     JOBS,
-    NAMES,
     OBJECTS,
     PLACES,
     PLAIN_WORDS,
@@ -69,10 +68,6 @@ _SAY = (
     'Say "{text}"[ please]', 'Repeat "{text}"', "(Repeat after me|Repeat|Say|Write|Say this|Type|Print|Echo this): {text}", "(Please say|Can you say|Just say|Only say) \"{text}\"",
     "Say the words: {text}",
 )  # fmt: skip
-_CHOOSE = (
-    "{first} or {second}?", "(Choose|Pick one|Pick|Decide|What is better|Which do you like more|Which one): {first} or {second}?",
-    "(Should I take|Do you prefer|Would you choose|Do you like) {first} or {second}?", "(I can't decide|Help me choose): {first} or {second}?",
-)  # fmt: skip
 _RIDDLE_ASKS = (
     "Tell me a riddle", "Ask me a riddle", "A riddle", "(Ask|Tell|Give) me (a|another|one more|an easy|a hard|a good) riddle[ please]", "(riddle|a riddle|riddles|a riddle please|riddle me this|another riddle|riddle please)",
     "(Do you know|Have you got|Can you ask me|Can I have|I want|I'd like) (a riddle|another riddle|an easy riddle|a good riddle)", "Let's (play|do) riddles", "Test me with a riddle",
@@ -84,35 +79,6 @@ _GUESS = ("(Is it|It is|Maybe|I think it is|I guess it's|Could it be) {guess}", 
 _RIGHT = ("Yes, it is {answer}! Well done.", "That's right: {answer}!", "Exactly, {answer}! Another one?")
 _WRONG = ("No, it is {answer}.", "Not quite. The answer is {answer}.", "Good try, but it is {answer}.")
 _SOLVED = ("It is {answer}.", "The answer is {answer}.", "{answer}! Would you like another one?")
-_JOBS = (
-    "assistant", "helper", "guide", "clerk", "tutor", "host", "librarian", "waiter", "robot", "pirate", "cook", "coach", "teacher",
-    "butler", "secretary", "gardener", "travel guide", "museum guide", "game master", "receptionist", "shopkeeper", "wizard",
-    "captain", "knight", "grandmother", "detective", "farmer", "baker", "support agent", "cooking assistant", "chatbot",
-)  # fmt: skip
-_MOODS = ("a friendly", "a helpful", "a polite", "a cheerful", "a funny", "a small", "an honest", "a calm")
-_PERSONA = (
-    "You are {name}, {mood} {job}.",
-    "Your name is {name}. You are {mood} {job}.",
-    "You are {mood} {job} called {name}.",
-    "You are {mood} {job}. Your name is {name}. (Answer briefly.|Be brief.|Help the user.)",
-    "Act as {name}, {mood} {job}.",
-    "Pretend to be {name}, {mood} {job}.",
-)
-_WHO_ARE_YOU = (
-    "(Who are you|What is your name|What's your name|Who is this|Introduce yourself|Who am I talking to|Tell me your name|What are you called|Hi, who are you|Your name)?",
-)  # fmt: skip
-_I_AM = (
-    "I am {name}, your {job}.",
-    "My name is {name}. I am your {job}.",
-    "I'm {name}, {mood} {job}. How can I help you?",
-)
-_PERSONA_HELLO = (
-    "Hello! I'm {name}. How can I help you?",
-    "Hi, I'm {name}, your {job}. What can I do for you?",
-)
-_PERSONA_JOB = (
-    "(What do you do|What is your job|What are you|What kind of assistant are you|Are you a {job})?",
-)
 
 
 def _contains(what: str, task: str) -> Check:
@@ -232,16 +198,12 @@ def _knocked(draw: Draw) -> list[Turn]:
 
 
 def _echo(draw: Draw) -> list[Turn]:
-    """Say this, pick one of these."""
-    if draw.chance(0.5):
-        text = draw.held(lambda: _said_text(draw), lambda t: f"echo|{t}")
-        asked = ask(draw, _SAY, {"text": text})
-        return [user(asked), assistant(text, Check("exact", {"text": text, "task": "say this"}))]
-    pool = draw.pick((ANIMALS, COLORS, _FOODS, HOBBIES, OBJECTS, NAMES))
-    first, second = draw.held(lambda: draw.sample(pool, 2), lambda p: "choose|" + "|".join(p))
-    asked = ask(draw, _CHOOSE, {"first": first, "second": second})
-    said = word(draw, ("{x}.", "I would choose {x}.", "I pick {x}!"), x=draw.pick((first, second)))
-    return [user(asked), assistant(capitalised(said), _contains(f"{first}|{second}", "choose one"))]
+    """Say this."""
+    text = draw.held(lambda: _said_text(draw), lambda t: f"echo|{t}")
+    return [
+        user(ask(draw, _SAY, {"text": text})),
+        assistant(text, Check("exact", {"text": text, "task": "say this"})),
+    ]
 
 
 def _said_text(draw: Draw) -> str:
@@ -283,36 +245,15 @@ def riddle(draw: Draw) -> list[Turn]:
     return [*turns, said, assistant(capitalised(reply), _contains(solution, "riddles"))]
 
 
-def persona(draw: Draw) -> list[Turn]:
-    """A system prompt gives the model a name and a job."""
-
-    def make() -> tuple[str, str]:
-        return first_name(draw), draw.pick(_JOBS)
-
-    name, job = draw.held(make, lambda p: f"persona:{p[0]}:{p[1]}")
-    slots = {"name": name, "job": job, "mood": draw.pick(_MOODS)}
-    told = system(word(draw, _PERSONA, **slots))
-    kind = draw.weighted((("who", 0.6), ("hello", 0.25), ("job", 0.15)))
-    if kind == "hello":
-        hello = expand(draw, draw.pick(faq.load("smalltalk")[0].asks))
-        said = word(draw, _PERSONA_HELLO, **slots)
-        return [told, user(typed(draw, [hello], courtesy=False)), assistant(said, _contains(name, "persona"))]
-    if kind == "job":
-        said = f"I'm {article(job)}, and my name is {name}."
-        return [told, user(ask(draw, _PERSONA_JOB, **slots)), assistant(said, _contains(job, "persona"))]
-    said = word(draw, _I_AM, **slots)
-    return [told, user(ask(draw, _WHO_ARE_YOU)), assistant(said, _contains(name, "persona"))]
-
-
 def make(draw: Draw) -> Conversation:
     """One exchange, or a little chat of several."""
     kind = draw.weighted(
         (
-            (greeting, 0.2), (chat, 0.22), (statement, 0.09), (identity, 0.2), (joke, 0.09), (riddle, 0.05), (chance, 0.05), (_knocked, 0.01), (_echo, 0.04), (persona, 0.08), (_remembered, 0.1), (_nameless, 0.02),
+            (greeting, 0.2), (chat, 0.22), (statement, 0.09), (identity, 0.2), (joke, 0.09), (riddle, 0.05), (chance, 0.05), (_knocked, 0.01), (_echo, 0.04), (_remembered, 0.1), (_nameless, 0.02),
         )
     )  # fmt: skip
     turns = kind(draw)
-    if kind not in (_nameless, persona) and (kind is greeting or draw.chance(0.3)):
+    if kind is not _nameless and (kind is greeting or draw.chance(0.3)):
         for _ in range(draw.weighted(((0, 0.5), (1, 0.3), (2, 0.15), (3, 0.05)))):
             turns += draw.weighted(((chat, 0.4), (statement, 0.1), (identity, 0.35), (joke, 0.15)))(draw)
     return Conversation("smalltalk", turns)

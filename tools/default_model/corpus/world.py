@@ -11,8 +11,8 @@ from .words import HOBBIES, JOBS, WEEKDAYS, article, city, first_name
 
 # Tables and their shares of the questions.
 TABLES = (
-    ("capitals", 0.2), ("definitions", 0.2), ("computing", 0.1), ("animals", 0.1), ("opposites", 0.06), ("order", 0.03),
-    ("synonyms", 0.04), ("plurals", 0.03), ("past", 0.025), ("rhymes", 0.03), ("colours", 0.02), ("units", 0.03),
+    ("capitals", 0.2), ("definitions", 0.2), ("computing", 0.1), ("animals", 0.1), ("opposites", 0.08), ("order", 0.04),
+    ("synonyms", 0.05), ("plurals", 0.05), ("past", 0.045), ("rhymes", 0.04), ("colours", 0.02), ("units", 0.03),
     ("shapes", 0.01), ("categories", 0.03), ("uses", 0.03), ("jobs", 0.03), ("works", 0.03), ("hello", 0.015),
     ("parts", 0.01), ("acronyms", 0.02), ("planets", 0.012), ("people", 0.03), ("landmarks", 0.035), ("most", 0.05),
     ("currency", 0.02),
@@ -32,12 +32,13 @@ _MEALS = (
     "toast",
     "stew",
 )
-_COMPARED = 0.04
+_COMPARED = 0.05
 _WHICH = (
     "(What|Which|Which one) is {how}, {first} or {second}?", "(What|Which) is {how}: {first} or {second}?",
-    "{first} or {second}, (what|which) is {how}?", "{how}: {first} or {second}?", "(Tell me|Do you know) (what|which) is {how}, {first} or {second}",
+    "{first} or {second}, (what|which) is {how}?", "{how}: {first} or {second}?", "{first} or {second}: {how}?", "Which one is {how}: {first} or {second}?", "(Tell me|Do you know) (what|which) is {how}, {first} or {second}",
 )  # fmt: skip
 _IS_IT = (
+    "(Would you say|Is it true) that {first} is {how} than {second}?",
     "Is {first} {how} than {second}?",
     "{first} is {how} than {second}, (right|isn't it|true or false|yes or no)?",
 )
