@@ -22,6 +22,7 @@ from .words import (
     PLACES,
     WEEKDAYS,
     article,
+    articled,
     city,
     first_name,
     listed,
@@ -279,7 +280,7 @@ def _states(draw: Draw) -> tuple[str, list[Question]]:
     )
     lines, asked, last = [], [], ""
     for who, state, value in zip(owners, chosen, values, strict=True):
-        line = expand(draw, draw.pick(state.say)).replace("{v}", value)
+        line = articled(expand(draw, draw.pick(state.say)).replace("{v}", value))
         pronoun = "She" if who in GIRLS else "He" if who in BOYS else who
         other = {"She": "Her", "He": "His"}.get(pronoun, f"{who}'s")
         same = who == last and pronoun != who

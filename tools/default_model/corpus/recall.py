@@ -341,7 +341,7 @@ def _people(draw: Draw) -> list[Turn]:
         for i, pair in enumerate(zip(names, values, strict=True))
         for k, x in zip("nv", pair, strict=True)
     }
-    parts = [say.replace("{n}", f"{{n{i}}}").replace("{v}", f"{{v{i}}}") for i in range(len(names))]
+    parts = [_numbered(say.replace("{n}", f"{{n{i}}}"), values[i], i) for i in range(len(names))]
     join = draw.pick((". ", ", ", " and ", ". "))
     turns = [user(ask(draw, join.join(parts) + ".", kept)), assistant(draw.pick(_ACKNOWLEDGE))]
     turns += _between(draw, 2)

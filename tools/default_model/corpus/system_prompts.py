@@ -55,11 +55,15 @@ _UNGRADED = {"json", "json_shape", "tool_call", "sentences", "list", "style", "m
 
 
 def neutral(draw: Draw, *, named: bool = False) -> str:
-    """A system prompt after which the answer is as usual. With `named`, it may say a name, a secret, a condition."""
+    """A system prompt after which the answer is as usual. With `named`, it may say a name, a firm, a secret, a condition."""
     if named and draw.chance(0.25):
         return _beside_the_point(draw)
     slots = {"brand": invented(draw), "city": draw.pick(CITIES)}
-    said = grammar.load("system_prompts").text(draw, "neutral", **slots).replace("..", ".")
+    say = grammar.load("system_prompts")
+    said = say.text(draw, "neutral", **slots)
+    while not named and slots["brand"] in said:
+        said = say.text(draw, "neutral", **slots)
+    said = said.replace("..", ".")
     return typed(draw, [said]) if draw.chance(0.1) else said
 
 

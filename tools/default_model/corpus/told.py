@@ -191,11 +191,12 @@ THINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("meeting lesson party concert flight train", "time", ("starts at {v}", "is at {v}")),
     ("meeting party exam trip concert wedding", "day", ("is on {v}", "was moved to {v}")),
     ("car phone computer bike watch", "price", ("cost {v} dollars",)),
-    ("sister brother dog cat son daughter", "age", ("is {v} years old", "turned {v}")),
+    ("sister brother son daughter uncle cousin", "age", ("is {v} years old", "turned {v}")),
+    ("dog cat rabbit", "small age", ("is {v} years old", "turned {v}")),
     ("boss neighbor teacher doctor dentist cousin", "name", ("is called {v}", "is {v}")),
     ("house office hotel school shop", "city", ("is in {v}",)),
 )
 THING_VALUES: dict[str, Callable[[Draw], str]] = {
     "name": first_name, "color": lambda d: d.pick(COLORS), "city": city, "job": lambda d: article(d.pick(JOBS)), "time": clock,
-    "day": lambda d: d.pick(WEEKDAYS), "price": lambda d: str(d.between(20, 9000)), "age": lambda d: str(d.between(2, 80)),
+    "day": lambda d: d.pick(WEEKDAYS), "price": lambda d: str(d.between(20, 9000)), "age": lambda d: str(d.between(2, 80)), "small age": lambda d: str(d.between(2, 14)),
 }  # fmt: skip
