@@ -11,30 +11,8 @@ from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .tasks import answered, pairs, request, sections, words
 from .wording import ask, word
-from .words import NAMES
+from .words import NAMES, NUMBERS
 
-_ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
 _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _PERCENTS = (1, 5, 10, 10, 15, 20, 20, 25, 30, 40, 50, 50, 60, 70, 75, 80, 90, 100)
 
@@ -44,9 +22,9 @@ def number_word(number: int) -> str:
     if number >= 100:
         return "a hundred"
     if number < 20:
-        return _ONES[number]
+        return NUMBERS[number]
     tens = _TENS[number // 10]
-    return f"{tens}-{_ONES[number % 10]}" if number % 10 else tens
+    return f"{tens}-{NUMBERS[number % 10]}" if number % 10 else tens
 
 
 def operands(draw: Draw, kind: str, digits: int) -> tuple[int, int]:

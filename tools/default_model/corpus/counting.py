@@ -11,13 +11,22 @@ from .draw import Draw
 from .lists import categories, things_of_a_kind
 from .sentences import sentence
 from .tasks import about, answered, listing, request, sections, words
-from .words import ANIMALS, FOODS, MONTHS, NAMES, OBJECTS, PLAIN_WORDS, WEEKDAYS, invented, listed, plural
+from .words import (
+    ANIMALS,
+    FOODS,
+    MONTHS,
+    NAMES,
+    NUMBERS,
+    OBJECTS,
+    ORDINALS,
+    PLAIN_WORDS,
+    WEEKDAYS,
+    invented,
+    listed,
+    plural,
+)
 
-ORDINALS = (
-    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth",
-)  # fmt: skip
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
-_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -55,7 +64,7 @@ def ordinal(draw: Draw, number: int) -> str:
 
 
 def _how_many(draw: Draw, count: int) -> str:
-    return _NUMBERS[count] if count <= 10 and draw.chance(0.5) else str(count)
+    return NUMBERS[count] if count <= 10 and draw.chance(0.5) else str(count)
 
 
 def _letter(draw: Draw) -> list[Turn]:
@@ -337,7 +346,7 @@ def _later(draw: Draw) -> list[Turn]:
     if form == "later":
         at = draw.below(7)
         asked = request(draw, form, _asks(form), l=WEEKDAYS[at], n=_how_many(draw, count))
-        said = f"{_NUMBERS[count].capitalize()} days after {WEEKDAYS[at]} is {WEEKDAYS[(at + count) % 7]}."
+        said = f"{NUMBERS[count].capitalize()} days after {WEEKDAYS[at]} is {WEEKDAYS[(at + count) % 7]}."
         return answered(asked, said, "days later")
     if form == "clock":
         at = draw.between(1, 12)

@@ -9,20 +9,8 @@ from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .lists import Category, categories, written
 from .tasks import answered, pairs, request, sections
-from .words import ADJECTIVES, ANIMALS, FOODS, JOBS, OBJECTS, PLACES, article, plural
+from .words import ADJECTIVES, ANIMALS, FOODS, JOBS, NUMBERS, OBJECTS, PLACES, article, plural
 
-_NUMBERS = {
-    1: "one",
-    2: "two",
-    3: "three",
-    4: "four",
-    5: "five",
-    6: "six",
-    7: "seven",
-    8: "eight",
-    9: "nine",
-    10: "ten",
-}
 # The first words of ideas that are things to do.
 _DOING = {"visit", "bake", "cook", "turn", "take"}
 _WHOLE = {"planets", "seasons", "days", "months", "continents", "oceans"}
@@ -34,7 +22,7 @@ def _asks(topic: str) -> tuple[str, ...]:
 
 
 def _number(draw: Draw, count: int) -> str:
-    return _NUMBERS[count] if draw.chance(0.5) else str(count)
+    return NUMBERS[count] if draw.chance(0.5) else str(count)
 
 
 def _list_check(form: str, items: list[str], options: tuple[str, ...], task: str) -> Check:
@@ -131,12 +119,6 @@ def _thing(draw: Draw) -> tuple[str, str, list[str]]:
     name, many, told = draw.pick(pairs("things", "things"))
     first, *rest = told.split(" | ")
     return name, many, [first, *draw.shuffled(rest)]
-
-
-def sentences_about(draw: Draw) -> tuple[str, list[str]]:
-    """The plural of a thing and sentences about it."""
-    _, many, lines = _thing(draw)
-    return many, lines
 
 
 def _sentences(draw: Draw) -> list[Turn]:

@@ -12,7 +12,7 @@ from .draw import Draw
 from .json_tasks import KEYS, dumps, key_list, object_schema, right, schema_of, shown
 from .told import FACTS
 from .wording import ask, expand
-from .words import ANIMALS, CITIES, COLORS, FOODS, NAMES, OBJECTS, WEEKDAYS, invented
+from .words import ANIMALS, CITIES, COLORS, FOODS, NAMES, OBJECTS, WEEKDAYS, articled, invented
 
 _IN_A_ROW = (
     "(Put|Write|Turn|Make) (this|these values) (into|in|as) JSON with [the keys ]{keys}: {data}", "{data} (as|in|to|into) JSON with [the keys ]{keys}", "{data} -> JSON {keys}",
@@ -105,7 +105,9 @@ def _of_myself(draw: Draw) -> list[Turn]:
         return {t: by_topic[t].value(draw) for t in topics}
 
     told = draw.held(make, lambda t: "myself:" + dumps(t))
-    text = " ".join(expand(draw, draw.pick(by_topic[t].tell)).replace("{v}", v) for t, v in told.items())
+    text = articled(
+        " ".join(expand(draw, draw.pick(by_topic[t].tell)).replace("{v}", v) for t, v in told.items())
+    )
     value = {_TOPICS[t]: int(v) if t == "age" else v for t, v in told.items()}
     if draw.chance(0.5):
         return [user(ask(draw, _OF_MYSELF, {"text": text})), right(value, "no schema")]
@@ -126,7 +128,7 @@ def _all_of_a_kind(draw: Draw) -> list[Turn]:
     )
     others = [n for n in NAMES if n not in found]
     lines = [expand(draw, draw.pick(sentences)).format(v=v, n=draw.pick(others)) for v in found]
-    request = ask(draw, _ALL, {"text": " ".join(lines)}, kind=kind)
+    request = ask(draw, _ALL, {"text": articled(" ".join(lines))}, kind=kind)
     return [user(request), right(found, "all of a kind")]
 
 

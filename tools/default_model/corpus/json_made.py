@@ -29,6 +29,7 @@ from .words import (
     ADJECTIVES,
     BOYS,
     GIRLS,
+    NUMBERS,
     article,
     city,
     invented,
@@ -97,7 +98,6 @@ _CITIES_OF = {
     "Japan": "Tokyo Osaka Kyoto", "India": "Delhi Mumbai", "Canada": "Toronto Montreal Vancouver Ottawa", "Norway": "Oslo Bergen", "Sweden": "Stockholm Malmo",
     "Poland": "Warsaw Krakow", "Greece": "Athens", "Ireland": "Dublin", "Portugal": "Lisbon Porto", "Egypt": "Cairo", "Kenya": "Nairobi", "Austria": "Vienna",
 }  # fmt: skip
-_NUMBERS = ("", "one", "two", "three", "four", "five", "six")
 
 
 def make(draw: Draw) -> list[Turn]:
@@ -196,7 +196,7 @@ def _nested(draw: Draw) -> list[Turn]:
 def _some(draw: Draw) -> list[Turn]:
     """An array of so many words, numbers or objects."""
     n = draw.between(2, 5)
-    count = _NUMBERS[n] if draw.chance(0.5) else str(n)
+    count = NUMBERS[n] if draw.chance(0.5) else str(n)
     if draw.chance(0.3):
         noun, keys = _thing(draw)
         things = _PLURALS.get(noun, noun + "s")
@@ -208,7 +208,7 @@ def _some(draw: Draw) -> list[Turn]:
         slots = {"keys": key_list(draw, keys)}
         schema = {"type": "array", "items": object_schema({k: SCHEMAS[k] for k in keys})}
         return [
-            user(ask(draw, _SOME_OBJECTS, slots, n=draw.pick((_NUMBERS[n], str(n))), thing=things)),
+            user(ask(draw, _SOME_OBJECTS, slots, n=draw.pick((NUMBERS[n], str(n))), thing=things)),
             shaped(made, schema, "array made"),
         ]
     if draw.chance(0.15):

@@ -11,7 +11,7 @@ from .draw import Draw
 from .others import aside
 from .told import FACTS, STATES, THING_VALUES, THINGS, Fact
 from .wording import ask, expand, word
-from .words import FOODS, NAMES, OBJECTS, article, first_name, listed
+from .words import FOODS, NAMES, OBJECTS, ORDINALS, article, first_name, listed
 
 _ACKNOWLEDGE = (
     "Got it.",
@@ -107,7 +107,6 @@ _DROP = (
     "I don't need {x}[ anymore|].",
     "I already have {x}, take it off.",
 )
-_ORDINALS = ("first", "second", "third", "fourth", "fifth")
 _SHORT = 260  # characters of talk in between
 
 
@@ -420,7 +419,7 @@ def _about_list(draw: Draw, form: str, items: list[str]) -> list[Turn]:
     other = draw.pick([x for x in FOODS + OBJECTS if x not in items])
     if form == "nth":
         at = draw.below(min(len(items), 5))
-        nth = "last" if at == len(items) - 1 and draw.chance(0.5) else _ORDINALS[at]
+        nth = "last" if at == len(items) - 1 and draw.chance(0.5) else ORDINALS[at]
         asked, said = ask(draw, _NTH, nth=nth), f"The {nth} item is {items[at]}."
     elif form == "count":
         asked, said = ask(draw, _COUNT), f"There are {len(items)} items on your list."

@@ -7,13 +7,25 @@ from dataclasses import replace
 
 from . import tables
 from .conversation import Conversation, Turn
-from .counting import ORDINALS, common_word, some_items
+from .counting import common_word, some_items
 from .draw import Draw
 from .lists import written
 from .sentences import clause, sentence
 from .tasks import about, answered, listing, pairs, request, sections, words
 from .wording import word
-from .words import FOODS, NAMES, OBJECTS, PLACES, SURNAMES, WEEKDAYS, article, city, first_name, invented
+from .words import (
+    FOODS,
+    NAMES,
+    OBJECTS,
+    ORDINALS,
+    PLACES,
+    SURNAMES,
+    WEEKDAYS,
+    article,
+    city,
+    first_name,
+    invented,
+)
 
 Turns = list[Turn]
 

@@ -12,6 +12,7 @@ from .words import (
     COLORS,
     HOBBIES,
     JOBS,
+    MEALS,
     OBJECTS,
     PLACES,
     PLAIN_WORDS,
@@ -43,27 +44,6 @@ _WHO_AM_I = (
     "(What|How) did I say my name was?", "Do you [still ]know (my name|who I am)?", "(my name|my name?|say my name|and my name)",
     "What was my name [again]?",
 )  # fmt: skip
-_FOODS = (
-    "soup",
-    "bread",
-    "cake",
-    "pasta",
-    "rice",
-    "pizza",
-    "salad",
-    "apple pie",
-    "cheese",
-    "fish",
-    "toast",
-    "stew",
-    "chocolate",
-    "ice cream",
-    "pancakes",
-    "sushi",
-    "potatoes",
-    "noodles",
-    "eggs",
-)
 _SAY = (
     'Say "{text}"[ please]', 'Repeat "{text}"', "(Repeat after me|Repeat|Say|Write|Say this|Type|Print|Echo this): {text}", "(Please say|Can you say|Just say|Only say) \"{text}\"",
     "Say the words: {text}",
@@ -116,7 +96,7 @@ def statement(draw: Draw) -> list[Turn]:
 def _filling(draw: Draw, name: str) -> str:
     """Something for a slot of a statement."""
     pools = {
-        "animal": ANIMALS, "food": _FOODS, "object": OBJECTS, "hobby": HOBBIES, "job": JOBS, "color": COLORS, "day": WEEKDAYS,
+        "animal": ANIMALS, "food": MEALS, "object": OBJECTS, "hobby": HOBBIES, "job": JOBS, "color": COLORS, "day": WEEKDAYS,
         "place": PLACES, "few": ("two", "three", "four", "five"),
     }  # fmt: skip
     if name.startswith("a_"):

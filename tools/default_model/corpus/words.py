@@ -77,6 +77,14 @@ ADJECTIVES = (
     "small large old new bright dark quiet loud soft warm cold happy sad brave shy kind proud quick slow "
     "clean gentle strong heavy light smooth sweet fresh deep tall round"
 ).split()
+MEALS = [
+    "soup", "bread", "cake", "pasta", "rice", "pizza", "salad", "apple pie", "cheese", "fish", "toast", "stew", "chocolate", "ice cream",
+    "pancakes", "sushi", "potatoes", "noodles", "eggs",
+]  # fmt: skip
+NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+).split()
+ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
 # Lower-case words that the word puzzles use.
 PLAIN_WORDS = sorted({*ANIMALS, *COLORS, *FOODS, *OBJECTS, *PLACES, *JOBS, *HOBBIES, *ADJECTIVES})
 

@@ -7,7 +7,7 @@ from .conversation import Conversation, Turn, assistant, user
 from .draw import Draw
 from .tables import Fact
 from .wording import ask, plain, word
-from .words import HOBBIES, JOBS, WEEKDAYS, article, city, first_name
+from .words import HOBBIES, JOBS, MEALS, WEEKDAYS, article, city, first_name
 
 # Tables and their shares of the questions.
 TABLES = (
@@ -18,20 +18,6 @@ TABLES = (
     ("currency", 0.02),
 )  # fmt: skip
 _SINGLE = 0.16  # of the questions are of faq/world.txt
-_MEALS = (
-    "soup",
-    "bread",
-    "cake",
-    "pasta",
-    "rice",
-    "pizza",
-    "salad",
-    "apple pie",
-    "cheese",
-    "fish",
-    "toast",
-    "stew",
-)
 _COMPARED = 0.05
 _WHICH = (
     "(What|Which|Which one) is {how}, {first} or {second}?", "(What|Which) is {how}: {first} or {second}?",
@@ -159,5 +145,5 @@ def _dialogue(draw: Draw) -> str:
 def _filled(draw: Draw, patterns: tuple[str, ...]) -> str:
     return word(
         draw, patterns, name=first_name(draw), other=first_name(draw), age=str(draw.between(8, 80)), place=city(draw),
-        job=article(draw.pick(JOBS)), hobby=draw.pick(HOBBIES), food=draw.pick(_MEALS), day=draw.pick(WEEKDAYS),
+        job=article(draw.pick(JOBS)), hobby=draw.pick(HOBBIES), food=draw.pick(MEALS), day=draw.pick(WEEKDAYS),
     )  # fmt: skip
