@@ -96,5 +96,5 @@ MINI = CANDIDATES["8m"]
 VOCAB = MINI.vocab
 DRAFT = Shape(vocab=VOCAB, hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1, head_dim=64)
 # For tests and trials of the pipeline: takes seconds on one core; the model learns nothing useful.
-TOY = Shape(vocab=VOCAB, hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16)
+TOY = Shape(vocab=1024, hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 SHAPES = {"mini": MINI, "draft": DRAFT, "toy": TOY, **CANDIDATES}
