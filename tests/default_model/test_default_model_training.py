@@ -192,6 +192,8 @@ def test_a_run_ends_when_told_to_and_may_be_made_longer(tmp_path: Path, tokenize
         assert [r["step"] for r in csv.DictReader(file)] == ["0", "1", "2"]
     with pytest.raises(ValueError, match="steps or hours"):
         Trainer(replace(options, steps=5))
+    with pytest.raises(ValueError, match="no checkpoint"):
+        Trainer(replace(options, out=tmp_path / "none", finish=True))
 
 
 def test_workers_make_the_same_steps(tokenizer_folder: Path) -> None:

@@ -123,6 +123,8 @@ class Trainer:
         decides["generator_version"] = str(GENERATOR_VERSION)
         note, log = out / "run.json", out / "loss.csv"
         going_on = (out / "run.safetensors").exists()
+        if options.finish and not going_on:
+            raise ValueError(f"finish: {out} has no checkpoint to cool down from")
         noted = json.loads(note.read_text()) if going_on else {}
         self.precision = noted.pop("precision", "auto")
         if options.precision != "auto" or self.precision == "auto":
