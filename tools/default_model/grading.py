@@ -53,11 +53,6 @@ def _number(data: dict[str, Any], answer: str) -> bool:
     return bool(numbers) and int(numbers[-1]) == data["value"]
 
 
-def _first_number(data: dict[str, Any], answer: str) -> bool:
-    numbers = re.findall(r"\d+", answer)
-    return bool(numbers) and int(numbers[0]) == data["value"]
-
-
 def _match(data: dict[str, Any], answer: str) -> bool:
     return re.fullmatch(data["pattern"], answer, re.DOTALL) is not None
 
@@ -118,13 +113,6 @@ def _lines(data: dict[str, Any], answer: str) -> bool:
     return len(answer.split("\n")) == int(data["count"])
 
 
-def _style(data: dict[str, Any], answer: str) -> bool:
-    style = data["style"]
-    if style in {"upper", "lower"}:
-        return bool(answer) and answer == (answer.upper() if style == "upper" else answer.lower())
-    return answer.endswith(data["closing"]) if style == "end" else answer.startswith(data["opening"])
-
-
 def _manner(data: dict[str, Any], answer: str) -> bool:
     if not all(follows(Manner(kind, value), answer) for kind, value in data["manners"]):
         return False
@@ -144,7 +132,6 @@ def _one_word(data: dict[str, Any], answer: str) -> bool:
 _KINDS: dict[str, Callable[[dict[str, Any], str], bool | Grade]] = {
     "exact": _exact,
     "number": _number,
-    "first_number": _first_number,
     "match": _match,
     "contains": _contains,
     "one_of": _one_of,
@@ -154,7 +141,6 @@ _KINDS: dict[str, Callable[[dict[str, Any], str], bool | Grade]] = {
     "sentences": _sentences,
     "list": _list,
     "lines": _lines,
-    "style": _style,
     "manner": _manner,
     "without": _without,
     "one_word": _one_word,

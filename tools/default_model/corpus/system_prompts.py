@@ -51,7 +51,7 @@ _PAIRS = (
     ("brief", "upper"), ("brief", "lower"), ("brief", "end"), ("begin", "end"), ("brief", "pirate"), ("upper", "json"), ("brief", "json"),
 )  # fmt: skip
 _IN_ONE = 0.62  # of the wishes are in the system prompt, the others in the user's message
-_UNGRADED = {"json", "json_shape", "tool_call", "sentences", "list", "style", "manner"}
+_UNGRADED = {"json", "json_shape", "tool_call", "sentences", "list", "manner"}
 
 
 def neutral(draw: Draw, *, named: bool = False) -> str:
