@@ -117,8 +117,9 @@ class Batches:
             return make_groups(self._source, self._tokenizer, self._plan, pool)
         for number in range(pool, pool + self._workers + 1):
             if number not in self._coming:
-                task = (make_groups, self._source, self._tokenizer, self._plan, number)
-                self._coming[number] = self._executor.submit(*task)
+                self._coming[number] = self._executor.submit(
+                    make_groups, self._source, self._tokenizer, self._plan, number
+                )
         return self._coming.pop(pool).result()
 
 

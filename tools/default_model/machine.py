@@ -46,7 +46,10 @@ def precision(device: str) -> str:
 
 def autocast(device: str, kind: str) -> contextlib.AbstractContextManager[object]:
     """bfloat16 for the matrices of what runs inside, or nothing."""
-    return torch.autocast(device, torch.bfloat16, enabled=kind == "bfloat16")
+    context: contextlib.AbstractContextManager[object] = torch.autocast(
+        device, torch.bfloat16, enabled=kind == "bfloat16"
+    )
+    return context
 
 
 def keep_memory() -> None:

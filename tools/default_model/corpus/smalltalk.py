@@ -101,7 +101,9 @@ def _filling(draw: Draw, name: str) -> str:
     }  # fmt: skip
     if name.startswith("a_"):
         return article(_filling(draw, name[2:]))
-    makers = {"name": first_name, "city": city, "age": lambda d: str(d.between(6, 90))}
+    if name == "age":
+        return str(draw.between(6, 90))
+    makers = {"name": first_name, "city": city}
     return makers[name](draw) if name in makers else draw.pick(pools[name])
 
 

@@ -76,11 +76,11 @@ def _compared(draw: Draw) -> list[Turn]:
         yes = "Yes" if first == wins else "No"
         said = f"{yes}, {wins} is {how} than {loses}."
         return [
-            user(ask(draw, _IS_IT, **slots)),
+            user(ask(draw, _IS_IT, None, **slots)),
             assistant(said, faq.contains((yes, f"{wins} is"), "facts: comparisons")),
         ]
     return [
-        user(ask(draw, _WHICH, **slots)),
+        user(ask(draw, _WHICH, None, **slots)),
         assistant(said, faq.contains((f"{wins} is",), "facts: comparisons")),
     ]
 
