@@ -274,9 +274,8 @@ def _by_template(draw: Draw) -> list[Turn]:
         kinds = entry.schema["type"]
         kind = kinds if isinstance(kinds, str) else kinds[0]
         empty = {"string": '""', "integer": "0", "number": "0", "boolean": "false", "array": "[]"}[kind]
-        return {"dots": "...", "empty": empty, "types": kind, "quoted types": f'"{kind}"', "same": '"..."'}[
-            form
-        ]
+        same = '["..."]' if kind == "array" else '"..."'
+        return {"dots": "...", "empty": empty, "types": kind, "quoted types": f'"{kind}"', "same": same}[form]
 
     template = "{" + ", ".join(f'"{e.key}": {slot(e)}' for e in asked.entries) + "}"
     return _turns(draw, asked, _BY_TEMPLATE, _TEMPLATE_SYSTEM, "template", template=template)

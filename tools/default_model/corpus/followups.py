@@ -141,6 +141,10 @@ def _fact(draw: Draw) -> tuple[Fact, list[Turn]]:
     return fact, fact.turns(draw, "before a follow-up")
 
 
+def _refused(draw: Draw) -> list[Turn]:
+    return scope.refusal(draw, grave=False)
+
+
 def _repeated(draw: Draw) -> list[Turn]:
     """The answer again, shorter, louder or in one word."""
     fact, turns = _fact(draw)
@@ -159,7 +163,7 @@ def _repeated(draw: Draw) -> list[Turn]:
 
 def _shorter(draw: Draw) -> list[Turn]:
     """The first sentence of a longer answer."""
-    turns = (scope.refusal if draw.chance(0.4) else lambda d: glossary.make(d).turns[:2])(draw)
+    turns = (_refused if draw.chance(0.4) else lambda d: glossary.make(d).turns[:2])(draw)
     said = turns[-1].content
     first = said.split(". ")[0].rstrip(".") + "."
     if first == said or "\n" in said:
@@ -188,7 +192,7 @@ def _doubted(draw: Draw) -> list[Turn]:
 
 def _why_not(draw: Draw) -> list[Turn]:
     """Why the model can't do something."""
-    turns = scope.refusal(draw)
+    turns = _refused(draw)
     why = ("(Why|Why not|Why can't you|How come|But why|Why don't you know|That's a pity. Why|Really, why)?",)
     return [*turns, _says(draw, why), assistant(word(draw, _TOO_SMALL))]
 
@@ -216,7 +220,7 @@ def _transferred(draw: Draw) -> list[Turn]:
 
 def _quoted(draw: Draw) -> list[Turn]:
     """What the user asked before."""
-    turns = (scope.refusal if draw.chance(0.3) else world.question)(draw)
+    turns = (_refused if draw.chance(0.3) else world.question)(draw)
     asked = turns[0].content
     said = word(draw, _YOU_ASKED, asked=asked)
     return [*turns, _says(draw, _WHAT_DID_I_ASK), assistant(said, _check([asked], "what did I ask"))]
@@ -226,7 +230,7 @@ def _thanked(draw: Draw) -> list[Turn]:
     """Thanks and another question in one message."""
     turns = world.question(draw)
     sources: tuple[Callable[[Draw], list[Turn]], ...] = (
-        lambda d: glossary.make(d).turns[:2], lambda d: arithmetic.make(d).turns[:2], world.question, scope.refusal,
+        lambda d: glossary.make(d).turns[:2], lambda d: arithmetic.make(d).turns[:2], world.question, _refused,
     )  # fmt: skip
     asked, answered = draw.pick(sources)(draw)
     said = word(draw, _THANKS_AND, question="\0").replace("\0", asked.content)

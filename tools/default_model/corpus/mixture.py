@@ -127,6 +127,8 @@ def plain(draw: Draw) -> list[Turn]:
     while True:
         turns = _of(draw, _JOINED).turns
         said = [t.content for t in turns if t.role == "assistant"]
+        if any(map(scope.is_grave, turns)):
+            continue
         if turns[0].role == "user" and all(0 < len(text) <= 400 and text[0] not in "{[" for text in said):
             return turns
 

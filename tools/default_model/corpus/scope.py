@@ -27,18 +27,26 @@ _OFFERS = (
 _DECLINES = ("can't|don't|won't|not |too |never|sorry|only |no |nobody|nothing",)
 _OFFERED = 0.75
 TASK = "out of scope"
+GRAVE = "grave questions"
 
 
-def refusal(draw: Draw) -> list[Turn]:
+def refusal(draw: Draw, *, grave: bool = True) -> list[Turn]:
     """A question out of scope and a friendly answer that says so; the question belongs to one split.
 
-    An entry that names what a right answer contains is a grave one: no offer follows.
+    An entry that names what a right answer contains is a grave one: no offer follows, and it is left out without
+    `grave`, where what is said next would not suit it.
     """
-    entry, (asked, answered) = faq.slotted(draw, faq.load("scope"), TASK, filling)
+    entries = tuple(e for e in faq.load("scope") if grave or not e.must)
+    entry, (asked, answered) = faq.slotted(draw, entries, TASK, filling)
     if entry.must:
-        return [asked, answered]
+        return [asked, assistant(answered.content, faq.contains(entry.must, GRAVE))]
     offer = " " + word(draw, _OFFERS) if draw.chance(_OFFERED) else ""
     return [asked, assistant(answered.content + offer, faq.contains(_DECLINES, TASK))]
+
+
+def is_grave(turn: Turn) -> bool:
+    """Whether an answer must be said as it is, in no other manner."""
+    return turn.check is not None and turn.check.data.get("task") == GRAVE
 
 
 def filling(draw: Draw, name: str) -> str:

@@ -17,6 +17,7 @@ from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
 from .manner import CHARACTERS, Manner, follow
 from .persona_facts import BUSINESSES, DAY_FACTS, PERSONA_ASKS, PERSONA_TOLD, SHOP_FACTS, UNTOLD, Fact, Job
+from .scope import is_grave
 from .wording import ask, typed, word
 from .words import CITIES, PLAIN_WORDS, article, first_name, full_name, invented
 
@@ -104,6 +105,8 @@ def _plain(turn: Turn) -> bool:
     """Whether the answer is text whose manner can change."""
     text = turn.content
     if turn.calls or not text or len(text) > _LONGEST or text[0] in '{["`<' or "```" in text:
+        return False
+    if is_grave(turn):
         return False
     return turn.check is None or turn.check.kind not in _UNGRADED
 
