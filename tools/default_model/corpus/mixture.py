@@ -6,11 +6,11 @@ python -m tools.default_model.corpus.mixture --sample 2000 prints how much of th
 from __future__ import annotations
 
 import argparse
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from . import (
     arithmetic,
@@ -42,6 +42,7 @@ _DOCUMENT = 0.1  # are plain text
 _NEUTRAL = 0.33  # of those without a system prompt get one that changes nothing
 _RESTRICTED = 0.14  # of the conversations of "system prompts" allow one subject only
 _ATTEMPTS = 50
+_SHIPPED = Path(__file__).parents[3] / "src/quire/models/quire-mini"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +200,17 @@ def of_domain(domain: str, seed: int, split: Split, count: int) -> list[Conversa
     return [_redrawn(f"{seed}:{split}:{domain}:{i}", split, DOMAINS[domain].make) for i in range(count)]
 
 
-def table(made: list[Conversation]) -> str:
-    """Shares of the domains among conversations, tokens and learned tokens; a token is a word, a digit or a mark."""
+def table(made: list[Conversation], folder: Path) -> str:
+    """Shares of the domains among conversations, tokens and learned tokens, with the tokenizer of a folder."""
     from ..rendering import segments
+    from ..tokenizer import load
 
-    token = re.compile(r"\d|[^\W\d_]+|[^\w\s]|_")
+    tokenizer = load(folder)
     count, text, learned = Counter[str](), Counter[str](), Counter[str]()
     for one in made:
         count[one.domain] += 1
         for segment in segments(one):
-            tokens = len(token.findall(segment.text))
+            tokens = len(tokenizer.encode(segment.text).ids)
             text[one.domain] += tokens
             learned[one.domain] += tokens if segment.learn else 0
     lines = ["| domain | conversations | tokens | learned tokens | learned in one |", "|---|---|---|---|---|"]
@@ -223,8 +225,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Shares of the domains in the training text.")
     parser.add_argument("--sample", type=int, default=2000, help="conversations")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokenizer", type=Path, default=_SHIPPED, help="a folder with tokenizer.json")
     args = parser.parse_args()
-    print(table(list(islice(stream(args.seed, Split.TRAIN), args.sample))))
+    print(table(list(islice(stream(args.seed, Split.TRAIN), args.sample)), args.tokenizer))
 
 
 if __name__ == "__main__":
