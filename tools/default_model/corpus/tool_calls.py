@@ -21,6 +21,7 @@ _NO_TOOL = (
     "None of my tools can do that[, sorry].", "I have no tool for that[, sorry].", "(I have no tool for that|None of my tools fits that). I can only {what}.",
     "I can't do that with my tools. I can only {what}.",
 )  # fmt: skip
+_NO_TOOL_SAYS = "no tool for|none of my tools|with my tools"
 _WHICH_TOOLS = (
     "(Which|What) (tools|functions) (do you have|can you use|can you call|are there|are available)[ here| now|]?", "(List|Show|Name|Tell me) (your|the|all) (tools|functions)[ please|].", "(What|Which) tools?", "(What|Which) functions (have I given you|did I give you|were given to you)?",
 )  # fmt: skip
@@ -301,7 +302,7 @@ def _no_tool(draw: Draw, offered: list[Offered]) -> list[Turn]:
     said = word(draw, _NO_TOOL, what=what)
     return [
         user(ask(draw, made.form, made.said(draw))),
-        assistant(said, Check("tool_call", {"calls": [], "task": "no tool fits"})),
+        assistant(said, Check("contains", {"all": [_NO_TOOL_SAYS], "task": "no tool fits"})),
     ]
 
 
