@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tools.default_model.corpus import faq, followups, scope, smalltalk, tables, world
+from tools.default_model.corpus import faq, followups, scope, smalltalk, tables, tasks, world
 from tools.default_model.corpus.draw import Draw, Split
+from tools.default_model.corpus.lists import categories
 
 NAMES = [name for name, _ in world.TABLES] + ["jokes", "riddles", "curious", "proverbs", "twisters"]
 
@@ -40,6 +41,11 @@ def test_what_is_refused_is_not_known() -> None:
     terms |= {row["animal"] for row in tables.rows("animals")}
     assert not terms & set(pools["noun"])
     assert not terms & set(pools["rare"])
+    told = {row[0] for row in tasks.pairs("things", "things")} | {m for c in categories() for m in c.members}
+    assert not told & set(pools["noun"])
+    for heading, pool in (("recipes", "dish"), ("howto", "verbthing")):
+        names = {name for row in tasks.pairs("everyday", heading) for name in row[0].split("|")}
+        assert not names & {form for item in pools[pool] for form in (item, f"a {item}")}
     makers = {row["work"].lower() for row in tables.rows("works")}
     assert not makers & {w.lower() for kind in ("invention", "book", "film") for w in pools[kind]}
 
