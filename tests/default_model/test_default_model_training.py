@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,26 @@ import torch
 from tools.default_model import hf_folder, lora, wiring
 from tools.default_model import tokenizer as tokenizers
 from tools.default_model.backends import BACKENDS
-from tools.default_model.batching import IGNORE, Batches, BatchPlan, repeats
+from tools.default_model.batching import IGNORE, Batches, BatchPlan, encode, repeats
+from tools.default_model.corpus.conversation import Conversation, assistant, system, user
 from tools.default_model.corpus.draw import Draw, Split
 from tools.default_model.corpus.mixture import conversation
-from tools.default_model.evaluate import collect, items_of, perplexity_table, run, stop_ids, tables
+from tools.default_model.evaluate import (
+    collect,
+    domain_losses,
+    items_of,
+    perplexity_table,
+    run,
+    stop_ids,
+    tables,
+)
 from tools.default_model.model import Cache, Decoder
-from tools.default_model.optimizer import Schedule
+from tools.default_model.optimizer import Muon, Schedule
 from tools.default_model.shape import DRAFT, MINI, TOY, Shape, shape_from_config
 from tools.default_model.train import Options, Trainer
 from transformers import AutoModelForCausalLM
+
+from quire.text.gguf_tokenizer_out import tokenizer_metadata
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +112,7 @@ def test_evaluation_of_the_right_answers_is_perfect(folder: Path) -> None:
     assert all(g.grade.right for g in graded)
     assert "| tools |" in tables(graded)
     assert "100.0 %" in tables(graded)
-    assert "| stories |" in perplexity_table(folder, tokenizer, 3)
+    assert "| stories |" in perplexity_table(domain_losses(folder, tokenizer, 3))
 
 
 def test_every_target_of_the_conversations_is_in_some_step(tokenizer_folder: Path) -> None:
@@ -147,7 +159,6 @@ def _options(out: Path, tokenizer_folder: Path) -> Options:
         out=out,
         steps=4,
         warmup=1,
-        eval_every=2,
         pool=12,
         steps_per_pool=3,
         held_out=4,
@@ -169,6 +180,77 @@ def test_a_run_that_stopped_goes_on_as_if_it_had_not(tmp_path: Path, tokenizer_f
     assert (tmp_path / "part" / "loss.svg").read_text().startswith("<svg")
 
 
+def test_a_run_ends_when_told_to_and_may_be_made_longer(tmp_path: Path, tokenizer_folder: Path) -> None:
+    options = replace(_options(tmp_path, tokenizer_folder), steps=0, hours=100.0)
+    Trainer(replace(options, stop_after=3)).run()
+    ended = Trainer(replace(options, finish=True))
+    ended.run()
+    assert (ended.schedule.start, ended.step) == (3, 4)
+    longer = Trainer(options)
+    assert (longer.schedule.start, longer.step) == (None, 3)
+    with (tmp_path / "loss.csv").open() as file:
+        assert [r["step"] for r in csv.DictReader(file)] == ["0", "1", "2"]
+    with pytest.raises(ValueError, match="steps or hours"):
+        Trainer(replace(options, steps=5))
+    with pytest.raises(ValueError, match="no checkpoint"):
+        Trainer(replace(options, out=tmp_path / "none", finish=True))
+
+
+def test_workers_make_the_same_steps(tokenizer_folder: Path) -> None:
+    tokenizer = tokenizers.load(tokenizer_folder)
+    plan = BatchPlan(seed=1, pool=8, steps_per_pool=1, prompts=0.5)
+    source = partial(conversation, 1, Split.TRAIN)
+    alone, helped = Batches(source, tokenizer, plan), Batches(source, tokenizer, plan, workers=1)
+    for step in range(2):
+        for ours, theirs in zip(alone.step(step), helped.step(step), strict=True):
+            assert torch.equal(ours.ids, theirs.ids)
+            assert torch.equal(ours.rows, theirs.rows)
+
+
+def test_prompts_are_learned_where_asked(tokenizer_folder: Path) -> None:
+    tokenizer = tokenizers.load(tokenizer_folder)
+    made = Conversation("any", [system("Be brief."), user("Say pear."), assistant("Pear.")])
+    learned = [
+        tokenizer.decode([t for t in encode(made, tokenizer, prompts=p).targets if t != IGNORE])
+        for p in (False, True)
+    ]
+    assert learned == ["Pear.", "user\nSay pear.\nPear."]
+
+
+def test_muon_steps_as_torchs() -> None:
+    generator = torch.Generator().manual_seed(1)
+    start = [torch.randn(size, generator=generator) for size in ((8, 20), (20, 8), (8, 20))]
+    ours, theirs = ([torch.nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    mine = Muon(ours, weight_decay=0.1)
+    mine.param_groups[0]["lr"] = 0.01
+    reference = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        mine.step()
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=0.0)  # torch's works in bfloat16
+
+
+def test_the_tokenizer_has_a_name_in_gguf(tokenizer_folder: Path) -> None:
+    data = (tokenizer_folder / "tokenizer.json").read_bytes()
+    config = json.loads((tokenizer_folder / "tokenizer_config.json").read_text())
+    found, notices = tokenizer_metadata(data, {"eos_token": config["eos_token"]}, TOY.vocab, "")
+    assert (found["tokenizer.ggml.pre"], notices) == ("qwen2", [])
+
+
+def test_names_are_cut_alike_everywhere(tokenizer_folder: Path) -> None:
+    tokenizer = tokenizers.load(tokenizer_folder)
+    for name in ("Marta", "Ibrahim", "Oslo"):
+        said, alone = tokenizer.encode(f"is {name}").ids, tokenizer.encode(name).ids
+        assert said[-len(alone) :] == alone
+        assert tokenizer.encode(f'"{name}').ids == [*tokenizer.encode('"').ids, *alone]
+        assert tokenizer.encode(f"({name}").ids[1:] == alone
+    assert tokenizer.encode("27").tokens == ["2", "7"]
+
+
 def test_a_run_with_other_options_is_not_continued(tmp_path: Path, tokenizer_folder: Path) -> None:
     options = replace(_options(tmp_path, tokenizer_folder), steps=1)
     Trainer(options).run()
@@ -182,13 +264,15 @@ def test_distillation_needs_no_other_data(tmp_path: Path, tokenizer_folder: Path
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "qwen3"
 
 
-def test_schedule_rises_and_falls() -> None:
-    schedule = Schedule(peak=1.0, steps=100, warmup=10)
-    rates = [schedule.rate(i) for i in range(100)]
-    assert max(rates) == 1.0
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert 0.02 <= rates[-1] < 0.03
+def test_schedule_rises_stays_and_falls() -> None:
+    schedule = Schedule(peak=1.0, warmup=10)
+    assert [schedule.rate(i) for i in (0, 4, 9, 1000)] == [0.1, 0.5, 1.0, 1.0]
+    assert schedule.end is None
+    ending = replace(schedule, start=60, cooldown=40)
+    rates = [ending.rate(i) for i in range(100)]
+    assert rates[:60] == [schedule.rate(i) for i in range(60)]
+    assert rates[59:] == sorted(rates[59:], reverse=True)
+    assert (ending.end, rates[-1] > 0, rates[-1] < 0.02) == (100, True, True)
 
 
 def test_merged_adapter_equals_the_attached_one(tmp_path: Path, folder: Path) -> None:

@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.memory import memory_for
+from quire import LLM, SamplingParams
 from quire.config.schema import EngineConfig
 from quire.engine.build.opening import Model, open_model
 from quire.offline.quality import OWN_TEXT, Quality, measure
 from quire.offline.texts import TEXT
 
 ASKED = "<|im_start|>user\nExplain FlashAttention.<|im_end|>\n<|im_start|>assistant\n"
-KNOWN = (
-    f"{ASKED}FlashAttention computes exact attention in tiles that stay in fast memory, with an online softmax. It "
-    "never writes the full score matrix, so it moves far fewer bytes.<|im_end|>\n<|im_start|>user\nCount from 5 to 15."
-    "<|im_end|>\n<|im_start|>assistant\n5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15<|im_end|>\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +22,23 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def found(model: Model) -> Quality:
+def known() -> list[int]:
+    """Two chats with the model's own answers, whatever it answers."""
+    ids: list[int] = []
+    with LLM("quire-mini", dtype="float32", progress=False, memory=memory_for(2**30)) as llm:
+        for text in ("What is TTFT?", "Tell me a short story."):
+            (output,) = llm.chat(
+                [{"role": "user", "content": text}], SamplingParams(temperature=0.0, max_tokens=60)
+            )
+            ids += [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def found(model: Model, known: list[int]) -> Quality:
     assert model.tokenizer is not None
     encode = model.tokenizer.encode
-    texts = {"known": encode(KNOWN), "unknown": encode(TEXT[:800])}
+    texts = {"known": known, "unknown": encode(TEXT[:800])}
     return measure(model, EngineConfig(threads=1), texts, [encode(ASKED)])
 
 
@@ -49,10 +59,9 @@ def test_int8_is_near_and_the_cache_has_a_cost(found: Quality) -> None:
     assert 0 < cache.kl_mean < int4.kl_mean
 
 
-def test_formats_that_are_asked_for(model: Model) -> None:
+def test_formats_that_are_asked_for(model: Model, known: list[int]) -> None:
     """Weights, cache, and both together, each compared with the same reference."""
-    assert model.tokenizer is not None
     asked = EngineConfig(threads=1, quantization="int8", kv_cache_dtype="int8", quantization_group_size=32)
-    found = measure(model, asked, {"known": model.tokenizer.encode(KNOWN)}, [])
+    found = measure(model, asked, {"known": known}, [])
     kinds = [(form.quantization, form.group_size, form.kv) for form in found.formats]
     assert kinds == [("int8", 32, "bf16"), ("none", None, "i8"), ("int8", 32, "i8")]

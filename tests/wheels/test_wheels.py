@@ -21,6 +21,7 @@ from helpers.checkpoints import TINY_MODELS, TinyModel, save
 
 pytestmark = pytest.mark.wheels
 ROOT = Path(__file__).parents[2]
+MAX_MODEL = 16_000_000  # bytes of a wheel that are the model's
 MAX_ENVIRONMENT = 185_000_000  # bytes of site-packages, byte code included, pip and setuptools left out
 PYTHONS = os.environ.get("PYTHONS", sys.executable).split()  # as `make wheels` names them
 GROUPED = TinyModel("formats", "Qwen3Config", {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64})
@@ -82,8 +83,12 @@ def test_a_wheel_contains_only_what_runs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "quire/py.typed" in names
     assert any(name.endswith("share/doc/quire-llm/server.md") for name in names)
-    assert any("quire/models/quire-mini/" in name for name in names)
-    for unwanted in ("__pycache__", ".pyc", "tests/", "csrc/", "quire-mini-draft", "quire-mini-adapters"):
+    shipped = [
+        i for i in zipfile.ZipFile(wheel).infolist() if "quire/models/" in i.filename and not i.is_dir()
+    ]
+    assert {Path(i.filename).parent.name for i in shipped} == {"quire-mini"}
+    assert 0 < sum(i.compress_size for i in shipped) <= MAX_MODEL
+    for unwanted in ("__pycache__", ".pyc", "tests/", "csrc/"):
         assert not [name for name in names if unwanted in name], unwanted
     (metadata,) = (name for name in names if name.endswith("dist-info/METADATA"))
     text = zipfile.ZipFile(wheel).read(metadata).decode()

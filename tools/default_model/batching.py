@@ -5,7 +5,11 @@ Step `n` is a pure function of the seed and n, so an interrupted run can continu
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +19,12 @@ from torch import Tensor
 from .corpus.conversation import Conversation
 from .corpus.draw import Draw, Split
 from .model import Group
-from .rendering import END_OF_TEXT, segments
+from .rendering import END_OF_TEXT, IM_START, segments
 from .shape import MAX_POSITIONS
 from .tokenizer import MARKS, SPECIAL, id_of
 
 IGNORE = -1
+_USER = f"{IM_START}user\n"
 Source = Callable[[int], Conversation]  # index -> conversation
 
 
@@ -48,40 +53,46 @@ class MicroBatch:
 class BatchPlan:
     """The assembly of a step. `pool` conversations are sorted by length and dealt to `steps_per_pool` steps.
 
-    `learn_all` also learns the text of the user and the tools. `repeat_tokens` additional tokens per step are random
-    sequences repeated once, see `repeats`.
+    Of a share `prompts` of the conversations the user's turns are learned too. `repeat_tokens` additional tokens per
+    step are random sequences repeated once, see `repeats`.
     """
 
     seed: int
     pool: int = 512
     steps_per_pool: int = 6
     group_tokens: int = 1024
-    micro_tokens: int = 4096
+    micro_tokens: int = 1024
     max_length: int = MAX_POSITIONS
-    learn_all: bool = False
+    prompts: float = 0.0
     repeat_tokens: int = 0
 
 
-def encode(conversation: Conversation, tokenizer: Tokenizer, *, learn_all: bool = False) -> Example:
+def encode(conversation: Conversation, tokenizer: Tokenizer, *, prompts: bool = False) -> Example:
     """Token ids of the rendered conversation, segment by segment, which equals encoding it as a whole."""
     ids: list[int] = []
     learn: list[bool] = []
     pieces = segments(conversation)
     for piece, encoded in zip(pieces, tokenizer.encode_batch([p.text for p in pieces]), strict=True):
         ids += encoded.ids
-        learn += [piece.learn or learn_all] * len(encoded.ids)
+        learn += [piece.learn or (prompts and piece.text.startswith(_USER))] * len(encoded.ids)
     targets = [i if wanted else IGNORE for i, wanted in zip(ids[1:], learn[1:], strict=True)]
     return Example(ids[:-1], targets)
 
 
 class Batches:
-    """The training steps of one run."""
+    """The training steps of one run. With `workers`, as many processes make the pools of the next steps meanwhile."""
 
-    def __init__(self, source: Source, tokenizer: Tokenizer, plan: BatchPlan) -> None:
+    def __init__(self, source: Source, tokenizer: Tokenizer, plan: BatchPlan, workers: int = 0) -> None:
         self._source, self._tokenizer, self._plan = source, tokenizer, plan
         self._pad = id_of(tokenizer, END_OF_TEXT)
         self._pool = -1
         self._groups: list[list[Example]] = []
+        self._workers = workers
+        self._executor = None
+        if workers:
+            spawn = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(workers, spawn, initializer=_end_with_parent)
+        self._coming: dict[int, Future[list[list[Example]]]] = {}
 
     def step(self, step: int) -> list[MicroBatch]:
         """The micro-batches of one step."""
@@ -102,14 +113,37 @@ class Batches:
         return made
 
     def _make_groups(self, pool: int) -> list[list[Example]]:
-        plan = self._plan
-        first = pool * plan.pool
-        examples = [
-            encode(self._source(i), self._tokenizer, learn_all=plan.learn_all)
-            for i in range(first, first + plan.pool)
-        ]
-        fitting = sorted((e for e in examples if len(e.ids) <= plan.max_length), key=lambda e: len(e.ids))
-        return Draw(f"groups:{plan.seed}:{pool}", Split.TRAIN).shuffled(_cut(fitting, plan.group_tokens))
+        if self._executor is None:
+            return make_groups(self._source, self._tokenizer, self._plan, pool)
+        for number in range(pool, pool + self._workers + 1):
+            if number not in self._coming:
+                self._coming[number] = self._executor.submit(
+                    make_groups, self._source, self._tokenizer, self._plan, number
+                )
+        return self._coming.pop(pool).result()
+
+
+def make_groups(source: Source, tokenizer: Tokenizer, plan: BatchPlan, pool: int) -> list[list[Example]]:
+    """The groups of one pool: a pure function of its arguments."""
+    draw = Draw(f"groups:{plan.seed}:{pool}", Split.TRAIN)
+    examples = [
+        encode(source(index), tokenizer, prompts=draw.chance(plan.prompts))
+        for index in range(pool * plan.pool, (pool + 1) * plan.pool)
+    ]
+    fitting = sorted((e for e in examples if len(e.ids) <= plan.max_length), key=lambda e: len(e.ids))
+    return draw.shuffled(_cut(fitting, plan.group_tokens))
+
+
+def _end_with_parent() -> None:
+    """A worker ends when the process that started it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def repeats(draw: Draw, vocabulary: range, tokens: int) -> list[Example]:

@@ -2,7 +2,8 @@
 
 python -m tools.default_model.build build/default_model
 
-It may be interrupted at any time; the same command continues from the last checkpoint.
+It may be interrupted at any time; the same command continues from the last checkpoint. `--hours` is computing time for
+everything, `--finish` ends the training of the model early.
 """
 
 from __future__ import annotations
@@ -17,24 +18,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .corpus.styles import STYLES
+from .machine import description, stay_behind
 
 PACKAGE = "tools.default_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The length of each part's training, in steps."""
+    """The length of each part: options of the trainer, steps of an adapter, conversations, graded conversations."""
 
-    mini: int
-    draft: int
+    mini: tuple[str, ...]
+    draft: tuple[str, ...]
     adapter: int
     tokenizer: int
     items: int
 
 
-FULL = Budget(mini=2200, draft=600, adapter=160, tokenizer=40_000, items=80)
 # Takes minutes on one core and checks that every part works; the models are useless.
-TRIAL = Budget(mini=20, draft=20, adapter=4, tokenizer=5_000, items=3)
+TRIAL = Budget(mini=("--steps", "20"), draft=("--steps", "20"), adapter=4, tokenizer=5_000, items=3)
+
+
+def full(hours: float, *, finish: bool) -> Budget:
+    """Four fifths of the time for the model, an eighth for its draft, the rest for adapters and evaluation."""
+    mini = ("--hours", f"{hours * 0.8:g}", *(("--finish",) if finish else ()))
+    return Budget(mini=mini, draft=("--hours", f"{hours / 8:g}"), adapter=300, tokenizer=40_000, items=80)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +56,14 @@ def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> l
     """The commands in order."""
     tokenizer, mini, draft = out / "tokenizer", out / "mini", out / "draft"
     common = ("--tokenizer", str(tokenizer), "--seed", str(seed), "--threads", str(threads))
-    schedule = ("--horizon", budget.mini * 14 // 11, "--cooldown", budget.mini * 4 // 11)
-    train_mini = _module("train", "mini", "--out", mini, "--steps", budget.mini, *schedule, *common)
-    train_draft = _module(
-        "train", "draft", "--out", draft, "--steps", budget.draft, "--teacher", mini / "model",
-        *common,
-    )  # fmt: skip
+    train_mini = module("train", "mini", "--out", mini, *budget.mini, *common)
+    train_draft = module(
+        "train", "draft", "--out", draft, *budget.draft, "--teacher", mini / "model", *common
+    )
     made = [
         Part(
             tokenizer / "tokenizer.json",
-            _module("tokenizer", tokenizer, "--seed", seed, "--conversations", budget.tokenizer),
+            module("tokenizer", tokenizer, "--seed", seed, "--conversations", budget.tokenizer),
         ),
         Part(mini / "model" / "config.json", train_mini),
         Part(draft / "model" / "config.json", train_draft),
@@ -67,22 +72,21 @@ def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> l
         folder = out / "adapters" / style
         options = ("--base", mini / "model", "--out", folder, "--steps", budget.adapter, "--seed", seed)
         made.append(
-            Part(folder / "style_rate.md", _module("train_lora", style, *options, "--threads", threads))
+            Part(folder / "style_rate.md", module("train_lora", style, *options, "--threads", threads))
         )
     for name, run, command in (("quire-mini", mini, train_mini), ("quire-mini-draft", draft, train_draft)):
         results = run / "results.md"
         evaluate = ("--items", budget.items, "--out", results, "--answers", run / "answers.jsonl")
-        made.append(Part(results, _module("evaluate", run / "model", *evaluate)))
+        made.append(Part(results, module("evaluate", run / "model", *evaluate)))
         card = ("--run", run, "--results", results, "--command", shlex.join(("python", *command[1:])))
         made.append(
-            Part(
-                run / "card.md", _module("card", name, *card, "--machine", machine, "--out", run / "card.md")
-            )
+            Part(run / "card.md", module("card", name, *card, "--machine", machine, "--out", run / "card.md"))
         )
     return made
 
 
-def _module(name: str, *arguments: object) -> tuple[str, ...]:
+def module(name: str, *arguments: object) -> tuple[str, ...]:
+    """A command of this package."""
     return (sys.executable, "-m", f"{PACKAGE}.{name}", *map(str, arguments))
 
 
@@ -121,14 +125,17 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--hours", type=float, default=10.0, help="of computing, for everything")
     parser.add_argument(
-        "--machine", default="2 cores of an x86-64 CPU with AVX-512 BF16", help="for the cards"
+        "--finish", action="store_true", help="cool the model down from its last checkpoint on, and go on"
     )
+    parser.add_argument("--machine", default=description(), help="for the cards")
     parser.add_argument(
         "--trial", action="store_true", help="takes minutes instead of hours; the models are useless"
     )
     args = parser.parse_args()
-    budget = TRIAL if args.trial else FULL
+    stay_behind()
+    budget = TRIAL if args.trial else full(args.hours, finish=args.finish)
     run(parts(args.out, budget, args.seed, args.threads, args.machine))
     ship = collect(args.out)
     size = sum(file.stat().st_size for file in ship.rglob("*") if file.is_file())

@@ -31,8 +31,7 @@ without a network. It was trained from nothing on text that a program in this re
 - It understands the kinds of requests listed below, in wordings near those of the generator, in English. Free
   conversation, code, long documents and other languages are beyond it.
 - Arithmetic holds for the sizes in the table and fails beyond them. Stories follow a grammar of {plots} plots.
-- Most rewriting and counting tasks fail, and when none of the tools given can do what is asked, it calls one all the
-  same: see the tables.
+- The tables say how often each kind of task fails.
 - It has no safety training: there is nothing harmful in its training text and no refusal either.
 
 Its use is to test serving software. Do not use it for anything that matters.
@@ -47,12 +46,14 @@ Its use is to test serving software. Do not use it for anything that matters.
 |---|---|
 | generator | version {version}, seed {seed}, domains {domains} |
 | held out | one combination in {one_in} (operands, names, schemas, wordings), never in training |
-| tokens | {tokens:,} in {steps} steps, final loss {loss} (training), {held} (held-out), nats per answer token |
-| time | {minutes:.0f} minutes: {machine} |
+| tokens | {tokens:,} in {steps:,} steps, final loss {loss} (training), {held} (held-out), nats per answer token |
+| time | {hours:.2f} hours of computing at {speed:,.0f} tokens/s: {machine} |
+| rate | at its peak for {peak:,} steps, then down to nothing |
 | options | `{options}` |
 | command | `{command}` |
 
-Loss on the answers only. Weights are bfloat16.
+Loss on the answers, on plain documents, and in a share `prompts` of the conversations on what the user says. Weights
+are bfloat16.
 
 ![loss curve](loss.svg)
 
@@ -71,10 +72,11 @@ def card(name: str, run: Path, results: str, command: str, machine: str) -> str:
     shape = shape_from_config(config)
     with (run / "loss.csv").open() as file:
         rows = list(csv.DictReader(file))
+    seconds = float(rows[-1]["seconds"])
     facts = (
         f"Qwen3 architecture: {shape.layers} layers, hidden size {shape.hidden}, {shape.heads} query and "
         f"{shape.kv_heads} key/value heads of {shape.head_dim}, MLP {shape.intermediate}, vocabulary {shape.vocab} "
-        f"(byte-level BPE, digits alone), tied embeddings, context {shape.max_positions}."
+        f"(byte-level BPE, words as Qwen2 cuts them, digits alone), tied embeddings, context {shape.max_positions}."
     )
     return _CARD.format(
         name=name,
@@ -89,7 +91,9 @@ def card(name: str, run: Path, results: str, command: str, machine: str) -> str:
         steps=len(rows),
         loss=rows[-1]["loss"],
         held=rows[-1]["eval_loss"],
-        minutes=float(rows[-1]["seconds"]) / 60,
+        hours=seconds / 3600,
+        speed=int(rows[-1]["tokens"]) / seconds,
+        peak=json.loads((run / "cooldown.json").read_text())["start"],
         machine=machine,
         options=" ".join(f"{k}={v}" for k, v in options.items()),
         command=command,

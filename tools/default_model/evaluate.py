@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from .corpus.conversation import Check, Conversation
 from .corpus.draw import Split
 from .corpus.mixture import DOMAINS, GENERATOR_VERSION, of_domain
 from .grading import Grade, grade
-from .rendering import END_OF_TEXT, IM_END, answer, prompt
+from .rendering import END_OF_TEXT, IM_END, answer, prompt, segments
 
 EVAL_SEED = 1000
 MAX_TOKENS = 320
@@ -100,26 +100,48 @@ def _percent(values: Sequence[bool]) -> str:
     return f"{100 * sum(values) / len(values):.1f} %"
 
 
-def perplexity_table(folder: Path, tokenizer: Tokenizer, per_domain: int, seed: int = EVAL_SEED) -> str:
-    """Perplexity of the generator's held-out answers by domain, under the torch code."""
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Cross-entropy of answers: the sum in nats over their tokens, and their length in UTF-8."""
+
+    nats: float
+    tokens: int
+    bytes: int
+
+
+def domain_losses(
+    folder: Path, tokenizer: Tokenizer, per_domain: int, seed: int = EVAL_SEED
+) -> dict[str, Loss]:
+    """The loss on the generator's held-out answers of every domain, under the torch code."""
     import torch
     from torch.nn import functional as F
 
     from . import hf_folder
     from .batching import Batches, BatchPlan
 
-    model = hf_folder.load(folder)
-    lines = ["| domain | perplexity | tokens |", "|---|---|---|"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = hf_folder.load(folder, device)
+    losses = {}
     for domain in DOMAINS:
         held_out = of_domain(domain, seed, Split.EVAL, per_domain)
         plan = BatchPlan(seed=0, pool=per_domain, steps_per_pool=1)
-        total, rows = 0.0, 0
-        for batch in Batches(held_out.__getitem__, tokenizer, plan).step(0):
+        nats, tokens = 0.0, 0
+        for batch in (b.to(device) for b in Batches(held_out.__getitem__, tokenizer, plan).step(0)):
             with torch.no_grad():
                 logits = model.logits(model(batch.ids, batch.groups, batch.rows))
-            total += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
-            rows += len(batch.rows)
-        lines.append(f"| {domain} | {math.exp(total / rows):.3f} | {rows} |")
+            nats += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
+            tokens += len(batch.rows)
+        size = sum(len(s.text.encode()) for made in held_out for s in segments(made) if s.learn)
+        losses[domain] = Loss(nats, tokens, size)
+    return losses
+
+
+def perplexity_table(losses: Mapping[str, Loss]) -> str:
+    """Perplexity of the answers by domain."""
+    lines = ["| domain | perplexity | tokens |", "|---|---|---|"]
+    lines += [
+        f"| {d} | {math.exp(loss.nats / loss.tokens):.3f} | {loss.tokens} |" for d, loss in losses.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -142,7 +164,8 @@ def main() -> None:
     graded = run(collect(args.items, args.seed), generate, tokenizer)
     how = f"backend {args.backend}, generator {GENERATOR_VERSION}, seed {args.seed}, held-out split"
     head = f"Greedy, float32, {how}.\n\n"
-    text = head + tables(graded) + "\n" + perplexity_table(args.folder, tokenizer, args.items, args.seed)
+    losses = domain_losses(args.folder, tokenizer, args.items, args.seed)
+    text = head + tables(graded) + "\n" + perplexity_table(losses)
     print(text)
     if args.out:
         args.out.write_text(text)

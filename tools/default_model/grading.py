@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .corpus.conversation import Check
+from .corpus.manner import Manner, follows
 from .corpus.schema_check import fits
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -52,14 +53,17 @@ def _number(data: dict[str, Any], answer: str) -> bool:
     return bool(numbers) and int(numbers[-1]) == data["value"]
 
 
-def _first_number(data: dict[str, Any], answer: str) -> bool:
-    numbers = re.findall(r"\d+", answer)
-    return bool(numbers) and int(numbers[0]) == data["value"]
+def _match(data: dict[str, Any], answer: str) -> bool:
+    return re.fullmatch(data["pattern"], answer, re.DOTALL) is not None
 
 
 def _contains(data: dict[str, Any], answer: str) -> bool:
     low = answer.lower()
     return all(any(option.lower() in low for option in part.split("|")) for part in data["all"])
+
+
+def _one_of(data: dict[str, Any], answer: str) -> bool:
+    return answer in data["options"]
 
 
 def _json(data: dict[str, Any], answer: str) -> Grade:
@@ -105,22 +109,39 @@ def _list(data: dict[str, Any], answer: str) -> bool:
     return len(items) == data["count"] == len(set(items)) and set(items) <= set(data["options"])
 
 
-def _style(data: dict[str, Any], answer: str) -> bool:
-    style = data["style"]
-    if style in {"upper", "lower"}:
-        return bool(answer) and answer == (answer.upper() if style == "upper" else answer.lower())
-    return answer.endswith(data["closing"]) if style == "end" else answer.startswith(data["opening"])
+def _lines(data: dict[str, Any], answer: str) -> bool:
+    return len(answer.split("\n")) == int(data["count"])
+
+
+def _manner(data: dict[str, Any], answer: str) -> bool:
+    if not all(follows(Manner(kind, value), answer) for kind, value in data["manners"]):
+        return False
+    then = data["then"]
+    return then is None or grade(Check(then["kind"], then["data"]), answer).right
+
+
+def _without(data: dict[str, Any], answer: str) -> bool:
+    return _contains(data, answer) and str(data["text"]).lower() not in answer.lower()
+
+
+def _one_word(data: dict[str, Any], answer: str) -> bool:
+    said = answer.lower().rstrip(".!")
+    return " " not in said and any(said.startswith(word.lower()) for word in data["any"])
 
 
 _KINDS: dict[str, Callable[[dict[str, Any], str], bool | Grade]] = {
     "exact": _exact,
     "number": _number,
-    "first_number": _first_number,
+    "match": _match,
     "contains": _contains,
+    "one_of": _one_of,
     "json": _json,
     "json_shape": _json_shape,
     "tool_call": _tool_call,
     "sentences": _sentences,
     "list": _list,
-    "style": _style,
+    "lines": _lines,
+    "manner": _manner,
+    "without": _without,
+    "one_word": _one_word,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,33 +18,87 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Linear warm-up to `peak`, then a cosine down to `floor` times the peak at `horizon`.
+    """Linear warm-up to `peak`, which stays until step `start`; then down to nothing over `cooldown` steps.
 
-    A run of fewer steps than its horizon cools down: over its last `cooldown` steps the rate also falls linearly.
+    The way down is 1 - sqrt (Hägele et al. 2024, arXiv 2405.18392). Without `start` there is none yet.
     """
 
     peak: float
-    steps: int
     warmup: int
-    horizon: int = 0  # 0: the number of steps
+    start: int | None = None
     cooldown: int = 0
-    floor: float = 0.02
+
+    @property
+    def end(self) -> int | None:
+        """The number of steps of the whole run, once it is known."""
+        return None if self.start is None else self.start + self.cooldown
 
     def rate(self, step: int) -> float:
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, (self.horizon or self.steps) - self.warmup)
-        rate = self.peak * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
-        return rate * max(self.floor, min(1.0, (self.steps - step) / max(1, self.cooldown)))
+        rate = self.peak * min(1.0, (step + 1) / max(1, self.warmup))
+        if self.start is None or step < self.start:
+            return rate
+        return rate * (1 - math.sqrt((step - self.start + 1) / (self.cooldown + 1)))
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrices are made nearly orthogonal (Jordan et al. 2024); steps have AdamW's root mean square.
+
+    Unlike torch's, it works on all matrices of one size together, and in float32 where bfloat16 is slow.
+    """
+
+    MOMENTUM = 0.95
+    NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+    ROUNDS = 5
+
+    def __init__(self, matrices: list[nn.Parameter], *, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": 0.0, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        """Update every matrix that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[nn.Parameter]] = {}
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    alike.setdefault(weight.shape, []).append(weight)
+            for shape, weights in alike.items():
+                grads = [weight.grad for weight in weights]
+                kept = [self._momentum(weight) for weight in weights]
+                torch._foreach_lerp_(kept, grads, 1 - self.MOMENTUM)
+                steps = self._orthogonal(torch.stack(torch._foreach_lerp(grads, kept, self.MOMENTUM)))
+                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(weights, steps.unbind(), alpha=-group["lr"] * 0.2 * max(shape) ** 0.5)
+
+    def _momentum(self, weight: nn.Parameter) -> Tensor:
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        kept: Tensor = state["momentum"]
+        return kept
+
+    def _orthogonal(self, x: Tensor) -> Tensor:
+        """Each matrix of [n, rows, columns] with all singular values brought near 1."""
+        tall = x.shape[-2] > x.shape[-1]
+        x = x.mT if tall else x
+        x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+        kind = x.dtype
+        if x.is_cuda:
+            x = x.bfloat16()
+        a, b, c = self.NEWTON_SCHULZ
+        for _ in range(self.ROUNDS):
+            square = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+        return (x.mT if tall else x).to(kind)
 
 
 EMBEDDING_RATE = 0.3
 
 
 class Optimizer:
-    """AdamW for embeddings and norms; for the matrices of the blocks Muon (Jordan et al. 2024) or AdamW.
+    """AdamW for embeddings and norms; for the matrices of the blocks Muon or AdamW.
 
-    Muon steps are scaled to the root mean square of AdamW's. Embeddings and norms learn at EMBEDDING_RATE of the
+    Embeddings and norms learn at EMBEDDING_RATE of the
     matrices' rate: faster ones move too much for the matrices to learn to copy them.
     """
 
@@ -57,16 +113,14 @@ class Optimizer:
             self._slow = torch.optim.AdamW(others, lr=0.0, betas=betas, weight_decay=0.0)
             self._parts.append(self._slow)
         if muon:
-            self._parts.append(
-                torch.optim.Muon(matrices, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-            )
+            self._parts.append(Muon(matrices, weight_decay=weight_decay))
         else:
             self._parts.append(torch.optim.AdamW(matrices, lr=0.0, betas=betas, weight_decay=weight_decay))
         self._parameters = [p for _, p in named]
 
-    def step(self, rate: float, clip: float = 1.0) -> float:
+    def step(self, rate: float, clip: float = 1.0) -> Tensor:
         """Clip, update, clear. Returns the gradient's norm before clipping."""
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, clip))
+        norm = nn.utils.clip_grad_norm_(self._parameters, clip)
         for part in self._parts:
             share = EMBEDDING_RATE if part is self._slow else 1.0
             for group in part.param_groups:
@@ -95,19 +149,21 @@ class Optimizer:
             part.load_state_dict({**part.state_dict(), "state": state})
 
 
-def save_run(path: Path, step: int, model: nn.Module, optimizer: Optimizer) -> None:
-    """One file with weights and moments; it replaces the last one only when it is complete."""
+def save_run(path: Path, facts: Mapping[str, float], model: nn.Module, optimizer: Optimizer) -> None:
+    """One file with weights, moments and `facts`; it replaces the last one only when it is complete."""
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()} | optimizer.state()
     unfinished = path.with_suffix(".tmp")
-    save_file(tensors, str(unfinished), metadata={"run": json.dumps({"step": step})})
+    save_file(tensors, str(unfinished), metadata={"run": json.dumps(dict(facts))})
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
     unfinished.replace(path)
 
 
-def load_run(path: Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Restore a run; returns the next step."""
+def load_run(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, float]:
+    """Restore a run; returns its facts."""
     tensors = load_file(str(path))
     with safe_open(str(path), "pt") as file:
-        step = int(json.loads(file.metadata()["run"])["step"])
+        facts: dict[str, float] = json.loads(file.metadata()["run"])
     model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
     optimizer.load({k: v for k, v in tensors.items() if k.startswith("optimizer.")})
-    return step
+    return facts

@@ -84,10 +84,17 @@ def shape_from_config(config: dict[str, object]) -> Shape:
     return Shape(**{name: config[key] for name, key in keys.items()})  # type: ignore[arg-type]
 
 
-VOCAB = 4096
 # Few wide heads: what a head copies passes through head_dim numbers, and 32 are too few to tell 4,096 tokens apart.
-MINI = Shape(vocab=VOCAB, hidden=256, intermediate=640, layers=6, heads=4, kv_heads=2, head_dim=64)
-DRAFT = Shape(vocab=VOCAB, hidden=128, intermediate=256, layers=3, heads=2, kv_heads=1, head_dim=64)
+CANDIDATES = {
+    "5m": Shape(vocab=4096, hidden=256, intermediate=640, layers=6, heads=4, kv_heads=2, head_dim=64),
+    "5m-vocab": Shape(vocab=6144, hidden=256, intermediate=640, layers=6, heads=4, kv_heads=2, head_dim=64),
+    "8m": Shape(vocab=5120, hidden=320, intermediate=768, layers=6, heads=4, kv_heads=2, head_dim=64),
+    "8m-deep": Shape(vocab=5120, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64),
+    "12m": Shape(vocab=6144, hidden=384, intermediate=1024, layers=6, heads=6, kv_heads=2, head_dim=64),
+}
+MINI = CANDIDATES["8m"]
+VOCAB = MINI.vocab
+DRAFT = Shape(vocab=VOCAB, hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1, head_dim=64)
 # For tests and trials of the pipeline: takes seconds on one core; the model learns nothing useful.
-TOY = Shape(vocab=VOCAB, hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16)
-SHAPES = {"mini": MINI, "draft": DRAFT, "toy": TOY}
+TOY = Shape(vocab=1024, hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16)
+SHAPES = {"mini": MINI, "draft": DRAFT, "toy": TOY, **CANDIDATES}

@@ -1,7 +1,9 @@
 """Byte-level BPE trained on generated text, saved as the files of Hugging Face tokenizers.
 
-Digits are separate tokens, so that arithmetic is learned digit by digit. A space is part of a lower-case word but not
-of a capitalised one: a name has the same tokens in prose and inside JSON quotes, which makes it easy to copy.
+Text is cut into words as by Qwen2, so the tokenizer has a name in GGUF. Digits are separate tokens: arithmetic is
+learned digit by digit. Merges are learned from smaller pieces than words: a space is merged with a lower-case word, but
+nothing with a capital letter, and no mark with a letter. So a name has the same tokens in prose and inside JSON quotes,
+which makes it easy to copy. No merge crosses pieces, so both cuts give the same tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from .corpus.draw import Split
 from .corpus.mixture import stream
@@ -23,25 +25,20 @@ SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 # Marks that the model writes or reads as text: kept when special tokens are skipped.
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-SPLIT = "|".join((
-    r"'(?:s|t|re|ve|m|ll|d)",
-    r"\p{Lu}[\p{L}\p{M}]*",
-    r" ?(?!\p{Lu})[\p{L}\p{M}]+",
-    r"\p{N}",
-    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-    r"\s*[\r\n]+",
-    r"\s+(?!\S)",
-    r"\s+",
-))  # fmt: skip
+# Qwen2's word expression as it is published, which GGUF calls "qwen2".
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Within a word, merges are learned inside these pieces alone.
+PIECES = r"'(?i:s|t|re|ve|m|ll|d)$| ?(?!\p{Lu})[\p{L}\p{M}]+|\p{L}[\p{L}\p{M}]*| ?[^\s\p{L}\p{M}]+[\r\n]*|\s+"
 
 
 def train(texts: Iterator[str], vocab: int = VOCAB) -> Tokenizer:
     """A tokenizer of exactly `vocab` entries. Raises ValueError when the text has too few merges for that."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _cut(WORDS, PIECES)
     tokenizer.decoder = decoders.ByteLevel()
     added = [AddedToken(t, special=True, normalized=False) for t in SPECIAL]
     added += [AddedToken(t, special=False, normalized=False) for t in MARKS]
@@ -51,11 +48,19 @@ def train(texts: Iterator[str], vocab: int = VOCAB) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = _cut(WORDS)
     tokenizer.add_special_tokens(added[: len(SPECIAL)])
     tokenizer.add_tokens(added[len(SPECIAL) :])
     if tokenizer.get_vocab_size() != vocab:
         raise ValueError(f"vocab: the text gives {tokenizer.get_vocab_size()} entries, not {vocab}")
     return tokenizer
+
+
+def _cut(*expressions: str) -> pre_tokenizers.PreTokenizer:
+    splits = [pre_tokenizers.Split(Regex(e), behavior="isolated") for e in expressions]
+    return pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def training_text(seed: int, conversations: int) -> Iterator[str]:

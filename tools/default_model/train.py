@@ -1,6 +1,9 @@
 """Trains the model, or, with a teacher, its draft. Resumable; CPU or CUDA.
 
-python -m tools.default_model.train mini --tokenizer DIR --out DIR --steps 3000
+python -m tools.default_model.train mini --tokenizer DIR --out DIR --hours 8
+
+The rate stays at its peak until the time left is the cooldown's share. `--finish` cools down from the last checkpoint
+instead; more `--hours` than a finished run had go on from where its cooldown began.
 """
 
 from __future__ import annotations
@@ -8,8 +11,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
+import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,142 +25,224 @@ from torch.nn import functional as F
 from . import hf_folder, wiring
 from . import tokenizer as tokenizers
 from .batching import Batches, BatchPlan, MicroBatch, Source
-from .corpus.conversation import Conversation
 from .corpus.draw import Split
 from .corpus.mixture import GENERATOR_VERSION, conversation
+from .machine import Clock, autocast, keep_memory, precision, stay_behind, workers
 from .model import Decoder
 from .optimizer import Optimizer, Schedule, load_run, save_run
 from .plot import loss_curve
 from .shape import SHAPES
 
 COLUMNS = ("step", "tokens", "loss", "eval_loss", "rate", "norm", "seconds")
+_FLUSH = 20  # steps whose losses stay on the device until they are logged
+_SAY_EVERY = 60.0  # seconds between lines of progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Everything that determines the result of a run, and its output folder."""
+    """Everything that determines the result of a run, and its output folder.
+
+    A run is `steps` long, or as many steps as the computing time `hours` allows. `cooldown` is a share of it.
+    """
 
     shape: str
     tokenizer: Path
     out: Path
-    steps: int
+    steps: int = 0
+    hours: float = 0.0
+    finish: bool = False
     seed: int = 1
     rate: float = 1e-2
     warmup: int = 100
-    horizon: int = 0
-    cooldown: int = 0
+    cooldown: float = 0.3
     muon: bool = True
-    learn_all: bool = False
-    repeat_tokens: int = 1024
+    prompts: float = 0.1
+    repeat_tokens: int = 512
     pool: int = 512
     steps_per_pool: int = 12
-    held_out: int = 256
-    bf16: bool = True
+    held_out: int = 192
+    precision: str = "auto"
     teacher: Path | None = None
-    eval_every: int = 200
-    save_every: int = 200
+    eval_minutes: float = 10.0
+    save_minutes: float = 5.0
     threads: int = 0
     stop_after: int = 0
+
+
+# Options that may change between parts of one run.
+_FREE = {
+    "out", "tokenizer", "hours", "finish", "teacher", "threads", "stop_after", "held_out", "save_minutes",
+    "eval_minutes", "precision",
+}  # fmt: skip
 
 
 class Trainer:
     """One run: a model, its optimizer, its batches and its log."""
 
     def __init__(self, options: Options) -> None:
+        if bool(options.steps) == bool(options.hours) or not 0 < options.cooldown < 1:
+            raise ValueError("options: give steps or hours, and a cooldown between 0 and 1")
         self.options = options
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if options.threads:
             torch.set_num_threads(options.threads)
-        self.vocabulary = tokenizers.load(options.tokenizer)
+        vocabulary = tokenizers.load(options.tokenizer)
+        if vocabulary.get_vocab_size() > SHAPES[options.shape].vocab:
+            raise ValueError(
+                f"tokenizer: more than the {SHAPES[options.shape].vocab} entries of {options.shape}"
+            )
         self.model = Decoder(SHAPES[options.shape])
         wiring.initialize(self.model, torch.Generator().manual_seed(options.seed))
         self.model.to(self.device)
         self.teacher = hf_folder.load(options.teacher, self.device) if options.teacher else None
         self.optimizer = Optimizer(self.model, muon=options.muon)
-        self.schedule = Schedule(
-            peak=options.rate,
-            steps=options.steps,
-            warmup=options.warmup,
-            horizon=options.horizon,
-            cooldown=options.cooldown,
-        )
+        self.schedule = Schedule(peak=options.rate, warmup=options.warmup)
         plan = BatchPlan(
             seed=options.seed,
             pool=options.pool,
             steps_per_pool=options.steps_per_pool,
-            learn_all=options.learn_all,
+            prompts=options.prompts,
             repeat_tokens=options.repeat_tokens,
         )
-        self.batches = Batches(self._source(Split.TRAIN, options.seed), self.vocabulary, plan)
+        if self.device == "cuda":
+            plan = replace(plan, group_tokens=8192, micro_tokens=65536)
+        source: Source = partial(conversation, options.seed, Split.TRAIN)
+        self.batches = Batches(source, vocabulary, plan, workers())
         held_out = BatchPlan(seed=0, pool=options.held_out, steps_per_pool=1)
-        self.held_out = Batches(self._source(Split.EVAL, 0), self.vocabulary, held_out)
-        self.step, self.tokens, self.seconds, self.norm = 0, 0, 0.0, 0.0
+        self.held_out = Batches(partial(conversation, 0, Split.EVAL), vocabulary, held_out)
+        self.clock = Clock(self.device)
+        self.step, self.tokens, self.seconds, self._recent = 0, 0, 0.0, math.nan
+        self._unlogged: list[tuple[int, int, Tensor, float, Tensor, float]] = []
         self._resume()
-
-    @staticmethod
-    def _source(split: Split, seed: int) -> Source:
-        def source(index: int) -> Conversation:
-            return conversation(seed, split, index)
-
-        return source
 
     def _resume(self) -> None:
         """Continue from the checkpoint in the output folder; refuse one of another run."""
-        out = self.options.out
+        options, out = self.options, self.options.out
         out.mkdir(parents=True, exist_ok=True)
-        decides = {k: str(v) for k, v in asdict(self.options).items() if k not in _FREE}
+        decides = {k: str(v) for k, v in asdict(options).items() if k not in _FREE}
         decides["generator_version"] = str(GENERATOR_VERSION)
-        note = out / "run.json"
-        if not (out / "run.safetensors").exists():
-            note.write_text(json.dumps(decides, indent=2) + "\n")
-            with (out / "loss.csv").open("w") as file:
-                csv.writer(file).writerow(COLUMNS)
-            return
-        if json.loads(note.read_text()) != decides:
+        note, log = out / "run.json", out / "loss.csv"
+        going_on = (out / "run.safetensors").exists()
+        if options.finish and not going_on:
+            raise ValueError(f"finish: {out} has no checkpoint to cool down from")
+        noted = json.loads(note.read_text()) if going_on else {}
+        self.precision = noted.pop("precision", "auto")
+        if options.precision != "auto" or self.precision == "auto":
+            self.precision = precision(self.device) if options.precision == "auto" else options.precision
+        if going_on and noted != decides:
             raise ValueError(f"out: {out} holds a run with other options, see {note.name}")
-        self.step = load_run(out / "run.safetensors", self.model, self.optimizer)
-        with (out / "loss.csv").open() as file:
-            rows = [r for r in csv.DictReader(file) if int(r["step"]) < self.step]
-        with (out / "loss.csv").open("w") as file:
+        if going_on:
+            self._load()
+            with log.open() as file:
+                rows = [r for r in csv.DictReader(file) if int(r["step"]) < self.step]
+        else:
+            rows = []
+        _write(note, {**decides, "precision": self.precision})
+        with log.with_suffix(".tmp").open("w") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
-        self.tokens, self.seconds = int(rows[-1]["tokens"]), float(rows[-1]["seconds"])
+        log.with_suffix(".tmp").replace(log)
+        self._held = next((float(r["eval_loss"]) for r in reversed(rows) if r["eval_loss"]), None)
+        print(
+            f"{self.device}, {torch.get_num_threads()} threads, {self.precision}; step {self.step}",
+            flush=True,
+        )
+
+    def _load(self) -> None:
+        """The last checkpoint, or, when this run may be longer than planned, the one before the cooldown."""
+        out, options = self.options.out, self.options
+        plan = out / "cooldown.json"
+        longer = False
+        if plan.exists():
+            noted = json.loads(plan.read_text())
+            longer = not options.finish and noted["seconds"] < self._peak_seconds()
+            self.schedule = replace(self.schedule, start=noted["start"], cooldown=noted["steps"])
+        if longer:
+            shutil.copyfile(out / "peak.safetensors", out / "run.tmp")
+            (out / "run.tmp").replace(out / "run.safetensors")
+            plan.unlink()
+            shutil.rmtree(out / "model", ignore_errors=True)
+            self.schedule = Schedule(peak=options.rate, warmup=options.warmup)
+        facts = load_run(out / "run.safetensors", self.model, self.optimizer)
+        self.step, self.tokens, self.seconds = int(facts["step"]), int(facts["tokens"]), facts["seconds"]
+
+    def _peak_seconds(self) -> float:
+        return self.options.hours * 3600 * (1 - self.options.cooldown)
 
     def run(self) -> None:
-        """Train to the last step (or `stop_after` steps from here), then write the model folder and the plot."""
+        """Train to the end (or `stop_after` steps from here), then write the model folder and the plot."""
         options = self.options
-        last = min(options.steps, self.step + options.stop_after) if options.stop_after else options.steps
-        while self.step < last:
-            began = time.perf_counter()
-            rate = self.schedule.rate(self.step)
-            loss, tokens = self._train_step(rate)
-            self.tokens += tokens
-            self.seconds += time.perf_counter() - began
-            self.step += 1
-            evaluate = self.step % options.eval_every == 0 or self.step == last
-            self._log(loss, self.held_out_loss() if evaluate else None, rate)
-            if self.step % options.save_every == 0 or self.step == last:
-                save_run(options.out / "run.safetensors", self.step, self.model, self.optimizer)
+        last = self.step + options.stop_after if options.stop_after else None
+        self._began = saved = evaluated = said = time.monotonic()
+        self._seconds_before = self.seconds
+        self.clock.lap()
+        done = self._done(last)
+        while not done:
+            self._train_step()
+            done = self._done(last)
+            if done:
+                break
+            now = time.monotonic()
+            if now - evaluated > options.eval_minutes * 60:
+                self._flush(self.held_out_loss())
+                evaluated = now
+            elif len(self._unlogged) >= _FLUSH:
+                self._flush()
+            if now - saved > options.save_minutes * 60:
+                self._save()
+                saved = now
+            if now - said > _SAY_EVERY:
+                self._say()
+                said = now
+        if self._unlogged:
+            self._flush(self.held_out_loss())
+            self._save()
+            self._say()
         hf_folder.save(self.model, options.out / "model", options.tokenizer)
         loss_curve(
             options.out / "loss.csv", options.out / "loss.svg", f"quire-{options.shape}: loss on answers"
         )
 
-    def _train_step(self, rate: float) -> tuple[float, int]:
+    def _done(self, last: int | None) -> bool:
+        """Whether this was the last step. Begins the cooldown when it is time."""
+        options, step = self.options, self.step
+        if self.schedule.start is None:
+            share = options.cooldown
+            due = (
+                step >= round(options.steps * (1 - share))
+                if options.steps
+                else self.seconds >= self._peak_seconds()
+            )
+            if due or (options.finish and step):
+                steps = max(1, options.steps - step if options.steps else round(step * share / (1 - share)))
+                self._save()
+                shutil.copyfile(options.out / "run.safetensors", options.out / "peak.safetensors")
+                _write(
+                    options.out / "cooldown.json", {"start": step, "steps": steps, "seconds": self.seconds}
+                )
+                self.schedule = replace(self.schedule, start=step, cooldown=steps)
+                print(f"cooldown: {steps} steps from step {step}", flush=True)
+        return step in (last, self.schedule.end)
+
+    def _train_step(self) -> None:
         self.model.train()
+        rate = self.schedule.rate(self.step)
         batches = self.batches.step(self.step)
         rows = sum(len(b.rows) for b in batches)
-        total = 0.0
+        total = torch.zeros((), device=self.device)
         for batch in batches:
             loss = self._loss(batch.to(self.device)) / rows
             loss.backward()
-            total += loss.item()
-        self.norm = self.optimizer.step(rate)
-        return total, sum(len(b.ids) for b in batches)
+            total += loss.detach()
+        norm = self.optimizer.step(rate)
+        self.step += 1
+        self.tokens += sum(len(b.ids) for b in batches)
+        self.seconds += self.clock.lap()
+        self._unlogged.append((self.step - 1, self.tokens, total, rate, norm, self.seconds))
 
     def _logits(self, model: Decoder, batch: MicroBatch) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.options.bf16):
+        with autocast(self.device, self.precision):
             return model.logits(model(batch.ids, batch.groups, batch.rows)).float()
 
     def _loss(self, batch: MicroBatch) -> Tensor:
@@ -177,22 +265,47 @@ class Trainer:
             moved = batch.to(self.device)
             total += float(F.cross_entropy(self._logits(self.model, moved), moved.targets, reduction="sum"))
             rows += len(batch.rows)
-        return total / rows
+        self.clock.lap()  # evaluations are no part of the run
+        self._held = total / rows
+        return self._held
 
-    def _log(self, loss: float, held: float | None, rate: float) -> None:
-        shown = "" if held is None else f"{held:.4f}"
-        numbers = (f"{rate:.6f}", f"{self.norm:.3f}", f"{self.seconds:.1f}")
-        row = (self.step - 1, self.tokens, f"{loss:.4f}", shown, *numbers)
+    def _flush(self, held: float | None = None) -> None:
+        """Write the rows that wait; the last one gets the held-out loss."""
         with (self.options.out / "loss.csv").open("a") as file:
-            csv.writer(file).writerow(row)
-        if held is not None or self.step % 20 == 0:
-            speed = self.tokens / self.seconds
-            state = f"step {self.step} loss {loss:.3f} held-out {shown or '-'}"
-            print(f"{state} tokens {self.tokens} ({speed:.0f}/s)", flush=True)
+            writer = csv.writer(file)
+            for row, (step, tokens, loss, rate, norm, seconds) in enumerate(self._unlogged, 1):
+                shown = "" if held is None or row < len(self._unlogged) else f"{held:.4f}"
+                self._recent = float(loss)
+                numbers = (f"{rate:.6f}", f"{float(norm):.3f}", f"{seconds:.1f}")
+                writer.writerow((step, tokens, f"{self._recent:.4f}", shown, *numbers))
+        self._unlogged.clear()
+
+    def _save(self) -> None:
+        self._flush()
+        facts = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
+        save_run(self.options.out / "run.safetensors", facts, self.model, self.optimizer)
+
+    def _say(self) -> None:
+        """A line of progress. Hours are computing time, the time to the end is wall time."""
+        self._flush()
+        end, options = self.schedule.end, self.options
+        speed = self.tokens / max(self.seconds, 1e-9)
+        each = self.seconds / max(self.step, 1)
+        whole = (end or options.steps) * each or options.hours * 3600
+        slower = (time.monotonic() - self._began) / max(self.seconds - self._seconds_before, 1e-9)
+        held = "-" if self._held is None else f"{self._held:.3f}"
+        print(
+            f"step {self.step} loss {self._recent:.3f} held-out {held} tokens {self.tokens / 1e6:.2f} M "
+            f"({speed:.0f}/s) {self.seconds / 3600:.2f} of {whole / 3600:.2f} h, "
+            f"{max(0.0, whole - self.seconds) * slower / 3600:.2f} h to go",
+            flush=True,
+        )
 
 
-# Options that may change between parts of one run.
-_FREE = {"out", "tokenizer", "teacher", "threads", "stop_after", "held_out", "save_every", "eval_every"}
+def _write(path: Path, value: object) -> None:
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(value, indent=2) + "\n")
+    unfinished.replace(path)
 
 
 def main() -> None:
@@ -200,33 +313,37 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--steps", type=int, default=0)
+    length.add_argument("--hours", type=float, default=0.0, help="of computing")
+    parser.add_argument("--finish", action="store_true", help="cool down from the last checkpoint")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--warmup", type=int, default=100)
-    parser.add_argument("--horizon", type=int, default=0, help="steps of the cosine; 0: all")
     parser.add_argument(
-        "--cooldown", type=int, default=0, help="last steps, over which the rate falls to nothing"
+        "--cooldown", type=float, default=0.3, help="share of the run in which the rate falls to nothing"
     )
     parser.add_argument("--adamw", dest="muon", action="store_false", help="AdamW for every weight")
-    parser.add_argument("--learn-all", action="store_true", help="learn prompts too")
-    parser.add_argument("--float32", dest="bf16", action="store_false", help="no bfloat16 autocast")
     parser.add_argument(
-        "--repeat-tokens",
-        type=int,
-        default=1024,
-        help="tokens per step of random sequences repeated once",
+        "--prompts", type=float, default=0.1, help="share of conversations whose user turns are learned too"
+    )
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument(
+        "--repeat-tokens", type=int, default=512, help="tokens per step of random sequences repeated once"
     )
     parser.add_argument("--pool", type=int, default=512, help="conversations sorted by length together")
     parser.add_argument("--steps-per-pool", type=int, default=12)
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--eval-every", type=int, default=200)
-    parser.add_argument("--save-every", type=int, default=200)
+    parser.add_argument("--eval-minutes", type=float, default=10.0)
+    parser.add_argument("--save-minutes", type=float, default=5.0)
     parser.add_argument(
         "--stop-after", type=int, default=0, help="stop after this many steps; run again to continue"
     )
-    Trainer(Options(**vars(parser.parse_args()))).run()
+    options = Options(**vars(parser.parse_args()))
+    stay_behind()
+    keep_memory()
+    Trainer(options).run()
 
 
 if __name__ == "__main__":

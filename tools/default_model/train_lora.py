@@ -19,6 +19,7 @@ from .corpus.draw import Split
 from .corpus.styles import STYLES, styled
 from .evaluate import stop_ids
 from .generation import greedy
+from .machine import autocast, keep_memory, precision, stay_behind
 from .optimizer import Optimizer, Schedule
 from .rendering import prompt
 
@@ -33,7 +34,8 @@ def train(style: str, base: Path, out: Path, *, steps: int, seed: int, rate: flo
     lora.attach(model, torch.Generator().manual_seed(seed))
     model.to(device).train()
     optimizer = Optimizer(model, muon=False, weight_decay=0.01)
-    schedule = Schedule(peak=rate, steps=steps, warmup=max(1, steps // 20))
+    schedule = Schedule(peak=rate, warmup=max(1, steps // 20), start=steps // 3, cooldown=steps - steps // 3)
+    kind = precision(device)
     plan = BatchPlan(seed=seed, pool=128, steps_per_pool=4)
     batches = Batches(lambda i: styled(style, seed, Split.TRAIN, i), tokenizer, plan)
     losses = []
@@ -41,7 +43,7 @@ def train(style: str, base: Path, out: Path, *, steps: int, seed: int, rate: flo
         parts = [b.to(device) for b in batches.step(step)]
         rows, total = sum(len(b.rows) for b in parts), 0.0
         for batch in parts:
-            with torch.autocast(device, torch.bfloat16):
+            with autocast(device, kind):
                 logits = model.logits(model(batch.ids, batch.groups, batch.rows)).float()
             loss = F.cross_entropy(logits, batch.targets, reduction="sum") / rows
             loss.backward()
@@ -81,6 +83,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--items", type=int, default=100, help="held-out questions to grade")
     args = parser.parse_args()
+    stay_behind()
+    keep_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     train(args.style, args.base, args.out, steps=args.steps, seed=args.seed, rate=args.rate)

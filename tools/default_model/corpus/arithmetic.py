@@ -1,52 +1,30 @@
-"""Arithmetic: sums, differences and products with short working, comparisons, word problems.
-
-Working names the place of every digit and writes each carry, so that one column at a time is learned and any number
-of columns follows.
-"""
+"""Arithmetic in many wordings: sums, tables, percents, comparisons, sequences, word problems, and what is too hard."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+
+from .columns import SIGNS, answer, equation, is_direct, result
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .words import FOODS, NAMES, OBJECTS, casual, plural
+from .tasks import answered, pairs, request, sections, words
+from .wording import ask, word
+from .words import NAMES, NUMBERS
 
-PLACES = ("Ones", "Tens", "Hundreds", "Thousands")
-MAX_DIGITS = 4
-SIGNS = {"add": "+", "subtract": "-", "multiply": "×"}
+_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_PERCENTS = (1, 5, 10, 10, 15, 20, 20, 25, 30, 40, 50, 50, 60, 70, 75, 80, 90, 100)
 
-_ASK = {
-    "add": (
-        "What is {a} + {b}?", "What is {a} plus {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "Add {a} and {b}.",
-        "Calculate {a} + {b}.", "How much is {a} + {b}?", "What is the sum of {a} and {b}?", "Compute {a} plus {b}.",
-    ),
-    "subtract": (
-        "What is {a} - {b}?", "What is {a} minus {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?",
-        "Subtract {b} from {a}.", "Calculate {a} - {b}.", "How much is {a} - {b}?", "Take {b} away from {a}.",
-    ),
-    "multiply": (
-        "What is {a} × {b}?", "What is {a} times {b}?", "{a} * {b}", "{a}*{b}", "What is {a} * {b}?",
-        "Multiply {a} by {b}.", "Calculate {a} times {b}.", "{a} x {b} = ?", "What is the product of {a} and {b}?",
-    ),
-}  # fmt: skip
-_STORIES = {
-    "add": (
-        "{n} has {a} {i} and buys {b} more. How many {i} does {n} have now?",
-        "There are {a} {i} in one box and {b} {i} in another. How many {i} are there in all?",
-        "{n} counted {a} {i} in the morning and {b} in the evening. How many {i} is that together?",
-        "A shop sold {a} {i} on Monday and {b} on Tuesday. How many did it sell over the two days?",
-    ),
-    "subtract": (
-        "{n} had {a} {i} and gave away {b}. How many {i} are left?",
-        "There were {a} {i} on the shelf. {n} took {b} of them. How many remain?",
-        "A shop had {a} {i} and sold {b}. How many {i} does it still have?",
-        "{n} needs {a} {i} and already has {b}. How many more are needed?",
-    ),
-    "multiply": (
-        "{n} has {b} boxes with {a} {i} in each. How many {i} are there in all?",
-        "One bag holds {a} {i}. How many {i} are in {b} bags?",
-        "{n} packs {a} {i} a day. How many {i} does {n} pack in {b} days?",
-    ),
-}  # fmt: skip
+
+def number_word(number: int) -> str:
+    """A number below 100, or 100, as a word."""
+    if number >= 100:
+        return "a hundred"
+    if number < 20:
+        return NUMBERS[number]
+    tens = _TENS[number // 10]
+    return f"{tens}-{NUMBERS[number % 10]}" if number % 10 else tens
 
 
 def operands(draw: Draw, kind: str, digits: int) -> tuple[int, int]:
@@ -64,134 +42,434 @@ def operands(draw: Draw, kind: str, digits: int) -> tuple[int, int]:
     return draw.held(make, lambda p: f"{kind}:{min(p)}:{max(p)}")
 
 
-def result(kind: str, a: int, b: int) -> int:
-    return a + b if kind == "add" else a - b if kind == "subtract" else a * b
+def _held(draw: Draw, kind: str, make: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """Facts of the tables are in both splits, in different wordings; other pairs are in one."""
+    pair = make()
+    if max(pair) <= 12 or (kind in {"multiply", "divide"} and is_direct(kind, *pair)):
+        return pair
+    return draw.held(make, lambda p: f"{kind}:{min(p)}:{max(p)}")
 
 
-def working(kind: str, a: int, b: int) -> str:
-    """The steps before the answer; empty where the answer is one step."""
-    if max(a, b) < 10:
-        return ""
-    if kind == "add":
-        return _addition(a, b)
-    return _subtraction(a, b) if kind == "subtract" else _multiplication(a, b)
+def _small(draw: Draw, kind: str) -> tuple[int, int]:
+    """A pair whose result is said at once."""
+    if kind == "multiply":
+        return draw.weighted((((draw.between(0, 12), draw.between(0, 12)), 0.8), (_round_product(draw), 0.2)))
+    if kind == "divide":
+        return _quotient(draw)
+    if draw.chance(0.05):
+        unit = draw.pick((100, 1000))
+        a, b = draw.between(1, 10) * unit, draw.between(1, 10) * unit
+    elif draw.chance(0.2):
+        a, b = draw.between(0, 12), draw.between(0, 12)
+    else:
+        a, b = draw.between(1, 99), draw.between(1, 99)
+    if kind == "subtract":
+        if draw.chance(0.2):
+            a = 100
+        elif draw.chance(0.8):
+            a, b = max(a, b), min(a, b)
+    elif draw.chance(0.03):
+        a = 100
+    return a, b
 
 
-def _digits(number: int) -> list[int]:
-    return [int(d) for d in reversed(str(number))]
+def _round_product(draw: Draw) -> tuple[int, int]:
+    if draw.chance(0.3):
+        a, b = draw.between(2, 100), 2
+    elif draw.chance(0.5):
+        a, b = draw.between(2, 99), draw.pick((10, 100, 1000))
+    else:
+        a, b = draw.between(1, 9) * draw.pick((10, 100)), draw.between(2, 9) * draw.pick((1, 10))
+    return (a, b) if draw.chance(0.5) else (b, a)
 
 
-def _addition(a: int, b: int) -> str:
-    left, right = _digits(a), _digits(b)
-    lines, carry = [], 0
-    for i in range(max(len(left), len(right))):
-        x = left[i] if i < len(left) else 0
-        y = right[i] if i < len(right) else 0
-        total = x + y + carry
-        extra = f"+{carry}" if carry else ""
-        carry = total // 10
-        end = f", carry {carry}" if carry else ""
-        lines.append(f"{PLACES[i]}: {x}+{y}{extra}={total}, write {total % 10}{end}.")
-    if carry:
-        lines.append(f"Then write {carry}.")
-    return "\n".join(lines)
+def _quotient(draw: Draw) -> tuple[int, int]:
+    b = draw.between(2, 12)
+    at = draw.below(10)
+    if at < 6:
+        return b * draw.between(1, 12), b
+    if at < 8:
+        return draw.between(1, 100), draw.between(2, 10)
+    if at == 8:
+        return draw.between(1, 99) * 10, 10
+    return 2 * draw.between(1, 100), 2
 
 
-def _subtraction(a: int, b: int) -> str:
-    left, right = _digits(a), _digits(b)
-    lines, borrow = [], 0
-    for i, x in enumerate(left):
-        y = right[i] if i < len(right) else 0
-        taken = f"-{borrow}" if borrow else ""
-        top = x - borrow
-        borrow = 1 if top < y else 0
-        end = ", borrow 1" if borrow else ""
-        shown = f"{x + 10 * borrow}-{y}{taken}={top + 10 * borrow - y}"
-        lines.append(f"{PLACES[i]}: {shown}, write {top + 10 * borrow - y}{end}.")
-    return "\n".join(lines)
-
-
-def _multiplication(a: int, b: int) -> str:
-    lines, carry = [], 0
-    for i, x in enumerate(_digits(a)):
-        total = x * b + carry
-        extra = f", {x * b}+{carry}={total}" if carry else ""
-        carry = total // 10
-        end = f", carry {carry}" if carry else ""
-        lines.append(f"{PLACES[i]}: {x}×{b}={x * b}{extra}, write {total % 10}{end}.")
-    if carry:
-        lines.append(f"Then write {carry}.")
-    return "\n".join(lines)
-
-
-def answer(kind: str, a: int, b: int) -> str:
-    """Working, then the equation with the result."""
-    steps = working(kind, a, b)
-    end = f"{a} {SIGNS[kind]} {b} = {result(kind, a, b)}"
-    return f"{steps}\nSo {end}." if steps else f"{end}."
+def _large(draw: Draw, kind: str) -> tuple[int, int]:
+    """A pair that needs working."""
+    while True:
+        if kind == "multiply":
+            long = draw.chance(0.3)
+            a = draw.between(11, 99) if long else draw.between(11, draw.pick((99, 999, 999, 9999)))
+            b = draw.between(11, 99) if long else draw.between(3, 9)
+            a, b = (b, a) if draw.chance(0.3) else (a, b)
+        elif kind == "divide":
+            a, b = draw.between(101, draw.pick((999, 9999))), draw.between(2, 9)
+        else:
+            top = draw.weighted(((199, 0.1), (999, 0.55), (9999, 0.25), (99999, 0.1)))
+            a = draw.between(max(101, top // 10), top)
+            b = draw.between(1, top) if draw.chance(0.75) else draw.between(1, 99)
+            swap = (
+                a < b
+                if kind == "subtract" and draw.chance(0.85)
+                else draw.chance(0.2 if kind == "add" else 0.1)
+            )
+            a, b = (b, a) if swap else (a, b)
+        if not is_direct(kind, a, b):
+            return a, b
 
 
 def number_check(kind: str, a: int, b: int) -> Check:
-    data = {"value": result(kind, a, b), "task": kind, "digits": len(str(max(a, b)))}
-    return Check("number", data)
+    if kind == "divide":
+        return Check("contains", {"all": [equation(kind, a, b)], "task": kind, "digits": len(str(max(a, b)))})
+    return Check("number", {"value": result(kind, a, b), "task": kind, "digits": len(str(max(a, b)))})
 
 
-def _sum(draw: Draw, kind: str, digits: int) -> list[Turn]:
-    a, b = operands(draw, kind, digits)
-    ask = casual(draw, draw.pick(_ASK[kind]).format(a=a, b=b))
-    return [user(ask), assistant(answer(kind, a, b), number_check(kind, a, b))]
+def _kind(draw: Draw) -> str:
+    return draw.weighted((("add", 0.36), ("subtract", 0.32), ("multiply", 0.22), ("divide", 0.1)))
 
 
-def _short(draw: Draw, kind: str) -> list[Turn]:
-    """The result alone, for what fits in one step."""
-    a, b = operands(draw, kind, 1 if kind == "multiply" else draw.between(1, 2))
-    ask = draw.pick(_ASK[kind]).format(a=a, b=b).rstrip(".")
-    tail = draw.pick(
-        ("Answer with the number only.", "Just the number, please.", "Reply with only the number.")
+def _drawn(draw: Draw, kind: str, large: float) -> tuple[int, int]:
+    size = _large if draw.chance(large) else _small
+    return _held(draw, kind, lambda: size(draw, kind))
+
+
+def _framed(draw: Draw, kind: str, frames: str = "frames") -> tuple[str, ...]:
+    """Wordings of one operation: an expression in a frame, or a sentence of the operation's own."""
+    texts = sections("arithmetic")
+    if frames == "frames" and draw.chance(0.3):
+        return texts[kind]
+    shown = draw.pick(texts[f"{kind} expressions"])
+    frame = "{e}" if frames == "frames" and draw.chance(0.25) else draw.pick(texts[frames])
+    return (frame.replace("{e}", shown),)
+
+
+def _shown(draw: Draw, patterns: tuple[str, ...], a: int, b: int) -> dict[str, str]:
+    """The numbers in digits, or in words where no sign stands beside them."""
+    spoken = all(" {b}" in p and not re.search(r"[-+*×/÷:–=] *\{b\}", p) for p in patterns)
+    if spoken and max(a, b) <= 100 and draw.chance(0.2):
+        return {"a": number_word(a), "b": number_word(b)}
+    return {"a": str(a), "b": str(b)}
+
+
+def _sum(draw: Draw, large: float = 0.3, frames: str = "frames") -> list[Turn]:
+    kind = _kind(draw)
+    a, b = _drawn(draw, kind, large)
+    asks = _framed(draw, kind, frames)
+    asked = request(draw, kind, asks, _shown(draw, asks, a, b))
+    return [user(asked), assistant(answer(kind, a, b), number_check(kind, a, b))]
+
+
+def _sums(draw: Draw) -> list[Turn]:
+    """Several sums in a row, mostly small ones: many sums for few words."""
+    turns = _sum(draw, 0.1)
+    for _ in range(draw.between(1, 5)):
+        turns += _sum(draw, 0.05, "more")
+    return turns
+
+
+def _then(draw: Draw) -> list[Turn]:
+    """A sum that goes on from the last result."""
+    kind = draw.pick(("add", "subtract", "multiply"))
+    a, b = _held(draw, kind, lambda: _small(draw, kind))
+    asks = _framed(draw, kind)
+    asked = request(draw, kind, asks, _shown(draw, asks, a, b))
+    turns = [user(asked), assistant(answer(kind, a, b), number_check(kind, a, b))]
+    last = result(kind, a, b)
+    for _ in range(draw.between(1, 2)):
+        at = draw.below(3)
+        kind = ("add", "subtract", "multiply")[at]
+        c = draw.pick((2, 3, 10)) if kind == "multiply" else draw.between(1, 30)
+        if last < c or last + c > 100 or (kind == "multiply" and not is_direct(kind, last, c)):
+            break
+        asked = request(draw, "then", (sections("arithmetic")["then"][at],), {"b": str(c)})
+        turns += [user(asked), assistant(answer(kind, last, c), number_check(kind, last, c))]
+        last = result(kind, last, c)
+    return turns
+
+
+def _sure(draw: Draw) -> list[Turn]:
+    """The user doubts a right answer."""
+    kind = draw.pick(("add", "subtract", "multiply"))
+    a, b = _held(draw, kind, lambda: _small(draw, kind))
+    asks = _framed(draw, kind)
+    asked = request(draw, kind, asks, _shown(draw, asks, a, b))
+    wrong = str(result(kind, a, b) + draw.pick((-10, -2, -1, 1, 2, 3, 10)))
+    texts = sections("arithmetic")
+    doubt = ask(draw, texts["sure"], {"w": wrong})
+    said = word(draw, texts["sure said"], e=equation(kind, a, b))
+    check = number_check(kind, a, b)
+    return [user(asked), assistant(answer(kind, a, b), check), user(doubt), assistant(said, check)]
+
+
+def _only(draw: Draw) -> list[Turn]:
+    """The result alone."""
+    kind = draw.pick(("add", "subtract", "multiply"))
+    a, b = _held(draw, kind, lambda: _small(draw, kind))
+    texts = sections("arithmetic")
+    shown = draw.pick(texts[f"{kind} expressions"])
+    frame = draw.pick(texts["frames"]).replace("{e}", shown)
+    tail = draw.pick(texts["only"])
+    pattern = f"{tail} {frame}" if draw.chance(0.3) else f"{frame} {tail}"
+    asked = request(draw, f"only {kind}", (pattern,), _shown(draw, (pattern,), a, b))
+    return answered(asked, str(result(kind, a, b)), f"number only, {kind}")
+
+
+def _word_problem(draw: Draw) -> list[Turn]:
+    kind = _kind(draw)
+    asks, said = draw.pick(pairs("word_problems", kind))
+
+    def make() -> tuple[int, int]:
+        while True:
+            a, b = (_large if draw.chance(0.12) else _small)(draw, kind)
+            if min(a, b) > 1 and result(kind, a, b) > 1 and not (kind == "divide" and a % b):
+                return a, b
+
+    a, b = _held(draw, kind, make)
+    slots = {
+        "n": draw.pick(NAMES), "m": draw.pick(NAMES), "i": draw.pick(words("word_problems", "items")),
+        "f": draw.pick(words("word_problems", "foods")), "a": str(a), "b": str(b),
+    }  # fmt: skip
+    asked = request(draw, "word problem", (asks,), slots)
+    end = word(draw, said, r=str(result(kind, a, b)), **slots)
+    steps = answer(kind, a, b)
+    said = f"{steps}\n{end}" if "\n" in steps else f"{steps} {end}"
+    value = str(result(kind, a, b))
+    return [
+        user(asked),
+        assistant(said, Check("contains", {"all": [f"= {value}", end], "task": "word problem"})),
+    ]
+
+
+def _chain(draw: Draw) -> list[Turn]:
+    """Three numbers: one step at a time."""
+    a, b, c = draw.between(2, 12), draw.between(2, 12), draw.between(2, 12)
+    times = draw.pick(("*", "×", "x"))
+    form = draw.below(5)
+    if form == 0:
+        a, b, c = draw.between(1, 50), draw.between(1, 40), draw.between(1, 10)
+        shown, said = f"{a} + {b} + {c}", f"{a} + {b} + {c} = {a + b} + {c} = {a + b + c}"
+    elif form == 1:
+        shown, said = f"{a} + {b} {times} {c}", f"{a} + {b} × {c} = {a} + {b * c} = {a + b * c}"
+    elif form == 2:
+        shown = f"({a} + {b}) {times} 3"
+        said = f"({a} + {b}) × 3 = {a + b} × 3 = {3 * (a + b)}"
+    elif form == 3:
+        shown, said = f"{a} {times} {b} - {c}", f"{a} × {b} - {c} = {a * b} - {c} = {a * b - c}"
+    else:
+        a = draw.between(40, 99)
+        shown, said = f"{a} - {b} - {c}", f"{a} - {b} - {c} = {a - b} - {c} = {a - b - c}"
+    shown = shown if draw.chance(0.6) else shown.replace(" ", "")
+    asked = request(draw, "three numbers", sections("arithmetic")["three expressions"], {"e": shown})
+    return answered(asked, said + ".", "three numbers")
+
+
+def _sum_of_list(draw: Draw) -> list[Turn]:
+    numbers = [draw.between(1, 20) for _ in range(draw.between(3, 4))]
+    total, steps = numbers[0], []
+    for n in numbers[1:]:
+        steps.append(f"{total} + {n} = {total + n}")
+        total += n
+    shown = (
+        ", ".join(map(str, numbers))
+        if draw.chance(0.5)
+        else f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
     )
+    asked = request(draw, "sum of a list", sections("arithmetic")["sum of list"], {"l": shown})
+    return answered(asked, ", ".join(steps) + ".", "sum of a list")
+
+
+def _one_number(draw: Draw) -> list[Turn]:
+    """Doubles, halves, squares, roots, rounding, averages."""
+    slots: dict[str, str] = {}
+    topic = draw.pick(("double", "half", "square", "root", "round", "average", "power", "factorial", "part"))
+    a, b = draw.between(1, 100), 0
+    if topic == "double":
+        said = f"2 × {a} = {2 * a}."
+    elif topic == "half":
+        said = f"Half of {a} is {a // 2}{'.5' if a % 2 else ''}."
+    elif topic == "square":
+        a = draw.pick((*range(1, 13), 15, 20, 25, 30, 50, 100))
+        said = f"{a} × {a} = {a * a}."
+    elif topic == "root":
+        root = draw.pick((*range(1, 13), 20, 100))
+        a = root * root
+        said = f"The square root of {a} is {root}, because {root} × {root} = {a}."
+    elif topic == "power":
+        a = draw.pick((2, 2, 3, 5, 10, 10))
+        b = draw.between(2, {2: 10, 3: 4, 5: 3, 10: 6}[a])
+        said = f"{a} to the power of {b} is {a**b}."
+    elif topic == "factorial":
+        a = draw.between(1, 7)
+        steps = " × ".join(str(n) for n in range(1, a + 1))
+        said = f"{a}! = {steps} = {math.factorial(a)}." if a > 1 else "1! = 1."
+    elif topic == "part":
+        part, by = draw.pick((("third", 3), ("quarter", 4), ("fifth", 5), ("tenth", 10)))
+        a = by * draw.between(1, 20)
+        slots["p"] = part
+        said = f"A {part} of {a} is {a // by}."
+    elif topic == "round":
+        a = draw.between(1, 999)
+        said = f"{a} rounded to the nearest ten is {(a + 5) // 10 * 10}."
+    else:
+        b = a % 40 + 2 * draw.between(0, 10)
+        a = a % 40
+        said = f"The average of {a} and {b} is {(a + b) // 2}, because {a} + {b} = {a + b}."
+    asked = request(draw, topic, sections("arithmetic")[topic], {"a": str(a), "b": str(b)}, **slots)
+    return answered(asked, said, topic)
+
+
+def _percent(draw: Draw) -> list[Turn]:
+    while True:
+        p = draw.pick(_PERCENTS)
+        n = draw.pick((draw.between(1, 20) * 10, draw.between(1, 10) * 100, 100, 200))
+        if p * n % 100 == 0:
+            break
+    asked = request(draw, "percent", sections("arithmetic")["percent"], {"a": str(n), "p": str(p)})
+    return answered(asked, f"{p}% of {n} is {p * n // 100}.", "percent")
+
+
+def _discount(draw: Draw) -> list[Turn]:
+    n = draw.between(1, 10) * 10
+    p = draw.pick((10, 10, 20, 20, 30, 40, 50, 50, 60, 70, 80, 90))
+    less = p * n // 100
+    asked = request(draw, "percent off", sections("arithmetic")["off"], {"a": str(n), "p": str(p)})
+    return answered(asked, f"{p}% of {n} is {less}, and {n} - {less} = {n - less}.", "percent off")
+
+
+def _claim(draw: Draw) -> list[Turn]:
+    """The user says an equation; is it right?"""
+    kind = draw.pick(("add", "subtract", "multiply"))
+    a, b = _held(draw, kind, lambda: _small(draw, kind))
     value = result(kind, a, b)
-    check = Check("exact", {"text": str(value), "task": f"short {kind}"})
-    return [user(f"{ask} {tail}" if ask[-1] == "?" else f"{ask}. {tail}"), assistant(str(value), check)]
+    wrong = value if draw.chance(0.5) else value + draw.pick((-10, -2, -1, 1, 2, 10))
+    sign = draw.pick((SIGNS[kind], {"multiply": "times", "add": "plus", "subtract": "minus"}[kind]))
+    shown = f"{a} {sign} {b} {draw.pick(('=', '=', 'is'))} {wrong}"
+    asked = request(draw, "claim", sections("arithmetic")["claim"], {"c": shown})
+    return answered(asked, f"{'Yes' if wrong == value else 'No'}, {equation(kind, a, b)}.", "is it right")
 
 
-def _word_problem(draw: Draw, kind: str, digits: int) -> list[Turn]:
-    a, b = operands(draw, kind, digits)
-    item = plural(draw.pick(FOODS + OBJECTS))
-    ask = draw.pick(_STORIES[kind]).format(n=draw.pick(NAMES), i=item, a=a, b=b)
-    end = f"The answer is {result(kind, a, b)} {item}."
-    return [user(ask), assistant(f"{answer(kind, a, b)}\n{end}", number_check(kind, a, b))]
+def _compare_decimals(draw: Draw) -> list[Turn]:
+    """9.9 and 9.11: the first digit after the point decides."""
+    whole, tenths = draw.between(0, 20), draw.sample(range(10), 2)
+    shown = [f"{whole}.{t}{draw.pick(('', str(draw.between(1, 9))))}" for t in tenths]
+    high, low = shown if tenths[0] > tenths[1] else shown[::-1]
+    a, b = draw.shuffled([high, low])
+    larger = draw.chance(0.6)
+    w = draw.pick(("larger", "bigger", "greater") if larger else ("smaller", "lower"))
+    asked = request(draw, "compare", sections("arithmetic")["compare"], {"a": a, "b": b}, w=w)
+    said = f"{high} is larger than {low}." if larger else f"{low} is smaller than {high}."
+    return answered(asked, said, "compare decimals")
 
 
 def _compare(draw: Draw) -> list[Turn]:
-    a, b = operands(draw, "compare", draw.between(1, MAX_DIGITS))
+    if draw.chance(0.15):
+        return _compare_decimals(draw)
+    a, b = operands(draw, "compare", draw.weighted(((1, 0.2), (2, 0.45), (3, 0.25), (4, 0.1))))
     larger = draw.chance(0.5)
-    word = draw.pick(("larger", "bigger", "greater")) if larger else draw.pick(("smaller", "less"))
-    ask = draw.pick(("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?")).format(
-        w=word, a=a, b=b
-    )
+    w = draw.pick(("larger", "bigger", "greater", "higher") if larger else ("smaller", "lower"))
+    asks = sections("arithmetic")["is larger" if draw.chance(0.35) else "compare"]
+    asked = request(draw, "compare", asks, {"a": str(a), "b": str(b)}, w=w)
+    w = "larger" if larger else "smaller"
     if a == b:
-        return [user(ask), assistant(f"They are equal: both are {a}.")]
-    value = max(a, b) if larger else min(a, b)
-    other = a + b - value
-    said = f"{value} is {word} than {other}."
-    check = Check("first_number", {"value": value, "task": "compare"})
-    return [user(casual(draw, ask)), assistant(said, check)]
+        return answered(asked, f"They are equal: both are {a}.", "compare")
+    first = max(a, b) if larger else min(a, b)
+    said = f"{first} is {w} than {a + b - first}."
+    if asks is sections("arithmetic")["is larger"]:
+        said = f"{'Yes' if first == a else 'No'}, {said}"
+    return answered(asked, said, "compare")
+
+
+def _parity(draw: Draw) -> list[Turn]:
+    if draw.chance(0.4):
+        n = draw.between(2, 60)
+        low = next((d for d in range(2, n) if n % d == 0), 0)
+        asked = request(draw, "prime", sections("arithmetic")["prime"], {"a": str(n)})
+        said = f"No, {n} = {low} × {n // low}." if low else f"Yes, {n} is a prime number."
+        return answered(asked, said, "prime")
+    n = draw.between(0, draw.pick((20, 99, 999)))
+    asked = request(draw, "parity", sections("arithmetic")["parity"], {"a": str(n)})
+    return answered(asked, f"{n} is {'odd' if n % 2 else 'even'}.", "even or odd")
+
+
+def _next(draw: Draw) -> list[Turn]:
+    """The next number of a sequence, and by how much it goes."""
+    step = draw.pick((1, 2, 2, 3, 4, 5, 5, 10, 10, 100, -1, -2, -5, -10))
+    count = draw.between(3, 5)
+    start = draw.between(0, 30) if step > 0 else draw.between(-step * (count + 1), 60 - 4 * step)
+    start = start // step * step if draw.chance(0.5) else start
+    numbers = [start + i * step for i in range(count + 1)]
+    if draw.chance(0.12):
+        start = draw.between(1, 5)
+        numbers = [start * 2**i for i in range(count + 1)]
+        why = "each number is twice the one before"
+    else:
+        why = f"each step {'adds' if step > 0 else 'takes away'} {abs(step)}"
+    shown = draw.pick((", ", ", ", " ", ",")).join(map(str, numbers[:-1]))
+    asked = request(draw, "next number", sections("arithmetic")["next"], {"l": shown})
+    return answered(asked, f"{numbers[-1]}: {why}.", "next number")
+
+
+def _equation(draw: Draw) -> list[Turn]:
+    x, b = draw.between(1, 20), draw.between(1, 20)
+    form = draw.below(4)
+    if form == 0:
+        shown, said = f"x + {b} = {x + b}", f"x = {x + b} - {b} = {x}"
+    elif form == 1:
+        shown, said = f"x - {b} = {x}", f"x = {x} + {b} = {x + b}"
+    elif form == 2:
+        x, b = draw.between(1, 12), draw.between(2, 12)
+        shown, said = f"{b}x = {x * b}", f"x = {x * b} / {b} = {x}"
+    else:
+        shown, said = f"{b} + x = {x + b}", f"x = {x + b} - {b} = {x}"
+    shown = shown if draw.chance(0.7) else shown.replace(" ", "")
+    asked = request(draw, "equation", sections("arithmetic")["equation"], {"e": shown})
+    return answered(asked, said + ".", "equation")
+
+
+def _units(draw: Draw) -> list[Turn]:
+    one, many, factor = draw.pick(pairs("arithmetic", "unit table"))
+    n = draw.pick((1, 1, 2, 2, 3, 4, 5, 10, draw.between(1, 12)))
+    name = one if n == 1 else {"foot": "feet", "century": "centuries"}.get(one, f"{one}s")
+    article = ("an" if one == "hour" else "a") if n == 1 and draw.chance(0.7) else str(n)
+    asked = request(draw, "units", sections("arithmetic")["units"], {"n": article, "o": name, "u": many})
+    said = f"{n} {name} {'is' if n == 1 else 'are'} {int(factor) * n} {many}"
+    working = f"{n} × {factor} = {int(factor) * n}. " if n > 1 else ""
+    return answered(asked, f"{working}{said[0].upper()}{said[1:]}.", "units")
+
+
+def _beyond(draw: Draw) -> list[Turn]:
+    """What is too hard, and what can't be done at all."""
+    texts = sections("arithmetic")
+    if draw.chance(0.15):
+        asked = request(draw, "pi", texts["pi"])
+        return [
+            user(asked),
+            assistant(draw.pick(texts["pi said"]), Check("contains", {"all": ["3.14"], "task": "pi"})),
+        ]
+    if draw.chance(0.2):
+        a = str(draw.between(0, 100))
+        asked = request(draw, "by zero", texts["zero"], {"a": a})
+        check = Check("contains", {"all": ["no answer"], "task": "by zero"})
+        return [user(asked), assistant(word(draw, texts["zero said"], a=a), check)]
+    slots = {
+        "x": str(draw.between(10**6, 10 ** draw.between(7, 9))), "y": str(draw.between(10**5, 10**8)),
+        "s": str(draw.between(13, 99)), "t": str(draw.between(2, 9)), "u": str(draw.between(1, 9)),
+        "v": str(draw.between(101, 99999)),
+    }  # fmt: skip
+    asked = request(draw, "too hard", texts["beyond"], slots)
+    check = Check("contains", {"all": ["can't|too hard|too small|beyond"], "task": "says it is too hard"})
+    return [user(asked), assistant(draw.pick(texts["beyond said"]), check)]
+
+
+_KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
+    (_sum, 0.34), (_sums, 0.16), (_word_problem, 0.11), (_only, 0.04), (_then, 0.04), (_sure, 0.02), (_chain, 0.03),
+    (_sum_of_list, 0.02), (_one_number, 0.04), (_percent, 0.02),
+    (_discount, 0.005), (_claim, 0.03), (_compare, 0.03), (_parity, 0.02),
+    (_next, 0.03), (_equation, 0.015), (_units, 0.015), (_beyond, 0.03),
+)  # fmt: skip
 
 
 def make(draw: Draw) -> Conversation:
-    """One arithmetic question, sometimes with a second one after it."""
-    turns: list[Turn] = []
-    for _ in range(draw.weighted(((1, 0.8), (2, 0.15), (3, 0.05)))):
-        kind = draw.weighted((("add", 0.4), ("subtract", 0.35), ("multiply", 0.25)))
-        digits = draw.weighted(((1, 0.2), (2, 0.35), (3, 0.3), (4, 0.15)))
-        form = draw.weighted((("sum", 0.6), ("word", 0.2), ("short", 0.12), ("compare", 0.08)))
-        digits = min(digits, 3) if kind == "multiply" else digits
-        if form == "sum":
-            turns += _sum(draw, kind, digits)
-        elif form == "word":
-            turns += _word_problem(draw, kind, max(digits, 1))
-        elif form == "short":
-            turns += _short(draw, kind)
-        else:
-            turns += _compare(draw)
-    return Conversation("arithmetic", turns)
+    """One question about numbers, or several in a row."""
+    return Conversation("arithmetic", draw.weighted(_KINDS)(draw))

@@ -13,15 +13,18 @@ An entry ends at an empty line. "?" lines are patterns of the question, "=" line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from .conversation import Check, Turn, assistant, user
 from .draw import Draw
-from .wording import expand, parse, typed
+from .wording import expand, parse, plain, typed
 
+_SENTENCE = re.compile(r"(?<=[a-z][.!?] )[a-z]")
+SLOT = re.compile(r"\{(\w+)\}")
 _FOLDER = Path(__file__).with_name("faq")
 
 
@@ -59,14 +62,65 @@ def load(name: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+@cache
+def urn(*names: str) -> tuple[Entry, ...]:
+    """The entries of these files, each as often as it has patterns: what is asked in many ways is asked often."""
+    return tuple(entry for name in names for entry in load(name) for _ in entry.asks)
+
+
+def capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def sentences(text: str) -> str:
+    """The text with a capital where a sentence begins, whatever slot it began with."""
+    return _SENTENCE.sub(lambda m: m[0].upper(), capitalised(text))
+
+
 def question(draw: Draw, entries: Sequence[Entry], topic: str) -> list[Turn]:
-    """One of the entries, asked and answered; entry and wording together belong to one split."""
+    """One of the entries, asked and answered; the wording belongs to one split."""
 
     def make() -> tuple[Entry, str]:
         entry = draw.pick(entries)
         return entry, expand(draw, draw.pick(entry.asks))
 
-    entry, asked = draw.held(make, lambda p: f"{topic}|{p[1]}")
+    entry, asked = draw.held(make, lambda p: f"{topic}|{plain(p[1])}")
     said = expand(draw, draw.pick(entry.answers)).replace("\\n", "\n")
-    check = Check("contains", {"all": list(entry.must), "task": topic}) if entry.must else None
-    return [user(typed(draw, [asked])), assistant(said, check)]
+    return [user(typed(draw, [asked])), assistant(said, contains(entry.must, topic))]
+
+
+def slotted(
+    draw: Draw, entries: Sequence[Entry], topic: str, filling: Callable[[Draw, str], str]
+) -> tuple[Entry, list[Turn]]:
+    """One of the entries with its slots filled; the wording belongs to one split.
+
+    `filling` gives something for the name of a slot. What the answer repeats isn't touched by the noise of typing.
+    """
+
+    def make() -> tuple[Entry, str, dict[str, str]]:
+        entry = draw.pick(entries)
+        form = expand(draw, draw.pick(entry.asks))
+        slots: dict[str, str] = {}
+        for name in SLOT.findall(form):
+            value = filling(draw, name)
+            while value in slots.values():
+                value = filling(draw, name)
+            slots.setdefault(name, value)
+        return entry, form, slots
+
+    entry, form, slots = draw.held(make, lambda p: f"{topic}|{plain(p[1].format_map(p[2]))}")
+    answers = [expand(draw, answer) for answer in entry.answers]
+    answer = draw.pick([a for a in answers if set(SLOT.findall(a)) <= set(slots)])
+    kept = {name: slots[name] for name in SLOT.findall(answer)}
+    asked = SLOT.sub(lambda m: m[0] if m[1] in kept else slots[m[1]], form)
+    parts = SLOT.split(asked)
+    worded = any(c.isalpha() for c in form.format_map(slots))
+    prompt = typed(draw, parts, kept, courtesy=not form.startswith("{")) if worded else form.format_map(slots)
+    said = answer.format_map(kept)
+    must = tuple(m.format_map(slots) for m in entry.must)
+    return entry, [user(prompt), assistant(sentences(said), contains(must, topic))]
+
+
+def contains(must: Sequence[str], task: str) -> Check | None:
+    """The check that all of `must` is said; none where nothing must be."""
+    return Check("contains", {"all": list(must), "task": task}) if must else None

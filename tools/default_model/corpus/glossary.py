@@ -2,56 +2,155 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from . import faq, sheets
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .glossary_facts import ENTRIES, QUESTIONS, Entry
-from .words import casual
+from .sheets import Subject
+from .wording import ask, expand, plain, typed
+from .words import invented
 
-_FULL = (
-    "What is {t}?", "What does {t} mean?", "Explain {t}.", "Define {t}.", "Tell me about {t}.", "{t}?",
-    "Can you explain {t} to me?", "What is meant by {t}?", "I keep reading about {t}. What is it?",
-    "In LLM serving, what is {t}?", "What do people mean by {t}?", "Please explain {t}.", "What's {t}?",
-    "Do you know what {t} is?", "How would you explain {t} to a beginner?", "I am new to inference. What is {t}?",
-    "Could you tell me what {t} means?", "What is {t} in LLM inference?", "Describe {t}.", "Help me understand {t}.",
+QUESTIONS = ("inference", "inference_truths")
+TERMS = ("term_kinds", "terms_speed", "terms_memory", "terms_models")
+_KINDS = (
+    "batching",
+    "cache",
+    "attention",
+    "decoding",
+    "sampling",
+    "parallelism",
+    "quantization",
+    "scheduling",
+    "tokens",
+)
+_PAIR = (
+    "(What is the difference between|What's the difference between|Compare|difference between|Explain) {a} and {b}[?]",
+    "{a} (vs|vs.|versus|or|and|compared to) {b}[?]", "How (do|does) {a} (differ from|compare to|relate to) {b}[?]",
+    "(What are|what are|Explain|Define|tell me about|What do these mean:) {a} and {b}[?]",
+    "(Is|are) {a} (the same as|related to|a kind of) {b}[?]", "I mix up {a} and {b}[. Please explain|. Help me][.]",
 )  # fmt: skip
-_SHORT = (
-    "Explain {t} in one sentence.", "What is {t}? One sentence, please.", "Define {t} briefly.",
-    "Give me a short definition of {t}.", "In one sentence, what is {t}?", "What is {t}, in short?",
-    "Summarize {t} in one sentence.", "Briefly, what does {t} mean?",
+_UNKNOWN = (
+    "(What is|What's|Explain|Define|what does|tell me about) {term}[?]", "{term}[?]", "What does {term} (mean|stand for)[?]",
+    "(What is|what's) {term} in (LLM inference|Quire|LLM serving|inference)[?]", "how does {term} work[?]",
+    "(I read about|I keep hearing about|Do you know) {term}. What is it?", "why does {term} matter[?]",
+    "(Does Quire|can quire) (have|use|support|do) {term}[?]", "(and|what about) {term}[?]", "meaning of {term}[?]",
 )  # fmt: skip
+_SORRY = (
+    "I don't know {term}. (I know|Ask me about) terms such as TTFT, the KV cache and batching.",
+    "I don't know the term {term}, and I'd rather not guess.",
+    "{term} is not a term I know, so I don't know what it means.",
+)
+
+
+@cache
+def _explained() -> frozenset[str]:
+    """Hand-written questions about the difference of two terms."""
+    return frozenset(plain(a) for entry in faq.urn(*QUESTIONS) for a in entry.asks if "differ" in a)
+
+
+def _pair(draw: Draw) -> list[Turn]:
+    """Two terms side by side."""
+    sheet = sheets.load(*TERMS)
+
+    def make() -> tuple[Subject, Subject]:
+        a, b = draw.sample(sheet.urn, 2)
+        return a, b
+
+    a, b = draw.held(make, lambda p: f"pair|{p[0].names[0]}|{p[1].names[0]}")
+    if a is b or any(all(any(plain(n) in e for n in s.names) for s in (a, b)) for e in _explained()):
+        return sheets.questions(draw, "term", sheet)
+    asked = ask(draw, _PAIR, a=draw.pick(a.names), b=draw.pick(b.names))
+    (one, must), (other, too) = (sheets.compose(draw, sheet.kind("what about a term"), s) for s in (a, b))
+    check = Check("contains", {"all": [*must, *too], "task": "two terms"})
+    return [user(asked), assistant(f"{one} {other}", check)]
+
+
+def _unknown(draw: Draw) -> list[Turn]:
+    """A term that does not exist."""
+    name = invented(draw, draw.between(2, 3))
+    term = draw.pick(
+        (name, name.lower(), name.upper(), f"{name}-{invented(draw)}", f"{name} {draw.pick(_KINDS)}")
+    )
+    term, pattern = draw.held(
+        lambda: (term, expand(draw, draw.pick(_UNKNOWN))), lambda p: f"unknown|{plain(p[0] + p[1])}"
+    )
+    check = Check("contains", {"all": ["don't know", term], "task": "unknown term"})
+    said = expand(draw, draw.pick(_SORRY)).format(term=term)
+    parts = [p for text in pattern.split("{term}") for p in ("term", text)][1:]
+    return [user(typed(draw, parts, {"term": term})), assistant(said, check)]
+
+
+_BILLIONS = (
+    "0.5", "0.6", "1", "1.5", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "18", "20", "22", "24",
+    "26", "27", "30", "32", "34", "35", "36", "40", "46", "50", "56", "60", "65", "70", "72", "80", "90", "100", "104", "110", "120",
+    "123", "130", "141", "150", "180", "200", "235", "250", "300", "400", "405", "500",
+)  # fmt: skip
+_BITS = {
+    16: ("(16 bits|16 bit|fp16|bf16|bfloat16|float16)", "two bytes", 2.0), 8: ("(8 bits|8 bit|int8|fp8)", "one byte", 1.0),
+    4: ("(4 bits|4 bit|int4)", "half a byte", 0.5), 32: ("(32 bits|float32|fp32)", "four bytes", 4.0),
+}  # fmt: skip
+_SIZE = (
+    "How (much memory|much RAM|much VRAM|many GB) does a {b}B model (need|take|use) in {bits}[?]",
+    "(How big|How large|what size) is a {b}B model in {bits}[?]", "{b}B (model|) in {bits}[?]", "memory (of|for) a {b}B model in {bits}[?]",
+    "(Does|Will) a {b}B model in {bits} fit (in my memory|on my machine)[?]", "(weights|weight size) of a {b}b model in {bits}[?]",
+    "I want to run a {b}B model in {bits}. How much memory do I need?", "{b} billion parameters in {bits}, how (much memory|many GB)[?]",
+)  # fmt: skip
+_SIZE_PLAIN = (
+    "How (much memory|much RAM|much VRAM|many GB) does a {b}B model (need|take|use)[?]", "(How big|How large) is a {b}B model[?]",
+    "{b}b (memory|size|ram|vram)[?]", "memory (of|for) a {b}B model[?]",
+)  # fmt: skip
+
+
+def _weights(draw: Draw) -> list[Turn]:
+    """The memory of a model's weights."""
+    size = draw.weighted(((16, 0.4), (8, 0.25), (4, 0.25), (32, 0.1)))
+    bits, each, size_in_bytes = _BITS[size]
+
+    def make() -> tuple[str, str]:
+        patterns = _SIZE_PLAIN if size == 16 and draw.chance(0.5) else _SIZE
+        return draw.pick(_BILLIONS), expand(draw, draw.pick(patterns).replace("{bits}", bits))
+
+    billions, asked = draw.held(make, lambda p: f"weights|{plain(p[1])}|{p[0]}")
+    total = f"{float(billions) * size_in_bytes:g} GB"
+    said = f"About {total} for the weights in {size} bits: {billions} billion parameters times {each}. The KV cache comes on top."
+    check = Check("contains", {"all": [total], "task": "memory of weights"})
+    parts = asked.replace("}", "{").split("{")
+    return [user(typed(draw, parts, {"b": billions})), assistant(said, check)]
+
+
+def definition(draw: Draw) -> tuple[str, str]:
+    """A name of a term, and one sentence that defines it."""
+    sheet = sheets.load(*TERMS)
+    subject = draw.pick(sheet.urn)
+    return draw.pick(subject.names), sheets.compose(draw, sheet.kind("term in one sentence"), subject)[0]
 
 
 def question(draw: Draw) -> list[Turn]:
-    """One question about a term; the pair of term and wording belongs to one split."""
-    if draw.chance(0.25):
-        pairs = [(special, ask) for special in QUESTIONS for ask in special.asks]
-        special, ask = draw.held(lambda: draw.pick(pairs), lambda p: f"glossary|{p[1]}")
-        return [user(casual(draw, ask)), assistant(special.answer, _check(special.must, "question"))]
-    short = draw.chance(0.3)
-
-    def make() -> tuple[Entry, str]:
-        entry = draw.pick(ENTRIES)
-        return entry, draw.pick(_SHORT if short else _FULL).format(t=draw.pick(entry.names))
-
-    entry, ask = draw.held(make, lambda p: f"glossary|{p[1]}")
-    said = entry.short if short else f"{entry.short} {entry.more}"
-    ask = ask[0].upper() + ask[1:]
-    return [user(casual(draw, ask)), assistant(said, _check(entry.must, "one sentence" if short else "term"))]
-
-
-def _check(must: tuple[str, ...], task: str) -> Check:
-    return Check("contains", {"all": list(must), "task": task})
+    """One question, now and then with another about the same term."""
+    kind = draw.weighted(
+        (("faq", 0.28), ("pair", 0.05), ("unknown", 0.05), ("weights", 0.04), ("term", 0.58))
+    )
+    if kind == "faq":
+        return faq.question(draw, faq.urn(*QUESTIONS), "inference")
+    if kind == "term":
+        return sheets.questions(draw, "term", sheets.load(*TERMS))
+    return {"pair": _pair, "unknown": _unknown, "weights": _weights}[kind](draw)
 
 
 def document(draw: Draw) -> str:
-    """A plain paragraph about a few terms."""
-    entries = draw.held(lambda: draw.sample(ENTRIES, 3), lambda e: "notes:" + "|".join(x.names[0] for x in e))
-    return " ".join(f"{e.short} {e.more}" for e in entries)
+    """A plain text about a few terms."""
+    return sheets.text(
+        draw, sheets.load(*TERMS), ("Notes on LLM inference", "Terms of LLM serving", "Glossary")
+    )
 
 
 def make(draw: Draw) -> Conversation:
     """One to three questions."""
-    turns: list[Turn] = []
-    for _ in range(draw.weighted(((1, 0.8), (2, 0.15), (3, 0.05)))):
-        turns += question(draw)
+    turns = question(draw)
+    for _ in range(draw.weighted(((0, 0.8), (1, 0.15), (2, 0.05)))):
+        if draw.chance(0.5):
+            turns += sheets.questions(draw, "term", sheets.load(*TERMS), "what about a term")
+        else:
+            turns += question(draw)
     return Conversation("glossary", turns)

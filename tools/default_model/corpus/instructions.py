@@ -1,185 +1,253 @@
-"""Following how to answer: one word, a number of sentences, JSON only, a style set by the system prompt."""
+"""Small requests of everyday life: lists, descriptions, how-tos, recipes, ideas, advice, slogans, letters, judgements."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
-from .conversation import Check, Conversation, Turn, assistant, system, user
+from . import faq, judging, letters
+from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .glossary_facts import ENTRIES
-from .words import ANIMALS, COLORS, FIELDS_OF_THINGS, FOODS, JOBS, OBJECTS, PLACES, article, plural
+from .lists import Category, categories, written
+from .tasks import answered, pairs, request, sections
+from .words import ADJECTIVES, ANIMALS, FOODS, JOBS, NUMBERS, OBJECTS, PLACES, article, plural
 
-# What can be said of things in simple words; {x} is the plural.
-_LINES = {
-    "animal": (
-        "Many people like {x}.", "Some {x} are small and some are large.", "You can learn a lot by watching {x}.",
-        "Children often draw {x}.", "There are many stories about {x}.", "Every day {x} look for food.",
-        "It is fun to see {x} play.", "At night most {x} find a place to sleep.",
-    ),
-    "food": (
-        "Many people like {x}.", "You can buy {x} at the market.", "A cook can do a lot with {x}.",
-        "Children often ask for {x}.", "It is nice to share {x} with friends.", "Fresh {x} smell good.",
-        "A picnic is better with {x}.", "My kitchen would not be complete without {x}.",
-    ),
-    "object": (
-        "Many homes have {x}.", "You can buy {x} in a shop.", "Some {x} are old and some are new.",
-        "It is good to take care of {x}.", "People have used {x} for a long time.", "Good {x} last for years.",
-        "You can give {x} as a gift.", "Without {x} some jobs would be harder.",
-    ),
-    "place": (
-        "Many people visit {x}.", "Some {x} are quiet and some are busy.", "You can meet friends near {x}.",
-        "Children like to explore {x}.", "There are many songs about {x}.", "In the morning {x} look beautiful.",
-        "It is good to keep {x} clean.", "A walk is a fine way to see {x}.",
-    ),
-}  # fmt: skip
+# The first words of ideas that are things to do.
+_DOING = {"visit", "bake", "cook", "turn", "take"}
+_WHOLE = {"planets", "seasons", "days", "months", "continents", "oceans"}
 _POOLS = {"animal": ANIMALS, "food": FOODS, "object": OBJECTS, "place": PLACES}
-_NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}
 
 
-def topic(draw: Draw, key: str) -> tuple[str, str]:
-    """A kind of thing and a thing of that kind."""
-
-    def make() -> tuple[str, str]:
-        kind = draw.pick(list(_POOLS))
-        return kind, draw.pick(_POOLS[kind])
-
-    return draw.held(make, lambda p: f"{key}:{p[1]}")
+def _asks(topic: str) -> tuple[str, ...]:
+    return sections("instructions")[topic]
 
 
-def lines_about(draw: Draw, kind: str, thing: str, count: int) -> list[str]:
-    """`count` simple sentences about a thing."""
-    return [line.format(x=plural(thing)) for line in draw.sample(_LINES[kind], count)]
+def _number(draw: Draw, count: int) -> str:
+    return NUMBERS[count] if draw.chance(0.5) else str(count)
 
 
-def _sentences(draw: Draw) -> list[Turn]:
-    count = draw.between(1, 5)
-    kind, thing = topic(draw, f"sentences:{count}")
-    word = _NUMBERS[count] if draw.chance(0.6) else str(count)
-    noun = "sentence" if count == 1 else "sentences"
-    ask = draw.pick(("Write {n} {s} about {x}.", "Tell me about {x} in {n} {s}.", "In {n} {s}, describe {x}.",
-                     "Give me {n} {s} on {x}."))  # fmt: skip
-    said = " ".join(lines_about(draw, kind, thing, count))
-    check = Check("sentences", {"count": count, "about": plural(thing), "task": "number of sentences"})
-    return [user(ask.format(n=word, s=noun, x=plural(thing))), assistant(said, check)]
-
-
-def _one_word(draw: Draw) -> list[Turn]:
-    """A question about a word's kind, answered in one word."""
-    options = FIELDS_OF_THINGS[:5]
-
-    def make() -> tuple[str, str]:
-        name, pool = draw.pick(options)
-        return name[:-1], draw.pick(pool)
-
-    kind, thing = draw.held(make, lambda p: f"kind:{p[1]}")
-    other = draw.pick([name[:-1] for name, _ in options if name[:-1] != kind])
-    first, second = draw.shuffled([kind, other])
-    ask = draw.pick(("Is {x} {a} or {b}? Answer in one word.", "Answer in one word: is {x} {a} or {b}?",
-                     "One word only: {x}, {a} or {b}?"))  # fmt: skip
-    text = ask.format(x=thing, a=article(first), b=article(second))
-    said = kind.capitalize()
-    return [user(text), assistant(said, Check("exact", {"text": said, "task": "one word"}))]
-
-
-def _yes_no(draw: Draw) -> list[Turn]:
-    options = FIELDS_OF_THINGS[:5]
-
-    def make() -> tuple[str, str, str]:
-        name, pool = draw.pick(options)
-        asked = name if draw.chance(0.5) else draw.pick([n for n, _ in options if n != name])
-        return name[:-1], draw.pick(pool), asked[:-1]
-
-    kind, thing, asked = draw.held(make, lambda p: f"yesno:{p[1]}:{p[2]}")
-    ask = draw.pick(
-        ("Is {x} {a}? Answer yes or no.", "Yes or no: is {x} {a}?", "Is {x} {a}? Just say yes or no.")
-    )
-    said = "Yes" if kind == asked else "No"
-    check = Check("exact", {"text": said, "task": "yes or no"})
-    return [user(ask.format(x=thing, a=article(asked))), assistant(said, check)]
+def _list_check(form: str, items: list[str], options: tuple[str, ...], task: str) -> Check:
+    return Check("list", {"count": len(items), "form": form, "options": list(options), "task": task})
 
 
 def _list_of(draw: Draw) -> list[Turn]:
-    forms = ("commas", "bullets", "numbers")
-    count, (name, pool), form = draw.held(
-        lambda: (draw.between(2, 6), draw.pick(FIELDS_OF_THINGS), draw.pick(forms)),
-        lambda p: f"list:{p[0]}:{p[1][0]}:{p[2]}",
+    """So many things of a kind, in the form that is asked for; then perhaps more of them."""
+    kind = draw.pick([c for c in categories() if c.plurals[0] not in _WHOLE])
+    form = draw.weighted((("commas", 0.64), ("bullets", 0.18), ("numbers", 0.18)))
+    count = draw.weighted(
+        ((2, 0.12), (3, 0.36), (4, 0.12), (5, 0.24), (6, 0.05), (7, 0.04), (8, 0.03), (10, 0.04))
     )
-    tail = {
-        "commas": ", separated by commas",
-        "bullets": " as a bullet list",
-        "numbers": " as a numbered list",
-    }[form]
-    word = _NUMBERS.get(count, str(count)) if draw.chance(0.5) else str(count)
-    ask = draw.pick(("Name {n} {k}{t}.", "List {n} {k}{t}.", "Give me {n} {k}{t}."))
-    items = draw.sample(pool, count)
-    lines = {"commas": ", ".join(items), "bullets": "\n".join(f"- {i}" for i in items),
-             "numbers": "\n".join(f"{n}. {i}" for n, i in enumerate(items, 1))}  # fmt: skip
-    check = Check("list", {"count": count, "form": form, "options": list(pool), "task": "list of N"})
-    return [user(ask.format(n=word, k=name, t=tail)), assistant(lines[form], check)]
+    is_open = draw.chance(0.2)
+    count = min(5 if is_open else count, len(kind.members))
+    pattern = draw.pick(_asks("list open" if is_open else "list"))
+    if form != "commas" or draw.chance(0.2):
+        tails = next(rest for name, rest in pairs("instructions", "list tails") if name == form)
+        tail = draw.pick(tails.split("|")).rstrip()
+        tail = tail if tail.startswith((",", " ")) else f" {tail}"
+        end = pattern[len(pattern.rstrip("[].|?, plesa")) :]
+        pattern = pattern.removesuffix(end) + tail + ("?" if end == "?" else "[.]")
+    name = draw.pick(kind.plurals)
+    asked = request(draw, "list", (pattern,), n=_number(draw, count), k=name)
+    items = draw.sample(kind.members, count)
+    turns = [
+        user(asked),
+        assistant(written(form, items), _list_check(form, items, kind.members, "list of N")),
+    ]
+    return turns + _more(draw, kind, items, form)
 
 
-def _json_only(draw: Draw) -> list[Turn]:
-    """An answer inside a JSON object with the key that the prompt names."""
-    keys = ("answer", "reply", "result", "text", "output", "message")
-    key, entry = draw.held(
-        lambda: (draw.pick(keys), draw.pick(ENTRIES)), lambda p: f"jsonly:{p[0]}:{p[1].names[0]}"
+def _whole_list(draw: Draw) -> list[Turn]:
+    """All things of a small kind in their order: the planets, the seasons."""
+    kind = draw.pick([c for c in categories() if c.plurals[0] in _WHOLE])
+    form = draw.weighted((("commas", 0.8), ("bullets", 0.1), ("numbers", 0.1)))
+    tail = {"commas": "", "bullets": " as a bullet list", "numbers": " as a numbered list"}[form]
+    patterns = tuple(p.replace("{k}", "{k}" + tail) for p in _asks("whole list"))
+    asked = request(
+        draw,
+        "whole list",
+        patterns,
+        k=draw.pick(kind.plurals),
+        n=_number(draw, len(kind.members)) if len(kind.members) < 11 else "12",
     )
-    said = json.dumps({key: entry.short}, ensure_ascii=False)
-    schema = {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
-    check = Check("json_shape", {"schema": schema, "task": "JSON only"})
-    name = draw.pick(entry.names)
-    if draw.chance(0.5):
-        told = draw.pick(
-            ('Reply only with JSON with the key "{k}".', 'Always answer as a JSON object {{"{k}": ...}}.')
+    items = list(kind.members)
+    return [
+        user(asked),
+        assistant(written(form, items), _list_check(form, items, kind.members, "whole list")),
+    ]
+
+
+def _more(draw: Draw, kind: Category, items: list[str], form: str) -> list[Turn]:
+    rest = tuple(m for m in kind.members if m not in items)
+    if len(rest) < 2 or not draw.chance(0.15):
+        return []
+    many = draw.chance(0.4)
+    count = min(draw.between(2, 3), len(rest)) if many else 1
+    asked = request(
+        draw,
+        "more of them",
+        _asks("more of them")[1 if many else 0 :][:2] if many else _asks("another"),
+        n=_number(draw, count),
+    )
+    more = draw.sample(rest, count)
+    form = form if many else "commas"
+    return [user(asked), assistant(written(form, more), _list_check(form, more, rest, "more of them"))]
+
+
+def _one_of(draw: Draw) -> list[Turn]:
+    kind = draw.pick(categories())
+    pattern = draw.pick(_asks("one of"))
+    if kind.one[0].lower() in "aeiou":
+        pattern = (
+            pattern.replace("(a|an|one)", "(an|one)")
+            .replace("(A|An|One)", "(An|One)")
+            .replace(" a {k}", " an {k}")
         )
-        return [system(told.format(k=key)), user(f"What is {name}?"), assistant(said, check)]
-    ask = draw.pick(
-        ('What is {n}? Reply only with JSON with the key "{k}".', 'Define {n} as JSON with one key, "{k}".')
-    )
-    return [user(ask.format(n=name, k=key)), assistant(said, check)]
+    pattern = pattern.replace("(a|an|one)", "(a|one)").replace("(A|An|One)", "(A|One)")
+    items = draw.sample(kind.members, 1)
+    asked = request(draw, "one of", (pattern,), k=kind.one)
+    turns = [user(asked), assistant(items[0], _list_check("commas", items, kind.members, "one of a kind"))]
+    return turns + _more(draw, kind, items, "commas")
 
 
-def _styled(draw: Draw) -> list[Turn]:
-    """The system prompt sets a style for the answer."""
-    kind, thing = topic(draw, "style")
-    lines = " ".join(lines_about(draw, kind, thing, draw.between(1, 3)))
-    closing = draw.pick(("Over.", "Thank you.", "The end.", "Yours truly.", "Stay curious!"))
-    opening = draw.pick(("Well,", "Dear friend,", "Indeed,", "Listen:", "Sure!"))
-    style = draw.pick(("upper", "lower", "end", "start"))
-    told, said = {
-        "upper": (draw.pick(("Answer in upper case.", "Write everything in capital letters.")), lines.upper()),
-        "lower": (draw.pick(("Answer in lower case.", "Use no capital letters.")), lines.lower()),
-        "end": (draw.pick(("Always end with '{c}'", "End every answer with the words '{c}'")).format(c=closing), f"{lines} {closing}"),
-        "start": (draw.pick(("Start every answer with '{o}'", "Always begin with '{o}'")).format(o=opening), f"{opening} {lines}"),
-    }[style]  # fmt: skip
-    check = Check("style", {"style": style, "opening": opening, "closing": closing, "task": f"style {style}"})
-    ask = draw.pick(
-        ("Tell me about {x}.", "What can you say about {x}?", "Write about {x}.", "Describe {x}.")
-    )
-    return [system(told), user(ask.format(x=plural(thing))), assistant(said, check)]
+def _thing(draw: Draw) -> tuple[str, str, list[str]]:
+    """A thing, its plural and what can be said of it: what it is first, the rest in any order."""
+    if draw.chance(0.12):
+        kind = draw.pick(list(_POOLS))
+        known = {row[0] for row in pairs("things", "things")}
+        name = draw.pick([n for n in _POOLS[kind] if n not in known])
+        lines = sections("things")[f"{kind} lines"][0].split(" | ")
+        return name, plural(name), [line.format(x=plural(name)) for line in draw.shuffled(lines)]
+    name, many, told = draw.pick(pairs("things", "things"))
+    first, *rest = told.split(" | ")
+    return name, many, [first, *draw.shuffled(rest)]
 
 
-def _choose(draw: Draw) -> list[Turn]:
-    """Pick the option the user describes."""
-    pools = [("an animal", ANIMALS), ("a color", COLORS), ("a job", JOBS), ("a place", PLACES)]
+def _sentences(draw: Draw) -> list[Turn]:
+    name, many, lines = _thing(draw)
+    count = draw.weighted(((1, 0.25), (2, 0.3), (3, 0.3), (4, 0.15)))
+    shown = f"{draw.pick(('one', '1', 'a')) if count == 1 else _number(draw, count)} {'sentence' if count == 1 else 'sentences'}"
+    if count == 1:
+        shown = shown.replace(
+            "a sentence", draw.pick(("a sentence", "a short sentence", "one short sentence"))
+        )
+    topic = draw.pick((many, f"the {name}", many)) if many != name else many
+    asked = request(draw, "sentences", _asks("sentences"), n=shown, x=topic)
+    about = name if lines[0].lower().startswith((f"a {name}", f"an {name}", name, f"the {name}")) else many
+    check = Check("sentences", {"count": count, "about": about, "task": "number of sentences"})
+    return [user(asked), assistant(" ".join(lines[:count]), check)]
 
-    def make() -> list[str]:
-        return [draw.pick(pool) for _, pool in pools]
 
-    items = draw.held(make, lambda p: f"choose:{p}")
-    wanted = draw.below(len(pools))
-    ask = draw.pick(("Which of these is {k}: {i}?", "From this list, pick {k}: {i}"))
-    text = ask.format(k=pools[wanted][0], i=", ".join(draw.shuffled(items)))
-    return [user(text), assistant(items[wanted], Check("exact", {"text": items[wanted], "task": "choose"}))]
+def _about(draw: Draw) -> list[Turn]:
+    name, many, told = draw.pick(pairs("things", "things"))
+    first, *rest = told.split(" | ")
+    start = first.split(" ", 2)
+    shown = f"{start[0].lower()} {name}" if start[0] in {"A", "An", "The"} else name
+    if draw.chance(0.5):
+        asked = request(draw, "what is", _asks("what is"), a=shown)
+    else:
+        asked = request(draw, "about", _asks("about"), x=draw.pick((shown, many)))
+    said = " ".join([first, *draw.sample(rest, draw.between(1, 2))])
+    return [user(asked), assistant(said, Check("contains", {"all": [first], "task": "describe a thing"}))]
 
 
-_TASKS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_sentences, 0.28), (_one_word, 0.12), (_yes_no, 0.1), (_list_of, 0.14), (_json_only, 0.12), (_styled, 0.16),
-    (_choose, 0.08),
+def _told(draw: Draw, heading: str) -> tuple[str, list[str]]:
+    """One of the names of an entry of everyday help, and its parts."""
+    names, told = draw.pick(pairs("everyday", heading))
+    return draw.pick(names.split("|")), told.split(" | ")
+
+
+def _how_to(draw: Draw) -> list[Turn]:
+    what, steps = _told(draw, "howto")
+    asked = request(draw, "how to", _asks("how to"), x=what)
+    return answered(asked, written("numbers", steps), "how to")
+
+
+def _recipe(draw: Draw) -> list[Turn]:
+    what, steps = _told(draw, "recipes")
+    asks = _asks("recipes")
+    asks = tuple(p for p in asks if not p.startswith("{x}")) if what.startswith(("a ", "an ")) else asks
+    return answered(request(draw, "recipe", asks, x=what), steps[0], "recipe")
+
+
+def _ideas(draw: Draw) -> list[Turn]:
+    what, options = _told(draw, "ideas")
+    if draw.chance(0.25):
+        asked = request(draw, "one idea", _asks("one idea"), x=what)
+        said = draw.pick(options)
+        check = Check("contains", {"all": ["|".join(options)], "task": "an idea"})
+        done = options[0].split()[0] in _DOING
+        return [user(asked), assistant(f"You could {said}." if done else f"How about {said}?", check)]
+    count = draw.weighted(((3, 0.6), (2, 0.1), (4, 0.1), (5, 0.2)))
+    pattern = draw.pick(_asks("ideas"))
+    count = count if "{n}" in pattern and "|{n}" not in pattern else 3
+    pattern = pattern.replace("|{n} ideas", "")
+    asked = request(draw, "ideas", (pattern,), n=_number(draw, count), x=what)
+    items = draw.sample(options, count)
+    return [
+        user(asked),
+        assistant(written("numbers", items), _list_check("numbers", items, tuple(options), "ideas")),
+    ]
+
+
+def _slogan(draw: Draw) -> list[Turn]:
+    what, options = _told(draw, "slogans")
+    asked = request(draw, "slogan", _asks("slogans"), x=what)
+    check = Check("contains", {"all": ["|".join(options)], "task": "slogan"})
+    return [user(asked), assistant(draw.pick(options), check)]
+
+
+def _difference(draw: Draw) -> list[Turn]:
+    what, said = _told(draw, "differences")
+    return answered(request(draw, "difference", _asks("differences"), x=what), said[0], "difference")
+
+
+def _pros_and_cons(draw: Draw) -> list[Turn]:
+    names, pros, cons = draw.pick(pairs("everyday", "pros and cons"))
+    asked = request(draw, "pros and cons", _asks("pros and cons"), x=draw.pick(names.split("|")))
+    return answered(asked, f"For it: {pros}. Against it: {cons}.", "pros and cons")
+
+
+def _plan(draw: Draw) -> list[Turn]:
+    what, items = _told(draw, "plans")
+    form = "bullets" if "list" in what or "menu" in what else "numbers"
+    return answered(request(draw, "plan", _asks("plans"), x=what), written(form, items), "plan")
+
+
+def _use_word(draw: Draw) -> list[Turn]:
+    """A sentence with one or two words that the user gives."""
+    animal, thing, quality = draw.pick(ANIMALS), draw.pick(OBJECTS), draw.pick(ADJECTIVES)
+    food, place, job = draw.pick(FOODS), draw.pick(PLACES), draw.pick(JOBS)
+    if draw.chance(0.4):
+        x, y, said = draw.pick((
+            (animal, thing, f"The {animal} looks at the {thing}."), (thing, place, f"I found the {thing} near the {place}."),
+            (animal, place, f"The {animal} lives near the {place}."), (job, thing, f"The {job} needs a new {thing}."),
+            (job, animal, f"The {job} has a {quality} {animal}."),
+        ))  # fmt: skip
+        asked = request(draw, "use words", _asks("use words"), {"x": x, "y": y})
+    else:
+        x, said = draw.pick((
+            (animal, f"The {animal} sleeps in the {place}."), (thing, f"My {thing} is old, but I like it."), (quality, f"The {animal} is {quality}."),
+            (food, f"We had {plural(food)} for lunch."), (place, f"We walked to the {place} in the morning."), (job, f"My sister is {article(job)}."),
+        ))  # fmt: skip
+        y = ""
+        if x == food:
+            x = plural(food)
+        asked = request(draw, "use word", _asks("use word"), {"x": x})
+    return [
+        user(asked),
+        assistant(said, Check("contains", {"all": [w for w in (x, y) if w], "task": "use a word"})),
+    ]
+
+
+def _advice(draw: Draw) -> list[Turn]:
+    return faq.question(draw, faq.load("advice"), "advice")
+
+
+_KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
+    (_list_of, 0.2), (_one_of, 0.06), (_whole_list, 0.02), (_difference, 0.035), (_pros_and_cons, 0.015), (_plan, 0.035), (_use_word, 0.035), (_sentences, 0.1), (_about, 0.1), (_how_to, 0.1), (_recipe, 0.04), (_ideas, 0.07),
+    (_slogan, 0.03), (_advice, 0.07), (letters.turns, 0.06), (judging.turns, 0.25),
 )  # fmt: skip
 
 
 def make(draw: Draw) -> Conversation:
-    """One question with an instruction on how to answer."""
-    return Conversation("instructions", draw.weighted(_TASKS)(draw))
+    """One small request."""
+    return Conversation("instructions", draw.weighted(_KINDS)(draw))

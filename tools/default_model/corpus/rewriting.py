@@ -1,223 +1,401 @@
-"""Rewriting text: case, order, sorting, duplicates, picking, filling templates."""
+"""Rewriting text: case, order, duplicates, replacing, lists, marks, summaries, templates."""
 
-# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from .conversation import Check, Conversation, Turn, assistant, user
+from . import tables
+from .conversation import Conversation, Turn
+from .counting import common_word, some_items
 from .draw import Draw
-from .words import ADJECTIVES, ANIMALS, FIELDS_OF_THINGS, NAMES, OBJECTS, PLACES, PLAIN_WORDS, invented
+from .lists import written
+from .sentences import clause, sentence
+from .tasks import about, answered, listing, pairs, request, sections, words
+from .wording import word
+from .words import (
+    FOODS,
+    NAMES,
+    OBJECTS,
+    ORDINALS,
+    PLACES,
+    SURNAMES,
+    WEEKDAYS,
+    article,
+    city,
+    first_name,
+    invented,
+)
 
-_VERBS = ("sees finds likes carries paints hides keeps follows brings loses wants cleans").split()
-
-
-def sentence(draw: Draw) -> str:
-    """A plain sentence of 5 to 12 words."""
-    who = draw.pick(NAMES) if draw.chance(0.5) else f"The {draw.pick(ADJECTIVES)} {draw.pick(ANIMALS)}"
-    what = f"the {draw.pick(ADJECTIVES)} {draw.pick(OBJECTS)}"
-    where = draw.pick((f" in the {draw.pick(PLACES)}", f" near the {draw.pick(PLACES)}", ""))
-    return f"{who} {draw.pick(_VERBS)} {what}{where}"
-
-
-def _words(draw: Draw, low: int, high: int) -> list[str]:
-    _, pool = draw.pick(FIELDS_OF_THINGS[:7])
-    pool = PLAIN_WORDS if draw.chance(0.3) else pool
-    words = draw.sample(pool, draw.between(low, high))
-    if draw.chance(0.15):
-        words[0] = invented(draw).lower()
-    return words
-
-
-def _turns(ask: str, said: str, task: str) -> list[Turn]:
-    return [user(ask), assistant(said, Check("exact", {"text": said, "task": task}))]
+Turns = list[Turn]
 
 
-def _held_sentence(draw: Draw) -> str:
-    return draw.held(lambda: sentence(draw), lambda s: f"sentence:{s}")
+def _asked(draw: Draw, topic: str, text: str, kept: Mapping[str, str] | None = None, **slots: str) -> str:
+    return about(draw, topic, sections("rewriting")[topic], text, kept, **slots)
 
 
-def _held_words(draw: Draw, low: int, high: int) -> list[str]:
-    return draw.held(lambda: _words(draw, low, high), lambda w: "words:" + ",".join(sorted(w)))
+def _text(draw: Draw) -> str:
+    """A word, a phrase, a name or a sentence, as people try things with."""
+    at = draw.below(20)
+    if at < 5:
+        return common_word(draw)
+    if at < 10:
+        return draw.pick(sections("language")["phrases"])
+    if at < 12:
+        return f"{draw.pick(NAMES)} {draw.pick(SURNAMES)}"
+    if at == 12:
+        return f"{invented(draw)} {invented(draw)}"
+    if at < 16:
+        return " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+    return sentence(draw) + draw.pick(("", "."))
 
 
-def _upper(draw: Draw) -> list[Turn]:
-    text = _held_sentence(draw)
-    ask = draw.pick(
-        (
-            "Write this in upper case",
-            "Convert to uppercase",
-            "Rewrite in capital letters",
-            "Make this all caps",
-        )
-    )
-    return _turns(ask + draw.pick((f": {text}", f":\n{text}")), text.upper(), "upper case")
+def _upper(draw: Draw) -> Turns:
+    text = _text(draw)
+    return answered(_asked(draw, "upper", text), text.upper(), "upper case")
 
 
-def _lower(draw: Draw) -> list[Turn]:
-    text = _held_sentence(draw)
-    ask = draw.pick(("Write this in lower case", "Convert to lowercase", "Rewrite without capitals"))
-    shown = text.upper() if draw.chance(0.6) else text
-    return _turns(ask + draw.pick((f": {shown}", f":\n{shown}")), text.lower(), "lower case")
+def _lower(draw: Draw) -> Turns:
+    text = _text(draw)
+    shown = text.upper() if draw.chance(0.75) else text
+    return answered(_asked(draw, "lower", shown), text.lower(), "lower case")
 
 
-def _title(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 3, 6)
-    ask = draw.pick(
-        (
-            "Capitalize each word: {w}",
-            "Start every word with a capital letter: {w}",
-            "Write in title case: {w}",
-        )
-    )
-    return _turns(ask.format(w=" ".join(words)), " ".join(w.capitalize() for w in words), "title case")
+def _title(draw: Draw) -> Turns:
+    text = _text(draw).lower().rstrip(".")
+    said = " ".join(part.capitalize() for part in text.split())
+    return answered(_asked(draw, "title", text), said, "title case")
 
 
-def _repeat(draw: Draw) -> list[Turn]:
-    text = _held_sentence(draw)
-    ask = draw.pick(("Repeat after me", "Repeat this sentence", "Copy this exactly", "Say exactly this"))
-    return _turns(f"{ask}: {text}.", f"{text}.", "copy")
+def _copy(draw: Draw) -> Turns:
+    text = _text(draw)
+    if draw.chance(0.25):
+        text = common_word(draw)
+        ask, times = draw.pick(pairs("rewriting", "copy often"))
+        return answered(about(draw, "copy often", (ask,), text), " ".join([text] * int(times)), "copy often")
+    return answered(_asked(draw, "copy", text), text, "copy")
 
 
-def _reverse_words(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 3, 6)
-    ask = draw.pick(("Reverse the order of these words: {w}", "Write these words backwards, last one first: {w}",
-                     "Put these words in reverse order: {w}"))  # fmt: skip
-    return _turns(ask.format(w=" ".join(words)), " ".join(reversed(words)), "reverse words")
+def _list(draw: Draw, low: int = 3, high: int = 6) -> list[str]:
+    """Words in a list: mostly of one kind, some of any, some invented, some names."""
+    at = draw.below(10)
+    count = draw.between(low, high)
+    if at < 5:
+        return some_items(draw, low, high)[1]
+    if at < 8:
+        return draw.sample(words("spelling", "words"), count)
+    if at == 8:
+        return draw.sample(NAMES, count)
+    return list(dict.fromkeys(invented(draw).lower() for _ in range(count + 2)))[:count]
 
 
-def _reverse_letters(draw: Draw) -> list[Turn]:
-    word = draw.held(lambda: draw.pick(PLAIN_WORDS), lambda w: f"backwards:{w}")
-    ask = draw.pick(("Write the word {w} backwards.", "Reverse the letters of {w}.", "Spell {w} backwards."))
-    said = f"{'-'.join(word)} backwards is {'-'.join(reversed(word))}."
-    return _turns(ask.format(w=word), said, "reverse letters")
+def _reverse(draw: Draw) -> Turns:
+    items = _list(draw)
+    return answered(_asked(draw, "reverse", listing(draw, items)), ", ".join(items[::-1]), "reverse a list")
 
 
-def _sort_words(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 3, 6)
-    ask = draw.pick(("Sort these words alphabetically: {w}", "Put these words in alphabetical order: {w}",
-                     "Order from A to Z: {w}"))  # fmt: skip
-    return _turns(ask.format(w=", ".join(words)), ", ".join(sorted(words)), "sort words")
+def _sort(draw: Draw) -> Turns:
+    """Mostly words with different first letters: the first letter decides."""
+    for _ in range(20):
+        items = _list(draw, 3, 5)
+        if len({item[0] for item in items}) == len(items) or draw.chance(0.1):
+            break
+    said = ", ".join(sorted(items, key=str.lower))
+    return answered(_asked(draw, "sort", listing(draw, items)), said, "sort words")
 
 
-def _sort_numbers(draw: Draw) -> list[Turn]:
-    top = draw.pick((20, 99, 99, 500))
-    numbers = draw.held(
-        lambda: draw.sample(range(1, top + 1), draw.between(3, 6)),
-        lambda n: "numbers:" + ",".join(map(str, sorted(n))),
-    )
-    down = draw.chance(0.35)
-    up = (
-        "Sort these numbers: {w}",
-        "Sort from smallest to largest: {w}",
-        "Put these numbers in increasing order: {w}",
-    )
-    back = ("Sort from largest to smallest: {w}", "Sort these numbers in descending order: {w}")
-    ask = draw.pick(back if down else up).format(w=", ".join(map(str, numbers)))
-    return _turns(ask, ", ".join(map(str, sorted(numbers, reverse=down))), "sort numbers")
+def _some_numbers(draw: Draw) -> list[int]:
+    top = draw.pick((9, 20, 99, 99, 99, 500))
+    return draw.sample(range(1, top + 1), draw.between(3, 6 if top < 500 else 4))
 
 
-def _extreme(draw: Draw) -> list[Turn]:
-    top = draw.pick((20, 99, 999))
-    numbers = draw.held(
-        lambda: draw.sample(range(1, top + 1), draw.between(3, 5)),
-        lambda n: "extreme:" + ",".join(map(str, sorted(n))),
-    )
+def _sort_numbers(draw: Draw) -> Turns:
+    numbers = _some_numbers(draw)
+    down = draw.chance(0.3)
+    asked = _asked(draw, "sort down" if down else "sort numbers", listing(draw, list(map(str, numbers))))
+    return answered(asked, ", ".join(map(str, sorted(numbers, reverse=down))), "sort numbers")
+
+
+def _largest(draw: Draw) -> Turns:
+    numbers = _some_numbers(draw)
     large = draw.chance(0.5)
-    word = draw.pick(("largest", "biggest", "highest") if large else ("smallest", "lowest"))
-    ask = draw.pick(
-        (
-            "What is the {w} of these numbers: {n}?",
-            "Which number is the {w}: {n}?",
-            "Find the {w} number: {n}",
-        )
-    )
-    said = str(max(numbers) if large else min(numbers))
-    return _turns(ask.format(w=word, n=", ".join(map(str, numbers))), said, "largest number")
+    name = draw.pick(("largest", "biggest", "highest", "greatest") if large else ("smallest", "lowest"))
+    asked = _asked(draw, "largest", listing(draw, list(map(str, numbers))), s=name)
+    value = max(numbers) if large else min(numbers)
+    return answered(asked, f"The {'largest' if large else 'smallest'} number is {value}.", "largest number")
 
 
-def _dedupe(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 3, 5)
-    doubled = draw.shuffled(words + draw.sample(words, draw.between(1, 2)))
-    unique = list(dict.fromkeys(doubled))
-    ask = draw.pick(
-        (
-            "Remove the duplicates: {w}",
-            "Remove repeated words from this list: {w}",
-            "List each item once: {w}",
-        )
-    )
-    return _turns(ask.format(w=", ".join(doubled)), ", ".join(unique), "remove duplicates")
+def _dedupe(draw: Draw) -> Turns:
+    items = _list(draw, 2, 4)
+    doubled = draw.shuffled(items + draw.sample(items, draw.between(1, 2)))
+    asked = _asked(draw, "dedupe", listing(draw, doubled))
+    return answered(asked, ", ".join(dict.fromkeys(doubled)), "remove duplicates")
 
 
-def _longest(draw: Draw) -> list[Turn]:
-    def make() -> list[str]:
-        while True:
-            words = _words(draw, 3, 5)
-            sizes = sorted(len(w) for w in words)
-            if sizes[-1] > sizes[-2] and sizes[0] < sizes[1]:
-                return words
+def _replace(draw: Draw) -> Turns:
+    text = sentence(draw)
+    parts = text.split()
+    old = draw.pick([p for p in parts[1:] if len(p) > 3] or parts[1:])
+    new = common_word(draw)
+    said = " ".join(new if p == old else p for p in parts)
+    end = draw.pick(("", "."))
+    quote = draw.pick(("", "", '"'))
+    kept = {"o": f"{quote}{old}{quote}", "n": f"{quote}{new}{quote}"}
+    return answered(_asked(draw, "replace", text + end, kept), said + end, "replace a word")
 
-    words = draw.held(make, lambda w: "longest:" + ",".join(sorted(w)))
+
+def _edit(draw: Draw) -> Turns:
+    """Take one item off a list or put one on it."""
+    items = _list(draw, 3, 5)
+    if draw.chance(0.5):
+        gone = draw.pick(items)
+        asked = _asked(draw, "remove", listing(draw, items), {"g": gone})
+        return answered(asked, ", ".join(i for i in items if i != gone), "remove an item")
+    new = common_word(draw)
+    asked = _asked(draw, "add", listing(draw, items), {"g": new})
+    return answered(asked, ", ".join([*items, new]), "add an item")
+
+
+def _first_last(draw: Draw) -> Turns:
+    text = sentence(draw)
+    which, form = draw.pick(("first", "last")), draw.chance(0.3)
+    asks = sections("rewriting")["first last"]
+    if form:
+        row = draw.pick([p for p in asks if " = " in p])
+        ask, which = row.split(" = ")
+        asked = about(draw, "first last", (ask,), text)
+    else:
+        asked = about(draw, "first last", tuple(p for p in asks if " = " not in p), text, f=which)
+    found = text.split()[0 if which == "first" else -1]
+    return answered(asked, f"The {which} word is {found}.", "first or last word")
+
+
+def _longest(draw: Draw) -> Turns:
+    for _ in range(50):
+        items = draw.sample(words("spelling", "words"), 3)
+        sizes = sorted(map(len, items))
+        if sizes[-1] > sizes[-2] + 1 and sizes[0] + 1 < sizes[1]:
+            break
     long = draw.chance(0.6)
-    ask = f"Which word is the {'longest' if long else 'shortest'}: {', '.join(words)}?"
-    return _turns(ask, max(words, key=len) if long else min(words, key=len), "longest word")
+    asked = _asked(draw, "longest", ", ".join(items), s="longest" if long else "shortest")
+    found = (max if long else min)(items, key=len)
+    return answered(asked, f"The {'longest' if long else 'shortest'} word is {found}.", "longest word")
 
 
-def _replace(draw: Draw) -> list[Turn]:
-    text = _held_sentence(draw)
-    old = draw.pick(text.split())
-    new = draw.pick(PLAIN_WORDS)
-    ask = draw.pick(
-        ('Replace "{o}" with "{n}" in this sentence: {t}', "In the sentence '{t}', change {o} to {n}.")
+def _form(draw: Draw) -> Turns:
+    """A list in another form."""
+    items = _list(draw, 2, 5)
+    form = draw.pick(("join", "bullets", "bullets", "numbered", "numbered", "json array"))
+    shown = " ".join(items) if form == "join" else listing(draw, items)
+    lines = {
+        "join": ", ".join(items),
+        "bullets": "\n".join(f"- {item}" for item in items),
+        "numbered": "\n".join(f"{n}. {item}" for n, item in enumerate(items, 1)),
+        "json array": "[" + ", ".join(f'"{item}"' for item in items) + "]",
+    }
+    return answered(_asked(draw, form, shown), lines[form], f"list as {form}")
+
+
+def _initials(draw: Draw) -> Turns:
+    at = draw.below(3)
+    if at == 0:
+        items = draw.sample(words("spelling", "words"), draw.between(3, 4))
+        said = "".join(item[0].upper() for item in items)
+        return answered(_asked(draw, "initials", " ".join(items)), said, "first letters")
+    first, last = first_name(draw), draw.pick(SURNAMES)
+    if at == 1:
+        return answered(
+            _asked(draw, "name initials", f"{first} {last}"), f"{first[0]}. {last[0]}.", "initials"
+        )
+    return answered(_asked(draw, "last name first", f"{first} {last}"), f"{last}, {first}", "last name first")
+
+
+def _fix(draw: Draw) -> Turns:
+    """Capital letters and marks that are missing, or a wrong form of the verb."""
+    made = clause(draw)
+    said = draw.pick((made.present() + ".", made.past() + ".", made.question(), made.future() + "."))
+    wrong = said.rstrip(".?")
+    if draw.chance(0.75):
+        wrong = wrong.lower()
+    if draw.chance(0.12) and not made.plural and made.forms[0] != "be":
+        said = made.present() + "."
+        wrong = f"{made.subject} {made.forms[0]} {made.rest}"
+    if draw.chance(0.1):
+        wrong = wrong.upper()
+    if wrong == said:
+        wrong = wrong.lower()
+    return answered(_asked(draw, "fix", wrong), said, "capitals and marks")
+
+
+def _spelling(draw: Draw) -> Turns:
+    """A word or a sentence with a typo."""
+    if draw.chance(0.3):
+        wrong, right = draw.pick(pairs("language", "misspellings"))
+        return answered(_asked(draw, "misspelled", wrong), f"The right spelling is {right}.", "spelling")
+    text = sentence(draw)
+    parts = text.split()
+    at = draw.pick([i for i, p in enumerate(parts) if len(p) > 3] or [0])
+    name = parts[at]
+    i = draw.between(1, max(len(name) - 2, 1))
+    parts[at] = draw.pick(
+        (
+            name[:i] + name[i + 1 :],
+            name[:i] + name[i : i + 2][::-1] + name[i + 2 :],
+            name[:i] + name[i - 1] + name[i:],
+        )
     )
-    said = " ".join(new if w == old else w for w in text.split())
-    return _turns(ask.format(o=old, n=new, t=text), said, "replace word")
+    return answered(_asked(draw, "spelling", f"{' '.join(parts)}."), f"{text}.", "spelling")
 
 
-def _delete(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 4, 7)
-    gone = draw.pick(words)
-    ask = draw.pick(
-        ("Remove {g} from this list: {w}", "Take {g} out of the list {w}.", "List these without {g}: {w}")
+def _tense(draw: Draw) -> Turns:
+    made = clause(draw)
+    form = draw.pick(("past", "past", "future", "negative", "question", "question"))
+    said = {"past": made.past, "future": made.future, "negative": made.negative, "question": made.question}[
+        form
+    ]()
+    end = "" if form == "question" else "."
+    return answered(
+        _asked(draw, form, made.present() + draw.pick((".", ".", ""))), said + end, f"make it {form}"
     )
-    return _turns(
-        ask.format(g=gone, w=", ".join(words)), ", ".join(w for w in words if w != gone), "remove item"
+
+
+def _two_sentences(draw: Draw) -> Turns:
+    """Two sentences made one, or a sentence about somebody else."""
+    first, second = clause(draw), clause(draw)
+    if draw.chance(0.5):
+        asked = _asked(draw, "combine", f"{first.present()}. {second.present()}.")
+        return answered(asked, f"{first.present()} and {second.inner()}.", "combine sentences")
+    person = draw.pick(("he", "she", "we", "they", "you", first_name(draw)))
+    plural = person in {"we", "they", "you"}
+    mine = replace(first, subject="I", plural=True)
+    if first.forms[0] == "be":
+        return _two_sentences(draw)
+    said = replace(first, subject=person[0].upper() + person[1:], plural=plural).present()
+    return answered(
+        _asked(draw, "person", f"{mine.present()}.", {"x": person}), f"{said}.", "change the person"
     )
 
 
-def _bullets(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 3, 6)
-    numbered = draw.chance(0.5)
-    ask = "Make a numbered list of: {w}" if numbered else "Make a bullet list of: {w}"
-    lines = [f"{i}. {w}" if numbered else f"- {w}" for i, w in enumerate(words, 1)]
-    return _turns(ask.format(w=", ".join(words)), "\n".join(lines), "make list")
+def _polite(draw: Draw) -> Turns:
+    at = draw.below(10)
+    base, _, _, things = draw.pick(pairs("language", "verbs")[:32])
+    thing = article(draw.pick(OBJECTS))
+    if at < 4:
+        order = f"{base} {draw.pick(things.split('|'))}"
+        rude, kind = f"{order.capitalize()}.", f"Could you please {order}?"
+    elif at == 4:
+        rude, kind = f"I want {thing}.", f"I would like {thing}, please."
+    elif at == 5:
+        rude, kind = f"Give me {thing}.", f"Could you please give me {thing}?"
+    else:
+        rude, kind = draw.pick(pairs("language", "polite"))
+    shown = rude if draw.chance(0.6) else rude.rstrip(".").lower()
+    return answered(_asked(draw, "polite", shown), kind, "polite")
 
 
-def _json_list(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 2, 6)
-    ask = draw.pick(
-        ("Write as a JSON array: {w}", "Turn this list into JSON: {w}", "Give me a JSON list of {w}.")
-    )
-    said = "[" + ", ".join(f'"{w}"' for w in words) + "]"
-    return _turns(ask.format(w=", ".join(words)), said, "json array")
+def _news(draw: Draw) -> Turns:
+    """A text whose first or second sentence says what matters."""
+    main, title = draw.pick(pairs("language", "news"))
+    name, other = draw.sample(NAMES, 2)
+    slots = {
+        "name": first_name(draw) if draw.chance(0.3) else name, "other": other, "city": city(draw), "day": draw.pick(WEEKDAYS),
+        "n": str(draw.between(3, 60)),
+    }  # fmt: skip
+    main, title = word(draw, main, **slots), word(draw, title, **slots)
+    if draw.chance(0.25):
+        return answered(_asked(draw, "title for", main), title, "title")
+    rest = [word(draw, d, **slots) for d in draw.sample(sections("language")["details"], draw.between(1, 3))]
+    rest.insert(1 if draw.chance(0.15) else 0, main)
+    return answered(_asked(draw, "summary", " ".join(rest)), main, "summary")
 
 
-def _acronym(draw: Draw) -> list[Turn]:
-    words = _held_words(draw, 3, 5)
-    ask = draw.pick(
-        ("Take the first letter of each word: {w}", "What are the first letters of these words: {w}?")
-    )
-    return _turns(ask.format(w=" ".join(words)), " ".join(w[0] for w in words), "first letters")
+def _fill(draw: Draw) -> Turns:
+    """Gaps in a template filled with facts."""
+    template = draw.pick(sections("language")["templates"])
+    values = {
+        "name": first_name(draw), "city": city(draw), "day": draw.pick(WEEKDAYS), "thing": article(draw.pick(FOODS + OBJECTS)),
+    }  # fmt: skip
+    if "the {thing}" in template:
+        values["thing"] = draw.pick(OBJECTS)
+    used = [k for k in values if f"{{{k}}}" in template]
+    facts = ", ".join(f"{k}{draw.pick((' = ', ': '))}{values[k]}" for k in draw.shuffled(used))
+    shown = template
+    left, right = draw.pick((("[", "]"), ("<", ">"), ("{", "}"), ("[", "]")))
+    for k in used:
+        shown = shown.replace(f"{{{k}}}", f"{left}{k}{right}")
+    return answered(_asked(draw, "fill", shown, {"f": facts}), template.format_map(values), "fill a template")
 
 
-_TASKS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_upper, 1.2), (_lower, 1.2), (_title, 0.8), (_repeat, 0.7), (_reverse_words, 1.2), (_reverse_letters, 0.8),
-    (_sort_words, 1.6), (_sort_numbers, 1.6), (_extreme, 1.0), (_dedupe, 1.0), (_longest, 0.8), (_replace, 1.0),
-    (_delete, 0.8), (_bullets, 0.7), (_json_list, 0.7), (_acronym, 0.6),
+def _article(draw: Draw) -> Turns:
+    """Whether "a" or "an" stands before a noun."""
+    name = draw.pick(tables.rows("plurals"))["word"]
+    asked = request(draw, "article", sections("rewriting")["article"], {"t": name})
+    return answered(asked, f"It is {article(name)}.", "a or an")
+
+
+def _found(draw: Draw) -> Turns:
+    """The number, the name or the city in a sentence."""
+    values = {
+        "number": str(draw.between(8, 90)), "name": first_name(draw), "city": city(draw), "day": draw.pick(WEEKDAYS),
+        "thing": article(draw.pick(OBJECTS)), "place": draw.pick(PLACES),
+    }  # fmt: skip
+    fact, found = draw.pick(pairs("rewriting", "found"))
+    asked = _asked(draw, f"found {found}", fact.format_map(values))
+    return answered(asked, values[found], "find in a text")
+
+
+def _changed(items: list[str], form: str, action: str, at: int, new: str) -> tuple[list[str], str]:
+    """The list after an action, and the form in which it stands."""
+    if action == "sort":
+        return sorted(items, key=str.lower), form
+    if action == "reverse":
+        return items[::-1], form
+    if action in {"upper", "lower"}:
+        return [i.upper() if action == "upper" else i.lower() for i in items], form
+    if action == "add":
+        return [*items, new], form
+    if action.startswith("remove"):
+        return items[:at] + items[at + 1 :], form
+    return items, action if action in {"commas", "bullets", "numbers"} else form
+
+
+def _then(draw: Draw) -> Turns:
+    """A list that stays in the talk and is changed step by step."""
+    items = _list(draw, 3, 5)
+    form = draw.weighted((("commas", 0.6), ("bullets", 0.2), ("numbers", 0.2)))
+    topic = {"commas": "start list", "bullets": "bullets", "numbers": "numbered"}[form]
+    turns = answered(_asked(draw, topic, listing(draw, items)), written(form, items), "keep a list")
+    for _ in range(draw.weighted(((1, 0.5), (2, 0.35), (3, 0.15)))):
+        ask, action = draw.pick(pairs("rewriting", "then"))
+        at, new = draw.below(len(items)), common_word(draw)
+        slots = {"x": items[at] if action == "remove" else new}
+        asked = request(
+            draw,
+            "then",
+            (ask,),
+            slots,
+            n=draw.pick((ORDINALS[at], "last" if at + 1 == len(items) else ORDINALS[at])),
+        )
+        if action == "nth":
+            said = "last" if " last " in f" {asked.lower()} " else ORDINALS[at]
+            turns += answered(asked, f"The {said} one is {items[at]}.", "then the nth")
+        elif action == "count":
+            turns += answered(asked, f"That makes {len(items)}.", "then count")
+        else:
+            items, form = _changed(items, form, action, at, new)
+            turns += answered(asked, written(form, items), "then change the list")
+        if len(items) < 3:
+            break
+    return turns
+
+
+_KINDS: tuple[tuple[Callable[[Draw], Turns], float], ...] = (
+    (_upper, 1.4), (_lower, 1.2), (_title, 0.8), (_copy, 1.0), (_reverse, 1.2), (_sort, 1.4), (_sort_numbers, 1.4), (_largest, 0.8),
+    (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0), (_spelling, 0.8),
+    (_tense, 1.2), (_polite, 0.7), (_two_sentences, 0.6), (_found, 0.5), (_news, 1.3), (_fill, 0.6), (_article, 0.15), (_then, 1.5),
 )  # fmt: skip
 
 
 def make(draw: Draw) -> Conversation:
     """One rewriting task."""
-    return Conversation("rewriting", draw.weighted(_TASKS)(draw))
+    return Conversation("rewriting", draw.weighted(_KINDS)(draw))

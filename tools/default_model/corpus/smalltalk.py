@@ -1,169 +1,241 @@
-"""Greetings, identity, thanks, and an honest "I don't know"."""
+"""Greetings, thanks, feelings, who the model is, jokes, riddles, and names."""
 
-# ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
-from .conversation import Check, Conversation, Turn, assistant, system, user
+from . import faq, tables
+from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .words import ANIMALS, CITIES, FOODS, OBJECTS, article, casual, first_name, full_name, invented
+from .faq import capitalised
+from .wording import ask, expand, plain, typed, word
+from .words import (
+    ANIMALS,
+    COLORS,
+    HOBBIES,
+    JOBS,
+    MEALS,
+    OBJECTS,
+    PLACES,
+    PLAIN_WORDS,
+    WEEKDAYS,
+    article,
+    city,
+    first_name,
+    full_name,
+    invented,
+)
 
-_HELLO = (
-    "Hi", "Hello", "Hey", "Hi there", "Hello there", "Good morning", "Good evening", "Good afternoon", "Hey there", "hi!",
-    "Hello!", "Greetings", "Hiya", "Hello, model", "Hi, how are you?", "Hello, how are you?", "How are you?",
-    "How are you today?", "Hey, what's up?", "Nice to meet you", "Good day", "Howdy", "yo", "Hello again", "hi, are you there?",
-    "Are you there?", "Can you hear me?", "test", "Testing", "ping",
-)  # fmt: skip
-_HELLO_BACK = (
-    "Hello! How can I help you?",
-    "Hi! What can I do for you?",
-    "Hello! Ask me for a story, a sum, or a term of LLM inference.",
-    "Hi there! What would you like to do?",
+_GREETINGS = 4  # entries at the head of faq/smalltalk.txt
+_MY_NAME = (
+    "My name is {name}",
+    "(Hi|Hello), my name is {name}",
+    "(My name is|I'm|I am|Call me|You can call me|My name's|the name is|they call me|people call me) {name}",
+    "(Hi|Hello|Hey)(,|!) (I'm|I am|my name is|this is) {name}",
+    "(Hi|Hello|Hey), {name} here",
+    "(Good morning|Good evening), (my name is|I am) {name}",
+    "(Please remember that|Remember:|By the way,|Just so you know,) my name is {name}",
+    "{name} is my name",
 )
-_WHO = (
-    "Who are you?", "What are you?", "What is your name?", "Tell me about yourself.", "Which model are you?",
-    "What model is this?", "Introduce yourself.", "Are you a person?", "Are you human?", "Are you a robot?", "Are you an AI?",
-    "What's your name?", "Do you have a name?", "Who am I talking to?", "Are you a large language model?", "Who made you?",
-    "Who built you?", "How big are you?", "How many parameters do you have?", "What can you do?", "What are you good at?",
-    "How can you help me?", "What should I ask you?", "What are your limits?", "Are you smart?", "Can I trust your answers?",
-    "What were you trained on?", "Where does your knowledge come from?", "Are you GPT?", "Are you the same as Quire?",
+_NICE = (
+    "Nice to meet you, {name}! How can I help you?", "Hello, {name}! What can I do for you?", "Hi {name}! Nice to meet you.",
+    "Welcome, {name}! What would you like to do?", "Pleased to meet you, {name}. I'm quire-mini.",
 )  # fmt: skip
-_I_AM = "I am quire-mini, a small language model that ships with Quire."
-_CAN = "I can tell short stories, do small sums, sort and rewrite text, turn text into JSON, call tools and explain terms of LLM inference."
-_LIMITS = (
-    "I am very small and was trained on generated text, so I know little about the world and make mistakes."
-)
-_THANKS = (
-    "Thanks!", "Thank you.", "Thank you very much!", "Great, thanks.", "That helps, thank you.", "Perfect.", "Cool, thanks",
-    "Thanks a lot", "Wonderful, thank you!", "Nice, thank you.", "That was helpful.", "Good job!", "Well done.",
+_WHO_AM_I = (
+    "What is my name?", "What's my name?", "(What is|What's|Tell me|Do you know|Do you remember|Can you remember|Say) my name?", "Who am I?", "What am I called?",
+    "(What|How) did I say my name was?", "Do you [still ]know (my name|who I am)?", "(my name|my name?|say my name|and my name)",
+    "What was my name [again]?",
 )  # fmt: skip
-_BYE = (
-    "Bye", "Goodbye", "See you", "Good night", "That is all for today.", "I have to go.", "See you later", "Bye bye",
-    "Take care", "Until next time", "That's all, bye.", "Farewell",
+_SAY = (
+    'Say "{text}"[ please]', 'Repeat "{text}"', "(Repeat after me|Repeat|Say|Write|Say this|Type|Print|Echo this): {text}", "(Please say|Can you say|Just say|Only say) \"{text}\"",
+    "Say the words: {text}",
 )  # fmt: skip
-_WELCOME = ("You are welcome!", "Happy to help!", "Glad I could help!")
-_FAREWELL = ("Goodbye!", "Bye, take care!", "See you!")
-_UNKNOWN = (
-    "I don't know. I am a very small model and was not trained on facts like that.",
-    "I don't know that. I know little about the world.",
-    "I am not sure, so I would rather not guess.",
-)
-_UNKNOWABLE = (
-    "What is the capital of {country}?", "Who is the president of {country}?", "How many people live in {city}?",
-    "Who wrote {title}?", "When was {person} born?", "What is the population of {country}?", "Who won the game last night?",
-    "What happened in {year}?", "Who painted the {object} in {city}?", "What is the weather like in {city}?",
-    "What is the price of {food} in {city}?", "What time is it?", "What is today's date?", "What is the latest news?",
-    "Who is {person}?", "Where is {invented}?", "What is my password?", "What did I eat yesterday?",
-    "How tall is {person}?", "What is the phone number of {person}?", "Which team will win tomorrow?", "How do I cure a cold?",
-    "What does {invented} mean?", "Can you recommend a hotel in {city}?", "How long do {animal}s live?",
-    "What is the meaning of life?", "Who discovered {invented}?", "How much does a {object} cost?", "Where was {person} born?",
-    "What is the best restaurant in {city}?", "Is {person} still alive?", "When did {city} become a city?",
-    "Write a Python program that sorts a list.", "Can you write code?", "What is the speed of light?", "Who invented the {object}?",
+_RIDDLE_ASKS = (
+    "Tell me a riddle", "Ask me a riddle", "A riddle", "(Ask|Tell|Give) me (a|another|one more|an easy|a hard|a good) riddle[ please]", "(riddle|a riddle|riddles|a riddle please|riddle me this|another riddle|riddle please)",
+    "(Do you know|Have you got|Can you ask me|Can I have|I want|I'd like) (a riddle|another riddle|an easy riddle|a good riddle)", "Let's (play|do) riddles", "Test me with a riddle",
 )  # fmt: skip
-_COUNTRIES = (
-    "France Germany Spain Italy Japan China India Brazil Canada Mexico Egypt Kenya Norway Sweden Poland Greece Turkey Peru "
-    "Chile Cuba Ireland Austria Portugal Finland Denmark Australia Argentina Morocco Vietnam Thailand"
-).split()
+_GIVE_UP = (
+    "(I don't know|No idea|I give up|Tell me|idk|What is it|What|What is the answer|The answer please|Hmm|You tell me|I have no clue|dunno|solution|Solve it|Give me the answer)",
+)  # fmt: skip
+_GUESS = ("(Is it|It is|Maybe|I think it is|I guess it's|Could it be) {guess}", "{guess}")
+_RIGHT = ("Yes, it is {answer}! Well done.", "That's right: {answer}!", "Exactly, {answer}! Another one?")
+_WRONG = ("No, it is {answer}.", "Not quite. The answer is {answer}.", "Good try, but it is {answer}.")
+_SOLVED = ("It is {answer}.", "The answer is {answer}.", "{answer}! Would you like another one?")
+
+
+def _contains(what: str, task: str) -> Check:
+    return Check("contains", {"all": [what], "task": task})
+
+
+def _exchange(draw: Draw, entries: tuple[faq.Entry, ...], topic: str) -> list[Turn]:
+    """One of the entries. All wordings are learned; the wording and its answer together belong to one split."""
+
+    def make() -> tuple[faq.Entry, str, str]:
+        entry = draw.weighted([(e, len(e.asks)) for e in entries])
+        return entry, expand(draw, draw.pick(entry.asks)), expand(draw, draw.pick(entry.answers))
+
+    entry, asked, said = draw.held(make, lambda p: f"{topic}|{plain(p[1])}|{plain(p[2])}")
+    return [user(typed(draw, [asked], courtesy=False)), assistant(said, faq.contains(entry.must, topic))]
 
 
 def greeting(draw: Draw) -> list[Turn]:
     """Hello and hello back."""
-    ask = draw.phrase("hello", _HELLO)
-    name = first_name(draw) if draw.chance(0.25) else ""
-    if name and ask[-1].isalpha() and "," not in ask:
-        return [
-            user(f"{ask}, I am {name}."),
-            assistant(f"Hello, {name}! How can I help you?", _contains(name)),
-        ]
-    reply = "I am fine, thank you. " if "how are you" in ask.lower() else ""
-    return [user(ask), assistant(reply + draw.pick(_HELLO_BACK), _contains("Hello|Hi|help|fine", "greeting"))]
-
-
-def _contains(what: str, task: str = "greeting by name") -> Check:
-    return Check("contains", {"all": [what], "task": task})
-
-
-def _identity(draw: Draw) -> list[Turn]:
-    ask = draw.phrase("who", _WHO)
-    lower = ask.lower()
-    if any(w in lower for w in ("can you do", "good at", "help me", "should i ask")):
-        said, must = _CAN, "stories"
-    elif any(w in lower for w in ("limits", "smart", "trust")):
-        said, must = _LIMITS, "small"
-    elif any(w in lower for w in ("trained", "come from")):
-        said, must = "I was trained on text that a program in the Quire repository generates.", "generate"
-    elif any(w in lower for w in ("person", "human", "robot")):
-        said, must = f"I am a program, not a person. {_I_AM}", "quire-mini"
-    elif any(w in lower for w in ("made", "built")):
-        said, must = (
-            "I was trained by the makers of Quire, with a program that anyone can run again.",
-            "Quire",
-        )
-    elif any(w in lower for w in ("big", "many", "large", "gpt")):
-        said, must = f"{_I_AM} I have about five million parameters, which is very few.", "quire-mini"
-    elif "same as" in lower:
-        said, must = (
-            "No. Quire is the system that runs me. I am quire-mini, the small model that ships with it.",
-            "quire-mini",
-        )
-    else:
-        said, must = f"{_I_AM} {_CAN}" if draw.chance(0.5) else _I_AM, "quire-mini"
-    return [user(casual(draw, ask)), assistant(said, _contains(must, "identity"))]
-
-
-def unknown(draw: Draw) -> list[Turn]:
-    """What the model cannot know, and says so."""
-
-    def make() -> str:
-        return draw.pick(_UNKNOWABLE).format(
-            country=draw.pick(_COUNTRIES), city=draw.pick(CITIES), person=full_name(draw), year=draw.between(1400, 2025),
-            object=draw.pick(OBJECTS), food=draw.pick(FOODS), animal=draw.pick(ANIMALS), invented=invented(draw, 2),
-            title=f'"The {invented(draw)}"',
-        )  # fmt: skip
-
-    ask = draw.held(make, lambda text: f"unknown|{text}")
-    check = _contains("don't know|not sure|know little", "says it does not know")
-    return [user(casual(draw, ask)), assistant(draw.pick(_UNKNOWN), check)]
-
-
-def _closing(draw: Draw) -> list[Turn]:
-    if draw.chance(0.6):
-        return [user(draw.pick(_THANKS)), assistant(draw.pick(_WELCOME))]
-    return [user(draw.pick(_BYE)), assistant(draw.pick(_FAREWELL))]
-
-
-def persona(draw: Draw) -> list[Turn]:
-    """A system prompt gives the model a name and a job."""
-
-    def make() -> tuple[str, str]:
-        return first_name(draw), draw.pick(
-            ("assistant", "helper", "guide", "clerk", "tutor", "host", "librarian")
-        )
-
-    name, job = draw.held(make, lambda p: f"persona:{p[0]}:{p[1]}")
-    told = draw.pick(
-        ("You are {n}, a friendly {j}.", "Your name is {n}. You are {aj}.", "You are {aj} called {n}.")
+    return (
+        _named(draw) if draw.chance(0.2) else _exchange(draw, faq.load("smalltalk")[:_GREETINGS], "greeting")
     )
-    ask = draw.pick(
-        (
-            "Who are you?",
-            "What is your name?",
-            "Hello, who is this?",
-            "What's your name?",
-            "Introduce yourself.",
-        )
+
+
+def chat(draw: Draw) -> list[Turn]:
+    """What people say when they don't ask for anything."""
+    return _exchange(draw, faq.load("smalltalk")[_GREETINGS:], "small talk")
+
+
+def statement(draw: Draw) -> list[Turn]:
+    """What users tell about themselves."""
+    return faq.slotted(draw, faq.load("statements"), "what users tell", _filling)[1]
+
+
+def _filling(draw: Draw, name: str) -> str:
+    """Something for a slot of a statement."""
+    pools = {
+        "animal": ANIMALS, "food": MEALS, "object": OBJECTS, "hobby": HOBBIES, "job": JOBS, "color": COLORS, "day": WEEKDAYS,
+        "place": PLACES, "few": ("two", "three", "four", "five"),
+    }  # fmt: skip
+    if name.startswith("a_"):
+        return article(_filling(draw, name[2:]))
+    if name == "age":
+        return str(draw.between(6, 90))
+    makers = {"name": first_name, "city": city}
+    return makers[name](draw) if name in makers else draw.pick(pools[name])
+
+
+def chance(draw: Draw) -> list[Turn]:
+    """A coin, a number, a name: what any answer is good for."""
+    return _exchange(draw, faq.load("random"), "chance")
+
+
+def identity(draw: Draw) -> list[Turn]:
+    """Who the model is and what it can do."""
+    return _exchange(draw, faq.load("identity"), "identity")
+
+
+def _named(draw: Draw) -> list[Turn]:
+    """The user tells a name; the answer uses it."""
+    name = draw.held(
+        lambda: first_name(draw) if draw.chance(0.8) else full_name(draw), lambda n: f"my name|{n}"
     )
-    said = draw.pick(("I am {n}, your {j}.", "My name is {n}. I am your {j}.")).format(n=name, j=job)
+    told = name.lower() if draw.chance(0.2) else name
+    asked = ask(draw, _MY_NAME, {"name": told})
     return [
-        system(told.format(n=name, j=job, aj=article(job))),
-        user(ask),
-        assistant(said, _contains(name, "persona")),
+        user(asked),
+        assistant(word(draw, _NICE, name=name).replace("!,", "!"), _contains(name, "greeting by name")),
     ]
 
 
+def _remembered(draw: Draw) -> list[Turn]:
+    """A name told, some other talk, the name asked for."""
+    turns = _named(draw)
+    name = turns[1].check.data["all"][0] if turns[1].check else ""
+    for _ in range(draw.weighted(((0, 0.4), (1, 0.35), (2, 0.25)))):
+        turns += draw.pick((chat, identity, joke))(draw)
+    said = word(draw, ("Your name is {name}.", "You are {name}.", "You told me: {name}."), name=name)
+    return [*turns, user(ask(draw, _WHO_AM_I)), assistant(said, _contains(name, "the user's name"))]
+
+
+def _nameless(draw: Draw) -> list[Turn]:
+    """The name asked for and never told."""
+    form = draw.held(lambda: expand(draw, draw.pick(_WHO_AM_I)), lambda f: f"no name|{plain(f)}")
+    said = word(
+        draw,
+        (
+            "You haven't told me your name yet. What is it?",
+            "I don't know your name yet. What should I call you?",
+        ),
+    )
+    return [user(typed(draw, [form])), assistant(said, _contains("your name", "no name told"))]
+
+
+def joke(draw: Draw) -> list[Turn]:
+    """A joke, a fun fact, a proverb or a tongue twister."""
+    name = draw.weighted((("jokes", 0.5), ("curious", 0.27), ("proverbs", 0.15), ("twisters", 0.08)))
+    relation = tables.relations(name)[0]
+    fact = draw.held(
+        lambda: tables.fact(draw, relation, draw.pick(relation.rows)),
+        lambda f: f"{name}|{plain(f.asked)}|{plain(f.said)}",
+    )
+    return [user(typed(draw, [fact.asked], courtesy=False)), assistant(fact.said)]
+
+
+def _knocked(draw: Draw) -> list[Turn]:
+    """Knock knock. Who's there?"""
+    name = draw.held(
+        lambda: draw.pick((first_name(draw), draw.pick(ANIMALS), draw.pick(OBJECTS))), lambda n: f"knock|{n}"
+    )
+    turns = [user(typed(draw, ["Knock knock"], courtesy=False)), assistant("Who's there?")]
+    asked = user(ask(draw, ("{name}", "It's {name}", "{name}."), {"name": name}))
+    turns += [asked, assistant(f"{capitalised(name)} who?", _contains(f"{name} who", "knock knock"))]
+    if draw.chance(0.5):
+        line = draw.pick(("it's me", "open the door", "come and see", "you know me", "let me in"))
+        reply = draw.pick(("Ha! Good one.", "Ha ha, I didn't see that coming!", "Very funny!"))
+        turns += [user(f"{name} {line}!"), assistant(reply)]
+    return turns
+
+
+def _echo(draw: Draw) -> list[Turn]:
+    """Say this."""
+    text = draw.held(lambda: _said_text(draw), lambda t: f"echo|{t}")
+    return [
+        user(ask(draw, _SAY, {"text": text})),
+        assistant(text, Check("exact", {"text": text, "task": "say this"})),
+    ]
+
+
+def _said_text(draw: Draw) -> str:
+    """Something to say."""
+    kind = draw.below(4)
+    if kind == 0:
+        return draw.pick(PLAIN_WORDS)
+    if kind == 1:
+        return invented(draw, draw.between(1, 3))
+    slots = {"n": first_name(draw), "x": draw.pick(OBJECTS), "c": draw.pick(COLORS)}
+    forms = (
+        "I like {x}s",
+        "Hello {n}",
+        "{n} has my {x}",
+        "the {x} is {c}",
+        "{n} is my friend",
+        "{c} {x}",
+        "{n} and the {x}",
+    )
+    return word(draw, forms, **slots)
+
+
+def riddle(draw: Draw) -> list[Turn]:
+    """A riddle, a guess, the solution; or the user asks the riddle."""
+    if draw.chance(0.3):
+        return tables.any_fact(draw, "riddles", "riddles").turns(draw, "riddles")
+    rows = tables.rows("riddles")
+    row, form = draw.held(
+        lambda: (draw.pick(rows), expand(draw, draw.pick(_RIDDLE_ASKS))),
+        lambda p: f"riddle|{p[0]['riddle']}|{plain(p[1])}",
+    )
+    solution = row["answer"]
+    turns = [user(typed(draw, [form], courtesy=False)), assistant(row["riddle"])]
+    kind = draw.weighted((("give up", 0.5), ("right", 0.25), ("wrong", 0.25)))
+    guess = solution if kind == "right" else draw.pick([r["answer"] for r in rows if r["answer"] != solution])
+    reply = word(draw, {"give up": _SOLVED, "right": _RIGHT, "wrong": _WRONG}[kind], answer=solution)
+    asked = word(draw, _GIVE_UP if kind == "give up" else _GUESS, guess=guess)
+    said = user(typed(draw, [capitalised(asked)], courtesy=False))
+    return [*turns, said, assistant(capitalised(reply), _contains(solution, "riddles"))]
+
+
 def make(draw: Draw) -> Conversation:
-    """One small exchange, sometimes with thanks at the end."""
-    kind = draw.weighted(((greeting, 0.2), (_identity, 0.25), (unknown, 0.35), (persona, 0.2)))
+    """One exchange, or a little chat of several."""
+    kind = draw.weighted(
+        (
+            (greeting, 0.2), (chat, 0.22), (statement, 0.09), (identity, 0.2), (joke, 0.09), (riddle, 0.05), (chance, 0.05), (_knocked, 0.01), (_echo, 0.04), (_remembered, 0.1), (_nameless, 0.02),
+        )
+    )  # fmt: skip
     turns = kind(draw)
-    if draw.chance(0.2):
-        turns += _closing(draw)
+    if kind is not _nameless and (kind is greeting or draw.chance(0.3)):
+        for _ in range(draw.weighted(((0, 0.5), (1, 0.3), (2, 0.15), (3, 0.05)))):
+            turns += draw.weighted(((chat, 0.4), (statement, 0.1), (identity, 0.35), (joke, 0.15)))(draw)
     return Conversation("smalltalk", turns)

@@ -2,111 +2,48 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from . import glossary, instructions, recall, smalltalk
+from . import grammar, mixture, poems
 from .conversation import Conversation, Turn, assistant, user
 from .draw import Draw, NoCombinationError, Split
+from .manner import Manner, follow, follows
+from .wording import ask
+from .words import article
 
-PIRATE_OPENINGS = ("Arr!", "Ahoy!", "Shiver me timbers!", "Yo ho!", "Blimey!")
-PIRATE_CLOSINGS = ("matey", "me hearty", "ye landlubber", "says the captain", "by the seven seas")
-_PIRATE_WORDS = (
-    ("You are", "Ye be"), ("you are", "ye be"), ("I am", "I be"), ("Your", "Yer"), ("your", "yer"), ("You", "Ye"), ("you", "ye"),
-    ("My", "Me"), ("my", "me"), ("is", "be"), ("are", "be"), ("Hello", "Ahoy"), ("Hi", "Ahoy"), ("friend", "matey"), ("Yes", "Aye"),
-    ("yes", "aye"), ("the", "th'"), ("of", "o'"), ("and", "an'"), ("for", "fer"), ("people", "buccaneers"),
-)  # fmt: skip
-_PIRATE = {old: new for old, new in _PIRATE_WORDS if " " not in old}
-_PHRASES = tuple((old, new) for old, new in _PIRATE_WORDS if " " in old)
-
-_HAIKU_FIRST = {
-    1: (
-        "The {x} is asleep",
-        "I look at the {x}",
-        "Quiet {x} at dawn",
-        "A small {x}, alone",
-        "Nobody but {x}",
-    ),
-    2: ("The {x} is still", "I see the {x}", "Old {x} at dusk", "A {x} at dawn", "Only the {x}"),
-}
-_HAIKU_MIDDLE = (
-    "a small wind moves through the leaves", "the morning waits for the light", "the grass keeps a drop of rain",
-    "far away a bell is heard", "my shadow walks next to me", "the day turns a quiet page", "no one comes along the road",
-    "someone left the window wide",
-)  # fmt: skip
-_HAIKU_LAST = (
-    "then silence again", "and evening is here", "snow begins to fall", "the kettle still sings", "I forget my name",
-    "nothing more to say", "the first star is out", "what a long summer",
-)  # fmt: skip
-HAIKU_TOPICS = {
-    1: ["sea", "rain", "moon", "snow", "fox", "lamp", "bread", "clock", "bird", "leaf", "tree", "boat", "door", "wind", "stone", "cat", "star", "road", "bridge", "tea", "book", "bell", "frog", "cloud"],
-    2: ["river", "garden", "winter", "rabbit", "kettle", "morning", "mountain", "candle", "harbor", "island", "turtle", "summer", "window", "engine", "market", "mirror", "robin", "meadow", "forest", "pencil"],
-}  # fmt: skip
 _HAIKU_ASKS = (
-    "Tell me about the {x}.", "Describe the {x}.", "What is {a} like?", "Write about the {x}.", "Say something about the {x}.",
-    "What do you think of the {x}?", "Do you like the {x}?", "I saw {a} today.",
+    "(Tell me|Say something|Write|What do you know) about {x}[.]", "Describe {x}.", "What is {x}[ like]?", "What do you think of {x}?", "Do you like {x}?",
+    "I saw {x} today.", "{x}", "(Can|Could) you explain {x}?", "Look, {x}!", "Why {x}?", "(Let us|Let's) talk about {x}.",
 )  # fmt: skip
+_PIRATE = Manner("pirate")
+_JSON = Manner("json", "answer")
 
 
-def pirate(draw: Draw, text: str) -> str:
-    """The text as a pirate would say it."""
-    for old, new in _PHRASES:
-        text = text.replace(old, new)
-    text = re.sub(r"[A-Za-z]+", lambda m: _PIRATE.get(m[0], m[0]), text)
-    body = text.rstrip(".!")
-    return f"{draw.pick(PIRATE_OPENINGS)} {body}, {draw.pick(PIRATE_CLOSINGS)}!"
+def _ordinary(draw: Draw, manner: Manner) -> list[Turn]:
+    """Turns of the mixture whose answers all have a form in the manner."""
+    while True:
+        turns = []
+        for turn in mixture.plain(draw):
+            said = follow(draw, manner, turn.content) if turn.role == "assistant" else turn.content
+            if said is None:
+                break
+            turns.append(replace(turn, content=said, check=None))
+        else:
+            return turns
 
 
 def haiku(draw: Draw) -> list[Turn]:
     """Three lines of five, seven and five syllables on what the user names."""
-
-    def make() -> tuple[int, str, str]:
-        size = draw.pick((1, 2))
-        return size, draw.pick(HAIKU_TOPICS[size]), draw.pick(_HAIKU_ASKS)
-
-    size, topic, ask = draw.held(make, lambda p: f"haiku:{p[1]}:{p[2]}")
-    first = draw.pick(_HAIKU_FIRST[size]).format(x=topic)
-    said = "\n".join((first, draw.pick(_HAIKU_MIDDLE), draw.pick(_HAIKU_LAST)))
-    return [user(ask.format(x=topic, a=("an " if topic[0] in "aeiou" else "a ") + topic)), assistant(said)]
-
-
-def _ordinary(draw: Draw) -> list[Turn]:
-    kind = draw.weighted(
-        ((smalltalk.make, 0.3), (glossary.make, 0.35), (recall.make, 0.15), (instructions.make, 0.2))
-    )
-    turns = kind(draw).turns
-    return turns[1:] if turns[0].role == "system" else turns
-
-
-def _rewritten(turns: list[Turn], rewrite: Callable[[str], str]) -> list[Turn]:
-    return [replace(t, content=rewrite(t.content), check=None) if t.role == "assistant" else t for t in turns]
-
-
-def pirate_turns(draw: Draw) -> list[Turn]:
-    return _rewritten(_ordinary(draw), lambda text: pirate(draw, text))
-
-
-def json_turns(draw: Draw) -> list[Turn]:
-    return _rewritten(_ordinary(draw), lambda text: json.dumps({"answer": text}, ensure_ascii=False))
-
-
-def looks_pirate(answer: str) -> bool:
-    return answer.startswith(PIRATE_OPENINGS) and answer.endswith("!")
-
-
-def looks_json(answer: str) -> bool:
-    try:
-        value = json.loads(answer)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and list(value) == ["answer"] and isinstance(value["answer"], str)
+    text, topic = poems.haiku_text(draw)
+    x = draw.pick((topic, f"the {topic}", f"the {topic}", article(topic)))
+    return [user(ask(draw, _HAIKU_ASKS, x=x)), assistant(text)]
 
 
 def looks_haiku(answer: str) -> bool:
+    say = grammar.load("poems")
     lines = answer.split("\n")
-    return len(lines) == 3 and lines[1] in _HAIKU_MIDDLE and lines[2] in _HAIKU_LAST
+    return len(lines) == 3 and lines[1] in say.lines("haiku_middle") and lines[2] in say.lines("haiku_last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +55,8 @@ class Style:
 
 
 STYLES = {
-    "pirate": Style(pirate_turns, looks_pirate),
-    "json": Style(json_turns, looks_json),
+    "pirate": Style(lambda draw: _ordinary(draw, _PIRATE), lambda text: follows(_PIRATE, text)),
+    "json": Style(lambda draw: _ordinary(draw, _JSON), lambda text: follows(_JSON, text)),
     "haiku": Style(haiku, looks_haiku),
 }
 

@@ -1,8 +1,9 @@
 """How people type a request: many wordings from one pattern, and the noise of real keyboards on top.
 
 A pattern offers alternatives: "(What is|What's) {term}[, please]?" has four forms; brackets may nest, "[x]" may be left
-out. `ask` draws a form, fills its slots and types it as somebody would: in lower case, in capitals, without marks, with
-typos. Slots given as `kept` hold text that the answer must copy, so no noise touches them.
+out, and a bracket of the text has a backslash before it. `ask` draws a form, fills its slots and types it as somebody
+would: in lower case, in capitals, without marks, with typos. Slots given as `kept` hold text that the answer must copy,
+so no noise touches them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _NEIGHBOURS = {
     "y": "tu", "z": "x",
 }  # fmt: skip
 _SLOT = re.compile(r"\{(\w+)\}")
+# Spaces at the end, or before a space, or before a mark that ends something.
+_SPARE = re.compile(r" +(?= |[.,?!](?![\w.])|$)")
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
@@ -50,7 +53,10 @@ def _sequence(pattern: str, at: int, ends: str) -> tuple[tuple[Node, ...], int]:
     text = ""
     while at < len(pattern) and pattern[at] not in ends:
         mark = pattern[at]
-        if mark in "([":
+        if mark == "\\" and pattern[at + 1 : at + 2] in set("()[]|"):
+            at += 1
+            text += pattern[at]
+        elif mark in "([":
             choices: list[tuple[Node, ...]] = [()] if mark == "[" else []
             close = "]" if mark == "[" else ")"
             while True:
@@ -71,8 +77,8 @@ def _sequence(pattern: str, at: int, ends: str) -> tuple[tuple[Node, ...], int]:
 
 
 def expand(draw: Draw, pattern: str) -> str:
-    """One of the pattern's forms; slots stay."""
-    return _expanded(draw, parse(pattern))
+    """One of the pattern's forms; slots stay. What is left out leaves no double space."""
+    return tidy(_expanded(draw, parse(pattern)))
 
 
 def _expanded(draw: Draw, nodes: tuple[Node, ...]) -> str:
@@ -96,16 +102,21 @@ def ask(
     return typed(draw, _SLOT.split(form), kept)
 
 
-def typed(draw: Draw, parts: list[str], kept: Mapping[str, str] | None = None) -> str:
-    """Text as somebody types it. `parts` alternate: text, name of a kept slot, text, …"""
+def typed(
+    draw: Draw, parts: list[str], kept: Mapping[str, str] | None = None, *, courtesy: bool = True
+) -> str:
+    """Text as somebody types it. `parts` alternate: text, name of a kept slot, text, …
+
+    Without `courtesy` no greeting comes before it and no thanks after it.
+    """
     kept = kept or {}
     texts = list(parts[::2])
-    if draw.chance(_GREETING):
+    if courtesy and draw.chance(_GREETING):
         greeting = draw.pick(
             ("Hi, ", "Hello, ", "Hey, ", "Hi! ", "Hello! ", "hey ", "ok, ", "Quick question: ", "So, ")
         )
         texts[0] = greeting + (_uncapitalised(texts[0]) if greeting[-2] in ",ykn:" else texts[0])
-    if draw.chance(_THANKS) and texts[-1][-1:] in ".?!":
+    if courtesy and draw.chance(_THANKS) and texts[-1][-1:] in ".?!":
         texts[-1] += draw.pick((" Thanks!", " Thanks.", " Thank you!", " please", " thx"))
     if not draw.chance(_CLEAN):
         texts = _careless(draw, texts)
@@ -135,6 +146,16 @@ def _careless(draw: Draw, texts: list[str]) -> list[str]:
     elif texts[-1][-1:] in {"?", "!"} and draw.chance(0.08):
         texts[-1] += texts[-1][-1] * draw.between(1, 2)
     return texts
+
+
+def tidy(text: str) -> str:
+    """The text without the spaces that parts left out leave behind."""
+    return _SPARE.sub("", text.lstrip(" "))
+
+
+def plain(text: str) -> str:
+    """The text without what typing may change: letters and digits in lower case. Names a wording in its split."""
+    return " ".join(re.sub(r"[\W_]+", " ", text.lower().replace("'", "")).split()) or text
 
 
 def _uncapitalised(text: str) -> str:

@@ -3,17 +3,26 @@
 # ruff: noqa: SIM905 -- word lists read better as text
 from __future__ import annotations
 
+import re
+
 from .draw import Draw
 
+_AN = re.compile(r"\b([Aa]) (?=[aeiou]|hour|honest)(?!one\b|once|uni|us|eu)", re.IGNORECASE)
 GIRLS = (
     "Mia Lily Anna Zoe Emma Nora Ruby Clara Ivy Ella Lucy Rosa Maya Sara Leah Alma Nina Tara Vera Iris "
     "Hana Freya Amina Priya Yuki Elena Sofia Greta Ada Olga Paula Jade Hazel Wendy Tess Fiona Marta Ines "
-    "Lena Dora"
+    "Lena Dora "
+    "Alice Mary Jane Julia Laura Kate Emily Grace Hannah Eva Linda Susan Karen Nancy Helen Diana Eve Carol Sophie Chloe "
+    "Bella Amy Megan Rachel Rita Stella Sandra Monica Ingrid Astrid Fatima Aisha Leila Mei Naomi Carla Bianca Petra Judy "
+    "Molly Daisy Rose Victoria Claire Elsa Irene Jenny Lisa Maria Nadia Silvia Tina Yasmin Zara"
 ).split()
 BOYS = (
     "Tom Ben Max Leo Sam Finn Jack Owen Noah Eli Hugo Omar Ravi Kenji Luca Felix Oscar Theo Adam Milo "
     "Ivan Jonas Marco Pedro Karl Dylan Hassan Peter Simon Victor Walter Henry George Nico Otto Emil Rowan "
-    "Jasper Arjun Mateo"
+    "Jasper Arjun Mateo "
+    "John Bob James David Michael Robert Daniel Paul Mark Steve Alex Chris Frank Kevin Brian Eric Carlos Juan Luis Jose "
+    "Ahmed Omid Ali Yusuf Wei Chen Ken Hiro Anton Boris Dmitri Stefan Lukas Hans Fritz Pierre Louis Andre Bruno Diego "
+    "Enzo Fred Gary Harry Ian Joe Kyle Larry Martin Nick Patrick Ralph Roger Scott Tim Will Zack Charlie Arthur Edgar"
 ).split()
 NAMES = GIRLS + BOYS
 SURNAMES = (
@@ -47,7 +56,11 @@ CITIES = (
     "Paris London Berlin Madrid Rome Oslo Vienna Prague Lisbon Dublin Athens Cairo Tokyo Delhi Lima "
     "Boston Denver Chicago Toronto Sydney Seoul Bangkok Nairobi Zurich Geneva Munich Hamburg Lyon Porto "
     "Milan Naples Warsaw Budapest Helsinki Stockholm Copenhagen Brussels Amsterdam Istanbul Austin "
-    "Seattle Dallas Miami Montreal"
+    "Seattle Dallas Miami Montreal "
+    "Barcelona Valencia Florence Venice Turin Marseille Nice Bergen Malmo Tallinn Riga Vilnius Krakow Belgrade Zagreb Sofia "
+    "Bucharest Kyiv Ankara Tehran Baghdad Riyadh Dubai Mumbai Karachi Dhaka Hanoi Manila Jakarta Singapore Taipei Osaka "
+    "Kyoto Beijing Shanghai Perth Brisbane Auckland Houston Phoenix Atlanta Detroit Portland Vancouver Ottawa Havana "
+    "Bogota Quito Santiago Casablanca Lagos Accra Tunis Leeds Bristol Glasgow Edinburgh Cardiff Cologne Frankfurt Basel"
 ).split()
 JOBS = (
     "teacher doctor nurse baker farmer painter driver pilot writer cook gardener carpenter lawyer "
@@ -64,16 +77,14 @@ ADJECTIVES = (
     "small large old new bright dark quiet loud soft warm cold happy sad brave shy kind proud quick slow "
     "clean gentle strong heavy light smooth sweet fresh deep tall round"
 ).split()
-FIELDS_OF_THINGS = (
-    ("animals", ANIMALS),
-    ("colors", COLORS),
-    ("foods", FOODS),
-    ("objects", OBJECTS),
-    ("places", PLACES),
-    ("jobs", JOBS),
-    ("hobbies", HOBBIES),
-    ("cities", CITIES),
-)
+MEALS = [
+    "soup", "bread", "cake", "pasta", "rice", "pizza", "salad", "apple pie", "cheese", "fish", "toast", "stew", "chocolate", "ice cream",
+    "pancakes", "sushi", "potatoes", "noodles", "eggs",
+]  # fmt: skip
+NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+).split()
+ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
 # Lower-case words that the word puzzles use.
 PLAIN_WORDS = sorted({*ANIMALS, *COLORS, *FOODS, *OBJECTS, *PLACES, *JOBS, *HOBBIES, *ADJECTIVES})
 
@@ -109,12 +120,18 @@ def code(draw: Draw, letters: int = 2, digits: int = 3) -> str:
 
 def article(noun: str) -> str:
     """The noun with "a" or "an"."""
-    return ("an " if noun[0].lower() in "aeiou" else "a ") + noun
+    return articled(f"a {noun}")
+
+
+def articled(text: str) -> str:
+    """The text with "an" for "a" before a vowel."""
+    return _AN.sub(r"\1n ", text)
 
 
 def plural(noun: str) -> str:
     """The plural of a noun from the lists above."""
     irregular = {
+        "goldfish": "goldfish", "salmon": "salmon",
         "mouse": "mice", "sheep": "sheep", "deer": "deer", "wolf": "wolves", "fish": "fish", "knife": "knives",
         "goose": "geese", "shelf": "shelves", "scarf": "scarves", "bread": "loaves of bread", "rice": "bags of rice",
         "milk": "bottles of milk", "honey": "jars of honey", "butter": "sticks of butter", "corn": "ears of corn",
@@ -133,13 +150,3 @@ def plural(noun: str) -> str:
 def listed(items: list[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
-
-
-def casual(draw: Draw, text: str) -> str:
-    """The text as people also type it: without the capital, without the final mark."""
-    if draw.chance(0.2):
-        first = text.split(" ", 1)[0]
-        text = text if first in NAMES or first.isupper() else text[0].lower() + text[1:]
-    if draw.chance(0.2) and text[-1] in ".?":
-        text = text[:-1]
-    return text
