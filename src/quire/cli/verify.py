@@ -71,7 +71,7 @@ class VerifyReport:
 def run(args: argparse.Namespace) -> int:
     """Run the checks; exit status 1 if one failed, else 0, also with warnings."""
     from quire.loader import resolve_model
-    from quire.loader.gguf_source import shards
+    from quire.loader.gguf_names import shards
 
     path = resolve_model(args.model)
     before = _read_digests(Path(args.digests)) if args.digests else None

@@ -1,11 +1,11 @@
 """Load weights from safetensors or GGUF files, the hub or a random stream, check them and pass them to an executor."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quire.config.shipped import DEFAULT_MODEL, shipped_adapters, shipped_models
 from quire.loader.checkpoint import Checkpoint, checkpoint_files
 from quire.loader.fingerprint import fingerprint
-from quire.loader.gguf_source import GGUFFiles, GGUFOpened, GGUFSource
 from quire.loader.hub import resolve_model
 from quire.loader.load import LoadRules, LoadSummary, load
 from quire.loader.packed import PackedWeights, Packer, packed_key
@@ -14,6 +14,7 @@ from quire.loader.source import Sink, Source, TensorInfo
 from quire.util.kept import DamagedError
 
 if TYPE_CHECKING:
+    from quire.loader.gguf_source import GGUFFiles, GGUFOpened, GGUFSource
     from quire.loader.quantized import QuantizedSource
 
 __all__ = [
@@ -42,10 +43,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the readers of quantized formats only for quantized checkpoints, which are rare."""
-    if name == "QuantizedSource":
-        from quire.loader.quantized import QuantizedSource
+_LATER = {
+    "GGUFFiles": "gguf_source",
+    "GGUFOpened": "gguf_source",
+    "GGUFSource": "gguf_source",
+    "QuantizedSource": "quantized",
+}
 
-        return QuantizedSource
+
+def __getattr__(name: str) -> Any:
+    """Import the readers of GGUF and of quantized checkpoints only for such checkpoints: they take time."""
+    if name in _LATER:
+        return getattr(import_module(f"quire.loader.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

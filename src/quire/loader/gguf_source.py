@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.loader.gguf_file import GGUFArray, GGUFFile, GGUFTensor, Value
+from quire.loader.gguf_names import shards
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.program.formats import WeightFormat
 from quire.quant.floats import to_float32
@@ -24,11 +24,8 @@ from quire.spec.gguf_config import GGUFModel, StoredTensor, read_gguf_model
 from quire.spec.gguf_keys import GGUFSummary
 from quire.types import CheckpointError, UnsupportedModelError
 
-MAX_SHARDS = 1024
 MAX_VECTOR = 2**16
-_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _CONTROL = 3  # token type
-_SHOWN = 20
 
 
 class GGUFFiles:
@@ -302,66 +299,3 @@ class GGUFSource:
 def _dtype(tensor: GGUFTensor) -> str:
     """The format in which a tensor is read."""
     return "F32" if tensor.kind.unpack else tensor.kind.name
-
-
-def shards(path: Path) -> list[Path]:
-    """The files of a model, given one of them: itself, or all of NAME-00001-of-0000N.gguf in its folder."""
-    match = _SPLIT.fullmatch(path.name)
-    if not match:
-        return [path]
-    total = int(match[3])
-    if not 1 <= int(match[2]) <= total <= MAX_SHARDS:
-        raise CheckpointError(f"{path.name}: part {match[2]} of {match[3]} is not in [1, {MAX_SHARDS}]")
-    found = [path.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.gguf") for number in range(1, total + 1)]
-    for shard in found:
-        if not shard.exists():
-            raise CheckpointError(f"{path.name}: {shard.name} is missing in its folder")
-    return found
-
-
-def single_gguf(folder: Path) -> Path | None:
-    """The GGUF model of a folder (the first of its parts), or None.
-
-    Raises CheckpointError listing them if there are several.
-    """
-    files = sorted(path for path in folder.glob("*.gguf") if _is_model(path))
-    firsts = _firsts(files)
-    if len(firsts) > 1:
-        raise CheckpointError(
-            f"{folder}: {len(firsts)} GGUF models ({_listed(firsts, folder)}); specify the file"
-        )
-    return firsts[0] if firsts else (files[0] if files else None)
-
-
-def chosen_gguf(folder: Path, choice: str, repository: str) -> Path:
-    """The GGUF model of a repository whose file name is `choice` or ends in that type.
-
-    The type may also be the name of the file's folder. Raises CheckpointError listing the models.
-    """
-    firsts = _firsts(sorted(path for path in folder.rglob("*.gguf") if _is_model(path)))
-    if choice.endswith(".gguf"):
-        found = [path for path in firsts if choice in {path.name, path.relative_to(folder).as_posix()}]
-    else:
-        ends = re.compile(rf"(.*[-._])?{re.escape(choice)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
-        found = [path for path in firsts if ends.fullmatch(path.name)]
-        found = found or [path for path in firsts if path.parent.name.lower() == choice.lower()]
-    if len(found) != 1:
-        there = _listed(found or firsts, folder) or "none"
-        why = f"{len(found)} files are" if found else "no file is"
-        raise CheckpointError(f"{repository}: {why} {show(choice)} in the local hub cache, which has {there}")
-    return found[0]
-
-
-def _is_model(path: Path) -> bool:
-    """Whether a file is a model, not an image encoder."""
-    return not path.name.startswith("mmproj")
-
-
-def _firsts(files: Iterable[Path]) -> list[Path]:
-    return [path for path in files if not (match := _SPLIT.fullmatch(path.name)) or int(match[2]) == 1]
-
-
-def _listed(files: Sequence[Path], folder: Path) -> str:
-    names = [path.relative_to(folder).as_posix() for path in files]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

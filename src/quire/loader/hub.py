@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quire.config.shipped import shipped_models
 from quire.loader.checkpoint import INDEX, SINGLE
-from quire.loader.gguf_source import chosen_gguf, single_gguf
+from quire.loader.gguf_names import chosen_gguf, single_gguf
 from quire.types import CheckpointError
 
 # Files of a text model. Weights of other frameworks and formats are never downloaded.

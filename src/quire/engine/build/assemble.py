@@ -28,7 +28,7 @@ from quire.loader import (
     Source,
     checkpoint_files,
 )
-from quire.loader.gguf_source import shards
+from quire.loader.gguf_names import shards
 from quire.loader.source import CodesSource
 from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
