@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,12 @@ def test_architecture_alone_identifies_a_family() -> None:
     spec, name = read_spec(ConfigReader({**TINY, "architectures": ["Qwen2ForCausalLM"]}))
     assert name == "Qwen2ForCausalLM"
     assert spec.layers[0].mixer.qkv_bias
+
+
+def test_readers_of_the_registry_exist() -> None:
+    for family in FAMILIES:
+        module, function = family.reader.split(".")
+        assert callable(getattr(import_module(f"quire.spec.families.{module}"), function)), family.model_type
 
 
 def test_registry_names_exist_in_transformers() -> None:

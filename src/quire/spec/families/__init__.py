@@ -6,75 +6,68 @@ test.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 
 from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
-from quire.spec.families.cohere import cohere, cohere2
-from quire.spec.families.common import refuse_foreign_keys
-from quire.spec.families.deepseek import deepseek_v2, deepseek_v3
-from quire.spec.families.gemma import GEMMA_READS, gemma, gemma2, gemma3, gemma3_multimodal
-from quire.spec.families.glm import glm, glm4
-from quire.spec.families.gpt_oss import gpt_oss
-from quire.spec.families.granite import granite
-from quire.spec.families.llama import llama
-from quire.spec.families.mistral import mistral
-from quire.spec.families.mixtral import mixtral
-from quire.spec.families.olmo import olmo2, olmo3
-from quire.spec.families.phi import phi3
-from quire.spec.families.qwen import qwen2, qwen3
-from quire.spec.families.qwen_moe import qwen2_moe, qwen3_moe
-from quire.spec.families.smollm import smollm3
-from quire.spec.families.stablelm import stablelm
+from quire.spec.families.common import GEMMA_READS, refuse_foreign_keys
 from quire.spec.model import ModelSpec
 from quire.types import UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family: its names in checkpoints, and its reader.
+    """A family: its names in checkpoints, and its reader, as "module.function" in this folder.
 
     `reads`: keys of rare features that this reader implements; see refuse_foreign_keys.
     """
 
     model_type: str
     architectures: tuple[str, ...]
-    read: Callable[[ConfigReader], ModelSpec]
+    reader: str
     reads: tuple[str, ...] = ()
+
+    def read(self, config: ConfigReader) -> ModelSpec:
+        """The spec of a config. A model needs one family, so the others are not imported."""
+        module, function = self.reader.split(".")
+        spec: ModelSpec = getattr(import_module(f"{__name__}.{module}"), function)(config)
+        return spec
 
 
 FAMILIES: tuple[Family, ...] = (
-    Family("llama", ("LlamaForCausalLM", "LLaMAForCausalLM"), llama),
-    Family("mistral", ("MistralForCausalLM", "MinistralForCausalLM"), mistral),
-    Family("ministral", ("MinistralForCausalLM",), mistral),
-    Family("qwen2", ("Qwen2ForCausalLM",), qwen2),
-    Family("qwen3", ("Qwen3ForCausalLM",), qwen3),
-    Family("gemma", ("GemmaForCausalLM",), gemma),
-    Family("gemma2", ("Gemma2ForCausalLM",), gemma2, (*GEMMA_READS, "attn_logit_softcapping")),
-    Family("gemma3_text", ("Gemma3ForCausalLM",), gemma3, GEMMA_READS),
-    Family("gemma3", ("Gemma3ForConditionalGeneration",), gemma3_multimodal),
-    Family("phi3", ("Phi3ForCausalLM",), phi3),
-    Family("olmo2", ("Olmo2ForCausalLM",), olmo2),
-    Family("olmo3", ("Olmo3ForCausalLM",), olmo3),
+    Family("llama", ("LlamaForCausalLM", "LLaMAForCausalLM"), "llama.llama"),
+    Family("mistral", ("MistralForCausalLM", "MinistralForCausalLM"), "mistral.mistral"),
+    Family("ministral", ("MinistralForCausalLM",), "mistral.mistral"),
+    Family("qwen2", ("Qwen2ForCausalLM",), "qwen.qwen2"),
+    Family("qwen3", ("Qwen3ForCausalLM",), "qwen.qwen3"),
+    Family("gemma", ("GemmaForCausalLM",), "gemma.gemma"),
+    Family("gemma2", ("Gemma2ForCausalLM",), "gemma.gemma2", (*GEMMA_READS, "attn_logit_softcapping")),
+    Family("gemma3_text", ("Gemma3ForCausalLM",), "gemma.gemma3", GEMMA_READS),
+    Family("gemma3", ("Gemma3ForConditionalGeneration",), "gemma.gemma3_multimodal"),
+    Family("phi3", ("Phi3ForCausalLM",), "phi.phi3"),
+    Family("olmo2", ("Olmo2ForCausalLM",), "olmo.olmo2"),
+    Family("olmo3", ("Olmo3ForCausalLM",), "olmo.olmo3"),
     Family(
         "granite",
         ("GraniteForCausalLM",),
-        granite,
+        "granite.granite",
         ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
     ),
-    Family("smollm3", ("SmolLM3ForCausalLM",), smollm3, ("no_rope_layers",)),
-    Family("glm", ("GlmForCausalLM",), glm),
-    Family("glm4", ("Glm4ForCausalLM",), glm4),
-    Family("stablelm", ("StableLmForCausalLM",), stablelm, ("qk_layernorm", "use_parallel_residual")),
-    Family("cohere", ("CohereForCausalLM",), cohere, ("logit_scale", "use_qk_norm")),
-    Family("cohere2", ("Cohere2ForCausalLM",), cohere2, ("logit_scale",)),
-    Family("deepseek_v2", ("DeepseekV2ForCausalLM",), deepseek_v2),
-    Family("deepseek_v3", ("DeepseekV3ForCausalLM",), deepseek_v3),
-    Family("kimi_k2", ("DeepseekV3ForCausalLM",), deepseek_v3),
-    Family("mixtral", ("MixtralForCausalLM",), mixtral),
-    Family("qwen2_moe", ("Qwen2MoeForCausalLM",), qwen2_moe),
-    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), qwen3_moe),
-    Family("gpt_oss", ("GptOssForCausalLM",), gpt_oss),
+    Family("smollm3", ("SmolLM3ForCausalLM",), "smollm.smollm3", ("no_rope_layers",)),
+    Family("glm", ("GlmForCausalLM",), "glm.glm"),
+    Family("glm4", ("Glm4ForCausalLM",), "glm.glm4"),
+    Family(
+        "stablelm", ("StableLmForCausalLM",), "stablelm.stablelm", ("qk_layernorm", "use_parallel_residual")
+    ),
+    Family("cohere", ("CohereForCausalLM",), "cohere.cohere", ("logit_scale", "use_qk_norm")),
+    Family("cohere2", ("Cohere2ForCausalLM",), "cohere.cohere2", ("logit_scale",)),
+    Family("deepseek_v2", ("DeepseekV2ForCausalLM",), "deepseek.deepseek_v2"),
+    Family("deepseek_v3", ("DeepseekV3ForCausalLM",), "deepseek.deepseek_v3"),
+    Family("kimi_k2", ("DeepseekV3ForCausalLM",), "deepseek.deepseek_v3"),
+    Family("mixtral", ("MixtralForCausalLM",), "mixtral.mixtral"),
+    Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen_moe.qwen2_moe"),
+    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen_moe.qwen3_moe"),
+    Family("gpt_oss", ("GptOssForCausalLM",), "gpt_oss.gpt_oss"),
 )
 
 

@@ -61,6 +61,9 @@ _FOREIGN_KEYS: dict[str, tuple[object, ...]] = {
     "no_rope_layers": (None,),
 }
 
+# Those that all of Gemma implements.
+GEMMA_READS = ("query_pre_attn_scalar", "final_logit_softcapping")
+
 
 def refuse_foreign_keys(config: ConfigReader, reads: Collection[str] = ()) -> None:
     """Raise UnsupportedModelError for keys of features that a family does not implement; it implements `reads`."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from quire.spec.config_reader import ConfigReader
 from quire.spec.families.common import (
+    GEMMA_READS,
     Biases,
     Defaults,
     decoder,
@@ -32,7 +33,6 @@ _GEMMA3_SIZES = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8,
 }  # fmt: skip
-GEMMA_READS = ("query_pre_attn_scalar", "final_logit_softcapping")
 # Released checkpoints and those written by transformers 5 name the language model differently.
 _TEXT_PREFIXES = (
     ("language_model.model.", "model."),
