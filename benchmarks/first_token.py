@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 LONG = " ".join(f"The box number {number} holds a red ball and a blue cup." for number in range(32))
 CHATS = {"hi": "hi", "long": f"{LONG} What is in the boxes?"}
@@ -69,11 +70,11 @@ class Loaded:
         return float(self.process.stdout.readline())
 
 
-def in_turn(times: Callable[[int], float], pairs: int) -> list[tuple[float, float]]:
+def in_turn(times: Sequence[Callable[[], float]], pairs: int) -> list[tuple[float, float]]:
     """Seconds of both, a tuple for each pair; the first pair is not counted."""
     found = []
     for pair in range(pairs + 1):
-        seconds = {i: times(i) for i in ((0, 1) if pair % 2 else (1, 0))}
+        seconds = {i: times[i]() for i in ((0, 1) if pair % 2 else (1, 0))}
         found.append((seconds[0], seconds[1]))
     return found[1:]
 
@@ -103,10 +104,11 @@ def main() -> None:
     models = args.old, args.new
     with tempfile.TemporaryDirectory() as packed:
         print("| first token | old | new | more | ratio |\n|---|--:|--:|--:|--:|")
-        report("start", in_turn(lambda i: started(models[i], packed), args.starts))
+        report("start", in_turn([partial(started, model, packed) for model in models], args.starts))
         loaded = [Loaded(model, packed) for model in models]
         for chat in CHATS:
-            report(chat, in_turn(lambda i, chat=chat: loaded[i].time(chat), args.pairs))  # type: ignore[misc]
+            ask = [partial(each.time, chat) for each in loaded]
+            report(chat, in_turn(ask, args.pairs))
         for each in loaded:
             each.process.communicate()
 
