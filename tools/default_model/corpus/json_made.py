@@ -68,7 +68,7 @@ _SOME_OBJECTS = (
 _KINDS = tuple((nouns.split(), keys.split()) for nouns, keys in (
     ("user person customer student teacher player hero friend patient employee guest man woman child girl boy singer", "name age city job email hobby phone color"),
     ("cat dog pet rabbit horse bird animal fox dragon monster parrot", "name age color food weight owner size"),
-    ("book movie song story film poem", "title author year pages price"),
+    ("book story poem", "title author year pages price"), ("movie film song", "title year price"),
     ("product car bike phone computer lamp house ship robot toy hat bag pizza cake tree flower chair", "name color price size weight brand year material stock"),
     ("city country company shop team event planet castle", "name country city year people id"),
     ("order ticket task bill message", "id item price quantity status date user done"),
