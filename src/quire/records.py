@@ -1,13 +1,15 @@
-"""dataclasses.dataclass for classes that are frozen and have slots, defined in half the time.
+"""dataclasses.dataclass for classes that have slots, defined in a third of the time.
 
 The standard library compiles seven methods for each class. A command imports more than a hundred such classes, which
-took most of the time of its imports. Here only `__init__` is compiled; the other methods are the same for all
-classes and read the fields when they are called. All functions of `dataclasses` work with such a class.
+took most of the time of its imports. Here only `__init__` is compiled, when the first value of a class is made; the
+other methods are the same for all classes and read the fields when they are called. All functions of `dataclasses` and
+`inspect.signature` work with such a class.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -19,35 +21,68 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
 
-    def dataclass(*, frozen: bool, slots: bool, kw_only: bool = False) -> Callable[[type], type]:
-        """`dataclasses.dataclass` for classes without a base."""
-        if not (frozen and slots):
-            raise TypeError("quire.records.dataclass is for frozen classes with slots")
-        return lambda cls: _frozen(cls, kw_only)
+    def dataclass(
+        *,
+        slots: bool,
+        frozen: bool = False,
+        kw_only: bool = False,
+        eq: bool = True,
+        repr: bool = True,  # noqa: A002
+    ) -> Callable[[type], type]:
+        """`dataclasses.dataclass` for classes without a base that has fields."""
+        if not slots:
+            raise TypeError("quire.records.dataclass is for classes with slots")
+        return lambda cls: _define(cls, frozen, kw_only, eq, repr)
 
 
-def _frozen(cls: type, kw_only: bool) -> type:
+def _define(cls: type, frozen: bool, kw_only: bool, eq: bool, shown: bool) -> type:
     if cls.__doc__ is None:
         cls.__doc__ = ""  # otherwise the standard library builds a signature for it, which is slow
     made: Any = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=True, kw_only=kw_only)
-    made.__dataclass_params__.frozen = made.__dataclass_params__.eq = True
+    made.__dataclass_params__.frozen, made.__dataclass_params__.eq = frozen, eq
     fields = dataclasses.fields(made)
-    methods: dict[str, Callable[..., Any]] = {
-        "__init__": _init(made, fields),
-        "__setattr__": _refuse_set,
-        "__delattr__": _refuse_delete,
-        "__repr__": _repr,
-        "__getstate__": _state,
-        "__setstate__": _set_state,
-        **_comparing(tuple(field.name for field in fields if field.compare)),
-    }
+    methods: dict[str, Any] = {"__init__": _first_init(made, fields, frozen), "__signature__": _Signature()}
+    if shown:
+        methods["__repr__"] = _repr
+    if eq:
+        methods |= _comparing(tuple(field.name for field in fields if field.compare), frozen)
+    if frozen:
+        methods |= _FROZEN
     for name, method in methods.items():
         if name not in cls.__dict__:
             setattr(made, name, method)
     return made  # type: ignore[no-any-return]
 
 
-def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
+class _Signature:
+    """The signature of the class's `__init__`, looked up when something asks for it."""
+
+    def __get__(self, _value: object, cls: type) -> inspect.Signature:
+        init: Any = cls.__init__  # type: ignore[misc]
+        signature = inspect.signature(getattr(init, "compile", lambda: init)())
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _first_init(cls: Any, fields: tuple[dataclasses.Field[Any], ...], frozen: bool) -> Callable[..., None]:
+    """An `__init__` that puts the compiled one into its place when it is called."""
+
+    compiled: Callable[..., None] | None = None
+
+    def compile_init() -> Callable[..., None]:
+        nonlocal compiled
+        compiled = compiled or _init(cls, fields, frozen)
+        if cls.__init__ is first:
+            cls.__init__ = compiled
+        return compiled
+
+    def first(self: Any, *args: Any, **words: Any) -> None:
+        compile_init()(self, *args, **words)
+
+    first.compile = compile_init  # type: ignore[attr-defined]
+    return first
+
+
+def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...], frozen: bool) -> Callable[..., None]:
     """The only compiled method, because it is called often."""
     values: dict[str, Any] = {"_set": object.__setattr__}
     positional: list[str] = []
@@ -70,7 +105,7 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[...
             continue
         elif field.default is not _MISSING:
             value = f"_d_{field.name}"
-        body.append(f"_set(self, {field.name!r}, {value})")
+        body.append(f"_set(self, {field.name!r}, {value})" if frozen else f"self.{field.name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     arguments = ", ".join(["self", *positional, *(["*", *keywords] if keywords else [])])
@@ -81,8 +116,8 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Callable[...
     return made
 
 
-def _comparing(names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
-    """Equality and hash of the compared fields."""
+def _comparing(names: tuple[str, ...], hashed: bool) -> dict[str, Any]:
+    """Equality and hash of the compared fields; values that can change have no hash."""
     if len(names) > 1:
         get: Callable[[Any], Any] = attrgetter(*names)
     else:  # attrgetter gives a tuple for several names only
@@ -93,7 +128,7 @@ def _comparing(names: tuple[str, ...]) -> dict[str, Callable[..., Any]]:
     def eq(self: Any, other: object) -> bool:
         return bool(get(self) == get(other)) if other.__class__ is self.__class__ else NotImplemented
 
-    return {"__eq__": eq, "__hash__": lambda self: hash(get(self))}
+    return {"__eq__": eq, "__hash__": (lambda self: hash(get(self))) if hashed else None}
 
 
 def _repr(self: Any) -> str:
@@ -116,3 +151,11 @@ def _state(self: Any) -> list[Any]:
 def _set_state(self: Any, state: list[Any]) -> None:
     for field, value in zip(dataclasses.fields(self), state, strict=True):
         object.__setattr__(self, field.name, value)
+
+
+_FROZEN = {
+    "__setattr__": _refuse_set,
+    "__delattr__": _refuse_delete,
+    "__getstate__": _state,
+    "__setstate__": _set_state,
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
@@ -375,7 +375,7 @@ class StateGroup(CacheGroup):
     window: ClassVar[int] = 2
 
 
-@dataclass(slots=True)
+@records.dataclass(slots=True)
 class NewSeq:
     """Everything a worker needs to know about a sequence, sent once when it starts or resumes.
 
@@ -397,7 +397,7 @@ class NewSeq:
     soft_tokens: tuple[SoftSpan, ...] = ()
 
 
-@dataclass(slots=True)
+@records.dataclass(slots=True)
 class ScheduledSeq:
     """One row of a step: run `token_ids` at positions start, start+1, … of sequence `seq_id`.
 
@@ -426,7 +426,7 @@ class ScheduledSeq:
         return max(0, self.logits - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Move:
     """A copy of the content of a KV block from or to storage outside of the executor (see core.tier.Tier).
 
@@ -441,7 +441,7 @@ class Move:
     fill: bool
 
 
-@dataclass(slots=True)
+@records.dataclass(slots=True)
 class SchedulerOutput:
     """What to run in one step. Row i of every step array is scheduled[i]; nothing sorts them.
 
@@ -460,7 +460,7 @@ class SchedulerOutput:
         return sum(len(row.token_ids) for row in self.scheduled)
 
 
-@dataclass(slots=True)
+@records.dataclass(slots=True)
 class StepOutput:
     """The result of a step, row by row.
 
@@ -485,7 +485,7 @@ class StepOutput:
     filled: dict[int, bool] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@records.dataclass(slots=True)
 class SeqEvent:
     """What one step changed in one sequence; the engine turns it into text for the caller."""
 
@@ -518,7 +518,7 @@ class StepRecord:
     preempted: int
 
 
-@dataclass(slots=True, repr=False)
+@records.dataclass(slots=True, repr=False)
 class CompletionOutput:
     """One sample of a request, running or finished."""
 
@@ -536,7 +536,7 @@ class CompletionOutput:
         return f"CompletionOutput({self.index}, {text!r}, {len(self.token_ids)} tokens, {state})"
 
 
-@dataclass(slots=True)
+@records.dataclass(slots=True)
 class Usage:
     """Token counts of a request; cached_tokens of the prompt came from the prefix cache."""
 
@@ -545,7 +545,7 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(slots=True)
+@records.dataclass(slots=True)
 class Timings:
     """Times in the life of a request, in monotonic seconds: arrival, first scheduled, first token, finished."""
 
@@ -555,7 +555,7 @@ class Timings:
     finished: float = 0.0
 
 
-@dataclass(slots=True, repr=False)
+@records.dataclass(slots=True, repr=False)
 class RequestOutput:
     """The samples of a request, with its prompt, usage and timings."""
 

@@ -1,16 +1,19 @@
-"""quire.records.dataclass does what dataclasses.dataclass does for frozen classes with slots."""
+"""quire.records.dataclass does what dataclasses.dataclass does for classes with slots."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from dataclasses import field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
 from quire.records import dataclass as record
+
+T = TypeVar("T")
 
 
 def define(decorator: Any, **options: Any) -> type:
@@ -92,6 +95,61 @@ def test_it_is_frozen_and_can_be_pickled() -> None:
         assert copy.copy(value) == value
 
 
+@pytest.mark.parametrize("decorator", [record, dataclasses.dataclass])
+def test_values_that_can_change(decorator: Any) -> None:
+    @decorator(slots=True)
+    class Count:
+        name: str
+        seen: list[int] = field(default_factory=list)
+
+    @decorator(slots=True, eq=False)
+    class Identity(Generic[T]):
+        value: int
+
+    class Sub(Count):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__("sub")
+
+    first, second = Count("a"), Count("a")
+    first.seen.append(1)
+    assert first != second
+    second.seen = [1]
+    assert first == second == copy.deepcopy(first) == dataclasses.replace(first)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(first)
+    assert Sub().name == "sub"
+    assert Identity(1) != Identity(1)
+    assert len({Identity(1), Identity(1)}) == 2
+    identity = Identity(1)
+    with pytest.raises(AttributeError):
+        identity.other = 2
+
+
+@pytest.mark.parametrize("decorator", [record, dataclasses.dataclass])
+def test_the_signature_is_known_before_a_value_is_made(decorator: Any) -> None:
+    cls = define(decorator)
+    parameters = list(inspect.signature(cls).parameters.values())
+    assert [p.name for p in parameters] == ["name", "sizes", "tags", "hidden", "late"]
+    assert [p.kind for p in parameters][-2:] == [
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    ]
+    assert cls("a").name == "a"
+
+
+def test_an_init_that_wraps_the_first_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    cls: Any = define(record)
+    inner, calls = cls.__init__, []
+
+    def wrapped(self: Any, *args: Any) -> None:
+        calls.append(args)
+        inner(self, *args)
+
+    monkeypatch.setattr(cls, "__init__", wrapped)
+    assert [cls("a").name, cls("b").name] == ["a", "b"]
+    assert calls == [("a",), ("b",)]
+
+
 def test_another_kind_of_class_is_refused() -> None:
-    with pytest.raises(TypeError, match="frozen"):
-        record(frozen=False, slots=True)
+    with pytest.raises(TypeError, match="slots"):
+        record(frozen=True, slots=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from quire.bench.request_metrics import Summary, summarize
@@ -19,6 +19,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.core import StepExecutor
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
+from quire.records import dataclass
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 POLICIES = ("static", "dynamic", "continuous")

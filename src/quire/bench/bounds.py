@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.program.cost import Cost, StepCost
 from quire.program.op import Op, param_names
 from quire.program.program import Program
+from quire.records import dataclass
 
 By = Literal["memory", "compute", "cache"]
 

@@ -7,8 +7,6 @@ interval.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +15,7 @@ from quire.bench.results import Result
 from quire.bench.server_bench import records_of
 from quire.bench.statistics import CONFIDENCE, PERCENTILES, cluster_draws
 from quire.bench.timeline import gap_clusters, latencies, request_metrics
+from quire.records import dataclass
 from quire.types import QuireError
 
 RESAMPLES = 400

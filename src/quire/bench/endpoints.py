@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
 from quire.bench.sse import Decoder, LineDecoder, SseDecoder, StreamError
+from quire.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ from quire.executor.base import Inspectable
 from quire.executor.plans import PlanCounts
 from quire.program.cost import Row, step_cost
 from quire.program.program import Program
+from quire.records import dataclass
 from quire.types import RequestOutput, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.util.progress import ByteProgress
 from quire.worker.worker import Masks

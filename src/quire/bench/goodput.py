@@ -7,11 +7,11 @@ counts its TPOT as 0, with the same effect).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from quire.bench.statistics import percentile, wilson
 from quire.bench.timeline import RequestMetrics
+from quire.records import dataclass
 
 # name of the objective -> the bounded figure of a request
 OBJECTIVES = {

@@ -10,12 +10,13 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import httptools
 
+from quire.records import dataclass
 from quire.types import QuireError
 
 Clock = Callable[[], float]

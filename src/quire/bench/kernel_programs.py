@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from quire.program.memory import param_bytes
 from quire.program.op import Op, param_names, reads, writes
 from quire.program.program import Program
 from quire.program.tensors import KVLayer, Param
+from quire.records import dataclass
 from quire.types import MemoryBudgetError
 from quire.util.platform import available_memory
 from quire.util.sizes import format_size

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from quire.bench.bounds import Bound, measured_row, op_bound, peak_of
@@ -35,6 +35,7 @@ from quire.executor.base import Limits
 from quire.executor.kinds import native_kind
 from quire.program.cost import Cost, Row
 from quire.program.program import Program
+from quire.records import dataclass
 from quire.spec import LatentAttention
 
 StepRows = tuple[Row, ...]  # the sequences of a step

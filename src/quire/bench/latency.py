@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from quire.bench.engine_run import (
@@ -21,6 +20,7 @@ from quire.bench.limits import LimitsProbe, LimitsSample
 from quire.bench.profile import OpTimes
 from quire.bench.results import Metric
 from quire.bench.statistics import percentile
+from quire.records import dataclass
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 

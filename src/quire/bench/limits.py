@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from quire import _native
 from quire.bench.environment import largest_cache
 from quire.bench.results import MachineLimits, Spread, spread
+from quire.records import dataclass
 from quire.util.platform import available_memory, usable_cores
 
 # name of a number format in results -> its measuring loop

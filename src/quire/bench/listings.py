@@ -11,7 +11,6 @@ import inspect
 import io
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quire.bench.goodput import compute_goodput
 from quire.bench.request_metrics import compute_metrics, mean_itl
@@ -28,6 +27,7 @@ from quire.bench.rules import (
     users_within,
 )
 from quire.bench.timeline import gaps
+from quire.records import dataclass
 
 GQA_70B = kv_cache_bytes(80, 8, 128, 1)  # bytes per token: 80 layers, 8 KV heads of 128, 16 bit
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from quire.bench.goodput import SLO, Goodput, goodput
@@ -20,6 +20,7 @@ from quire.bench.timeline import (
     latencies,
     request_metrics,
 )
+from quire.records import dataclass
 
 TAIL_RATIO = 10.0  # p99 / p50 above this is a tail problem
 

@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from quire.bench.server_metrics import ServerWatch
 from quire.bench.statistics import percentile
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Piece, Session, Speller, Turn, Workload
+from quire.records import dataclass
 from quire.types import QuireError
 
 CALIBRATION = (32, 160)  # words of the two prompts that show how the server counts

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from quire.records import dataclass
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 CONFIDENCE = 0.95

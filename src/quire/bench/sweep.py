@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from quire.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

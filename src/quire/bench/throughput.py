@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from quire.bench.engine_run import (
@@ -21,6 +20,7 @@ from quire.bench.engine_run import (
 from quire.bench.limits import LimitsProbe, LimitsSample
 from quire.bench.profile import OpTimes
 from quire.bench.results import Metric
+from quire.records import dataclass
 
 FIGURES: Figures = {
     "requests": ("requests/s", "higher", "requests / seconds from adding the first to the last token of the last"),

@@ -23,10 +23,11 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quire.records import dataclass
 from quire.types import QuireError
 
 MAX_TRACE_BYTES = 1 << 30

@@ -11,11 +11,12 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from quire.bench.traces import TraceError, TraceRow, json_line, reading
+from quire.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

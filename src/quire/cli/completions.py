@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from quire.records import dataclass
 
 SHELLS = ("bash", "zsh", "fish")
 

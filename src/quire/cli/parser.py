@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -190,6 +189,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _likeness(name: str, other: str) -> float:
     """Similarity of two names, or of a name and the start of the other; 1 if they are equal."""
+    import difflib
+
     name, other = name.lstrip("-"), other.lstrip("-")
     begins = difflib.SequenceMatcher(None, name, other[: len(name)]).ratio() if len(name) > 3 else 0.0
     return max(difflib.SequenceMatcher(None, name, other).ratio(), 0.9 * begins)

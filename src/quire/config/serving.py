@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from quire.config.schema import option
+from quire.records import dataclass
 
 _NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts")
 _POSITIVE = (

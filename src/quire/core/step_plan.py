@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from quire.core.sequence import Sequence
 from quire.logprobs import LogprobTable
+from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
 
 

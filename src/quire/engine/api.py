@@ -7,11 +7,12 @@ called on the thread of the event loop; none of them blocks it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.logprobs import LogprobTable
+from quire.records import dataclass
 from quire.types import FinishReason, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:

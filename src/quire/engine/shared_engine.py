@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from quire.engine.build.assemble import Built
 from quire.engine.sync_engine import SyncEngine, TextDelta
+from quire.records import dataclass
 from quire.types import QuireError, RequestOutput, SamplingParams
 from quire.util.turns import Turns, interrupts_wait
 

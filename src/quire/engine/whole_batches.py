@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 
 from quire.core.prefix_cache import Hit
 from quire.core.scheduler import Scheduler
@@ -16,6 +15,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence
 from quire.core.step_plan import StepPlan
 from quire.core.tier import Tier
+from quire.records import dataclass
 
 
 class WholeBatchScheduler(Scheduler):

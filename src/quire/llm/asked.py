@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +18,8 @@ def engine_options(options: Mapping[str, Any]) -> EngineConfig:
     """Build the engine config; sizes may be strings like "6GiB". Raises ValueError naming the option."""
     for name in options:
         if name not in OPTIONS:
+            import difflib
+
             near = difflib.get_close_matches(name, OPTIONS, 1)
             raise ValueError(f"{name} is not an option" + (f"; did you mean {near[0]}?" if near else ""))
     sizes = {

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 from quire.config.shipped import DEFAULT_MODEL, shipped_adapters, shipped_models
 from quire.loader.checkpoint import Checkpoint, checkpoint_files
 from quire.loader.fingerprint import fingerprint
-from quire.loader.hub import resolve_model
 from quire.loader.load import LoadRules, LoadSummary, load
 from quire.loader.packed import PackedWeights, Packer, packed_key
-from quire.loader.random_weights import RandomWeights
 from quire.loader.source import Sink, Source, TensorInfo
 from quire.util.kept import DamagedError
 
 if TYPE_CHECKING:
     from quire.loader.gguf_source import GGUFFiles, GGUFOpened, GGUFSource
+    from quire.loader.hub import resolve_model
     from quire.loader.quantized import QuantizedSource
+    from quire.loader.random_weights import RandomWeights
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -48,11 +48,13 @@ _LATER = {
     "GGUFOpened": "gguf_source",
     "GGUFSource": "gguf_source",
     "QuantizedSource": "quantized",
+    "RandomWeights": "random_weights",
+    "resolve_model": "hub",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import the readers of GGUF and of quantized checkpoints only for such checkpoints: they take time."""
+    """Import what only some models need when it is used: imports take time."""
     if name in _LATER:
         return getattr(import_module(f"quire.loader.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

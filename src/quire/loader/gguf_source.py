@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +18,7 @@ from quire.program.formats import WeightFormat
 from quire.quant.floats import to_float32
 from quire.quant.ggml import PACKED, READ_TYPES, dequantize, group_codes
 from quire.quant.groups import GroupCodes
+from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.spec.gguf_config import GGUFModel, StoredTensor, read_gguf_model
 from quire.spec.gguf_keys import GGUFSummary

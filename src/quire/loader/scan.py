@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
 from quire.loader.load import row_blocks
 from quire.loader.quantized import QuantizedSource
 from quire.loader.source import Array, Source
+from quire.records import dataclass
 from quire.util.files import open_regular
 
 PAGE = 4096  # bytes; holes of a file are whole pages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from quire.program.tensors import Part
 from quire.quant.floats import from_float32, to_float32, to_q8_0
 from quire.quant.ggml import READ_TYPES
 from quire.quant.linear_codes import F32
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader
 from quire.spec.facts import facts_of
 from quire.spec.gguf_architectures import ARCHITECTURES

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from quire.engine.build.opening import Model
 from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
 from quire.executor.kinds import executor_kind
 from quire.program.memory import weight_bytes
+from quire.records import dataclass
 from quire.spec.model import LatentAttention
 from quire.types import MemoryBudgetError
 from quire.util.platform import resident_exactly

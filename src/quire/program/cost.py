@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from quire.program.memory import kv_vector_bytes
 from quire.program.op import param_names, writes
 from quire.program.program import Program
 from quire.program.work import Cost, Machine, Row, Work, touched_experts, visible_keys, visible_pairs
+from quire.records import dataclass
 
 __all__ = [
     "Cost",

@@ -7,7 +7,6 @@ from dataclasses import replace
 from quire.core.cache_groups import Kept, kv_group, plan_groups
 from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
-from quire.program.lower_experts import lower_experts
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lowering import Lowering
 from quire.program.mixers import Keeps, kind_of
@@ -137,6 +136,8 @@ def _feed_forward(
 ) -> str | None:
     """Append the feed-forward of a block over its normed input; returns what `_layer` does."""
     if isinstance(mlp, MoE):
+        from quire.program.lower_experts import lower_experts  # dense models start faster without it
+
         branch = lower_experts(to, index, mlp, beside)
     else:
         branch = lower_mlp(to, index, mlp, beside, to.part("delta", to.axes["hidden"]))

@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from quire.quant.linear_codes import F32, Array, Arrays, Stored, check_shape, need
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object

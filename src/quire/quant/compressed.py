@@ -11,7 +11,6 @@ Input scales are for kernels that round activations, and are not used.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -30,6 +29,7 @@ from quire.quant.linear_codes import (
     packed_format,
     unpack_bits,
 )
+from quire.records import dataclass
 from quire.types import CheckpointError
 
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from quire.program.formats import Groups, OffsetKind, ScaleKind, WeightFormat
 from quire.quant.groups import GroupCodes
-from quire.quant.mxfp4 import E2M1
 from quire.records import dataclass
 
 U8 = npt.NDArray[np.uint8]
@@ -156,6 +155,8 @@ def _iq4_nl(b: U8) -> UnpackedGroups:
 
 def _mxfp4(b: U8) -> UnpackedGroups:
     """An E8M0 exponent e, then E2M1 values; the scale is half of 2^(e - 127)."""
+    from quire.quant.mxfp4 import E2M1  # few files have this type
+
     scales = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128).astype(np.float32)
     return UnpackedGroups(E2M1[_nibbles(b[:, None, 1:])], scales)
 

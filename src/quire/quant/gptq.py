@@ -11,7 +11,6 @@ points.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,7 @@ from quire.quant.linear_codes import (
     packed_format,
     unpack_bits,
 )
+from quire.records import dataclass
 from quire.types import CheckpointError
 
 GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")

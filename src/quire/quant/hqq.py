@@ -10,13 +10,13 @@ ten per word of 32. `scale` and `zero` have one number per group; `shape`, `nbit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from quire.program.formats import GROUP_SIZES, Groups, WeightFormat
 from quire.quant.groups import GroupCodes
 from quire.quant.linear_codes import F32, FLOATS, Array, Arrays, Stored, as_float32, check_shape, need
+from quire.records import dataclass
 from quire.types import CheckpointError
 
 SETTINGS = ("shape", "nbits", "axis", "quant_scale", "quant_zero")  # the settings that are read

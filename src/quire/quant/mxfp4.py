@@ -11,13 +11,13 @@ features / 2] and `weight_scale` U8 [out features, blocks].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from quire.program.formats import Groups, WeightFormat
 from quire.quant.groups import GroupCodes
 from quire.quant.linear_codes import F32, Array, Arrays, Stored, check_shape, need
+from quire.records import dataclass
 from quire.types import CheckpointError
 
 MXFP4_PARTS = ("blocks", "scales")

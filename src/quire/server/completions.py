@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from quire.engine.api import ModelCard, StreamDelta
+from quire.records import dataclass
 from quire.server import fields, pieces
 from quire.server.answering import (
     EventStream,

@@ -8,9 +8,10 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
+from quire.records import dataclass
 from quire.server.logs import log
 from quire.types import QuireError
 

@@ -7,12 +7,13 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from quire import __version__
 from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard, require_ready
+from quire.records import dataclass
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
 from quire.server.logprob_bodies import TokenTexts

@@ -7,10 +7,10 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from quire.records import dataclass
 from quire.server import json_input
 from quire.server.errors import ApiError, ClientGoneError, Header
 from quire.server.pieces import gathered

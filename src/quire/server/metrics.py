@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from quire.engine.api import Engine, GenerateAsk
+from quire.records import dataclass
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
 from quire.types import FinishReason, RequestOutput

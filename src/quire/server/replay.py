@@ -6,8 +6,9 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from quire.records import dataclass
 from quire.server.errors import ApiError, bad_request, retry_headers
 from quire.server.exchange import Exchange
 from quire.server.request_memory import MAX_RECORDED_BYTES

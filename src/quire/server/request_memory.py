@@ -17,9 +17,9 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from quire.engine.api import DeadlineError, Engine, GenerateAsk, OverloadedError
+from quire.records import dataclass
 from quire.server.errors import ApiError, bad_request
 from quire.server.json_input import MAX_PARTS, MAX_VALUES
 from quire.types import SamplingParams

@@ -13,13 +13,13 @@ import secrets
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from quire import __version__
+from quire.records import dataclass
 from quire.server.errors import shorten
 from quire.server.exchange import Exchange
 from quire.server.logs import log

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.records import dataclass
 from quire.spec.gguf_architectures import ARCHITECTURES, BARE, ROWS, SIGMOID, SOFTMAX, STEMS
 from quire.spec.gguf_config import asked_names, read_gguf_model, spec_of_file
 from quire.spec.gguf_keys import GGUFSummary

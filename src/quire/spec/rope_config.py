@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.model import Rope
 from quire.types import CheckpointError, UnsupportedModelError
@@ -53,9 +54,10 @@ class RopeStyle:
     original: int | None = None
 
 
-def read_rope(
-    config: ConfigReader, head_dim: int, max_positions: int, style: RopeStyle = RopeStyle()
-) -> Rope:
+_PLAIN = RopeStyle()
+
+
+def read_rope(config: ConfigReader, head_dim: int, max_positions: int, style: RopeStyle = _PLAIN) -> Rope:
     """Read the rotary embedding of a model that has only one.
 
     `max_positions` is max_position_embeddings: the default of original_max_position_embeddings, and the length that

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from quire.records import dataclass
 from quire.types import RequestError
 
 Message = dict[str, Any]

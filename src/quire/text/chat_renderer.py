@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any
 
 import jinja2
 from jinja2 import meta
 
+from quire.records import dataclass
 from quire.text import chat_messages as shapes
 from quire.text.content import ContentForm, content_form, takes_json_arguments
 from quire.text.meter import LimitExceededError, Meter, TemplateLimits

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from tokenizers import AddedToken
 
+from quire.records import dataclass
 from quire.text.growth import check_normalizer
 from quire.text.tokenizer_files import (
     OTHER_VOCABULARIES,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
-from dataclasses import dataclass
+
+from quire.records import dataclass
 
 _CHARS_PER_UNIT = 16
 _ITEM_UNITS = 3

@@ -10,9 +10,9 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from quire.records import dataclass
 from quire.types import CheckpointError
 from quire.util.files import open_regular
 

@@ -6,10 +6,10 @@ slots; nothing is copied or reordered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from quire.executor.base import F32, Embeddings, StepArrays
+from quire.records import dataclass
 from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq, SoftSpan
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +26,7 @@ from quire.executor.base import (
 from quire.executor.plans import PlanCounts, decode_sizes
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
+from quire.records import dataclass
 from quire.types import FinishReason, Move, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.slots import EmbeddingStore, Slots, fill_rows, soft_rows
 

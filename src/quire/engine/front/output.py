@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quire.engine.api import StreamDelta
 from quire.logprobs import LogprobTable
+from quire.records import dataclass
 from quire.text.detokenizer import ByteLevelDetokenizer
 from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import msgspec
 
 from quire.engine.api import RequestBlockedError
 from quire.engine.front.stream import LiveRequest
+from quire.records import dataclass
 from quire.types import Request
 
 logger = logging.getLogger("quire.engine")

@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState
@@ -16,6 +15,7 @@ from quire.engine.host.connection import EngineConnection
 from quire.engine.host.hosts import Host
 from quire.engine.host.messages import Command, Load, Ping, Pong, Ready, Report, StepReport
 from quire.engine.host.watchdog import Verdict, Watchdog
+from quire.records import dataclass
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
+
+from quire.records import dataclass
 
 # Where each token's key and value live: block ids [T] and places inside the blocks [T].
 Location = tuple[Tensor, Tensor]

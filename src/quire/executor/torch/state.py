@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from quire.program.memory import kv_block_bytes, kv_head_elems, max_rows, plan_a
 from quire.program.op import AttentionScratch
 from quire.program.program import Program
 from quire.program.tensors import Buffer
+from quire.records import dataclass
 from quire.spec import Rope
 from quire.spec.rope import cos_sin
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +9,7 @@ from torch import Tensor
 from quire.executor.base import I32, Limits, StepArrays
 from quire.executor.torch.cache import CacheRow, Location
 from quire.program.program import Program
+from quire.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader
 from quire.spec.model import (
     MLP,
@@ -109,12 +110,15 @@ class Biases:
     mlp: bool = False
 
 
+_NO_BIASES = Biases()
+
+
 def decoder(
     config: ConfigReader,
     defaults: Defaults,
     windows: Sequence[int],
     *,
-    biases: Biases = Biases(),
+    biases: Biases = _NO_BIASES,
     qk_norm: QKNorm | None = None,
     scale: float | None = None,
     ropes: Sequence[Rope | None] | None = None,
