@@ -46,7 +46,9 @@ def started(model: str, packed: str) -> float:
     command = [sys.executable, "-m", "quire", "generate", model, "--chat", "--prompt", "hi", "--quiet"]
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [*command, "--max-tokens", "2", "--weight-cache-dir", packed], stdout=subprocess.PIPE
+        [*command, "--max-tokens", "2", "--weight-cache-dir", packed],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},  # an installed Quire has its byte code
     )
     assert process.stdout
     os.read(process.stdout.fileno(), 1)

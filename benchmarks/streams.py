@@ -1,7 +1,7 @@
 """CPU of the API process for each streamed token, 64 streams at once; whether any starves; whether health answers.
 
 python benchmarks/streams.py                     the real engine in its own process, a model of random weights
-python benchmarks/streams.py --model FOLDER      the same with a checkpoint
+python benchmarks/streams.py --model FOLDER      the same with a checkpoint: two trees compare with one model only
 python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
