@@ -518,9 +518,18 @@ class StepRecord:
     preempted: int
 
 
+@records.dataclass(slots=True)
+class ToolCall:
+    """A call of a function; `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 @records.dataclass(slots=True, repr=False)
 class CompletionOutput:
-    """One sample of a request, running or finished."""
+    """One sample of a request, running or finished. `text` is without reasoning and calls where these are read."""
 
     index: int
     text: str
@@ -528,21 +537,27 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     logprobs: LogprobTable | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """One line, however long the sample is: shown by notebooks."""
         text = self.text if len(self.text) <= _SHOWN_CHARS else f"{self.text[: _SHOWN_CHARS - 1]}…"
         state = "unfinished" if self.finish_reason is None else str(self.finish_reason)
-        return f"CompletionOutput({self.index}, {text!r}, {len(self.token_ids)} tokens, {state})"
+        names = "".join(f" {call.name}()," for call in self.tool_calls)
+        return f"CompletionOutput({self.index}, {text!r},{names} {len(self.token_ids)} tokens, {state})"
 
 
 @records.dataclass(slots=True)
 class Usage:
-    """Token counts of a request; cached_tokens of the prompt came from the prefix cache."""
+    """Token counts of a request: cached_tokens of the prompt came from the prefix cache, reasoning_tokens are among
+    completion_tokens.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @records.dataclass(slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 # These would change what is served or how, so the start fails with the reason.
 _ONE_PROCESS = "a model runs in one process"
 _ADAPTERS = "adapters are not supported"
-_TOOLS = "tool calls are not parsed"
 _CHECKPOINT = "it is part of the checkpoint"
 _HUB = "huggingface_hub manages the files of the hub: set the environment variable {}"
 _STRUCTURED = "structured output is not supported"
@@ -38,10 +37,9 @@ REFUSED: dict[str, str] = {
     "kv-transfer-config": "the KV cache stays in the engine",
     "kv-events-config": "the KV cache stays in the engine",
     "slot-save-path": "the KV cache stays in the engine",
-    "enable-auto-tool-choice": _TOOLS,
-    "tool-call-parser": _TOOLS,
-    "reasoning-parser": "reasoning is not separated from the answer",
-    "reasoning-budget": "reasoning is not separated from the answer",
+    "reasoning-budget": "requests set thinking_token_budget",
+    "tool-parser-plugin": "formats of tool calls are data of Quire",
+    "reasoning-parser-plugin": "formats of reasoning are data of Quire",
     "allowed-media-domains": "images and other media are not accepted, and no URL is ever fetched",
     "limit-mm-per-prompt": "images and other media are not accepted",
     "models-dir": "a server serves one model",
@@ -69,6 +67,7 @@ REFUSED: dict[str, str] = {
 ALWAYS: dict[str, str] = {
     "enable-prompt-tokens-details": "usage always includes the cached tokens",
     "enable-cache-report": "usage always includes the cached tokens",
+    "enable-auto-tool-choice": "the model may call tools whenever a request has some",
     "enable-metrics": "/metrics is always available",
     "metrics": "/metrics is always available",
     "enable-deterministic-inference": "one request gives the same bits whatever else runs",

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
-from quire.types import FinishReason, QuireError, Request, RequestOutput
+from quire.types import AnswerPart, FinishReason, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
-    from quire.text.chat_renderer import (
-        ChatAsk,  # imports the template engine, which the engine process does without
-    )
+    # imports the template engine, which the engine process does without
+    from quire.text.chat_renderer import ChatAsk
+    from quire.text.reading import Reading
+    from quire.text.tools import ToolUse
 
 REQUESTS = "requests"  # the part of a memory plan for requests: bodies, prompts, answers
 
@@ -81,6 +82,7 @@ class GenerateAsk:
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends with DeadlineError
     unless it has finished, or has been scheduled, by then. `prompt_text` is only repeated in the output.
     Tenants share the queue; the tenant "" may use all of it.
+    `reading` divides the answer into its text, reasoning and calls.
     Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
     """
@@ -91,11 +93,15 @@ class GenerateAsk:
     deadline: float | None = None
     queue_deadline: float | None = None
     keep_output: bool = True
+    reading: Reading | None = None
 
 
 @dataclass(slots=True)
 class StreamDelta:
-    """The result of one step for one sample. Text may be empty while a character or stop string is incomplete."""
+    """The result of one step for one sample. Text may be empty while a character or stop string is incomplete.
+
+    `parts` are set for a request with a `reading`: all that is new in order, of which `text` has that of the answer.
+    """
 
     index: int
     text: str
@@ -103,6 +109,7 @@ class StreamDelta:
     logprobs: LogprobTable | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    parts: list[AnswerPart] | None = None
 
 
 class Stream(Protocol):
@@ -249,6 +256,9 @@ class Engine(Protocol):
 
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation, off the event loop."""
+
+    def reading(self, tools: ToolUse | None) -> Reading | None:
+        """How an answer in the format of the model is divided; None if it is nothing but text."""
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids, off the event loop."""

@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quire.engine.build.assemble import Built
 from quire.engine.sync_engine import SyncEngine, TextDelta
 from quire.records import dataclass
 from quire.types import QuireError, RequestOutput, SamplingParams
 from quire.util.turns import Turns, interrupts_wait
+
+if TYPE_CHECKING:
+    from quire.text.reading import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,7 @@ class Ask:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    reading: Reading | None = None
 
 
 class SharedEngine:
@@ -58,6 +63,7 @@ class SharedEngine:
                             priority=ask.priority,
                             cache_salt=ask.cache_salt,
                             prompt_text=text,
+                            reading=ask.reading,
                         )
                     )
             except BaseException:

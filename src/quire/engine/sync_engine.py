@@ -6,11 +6,15 @@ import itertools
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.engine.build.assemble import Built
 from quire.engine.front.output import OutputBuilder
 from quire.records import dataclass
-from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
+from quire.types import AnswerPart, FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
+
+if TYPE_CHECKING:
+    from quire.text.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class TextDelta:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
+    parts: list[AnswerPart] | None = None  # of a chat: text, reasoning and calls in order
 
 
 class SyncEngine:
@@ -41,6 +46,7 @@ class SyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         prompt_text: str | None = None,
+        reading: Reading | None = None,
     ) -> RequestOutput:
         """Queue a prompt (text or token ids); returns the output that grows as `step` is called.
 
@@ -65,7 +71,9 @@ class SyncEngine:
             eos_token_ids=eos,
         )
         finish = partial(self.core.finish, request.request_id)
-        following = OutputBuilder(request, prompt_text, self.built.model.tokenizer, finish)
+        following = OutputBuilder(
+            request, prompt_text, self.built.model.tokenizer, finish, reading=reading
+        )
         self.core.add(request)
         self._following[request.request_id] = following
         return following.output
@@ -102,7 +110,9 @@ class SyncEngine:
             if following is None or delta is None:
                 continue
             deltas.append(
-                TextDelta(event.request_id, delta.index, delta.text, delta.token_ids, delta.finish_reason)
+                TextDelta(
+                    event.request_id, delta.index, delta.text, delta.token_ids, delta.finish_reason, delta.parts
+                )
             )
             if following.output.finished:
                 del self._following[event.request_id]

@@ -35,20 +35,29 @@ class Chunks:
     def __init__(self, envelope: Envelope, choices: int, *, chat: bool, usage: bool) -> None:
         head = b"data: " + _encode(envelope)[:-1] + b',"choices":['
         opening, self._closing = (b',"delta":{"content":', b"}") if chat else (b',"text":', b"")
-        self._roles = [
-            head
-            + b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-            % i
-            for i in range(choices)
-        ]
         self._starts = [head + b'{"index":%d' % i + opening for i in range(choices)]
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
         self._plain_end = _plain_end(self._closing, self._end)
         self._head = head
 
-    def role(self, choice: int) -> bytes:
-        """The chunk that opens a message."""
-        return self._roles[choice] + self._end[1:]
+    def role(self, choice: int, *, null: bool = False) -> bytes:
+        """The chunk that opens a message; its content is `null` before reasoning and calls, else an empty text."""
+        return self.delta(choice, b'{"role":"assistant","content":%s}' % (b"null" if null else b'""'))
+
+    def delta(
+        self,
+        choice: int,
+        delta: bytes,
+        logprobs: ChatLogprobs | None = None,
+        reason: str | None = None,
+        more: bytes = b"",
+    ) -> bytes:
+        """A chunk with any delta, and `more` fields of the choice, in JSON."""
+        parts = [
+            self._head, b'{"index":%d,"delta":' % choice, delta, b',"logprobs":', _encode(logprobs),
+            b',"finish_reason":', _encode(reason), more,
+        ]  # fmt: skip
+        return b"".join([*parts, self._end])
 
     def around(self, choice: int) -> tuple[bytes, bytes]:
         """The bytes before and after the JSON text in a chunk with text only."""

@@ -40,7 +40,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
-    "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
@@ -77,15 +76,11 @@ _CHAT: RefusedFields = {
     "best_of": (1,),
     "chat_template": (),
     "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "modalities": (["text"], []),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_COMPLETION: RefusedFields = {"suffix": ("",), "top_logprobs": (0,)}
+_COMPLETION: RefusedFields = {"suffix": ("",), "thinking_token_budget": (), "top_logprobs": (0,)}
 _WHY = {
     "chat_template": "not accepted; the template is part of the model",
     "prompt_embeds": "not supported; send text or token ids",
@@ -107,7 +102,7 @@ for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).i
 
 CHAT: RefusedFields = {**_COMMON, **_CHAT}
 COMPLETION: RefusedFields = {**_COMMON, **_COMPLETION}
-CONVERSATION: RefusedFields = {"chat_template": (), "tools": ([],)}  # rendered, not answered
+CONVERSATION: RefusedFields = {"chat_template": ()}  # rendered, not answered
 
 
 class Unsupported:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.parameters import Parameter
+from quire.text.tools import MAX_NAME_CHARS, MAX_TOOLS
 from quire.types import (
     MAX_ALLOWED_TOKENS,
     MAX_NAMED_TOKENS,
@@ -27,6 +28,7 @@ MAX_DOCUMENTS = 2**12
 MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
 MAX_SALT_CHARS = 256
+MAX_THINKING_TOKENS = 2**20
 
 IdList = Annotated[list[int], Meta(max_length=MAX_IDS)]
 _TOKEN = {"type": "integer", "minimum": 0}
@@ -62,6 +64,26 @@ _MESSAGE = {
 Messages = Annotated[
     list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]],
     Meta(max_length=MAX_MESSAGES, extra_json_schema={"minItems": 1}),
+]
+_FUNCTION = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS},
+        "description": {"type": "string"},
+        "parameters": {"type": "object", "description": "JSON schema of the arguments"},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+_TOOL = {
+    "required": ["type", "function"],
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+}
+Tools = Annotated[
+    list[Annotated[dict[str, Any], Meta(extra_json_schema=_TOOL)]], Meta(max_length=MAX_TOOLS)
+]
+Functions = Annotated[
+    list[Annotated[dict[str, Any], Meta(extra_json_schema=_FUNCTION)]], Meta(max_length=MAX_TOOLS)
 ]
 Documents = Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)]
 Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
@@ -165,6 +187,25 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         Variables | None, Meta(description="variables that the model's template reads")
     ] = None
     reasoning_effort: Annotated[str | None, Meta(description="passed to templates that read it")] = None
+    tools: Annotated[Tools | None, Meta(description="functions that the model may call")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="auto, none, required, one function by name, or allowed_tools"),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="whether an answer may have several calls; default true")
+    ] = None
+    functions: Annotated[Functions | None, Meta(description="the older form of tools")] = None
+    function_call: Annotated[
+        str | dict[str, Any] | None, Meta(description="the older form of tool_choice")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Meta(description="whether the answer shows its reasoning; default true")
+    ] = None
+    thinking_token_budget: Annotated[
+        Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_THINKING_TOKENS})] | None,
+        Meta(description="most tokens of reasoning; it is closed when they are used up"),
+    ] = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -56,6 +56,9 @@ from quire.types import QuireError, RequestError, TokenBytes
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
+    from quire.text.reading import Reading
+    from quire.text.tools import ToolUse
+
     from quire.loader import GGUFFiles
 
 logger = logging.getLogger("quire.engine")
@@ -225,6 +228,9 @@ class AsyncEngine:
     async def render_chat(self, ask: ChatAsk) -> str:
         return await self._texts().render_chat(ask)
 
+    def reading(self, tools: ToolUse | None) -> Reading | None:
+        return self._texts().reading(tools)
+
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return await self._texts().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
@@ -268,7 +274,7 @@ class AsyncEngine:
         handle = next(self._numbers)
         stop = partial(self._stop_sample, handle)
         following = OutputBuilder(
-            request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output
+            request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
         )
         admission.admit(handle, ask, now)
         live = LiveRequest(handle, request, following, digest)
@@ -415,7 +421,11 @@ class AsyncEngine:
     def _open(self, folder: Path, files: GGUFFiles | None) -> tuple[Model, TextService]:
         template = read_template(self.serving.chat_template)
         model = open_model(folder, startup=self._startup, files=files, cache=kept_files(self._config))
-        return model, TextService(model.tokenizer, template)
+        names = {
+            "tool_call_parser": self.serving.tool_call_parser,
+            "reasoning_parser": self.serving.reasoning_parser,
+        }
+        return model, TextService(model.tokenizer, template, **names)
 
     def _texts(self) -> TextService:
         if self._text is None:

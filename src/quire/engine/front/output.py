@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
 from array import array
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from quire.engine.api import StreamDelta
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
 from quire.text.detokenizer import ByteLevelDetokenizer
+from quire.text.parts import PartedText, add_call_part
 from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer
 from quire.types import (
+    AnswerPart,
     CompletionOutput,
     FinishReason,
+    PartKind,
     Request,
     RequestError,
     RequestOutput,
@@ -22,6 +27,9 @@ from quire.types import (
     Timings,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from quire.text.reading import Reading  # imported by the requests that have one
 
 PRIME_TOKENS = 16
 
@@ -38,7 +46,8 @@ class OutputBuilder:
     """One request, and the RequestOutput that grows with it.
 
     `stop` is called with the index of a sample in whose text a stop string was found. Without `keep`, text and
-    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output. Raises RequestError for stop strings
+    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output. `reading` divides answers into
+    parts. Raises RequestError for stop strings
     without a tokenizer.
     """
 
@@ -46,7 +55,7 @@ class OutputBuilder:
 
     def __init__(
         self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: Callable[[int], object],
-        *, keep: bool = True,
+        *, keep: bool = True, reading: Reading | None = None,
     ) -> None:  # fmt: skip
         params = self._params = request.params
         if params.stop and tokenizer is None:
@@ -65,8 +74,10 @@ class OutputBuilder:
             usage=Usage(prompt_tokens=len(request.prompt_token_ids)),
             timings=Timings(arrival=request.arrival),
         )
+        seed = "" if reading is None else uuid.uuid4().hex
         self.samples = [
-            Sample(completion, _text(request, tokenizer, stops)) for completion in self.output.outputs
+            Sample(completion, _text(request, tokenizer, stops, reading, f"{seed}-{completion.index}"))
+            for completion in self.output.outputs
         ]
         if keep and params.logprobs is not None:
             for completion in self.output.outputs:
@@ -92,8 +103,9 @@ class OutputBuilder:
             output.logprobs.extend(event.logprobs)
         hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
         # the stop token is in token_ids, but not in the text
-        shown = event.new_token_ids[:-1] if hidden else event.new_token_ids
-        text = self._extend(sample, event.new_token_ids, shown, now, last=event.finish_reason is not None)
+        text = self._extend(
+            sample, event.new_token_ids, now, hidden=int(hidden), last=event.finish_reason is not None
+        )
         reason = event.finish_reason
         output.stop_reason = event.stop_token_id
         if sample.text is not None and sample.text.matched is not None:
@@ -101,20 +113,22 @@ class OutputBuilder:
         if reason is not None:
             self._finish(sample, reason, now)
         return StreamDelta(
-            event.sample_index, text, event.new_token_ids, event.logprobs, reason, output.stop_reason
-        )
+            event.sample_index, text, event.new_token_ids, event.logprobs, reason, output.stop_reason,
+            self._parts(sample),
+        )  # fmt: skip
 
     def grow(self, index: int, token_ids: list[int], now: float) -> StreamDelta | None:
         """Like `apply`, for an event with nothing but tokens: the most frequent case by far."""
         sample = self.samples[index]
         if sample.output.finish_reason is not None:
             return None
-        text = self._extend(sample, token_ids, token_ids, now)
+        text = self._extend(sample, token_ids, now)
+        parts = self._parts(sample)
         if sample.text is None or sample.text.matched is None:
-            return StreamDelta(index, text, token_ids)
+            return StreamDelta(index, text, token_ids, parts=parts)
         reason, sample.output.stop_reason = self._matched(sample, sample.text.matched, running=True)
         self._finish(sample, reason, now)
-        return StreamDelta(index, text, token_ids, None, reason, sample.output.stop_reason)
+        return StreamDelta(index, text, token_ids, None, reason, sample.output.stop_reason, parts)
 
     def abort(self, now: float) -> None:
         """End every sample that is still running."""
@@ -123,9 +137,9 @@ class OutputBuilder:
                 self._finish(sample, FinishReason.ABORT, now)
 
     def _extend(
-        self, sample: Sample, token_ids: list[int], shown: list[int], now: float, *, last: bool = False
+        self, sample: Sample, token_ids: list[int], now: float, *, hidden: int = 0, last: bool = False
     ) -> str:
-        """Add tokens and the text of `shown` to a sample; returns the new text."""
+        """Add tokens and their text to a sample, without that of the last `hidden`; returns the new text."""
         output = sample.output
         if token_ids:
             if not output.token_ids:
@@ -135,7 +149,12 @@ class OutputBuilder:
             self.output.usage.completion_tokens += len(token_ids)
         if sample.text is None:
             return ""
-        text = sample.text.push(shown)
+        if isinstance(sample.text, PartedText):
+            before = sample.text.reasoning_tokens
+            text = sample.text.push(token_ids, hidden)
+            self.output.usage.reasoning_tokens += sample.text.reasoning_tokens - before
+        else:
+            text = sample.text.push(token_ids[: len(token_ids) - hidden] if hidden else token_ids)
         if last:
             text += sample.text.finish()
         if self._keep:
@@ -145,10 +164,24 @@ class OutputBuilder:
             output.text = whole
         return text
 
-    def _matched(self, sample: Sample, stop: str, *, running: bool) -> tuple[FinishReason, str]:
+    def _parts(self, sample: Sample) -> list[AnswerPart] | None:
+        """The new parts of a sample; None where its text is not divided."""
+        if not isinstance(sample.text, PartedText):
+            return None
+        parts = sample.text.take()
+        if self._keep:
+            for part in parts:
+                if part.kind is PartKind.REASONING:
+                    sample.output.reasoning += part.text
+                elif part.kind is not PartKind.TEXT:
+                    add_call_part(sample.output.tool_calls, part)
+        return parts
+
+    def _matched(self, sample: Sample, stop: str, *, running: bool) -> tuple[FinishReason, str | None]:
+        """How a sample ends for its text: at a stop string, or at a second call where there may be one."""
         if running:
             self._stop(sample.output.index)
-        return FinishReason.STOP, stop
+        return FinishReason.STOP, stop or None
 
     def _finish(self, sample: Sample, reason: FinishReason, now: float) -> None:
         """End a sample, and the request if it was the last one."""
@@ -164,7 +197,13 @@ class OutputBuilder:
             output.prompt_logprobs = [None, *table] if self._keep else table
 
 
-def _text(request: Request, tokenizer: Tokenizer | None, stops: StopStrings | None) -> SampleText | None:
+def _text(
+    request: Request,
+    tokenizer: Tokenizer | None,
+    stops: StopStrings | None,
+    reading: Reading | None,
+    seed: str,
+) -> SampleText | None:
     """How the tokens of a request become text."""
     if tokenizer is None:
         return None
@@ -173,7 +212,12 @@ def _text(request: Request, tokenizer: Tokenizer | None, stops: StopStrings | No
     if not isinstance(detokenizer, ByteLevelDetokenizer):
         # SentencePiece-style text drops a space at its very start; the output does not start there
         detokenizer.prime(list(request.prompt_token_ids[-PRIME_TOKENS:]))
-    if stops is None:
+    matcher = stops and stops.matcher(include=params.include_stop_str_in_output)
+    if reading is not None:
+        reader = reading.reader(request.prompt_token_ids, seed, hide=params.skip_special_tokens)
+        return PartedText(
+            detokenizer, reader, matcher, min_tokens=params.min_tokens, parallel=reading.parallel
+        )
+    if matcher is None:
         return detokenizer
-    matcher = stops.matcher(include=params.include_stop_str_in_output)
     return StoppedText(detokenizer, matcher, params.min_tokens)
