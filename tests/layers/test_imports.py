@@ -17,7 +17,7 @@ RANKS = [
     {"logprobs", "parameters"},
     {"types"},
     {"config", "util"},
-    {"core", "spec", "text"},
+    {"core", "mcp", "spec", "text"},
     {"program", "structured"},
     {"quant"},
     {"loader"},

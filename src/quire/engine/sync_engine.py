@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from quire.engine.build.assemble import Built
 from quire.engine.front.output import OutputBuilder
 from quire.records import dataclass
-from quire.types import AnswerPart, FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
+from quire.types import (
+    AnswerPart,
+    FinishReason,
+    Request,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    SeqEvent,
+    TokenIds,
+)
 
 if TYPE_CHECKING:
     from quire.text.reading import Reading
@@ -71,9 +80,7 @@ class SyncEngine:
             eos_token_ids=eos,
         )
         finish = partial(self.core.finish, request.request_id)
-        following = OutputBuilder(
-            request, prompt_text, self.built.model.tokenizer, finish, reading=reading
-        )
+        following = OutputBuilder(request, prompt_text, self.built.model.tokenizer, finish, reading=reading)
         self.core.add(request)
         self._following[request.request_id] = following
         return following.output
@@ -111,7 +118,12 @@ class SyncEngine:
                 continue
             deltas.append(
                 TextDelta(
-                    event.request_id, delta.index, delta.text, delta.token_ids, delta.finish_reason, delta.parts
+                    event.request_id,
+                    delta.index,
+                    delta.text,
+                    delta.token_ids,
+                    delta.finish_reason,
+                    delta.parts,
                 )
             )
             if following.output.finished:

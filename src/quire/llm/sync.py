@@ -164,8 +164,7 @@ class LLM:
         prompts = [self.encode_chat(chat, **options) for chat in chats]
         reading = self._answer_format().reading(tools)
         return [
-            Ask(prompt=prompt, params=one, reading=reading)
-            for prompt, one in zip(prompts, each, strict=True)
+            Ask(prompt=prompt, params=one, reading=reading) for prompt, one in zip(prompts, each, strict=True)
         ]
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:

@@ -100,9 +100,11 @@ class ChatEvents:
         return self._chunks.full(choice, delta, logprobs, ids=self._ids)
 
     def _parted(self, choice: int, delta: StreamDelta, parts: list[AnswerPart]) -> Iterator[bytes]:
-        """A chunk per part. What belongs to the delta as a whole is in the last one; the end of a message has its own."""
+        """A chunk per part; what belongs to the whole delta is in the last. The end of a message has its own."""
         bodies = [_encode(body) for part in parts for body in self._bodies(choice, part)]
-        if delta.finish_reason is not None or (not bodies and (delta.logprobs or (self._ids and delta.token_ids))):
+        if delta.finish_reason is not None or (
+            not bodies and (delta.logprobs or (self._ids and delta.token_ids))
+        ):
             bodies.append(b"{}")
         for body in bodies[:-1]:
             yield self._chunks.delta(choice, body)

@@ -79,9 +79,7 @@ _TOOL = {
     "required": ["type", "function"],
     "properties": {"type": {"const": "function"}, "function": _FUNCTION},
 }
-Tools = Annotated[
-    list[Annotated[dict[str, Any], Meta(extra_json_schema=_TOOL)]], Meta(max_length=MAX_TOOLS)
-]
+Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=_TOOL)]], Meta(max_length=MAX_TOOLS)]
 Functions = Annotated[
     list[Annotated[dict[str, Any], Meta(extra_json_schema=_FUNCTION)]], Meta(max_length=MAX_TOOLS)
 ]

@@ -151,7 +151,8 @@ class ChatTemplate:
         values["messages"] = messages
         if ask.tools and "tools" not in self.variables:
             raise RequestError(
-                "tools", "this model's chat template does not read tools; one that does may be passed at start"
+                "tools",
+                "this model's chat template does not read tools; one that does may be passed at start",
             )
         if ask.documents and "documents" not in self.variables:
             raise RequestError("documents", "this model's chat template does not read documents")

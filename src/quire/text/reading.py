@@ -71,6 +71,8 @@ class AnswerFormat:
         calls = tools is not None and tools.calls is not Calls.NONE and spec.calls is not None
         if not calls and spec.reasoning is None and spec.answer == ("", ""):
             return None
-        schemas = {function.name: function.parameters for function in tools.callable} if tools and calls else None
+        schemas = (
+            {function.name: function.parameters for function in tools.callable} if tools and calls else None
+        )
         parallel = tools is None or tools.parallel
         return Reading(self.regions, self._tokenizer, schemas, parallel, eager)

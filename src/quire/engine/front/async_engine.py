@@ -56,10 +56,9 @@ from quire.types import QuireError, RequestError, TokenBytes
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
+    from quire.loader import GGUFFiles
     from quire.text.reading import Reading
     from quire.text.tools import ToolUse
-
-    from quire.loader import GGUFFiles
 
 logger = logging.getLogger("quire.engine")
 
