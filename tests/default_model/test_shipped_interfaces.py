@@ -114,8 +114,6 @@ def test_a_conversation(server: LiveServer, llm: LLM) -> None:
 
 def test_what_the_server_lacks_is_refused_by_name(server: LiveServer) -> None:
     """Remove a line when its feature lands, and test the model through it."""
-    tool = load_tools()[0]
-    server.chat("hi", tools=[tool]).error(400, "unsupported_parameter", "tools")
     server.chat("hi", response_format={"type": "json_object"}).error(400, "unsupported_parameter")
     for path in ("/api/chat", "/api/generate", "/v1/responses", "/v1/embeddings"):
         server.post(path, {}).error(404, "not_found")
