@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from quire.text.regions.argument_types import tag_json, value_types
 from quire.text.regions.markers import Markers
 from quire.text.regions.python_literal import json_of_literal
 from quire.text.regions.scan import Delimiters, JsonScanner, PythonScanner
@@ -309,7 +310,8 @@ class CallReader(Source):
 
     def _tagged(self, call: HeadedCall, tags: Tags, name: str) -> Reading:
         """Arguments in tags, up to the tail of the call."""
-        properties = (self._tools or {}).get(name, {}).get("properties")
+        schema = (self._tools or {}).get(name, {})
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
         properties = properties if isinstance(properties, Mapping) else {}
         seen: set[str] = set()
         while not (yield from self._maybe(call.tail)):
@@ -322,7 +324,7 @@ class CallReader(Source):
                 yield from self._word("\n")
             self._argue(("{" if not seen else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
             seen.add(key)
-            yield from self._tag_value(_types(properties.get(key)))
+            yield from self._tag_value(value_types(properties.get(key), schema))
         self._argue("}" if seen else "{}")
 
     def _tag_value(self, types: frozenset[str]) -> Reading:
@@ -342,7 +344,7 @@ class CallReader(Source):
                 break
             if end == "":
                 raise MalformedError
-        self._argue('"' if text else _tag_json(self._markers.spell("".join(pieces)), types))
+        self._argue('"' if text else tag_json(self._markers.spell("".join(pieces)), types))
 
     # -- Python ------------------------------------------------------------------------------------
 
@@ -408,51 +410,3 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _types(schema: object) -> frozenset[str]:
-    """The types that a schema allows; none if it does not say."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    declared = schema.get("type")
-    found = {declared} if isinstance(declared, str) else set()
-    if isinstance(declared, list):
-        found.update(item for item in declared if isinstance(item, str))
-    if not found and isinstance(schema.get("enum"), list) and schema["enum"]:
-        if all(isinstance(item, str) for item in schema["enum"]):
-            found.add("string")
-    for name in ("anyOf", "oneOf"):
-        options = schema.get(name)
-        for option in options if isinstance(options, list) else ():
-            inner = _types(option)
-            if not inner:
-                return frozenset()
-            found |= inner
-    return frozenset(found)
-
-
-_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-_JSON_TYPES: tuple[tuple[type, str], ...] = (
-    (bool, "boolean"),
-    (int, "integer"),
-    (float, "number"),
-    (dict, "object"),
-    (list, "array"),
-    (type(None), "null"),
-)
-
-
-def _tag_json(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value in a tag: JSON if it is some of an allowed type, else the text as a string."""
-    spelled = text.strip()
-    spelled = _CONSTANTS.get(spelled, spelled)
-    try:
-        value = json.loads(spelled)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    kind = next((name for type_, name in _JSON_TYPES if isinstance(value, type_)), "string")
-    allowed = kind in types or (kind == "integer" and "number" in types)
-    if kind != "string" and (not types or allowed or "string" not in types):
-        return spelled
-    return json.dumps(text, ensure_ascii=False) if "string" in types or not types else spelled

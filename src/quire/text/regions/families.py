@@ -114,7 +114,7 @@ _SPECS = (
         between="",
         ids=CallIds.INDEXED,
     ),
-    CallSpec(name="openai", call=ChannelCall(), opener="<|channel|>", closer="<|call|>"),
+    CallSpec(name="openai", call=ChannelCall(), opener="<|channel|>commentary", closer="<|call|>"),
     CallSpec(
         name="granite",
         call=ObjectCall(array=True),
@@ -127,7 +127,9 @@ _SPECS = (
     CallSpec(name="phi4_mini", call=ObjectCall(array=True), opener="<|tool_call|>", closer="<|/tool_call|>"),
     CallSpec(
         name="command_r",
-        call=ObjectCall("tool_name", "parameters", "tool_call_id", array=True),
+        call=ObjectCall(
+            "tool_name", "parameters", "tool_call_id", array=True, layout=("[\n    ", ",\n    ", "\n]")
+        ),
         opener="<|START_ACTION|>",
         closer="<|END_ACTION|>",
     ),
@@ -140,7 +142,9 @@ _REASONING_SPECS = (
     ReasoningSpec(name="deepseek_v3", opener="<think>", closer="</think>", history=History.NONE),
     ReasoningSpec(name="glm45", opener="<think>", closer="</think>\n"),
     ReasoningSpec(name="kimi_k2", opener="<think>", closer="</think>", at_calls=True),
-    ReasoningSpec(name="granite", opener="Here is my thought process:", closer="Here is my response:", history=History.CONTENT),
+    ReasoningSpec(
+        name="granite", opener="Here is my thought process:", closer="Here is my response:", history=History.CONTENT
+    ),
     ReasoningSpec(name="mistral", opener="[THINK]", closer="[/THINK]", history=History.CONTENT),
     ReasoningSpec(name="command_r", opener="<|START_THINKING|>", closer="<|END_THINKING|>"),
     ReasoningSpec(name="openai_gptoss", opener="<|channel|>analysis<|message|>", closer="<|end|>", channel=True),

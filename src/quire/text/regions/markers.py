@@ -28,11 +28,20 @@ CHANNEL_MARKERS = (
 
 
 class Markers:
-    """The markers of a spec in a vocabulary. Immutable; made once for a model. `ids` has the id of each text."""
+    """The markers of a spec in a vocabulary. Immutable; made once for a model. `ids` has the id of each text.
 
-    __slots__ = ("_chars", "_spelled", "_texts", "by_id", "ids")
+    `opens_thinking` and `closes_thinking` are the tokens that open and close the thinking region.
+    """
 
-    def __init__(self, ids: Mapping[str, int] | None = None) -> None:
+    __slots__ = ("_chars", "_spelled", "_texts", "by_id", "closes_thinking", "ids", "opens_thinking")
+
+    def __init__(
+        self,
+        ids: Mapping[str, int] | None = None,
+        opens_thinking: tuple[int, ...] = (),
+        closes_thinking: tuple[int, ...] = (),
+    ) -> None:
+        self.opens_thinking, self.closes_thinking = opens_thinking, closes_thinking
         self.ids = dict(sorted((ids or {}).items()))
         self._chars = {text: chr(_FIRST + place) for place, text in enumerate(self.ids)}
         self._spelled = {char: text for text, char in self._chars.items()}
@@ -49,7 +58,9 @@ class Markers:
             number = tokenizer.token_to_id(text)
             if number is not None and tokenizer.token_bytes(number) == text.encode():
                 found[text] = number
-        return cls(found)
+        reasoning = spec.reasoning
+        spelled = () if reasoning is None else (reasoning.opener.strip(), reasoning.closer.rstrip())
+        return cls(found, *(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled))
 
     def encode(self, text: str) -> str:
         """A text of the spec as the reader sees it: markers are characters."""

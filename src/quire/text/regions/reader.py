@@ -149,7 +149,7 @@ class RegionReader(CallReader):
     def _answer(self) -> Reading:
         yield
         if self._thinking:
-            yield from self._reason("")
+            yield from self._reason()
         while True:
             word = yield from self._text_until_region()
             if not word:
@@ -160,7 +160,7 @@ class RegionReader(CallReader):
                 self._unshown.clear()
             elif kind == "reasoning":
                 self._unshown.clear()
-                yield from self._reason(word)
+                yield from self._reason()
             else:
                 yield from self._attempt(word, kind)
 
@@ -246,7 +246,7 @@ class RegionReader(CallReader):
             self._shown = True
             self._blank = self._blank and not text.strip()
 
-    def _reason(self, word: str) -> Reading:
+    def _reason(self) -> Reading:
         """Reasoning up to its closer, or to the end. The newlines next to opener and closer are not part of it."""
         self._thinking = True
         if not self._channels:
@@ -292,7 +292,7 @@ class RegionReader(CallReader):
             raise MalformedError
         elif named is not None and named.group(1) == "analysis":
             self._unshown.clear()
-            yield from self._reason(word)
+            yield from self._reason()
         else:
             self._unshown.clear()
             self._gap = True

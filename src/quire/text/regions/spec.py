@@ -45,12 +45,15 @@ class History(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectCall:
-    """A call is a JSON object. `array`: the calls of a region are the items of a JSON array."""
+    """A call is a JSON object. `array`: the calls of a region are the items of a JSON array, which is written as
+    `layout`: its start, what stands between two items, and its end.
+    """
 
     name: str = "name"
     arguments: str = "arguments"
     id: str = ""  # the key of an id that the model writes
     array: bool = False
+    layout: tuple[str, str, str] = ("[", ", ", "]")
 
 
 @dataclass(frozen=True, slots=True)
