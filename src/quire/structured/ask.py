@@ -9,7 +9,7 @@ from dataclasses import field, fields
 from typing import Any, Literal
 
 from quire import records
-from quire.types import RequestError
+from quire.types import Grammar, RequestError
 from quire.util.sizes import format_size
 
 MAX_BYTES = 2**20  # of a schema, a regular expression, a grammar, or all choices together
@@ -23,6 +23,14 @@ class GrammarError(RequestError):
     """A structure that cannot be enforced: it is malformed, not supported, or over a limit, which the message names."""
 
 
+@records.dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar that is enforced completely, but for the keywords `dropped` of a schema that is not strict."""
+
+    grammar: Grammar
+    dropped: tuple[str, ...] = ()
+
+
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
     """The form of an answer. Exactly one of these is given:
@@ -32,8 +40,8 @@ class StructuredOutput:
     json_object     True: any JSON object
     regex           a regular expression that the whole answer matches
     choice          the answer is one of these texts
-    grammar         a grammar: Lark, or GBNF and the EBNF of vLLM. `syntax` says which; "auto" takes a grammar with
-                    `::=` outside of its texts and comments for GBNF
+    grammar         a grammar: Lark, or GBNF and the EBNF of vLLM. `syntax` says which; "auto" takes a grammar
+                    in which a line begins with `name ::=` for GBNF
     structural_tag  text with tags whose contents have a form: an object or JSON text, see docs/structured.md
 
     `strict` False: keywords of a JSON schema that cannot be enforced are dropped, and listed in the answer.

@@ -230,14 +230,16 @@ class _Lexer:
         self._nullable_rules = nullable
         count = len(made.terminals)
         self._nullable = [is_nullable(node, nullable) for node in made.terminals]
-        self._machines = [self._machine(node) for node in made.terminals]
-        self._begins = [self._beginning(i) for i in range(count)]
+        self._machines: list[_Machine | None] = []
+        self._begins: list[int] = []
         self._after = [0] * count  # bits of the terminals that may follow each
 
     def conflicts(self) -> set[Node]:
         """The terminals that must be cut."""
         if len(self._made.terminals) < 2 and not self._repeats():
             return set()
+        self._machines = [self._machine(node) for node in self._made.terminals]
+        self._begins = [self._beginning(i) for i in range(len(self._machines))]
         at_start = self._flow()
         together = {at_start, *self._after}
         waiting = list(together)
