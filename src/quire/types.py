@@ -305,6 +305,15 @@ class TokenBytes:
         return self.data[ends[token_id - 1] if token_id else 0 : ends[token_id]]
 
 
+@records.dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output of a request must look like: a grammar in llguidance's serialized form, compiled and checked
+    before admission. It speaks of bytes and is the same for every vocabulary. `digest` names it."""
+
+    source: str
+    digest: bytes
+
+
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRegions:
     """Where in an answer its grammar holds, and how long the model may think: followed token by token in the engine
