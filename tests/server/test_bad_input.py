@@ -147,7 +147,8 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
     (41, "image by path", chat(messages=[{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]), "invalid_value", "messages"),
     (42, "prompt_embeds", chat(prompt_embeds="gASVAAAA"), "unsupported_parameter", "prompt_embeds"),
-    (37, "tools without a template", chat(tools=[{"type": "function", "function": {"name": "f"}}]), "invalid_value", "tools"),
+    (37, "tools without a template", chat(tools=[{"type": "function", "function": {"name": "f"}}]), "invalid_value",
+     "tools"),
     (38, "tool_choice without tools", chat(tool_choice="required"), "invalid_value", "tool_choice"),
     (30, "json mode", chat(response_format={"type": "json_object"}), "unsupported_parameter", "response_format"),
     (54, "request id with a line break", chat(request_id="a\nb"), "invalid_value", "request_id"),

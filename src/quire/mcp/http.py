@@ -111,7 +111,8 @@ class HttpTransport:
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
     ) -> Iterator[Message]:
         """The messages of a stream of server-sent events."""
-        rest, data, size = b"", [], 0
+        data: list[bytes] = []
+        rest, size = b"", 0
         for piece in self._pieces(connection, response, deadline):
             *lines, rest = (rest + piece).split(b"\n")
             size = sum(map(len, data)) + len(rest)
@@ -122,7 +123,8 @@ class HttpTransport:
                     size += len(line)
                 elif not line and data:
                     yield self._parse(b"\n".join(data))
-                    data, size = [], len(rest)
+                    data.clear()
+                    size = len(rest)
             if size > MAX_MESSAGE_BYTES:
                 raise self._error(f"sent a message of more than {MAX_MESSAGE_BYTES} bytes")
 

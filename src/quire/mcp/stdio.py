@@ -25,7 +25,7 @@ _INHERITED = (
     "TMPDIR",
     "USER",
 )  # keys of others stay here
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 1.0
 _WAITING_MESSAGES = 256
 
 

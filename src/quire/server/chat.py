@@ -70,7 +70,7 @@ def chat_ask(body: _Conversation, messages: list[dict[str, Any]], tools: ToolUse
     opens = body.add_generation_prompt
     return ChatAsk(
         messages=messages,
-        tools=tools and tools.rendered,
+        tools=None if tools is None else tools.rendered,
         documents=getattr(body, "documents", None),
         add_generation_prompt=not body.continue_final_message if opens is None else opens,
         continue_final_message=bool(body.continue_final_message),

@@ -17,7 +17,7 @@ from quire.structured.ask import StructuredOutput
 from quire.structured.tool_grammar import ToolChoice, ToolFunction, answer_grammar, tool_grammar
 from quire.text.reading import Reading
 from quire.text.tools import ToolUse
-from quire.types import AnswerRegions, Grammar, RequestError
+from quire.types import AnswerRegions, Grammar
 
 _ANY = '{"grammars": [{"json_schema": {}}]}'
 Compiled = tuple[str, Sequence[str]]  # the source of a grammar, and the keywords that it lacks

@@ -212,7 +212,7 @@ def _text(
     if not isinstance(detokenizer, ByteLevelDetokenizer):
         # SentencePiece-style text drops a space at its very start; the output does not start there
         detokenizer.prime(list(request.prompt_token_ids[-PRIME_TOKENS:]))
-    matcher = stops and stops.matcher(include=params.include_stop_str_in_output)
+    matcher = None if stops is None else stops.matcher(include=params.include_stop_str_in_output)
     if reading is not None:
         reader = reading.reader(request.prompt_token_ids, seed, hide=params.skip_special_tokens)
         return PartedText(
