@@ -305,6 +305,15 @@ class TokenBytes:
         return self.data[ends[token_id - 1] if token_id else 0 : ends[token_id]]
 
 
+@records.dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output of a request must look like: a grammar in llguidance's serialized form, compiled and checked
+    before admission. It speaks of bytes and is the same for every vocabulary. `digest` names it."""
+
+    source: str
+    digest: bytes
+
+
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to the engine, in token ids. It has `params.n` sequences.
@@ -315,6 +324,7 @@ class Request:
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     `soft_tokens` are in order and do not overlap.
+    `grammar` is enforced on the output of every sample. Such a request is `stepwise`.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     """
@@ -329,6 +339,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     stepwise: bool = False
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 class CacheGroup:
@@ -382,7 +393,7 @@ class NewSeq:
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
     `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
-    records only. `soft_tokens` are the request's: a row takes those at its positions.
+    records only. `soft_tokens` are the request's: a row takes those at its positions. `grammar` is the request's.
     """
 
     seq_id: int
@@ -395,6 +406,7 @@ class NewSeq:
     stop_ids: tuple[int, ...] = ()
     request_id: str = ""
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 @records.dataclass(slots=True)
@@ -497,25 +509,6 @@ class SeqEvent:
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     cached_tokens: int = 0
-
-
-@records.dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
-
-    step: int
-    start: float
-    schedule_seconds: float
-    execute_seconds: float
-    update_seconds: float
-    rows: int
-    prefill_tokens: int
-    decode_tokens: int
-    context_tokens: int
-    blocks_used: int
-    running: int
-    waiting: int
-    preempted: int
 
 
 @records.dataclass(slots=True, repr=False)
