@@ -86,8 +86,10 @@ def test_a_draft_that_is_refused_harms_only_the_fork() -> None:
     wrong = tiny_tokenizer().encode("z")
     fork = state.fork()
     fork.step(wrong)
-    assert fork.failure is not None and not mask(fork).any()
-    assert state.failure is None and mask(state).any()
+    assert fork.failure is not None
+    assert not mask(fork).any()
+    assert state.failure is None
+    assert mask(state).any()
 
 
 @pytest.mark.parametrize("text", ['{"name":"orderid","age":12}', "true", "nullnull,,nameorde"])
@@ -107,7 +109,8 @@ def test_a_run_stops_where_its_last_tokens_could_be_others() -> None:
     assert text_of(state.forced) == "12"
     state.step(state.forced)
     allowed = {text_of([int(token)]) for token in np.flatnonzero(mask(state))}
-    assert "name" in allowed and "na" in allowed and "order" not in allowed
+    assert allowed >= {"name", "na"}
+    assert "order" not in allowed
 
 
 def test_a_long_forced_text_is_forced_in_pieces_of_the_same_tokens() -> None:
