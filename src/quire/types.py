@@ -36,9 +36,6 @@ MAX_NAMED_TOKENS = 4096
 # Limit of allowed_token_ids before the vocabulary is known.
 MAX_ALLOWED_TOKENS = 2**20
 
-# Bytes of a token, on the average of a vocabulary that the engine may be given. Large vocabularies have 6 to 9.
-MAX_MEAN_BYTES = 10
-
 # Block-table entry of a sliding group for a block behind the window of a prefix hit: never read.
 NO_BLOCK = -1
 SOFT_DIGEST_BYTES = 32  # of what soft tokens stand for: a SHA-256
@@ -102,6 +99,8 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"  # the caller cancelled it
     ERROR = "error"  # numerical failure
     NO_TOKEN = "no_token"  # the model gives probability 0 to every token that the request allows
+    GRAMMAR_DEAD_END = "grammar_dead_end"  # no token continues the output as the grammar wants it
+    GRAMMAR_LIMIT = "grammar_limit"  # the grammar took more time or memory than a request may
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,26 +285,6 @@ class SoftSpan:
 
 
 @records.dataclass(frozen=True, slots=True)
-class TokenBytes:
-    """The bytes that each token adds to a text: token i is data[ends[i - 1]:ends[i]], with `ends` as int32.
-
-    The memory plan has room for MAX_MEAN_BYTES a token.
-    """
-
-    data: bytes
-    ends: bytes
-
-    def __len__(self) -> int:
-        return len(self.ends) // 4
-
-    def __getitem__(self, token_id: int) -> bytes:
-        if not 0 <= token_id < len(self):
-            raise IndexError(f"{token_id} is not a token id below {len(self)}")
-        ends = memoryview(self.ends).cast("i")
-        return self.data[ends[token_id - 1] if token_id else 0 : ends[token_id]]
-
-
-@records.dataclass(frozen=True, slots=True)
 class Grammar:
     """What the output of a request must look like: a grammar in llguidance's serialized form, compiled and checked
     before admission. It speaks of bytes and is the same for every vocabulary. `digest` names it."""
@@ -346,6 +325,7 @@ class Request:
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     `soft_tokens` are in order and do not overlap.
+    `grammar` is enforced on the output of every sample. Such a request is `stepwise`.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     """
@@ -360,6 +340,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     stepwise: bool = False
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 class CacheGroup:
@@ -413,7 +394,7 @@ class NewSeq:
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
     `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
-    records only. `soft_tokens` are the request's: a row takes those at its positions.
+    records only. `soft_tokens` are the request's: a row takes those at its positions. `grammar` is the request's.
     """
 
     seq_id: int
@@ -426,6 +407,7 @@ class NewSeq:
     stop_ids: tuple[int, ...] = ()
     request_id: str = ""
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 @records.dataclass(slots=True)
@@ -505,6 +487,9 @@ class StepOutput:
     later step.
 
     `filled` names blocks whose moves have ended, of this step or earlier ones: True if the content arrived.
+
+    `late` are rows that sampled nothing, as their masks were not ready: their last token runs again. `complete` are
+    rows whose sequence ends with the accepted tokens, because its grammar allows nothing after them.
     """
 
     token_ids: list[list[int]]
@@ -514,6 +499,8 @@ class StepOutput:
     seconds: dict[str, float] = field(default_factory=dict)
     drafts: dict[int, list[int]] = field(default_factory=dict)
     filled: dict[int, bool] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    complete: set[int] = field(default_factory=set)
 
 
 @records.dataclass(slots=True)
@@ -528,25 +515,6 @@ class SeqEvent:
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     cached_tokens: int = 0
-
-
-@records.dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
-
-    step: int
-    start: float
-    schedule_seconds: float
-    execute_seconds: float
-    update_seconds: float
-    rows: int
-    prefill_tokens: int
-    decode_tokens: int
-    context_tokens: int
-    blocks_used: int
-    running: int
-    waiting: int
-    preempted: int
 
 
 class PartKind(enum.StrEnum):

@@ -68,7 +68,8 @@ class AnswerPlan:
         """The form, from what `asks` named, by digest. None where any answer may be given."""
         response = compiled[self.response.ask.digest()] if self.response is not None else ("", ())
         made = self._made(
-            lambda schema, strict: compiled[StructuredOutput(json=schema, strict=strict).digest()], response[0]
+            lambda schema, strict: compiled[StructuredOutput(json=schema, strict=strict).digest()],
+            response[0],
         )
         if made is None:
             return None

@@ -35,7 +35,7 @@ class PartedText:
 
     __slots__ = (
         "_called", "_detokenizer", "_matcher", "_min_tokens", "_parallel", "_parts", "_reader", "_text",
-        "_tokens", "matched",
+        "matched", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +50,7 @@ class PartedText:
         self._detokenizer, self._reader = detokenizer, reader
         self._matcher, self._min_tokens = matcher, min_tokens
         self._parallel = parallel
-        self._tokens = 0
+        self.tokens = 0  # that were read: none behind what ends the sample
         self._called = False
         self._parts: list[AnswerPart] = []
         self._text = ""  # of the answer, since the last push
@@ -67,7 +67,7 @@ class PartedText:
         for position, token_id in enumerate(token_ids):
             if self.matched is not None:
                 break
-            self._tokens += 1
+            self.tokens += 1
             text = self._detokenizer.push((token_id,)) if position < shown else ""
             self._add(self._reader.push(token_id, text))
         return self._new_text()
@@ -105,7 +105,7 @@ class PartedText:
 
     def _add_text(self, part: AnswerPart) -> None:
         text = part.text
-        if self._matcher is not None and self._tokens > self._min_tokens:
+        if self._matcher is not None and self.tokens > self._min_tokens:
             text, self.matched = self._matcher.push(text)
         if text:
             self._show(text)

@@ -99,13 +99,16 @@ class OutputBuilder:
         self.output.usage.cached_tokens = event.cached_tokens
         if event.prompt_logprobs:
             self._prompt_logprobs.extend(event.prompt_logprobs)
-        if output.logprobs is not None and event.logprobs:
-            output.logprobs.extend(event.logprobs)
         hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
         # the stop token is in token_ids, but not in the text
-        text = self._extend(
+        text, kept = self._extend(
             sample, event.new_token_ids, now, hidden=int(hidden), last=event.finish_reason is not None
         )
+        logprobs = event.logprobs
+        if logprobs and len(kept) < len(event.new_token_ids):
+            logprobs = logprobs[: len(kept)]
+        if output.logprobs is not None and logprobs:
+            output.logprobs.extend(logprobs)
         reason = event.finish_reason
         output.stop_reason = event.stop_token_id
         if sample.text is not None and sample.text.matched is not None:
@@ -113,22 +116,21 @@ class OutputBuilder:
         if reason is not None:
             self._finish(sample, reason, now)
         return StreamDelta(
-            event.sample_index, text, event.new_token_ids, event.logprobs, reason, output.stop_reason,
-            self._parts(sample),
-        )  # fmt: skip
+            event.sample_index, text, kept, logprobs, reason, output.stop_reason, self._parts(sample)
+        )
 
     def grow(self, index: int, token_ids: list[int], now: float) -> StreamDelta | None:
         """Like `apply`, for an event with nothing but tokens: the most frequent case by far."""
         sample = self.samples[index]
         if sample.output.finish_reason is not None:
             return None
-        text = self._extend(sample, token_ids, now)
+        text, kept = self._extend(sample, token_ids, now)
         parts = self._parts(sample)
         if sample.text is None or sample.text.matched is None:
-            return StreamDelta(index, text, token_ids, parts=parts)
+            return StreamDelta(index, text, kept, parts=parts)
         reason, sample.output.stop_reason = self._matched(sample, sample.text.matched, running=True)
         self._finish(sample, reason, now)
-        return StreamDelta(index, text, token_ids, None, reason, sample.output.stop_reason, parts)
+        return StreamDelta(index, text, kept, None, reason, sample.output.stop_reason, parts)
 
     def abort(self, now: float) -> None:
         """End every sample that is still running."""
@@ -138,31 +140,38 @@ class OutputBuilder:
 
     def _extend(
         self, sample: Sample, token_ids: list[int], now: float, *, hidden: int = 0, last: bool = False
-    ) -> str:
-        """Add tokens and their text to a sample, without that of the last `hidden`; returns the new text."""
-        output = sample.output
+    ) -> tuple[str, list[int]]:
+        """Add tokens and their text to a sample, without that of the last `hidden`; returns the new text, and the
+        tokens up to where the text ends the sample.
+        """
+        output, text = sample.output, ""
+        if sample.text is not None:
+            text, token_ids = self._push(sample.text, token_ids, hidden)
+            if last:
+                text += sample.text.finish()
+            if self._keep:
+                # with one reference a string grows in place; with two it would be copied for every token
+                whole, output.text = output.text, ""
+                whole += text
+                output.text = whole
         if token_ids:
             if not output.token_ids:
                 timings = self.output.timings
                 timings.first_token = timings.first_token or now
             output.token_ids.extend(token_ids)
             self.output.usage.completion_tokens += len(token_ids)
-        if sample.text is None:
-            return ""
-        if isinstance(sample.text, PartedText):
-            before = sample.text.reasoning_tokens
-            text = sample.text.push(token_ids, hidden)
-            self.output.usage.reasoning_tokens += sample.text.reasoning_tokens - before
-        else:
-            text = sample.text.push(token_ids[: len(token_ids) - hidden] if hidden else token_ids)
-        if last:
-            text += sample.text.finish()
-        if self._keep:
-            # with one reference a string grows in place; with two it would be copied for every token
-            whole, output.text = output.text, ""
-            whole += text
-            output.text = whole
-        return text
+        return text, token_ids
+
+    def _push(self, text: SampleText, token_ids: list[int], hidden: int) -> tuple[str, list[int]]:
+        if isinstance(text, PartedText):
+            tokens, reasoning = text.tokens, text.reasoning_tokens
+            made = text.push(token_ids, hidden)
+            self.output.usage.reasoning_tokens += text.reasoning_tokens - reasoning
+            return made, token_ids[: text.tokens - tokens]
+        shown = token_ids[:-hidden] if hidden else token_ids
+        if len(shown) > 1 and self._params.stop:
+            return _up_to_stop(text, token_ids, shown)
+        return text.push(shown), token_ids
 
     def _parts(self, sample: Sample) -> list[AnswerPart] | None:
         """The new parts of a sample; None where its text is not divided."""
@@ -195,6 +204,16 @@ class OutputBuilder:
             # the first token of a prompt has no logprob: there is no token before it
             table = self._prompt_logprobs
             output.prompt_logprobs = [None, *table] if self._keep else table
+
+
+def _up_to_stop(text: SampleText, token_ids: list[int], shown: list[int]) -> tuple[str, list[int]]:
+    """Add the text of tokens one by one, as if each had come alone; the text, and the tokens up to a stop string."""
+    made = ""
+    for count, token in enumerate(shown, 1):
+        made += text.push([token])
+        if text.matched is not None:
+            return made, token_ids[:count]
+    return made, token_ids
 
 
 def _text(
