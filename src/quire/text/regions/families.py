@@ -152,3 +152,59 @@ _REASONING_SPECS = (
 
 CALLS = {spec.name: spec for spec in _SPECS}
 REASONING = {spec.name: spec for spec in _REASONING_SPECS}
+# Names of vLLM that stand for another spec of the table.
+_ALIASES = {
+    "granite4": "hermes",
+    "qwen2": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "llama4_json": "llama3_json",
+    "llama": "llama3_json",
+    "gpt_oss": "openai",
+    "gptoss": "openai",
+    "cohere2": "command_r",
+    "quire_mini": "hermes",
+}
+CALLS |= {alias: CALLS[name] for alias, name in _ALIASES.items()}
+_REASONING_ALIASES = {
+    "qwq": "qwen3",
+    "smollm3": "qwen3",
+    "glm4_moe": "glm45",
+    "openai": "openai_gptoss",
+    "magistral": "mistral",
+}
+REASONING |= {alias: REASONING[name] for alias, name in _REASONING_ALIASES.items()}
+# A name with two forms: a token of the newer one, the newer, the older.
+VARIANTS = {"mistral": ("[ARGS]", "mistral_v11", "mistral_v3")}
+# What a template of a family says, the most particular first.
+CALLS_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("openai", ("<|channel|>", "<|constrain|>")),
+    ("kimi_k2", ("<|tool_call_argument_begin|>",)),
+    ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁sep｜>",)),
+    ("command_r", ("<|START_ACTION|>",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("glm45", ("<arg_key>",)),
+    ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral_v3", ("[TOOL_CALLS]",)),
+    ("phi4_mini", ("<|tool_call|>", "<|/tool_call|>")),
+    ("granite", ("<|tool_call|>",)),
+    ("phi4_mini_json", ("functools",)),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("smollm3", ("<tool_call>", "xml_tools")),
+    ("hermes", ("<tool_call>",)),
+    ("llama3_json", ('"parameters": ', "<|eot_id|>")),
+    ("gemma3", ("tool_code",)),
+    ("pythonic", ("[func_name1(",)),
+)
+REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("openai_gptoss", ("<|channel|>analysis",)),
+    ("openai_gptoss", ("<|channel|>", "<|constrain|>")),
+    ("granite", ("Here is my thought process:",)),
+    ("mistral", ("[THINK]",)),
+    ("command_r", ("<|START_THINKING|>",)),
+    ("glm45", ("<arg_key>", "</think>")),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "</think>")),
+    ("deepseek_v3", ("<｜Assistant｜>", "</think>")),
+    ("qwen3", ("</think>",)),
+)

@@ -14,7 +14,7 @@ MAX_NAME = 256  # characters of a name, an id or a key
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'=,\ud800-\udfff]*")
-_KEY = re.compile(r"[^\s<>\ud800-\udfff]*")
+_KEY = re.compile(r"[^\s<>\"'\ud800-\udfff]*")
 _QUOTED = re.compile(r'(?:[^"\\\x00-\x1f\ud800-\udfff]|\\.)*')
 
 
