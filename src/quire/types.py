@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from quire import records
+from quire.answers import ToolCall
 from quire.logprobs import LogprobTable, PositionLogprobs
 from quire.parameters import (
     MAX_INTEGER,
@@ -515,36 +516,6 @@ class SeqEvent:
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     cached_tokens: int = 0
-
-
-class PartKind(enum.StrEnum):
-    """What a part of an answer is: text, reasoning, the name of a function that is called, or its arguments."""
-
-    TEXT = "text"
-    REASONING = "reasoning"
-    CALL = "call"
-    ARGUMENTS = "arguments"
-
-
-@records.dataclass(slots=True)
-class AnswerPart:
-    """The next piece of an answer. `call` numbers the call that a CALL opens and ARGUMENTS continue; `call_id` is the
-    CALL's.
-    """
-
-    kind: PartKind
-    text: str
-    call: int = 0
-    call_id: str = ""
-
-
-@records.dataclass(slots=True)
-class ToolCall:
-    """A call of a function; `arguments` is a JSON object as text."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 @records.dataclass(slots=True, repr=False)

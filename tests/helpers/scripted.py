@@ -22,9 +22,10 @@ from quire.types import SchedulerOutput, StepOutput
 VOCAB = 384
 CHAT_TEMPLATE = (
     "{% if tools %}[tools] {{ tools | tojson }}\n{% endif %}"
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% if m.tool_call_id %} for {{ m.tool_call_id }}{% endif %}"
     "{% if m.reasoning_content %}[reasoning] {{ m.reasoning_content }}{% endif %}"
-    "{% for c in m.tool_calls or [] %}[call] {{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}"
+    "{% for c in m.tool_calls or [] %}{% if not loop.first %}{{ '\n' }}{% endif %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
     "{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% if thinking %}<think>\n{% endif %}{% endif %}"
 )

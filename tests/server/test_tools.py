@@ -255,8 +255,9 @@ def test_a_conversation_with_calls_is_rendered(server: LiveServer) -> None:
     body = {"messages": chat, "tools": TOOLS}
     prompt = server.post("/v1/chat/completions/render", body).json["prompt"]
     assert prompt.startswith("[tools] [")
-    assert '[reasoning] Look it up.[call] call_1 get_weather {"city": "Rome"}' in prompt
-    assert "[tool] 21 °C" in prompt
+    written = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    assert f"[reasoning] Look it up.{written}" in prompt
+    assert "[tool] 21 °C for call_1" in prompt
     assert server.post("/tokenize", body).json["count"] == len(
         server.post("/v1/chat/completions/render", body).json["token_ids"]
     )
@@ -266,8 +267,8 @@ def test_a_conversation_with_calls_is_rendered(server: LiveServer) -> None:
         {"role": "function", "name": "get_weather", "content": "21 °C"},
     ]
     prompt = server.post("/v1/chat/completions/render", {"messages": older}).json["prompt"]
-    assert '[call] call00001 get_weather {"city": "Rome"}' in prompt
-    assert "[tool] 21 °C" in prompt
+    assert written in prompt
+    assert "[tool] 21 °C for call00001" in prompt
 
 
 NAMED = {"type": "function", "function": {"name": "missing"}}

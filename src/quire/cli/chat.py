@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from quire.answers import PartKind
 from quire.cli.generate import engine_fields
 from quire.cli.notices import notice
 from quire.cli.options import (
@@ -18,7 +19,7 @@ from quire.cli.options import (
 )
 from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
 from quire.cli.tools import ChatTools, chat_tools
-from quire.types import CompletionOutput, ContextLengthError, PartKind, RequestError, SamplingParams
+from quire.types import CompletionOutput, ContextLengthError, RequestError, SamplingParams
 from quire.util.printable import printable_lines
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quire.answers import AnswerPart
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
-from quire.types import AnswerPart, FinishReason, QuireError, Request, RequestOutput
+from quire.types import FinishReason, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
     # imports the template engine, which the engine process does without

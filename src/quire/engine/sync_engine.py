@@ -8,19 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quire.answers import AnswerPart
 from quire.engine.build.assemble import Built
 from quire.engine.front.output import OutputBuilder
 from quire.records import dataclass
-from quire.types import (
-    AnswerPart,
-    FinishReason,
-    Request,
-    RequestError,
-    RequestOutput,
-    SamplingParams,
-    SeqEvent,
-    TokenIds,
-)
+from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
 
 if TYPE_CHECKING:
     from quire.text.reading import Reading

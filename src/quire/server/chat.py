@@ -18,13 +18,13 @@ from quire.server.answering import (
     wants_timings,
     wants_usage,
 )
+from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration
 from quire.server.logprob_bodies import TokenTexts, prompt_pieces
-from quire.server.messages import ChatEvents, MessageForm, choice_pieces
 from quire.server.requests import ChatCompletionRequest, Documents, Messages, Tools, Variables
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
+from quire.answers import AnswerPart, PartKind
 from quire.engine.api import GenerateAsk, Stream, StreamDelta
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
@@ -16,7 +17,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import AnswerPart, FinishReason, PartKind, RequestOutput, Timings
+from quire.types import FinishReason, RequestOutput, Timings
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 

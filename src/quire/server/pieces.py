@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quire.answers import AnswerPart
 from quire.engine.api import StreamDelta
 from quire.logprobs import PositionLogprobs
-from quire.types import AnswerPart
 
 Pieces = Iterable[bytes]
 T = TypeVar("T")

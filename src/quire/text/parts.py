@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from quire.answers import AnswerPart, PartKind, ToolCall
 from quire.text.detokenizer import Detokenizer
 from quire.text.stop import StopMatcher
-from quire.types import AnswerPart, PartKind, ToolCall
 
 _TEXTUAL = frozenset((PartKind.TEXT, PartKind.REASONING, PartKind.ARGUMENTS))
 

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from quire.answers import AnswerPart, PartKind
 from quire.engine.api import StreamDelta
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
@@ -16,10 +17,8 @@ from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer
 from quire.types import (
-    AnswerPart,
     CompletionOutput,
     FinishReason,
-    PartKind,
     Request,
     RequestError,
     RequestOutput,

@@ -208,6 +208,8 @@ class SinkPath:
         """Offer the sink a delta that `output` already includes; false when it must be read."""
         if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
             return False
+        if delta.parts is not None:
+            return False
         if len(self._ids) <= len(delta.token_ids):
             return False
         try:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from quire.answers import AnswerPart, PartKind
 from quire.text.regions.argument_types import tag_json, value_types
 from quire.text.regions.markers import Markers
 from quire.text.regions.python_literal import json_of_literal
@@ -23,7 +24,6 @@ from quire.text.regions.spec import (
     PythonCall,
     Tags,
 )
-from quire.types import AnswerPart, PartKind
 
 Tools = Mapping[str, Mapping[str, Any]]  # name of a function -> JSON schema of its parameters
 
@@ -183,7 +183,7 @@ class CallReader(Source):
         first = call.head[0]
         char = yield from self._peek()
         if isinstance(first, str):
-            return bool(char) and first.split()[0].startswith(char)
+            return bool(char) and first.lstrip().startswith(char)
         return char.isalnum()
 
     def _listed(self, first: Reading, call: ObjectCall) -> Reading:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable
 
+from quire.answers import AnswerPart, PartKind
 from quire.text.regions.markers import Markers
 from quire.text.regions.scan import Delimiters
-from quire.types import AnswerPart, PartKind
 
 Reading = Generator[None, None, None]  # runs until it needs more text
 MAX_NAME = 256  # characters of a name, an id or a key

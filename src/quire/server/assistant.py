@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from quire.answers import AnswerPart, PartKind
 from quire.engine.api import StreamDelta
 from quire.records import dataclass
 from quire.server import pieces
@@ -13,7 +14,7 @@ from quire.server.chunks import Chunks
 from quire.server.generation import Answer, CallAnswer, finish_reason
 from quire.server.logprob_bodies import TokenTexts, chat_logprobs, chat_pieces
 from quire.server.responses import ChatDelta, FunctionDelta, ToolCallDelta
-from quire.types import AnswerPart, CompletionOutput, FinishReason, PartKind
+from quire.types import CompletionOutput, FinishReason
 
 _SLICE_CHARS = 16 * 1024
 _encode = msgspec.json.Encoder().encode
