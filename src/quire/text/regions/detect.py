@@ -12,7 +12,7 @@ from quire.records import dataclass
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.regions.families import CALLS, CALLS_SIGNS, REASONING, REASONING_SIGNS, VARIANTS
 from quire.text.regions.markers import Markers
-from quire.text.regions.probe import TOOLS, Answers, probed_calls, probed_reasoning
+from quire.text.regions.probe import ARGUMENTS, NAMES, PARAMETERS, Answers, probed_calls, probed_reasoning
 from quire.text.regions.reader import read_whole
 from quire.text.regions.response_template import spec_of_response_template
 from quire.text.regions.spec import CallSpec, ChannelCall, History, ReasoningSpec, RegionSpec
@@ -86,12 +86,12 @@ def _found(tokenizer: Tokenizer, template: str | None, source: str) -> tuple[Reg
     how = "table" if calls is not None or reasoning is not None else "none"
     if calls is None:
         calls = probed_calls(answers)
-        if calls is not None and not _reads(calls, answers.two):
+        if calls is not None and not _reads(calls, answers):
             calls = None
         if calls is not None:
             how = "template"
             _warn("tool calls", f"{type(calls.call).__name__}, ", calls)
-        elif "first_probe" in answers.one:
+        elif NAMES[0] in answers.one:
             logger.warning(
                 "the chat template writes tool calls in a format that could not be analysed: they stay text; "
                 "name a format with --tool-call-parser"
@@ -131,24 +131,23 @@ def _from_table(source: str, answers: Answers) -> CallSpec | None:
     for name, signs in CALLS_SIGNS:
         if _has(source, signs):
             spec = CALLS[name]
-            if not answers.two or "second_probe" not in answers.two or _reads(spec, answers.two):
+            if not answers.one or _reads(spec, answers):
                 return spec
     return None
 
 
-def _reads(spec: CallSpec, text: str) -> bool:
-    """Whether a reader of the spec finds both calls of the probe in what the template made of them."""
-    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}  # type: ignore[index]
+def _reads(spec: CallSpec, answers: Answers) -> bool:
+    """Whether a reader of the spec finds the calls of the probe in what the template made of them."""
     reasoning = REASONING["openai_gptoss"] if isinstance(spec.call, ChannelCall) else None
-    parts = read_whole(RegionSpec(spec, reasoning), text.lstrip(), tools)
-    calls = [part.text for part in parts if part.kind is PartKind.CALL]
-    arguments = [part.text for part in parts if part.kind is PartKind.ARGUMENTS]
-    try:
-        values = [json.loads(text) for text in arguments]
-    except ValueError:
-        return False
-    expected = {"probe_key": "probe value", "other_key": "other value"}
-    return calls == ["first_probe", "second_probe"] and values == [expected, expected]
+    for text, names in ((answers.one, NAMES[:1]), (answers.two, NAMES)):
+        if not all(name in text for name in names):
+            continue  # some templates write one call at most, some none
+        parts = read_whole(RegionSpec(spec, reasoning), text, dict.fromkeys(names, PARAMETERS))
+        calls = [part.text for part in parts if part.kind is PartKind.CALL]
+        arguments = [json.loads(part.text) for part in parts if part.kind is PartKind.ARGUMENTS]
+        if calls != [*names] or arguments != [ARGUMENTS] * len(names):
+            return False
+    return True
 
 
 def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec | None:

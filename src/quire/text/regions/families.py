@@ -178,7 +178,7 @@ REASONING |= {alias: REASONING[name] for alias, name in _REASONING_ALIASES.items
 VARIANTS = {"mistral": ("[ARGS]", "mistral_v11", "mistral_v3")}
 # What a template of a family says, the most particular first.
 CALLS_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("openai", ("<|channel|>", "<|constrain|>")),
+    ("openai", ("<|channel|>", "<|message|>")),
     ("kimi_k2", ("<|tool_call_argument_begin|>",)),
     ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁sep｜>",)),
@@ -191,15 +191,14 @@ CALLS_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("granite", ("<|tool_call|>",)),
     ("phi4_mini_json", ("functools",)),
     ("llama4_pythonic", ("<|python_start|>",)),
-    ("smollm3", ("<tool_call>", "xml_tools")),
+    ("smollm3", ("xml_tools",)),
     ("hermes", ("<tool_call>",)),
     ("llama3_json", ('"parameters": ', "<|eot_id|>")),
     ("gemma3", ("tool_code",)),
     ("pythonic", ("[func_name1(",)),
 )
 REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("openai_gptoss", ("<|channel|>analysis",)),
-    ("openai_gptoss", ("<|channel|>", "<|constrain|>")),
+    ("openai_gptoss", ("<|channel|>", "<|message|>")),
     ("granite", ("Here is my thought process:",)),
     ("mistral", ("[THINK]",)),
     ("command_r", ("<|START_THINKING|>",)),

@@ -23,21 +23,23 @@ from quire.types import QuireError
 
 Render = Callable[[ChatAsk], str]
 
-_NAMES = ("first_probe", "second_probe")
+NAMES = ("first_probe", "second_probe")
 _KEYS, _VALUES = ("probe_key", "other_key"), ("probe value", "other value")
 _CONTENT, _REASONING = "probe of content", "probe of reasoning"
-_ARGUMENTS = dict(zip(_KEYS, _VALUES, strict=True))
+ARGUMENTS = dict(zip(_KEYS, _VALUES, strict=True))
 _IDS = ("probeid01", "probeid02")  # as templates that check them want them
+PARAMETERS = {"type": "object", "properties": {key: {"type": "string"} for key in _KEYS}}
+_MAX_TEXT = 200  # characters of an opener or a closer
 TOOLS = [
     {
         "type": "function",
         "function": {
             "name": name,
             "description": "",
-            "parameters": {"type": "object", "properties": {key: {"type": "string"} for key in _KEYS}},
+            "parameters": PARAMETERS,
         },
     }
-    for name in _NAMES
+    for name in NAMES
 ]
 
 
@@ -55,48 +57,48 @@ class Answers:
     @classmethod
     def of(cls, render: Render) -> Answers:
         """Render the probes."""
-        user = {"role": "user", "content": "probe"}
-        plain = _rendered(render, [user, {"role": "assistant", "content": _CONTENT}])
-        head, found, mark = plain.partition(_CONTENT)
         calls = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS}}
-            for call_id, name in zip(_IDS, _NAMES, strict=True)
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": ARGUMENTS}}
+            for call_id, name in zip(_IDS, NAMES, strict=True)
         ]
-        turns = [
-            {"role": "assistant", "content": "", "tool_calls": calls[:1]},
-            {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "assistant", "content": _CONTENT, "reasoning_content": _REASONING},
-        ]
-        if not found:
-            return cls("", "", "")
         return cls(
-            *(
-                _answer(_rendered(render, [user, turn], tools=index < 2), head, mark)
-                for index, turn in enumerate(turns)
-            )
+            _answer(render, {"content": "", "tool_calls": calls[:1]}, TOOLS),
+            _answer(render, {"content": "", "tool_calls": calls}, TOOLS),
+            _answer(render, {"content": _CONTENT, "reasoning_content": _REASONING}, None),
         )
 
 
-def _rendered(render: Render, messages: Sequence[Mapping[str, Any]], tools: bool = False) -> str:
-    try:
-        return render(ChatAsk(messages=messages, tools=TOOLS if tools else None, add_generation_prompt=False))
-    except QuireError:
-        return ""
+def _answer(render: Render, turn: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """What a template makes of an assistant's turn: behind the prompt or the head of the turn, before its end mark."""
+    user = {"role": "user", "content": "probe"}
 
+    def rendered(*turns: Mapping[str, Any]) -> str:
+        ask = ChatAsk(messages=[user, *({"role": "assistant", **turn} for turn in turns)], tools=tools,
+                      add_generation_prompt=not turns)  # fmt: skip
+        try:
+            return render(ask)
+        except QuireError:
+            return ""
 
-def _answer(text: str, head: str, mark: str) -> str:
-    """The answer in a rendered conversation: behind the head of the turn, before its end mark."""
+    text, plain, prompt = rendered(turn), rendered({"content": _CONTENT}), rendered()
+    head, found, mark = plain.partition(_CONTENT)
     role = head.rsplit("probe", 1)[-1]  # what stands between the user's text and the answer
-    start = text.rfind(role) + len(role) if role and role in text else 0
+    if not found or not role:
+        return ""
+    if prompt and text.startswith(prompt):
+        start = len(prompt)
+    elif role in text:
+        start = text.rfind(role) + len(role)
+    else:
+        return ""
     end = mark.rstrip()
-    text = text.rstrip().removesuffix(end) if end else text
-    return text[start:]
+    return (text.rstrip().removesuffix(end) if end else text)[start:]
 
 
 def probed_calls(answers: Answers) -> CallSpec | None:
     """How calls are written, None if the template shows none or their form is not one of `spec`."""
     one, two = answers.one, answers.two
-    if _NAMES[0] not in one:
+    if NAMES[0] not in one:
         return None
     for read in (_object, _headed, _tagged, _python):
         found = read(one, two)
@@ -109,7 +111,13 @@ def probed_reasoning(answers: Answers) -> ReasoningSpec | None:
     """How reasoning is written, None if the template does not show it."""
     opener, found, rest = answers.reasoned.partition(_REASONING)
     closer, content, _ = rest.partition(_CONTENT)
-    if not found or not content or not opener.strip() or not closer.strip():
+    if (
+        not found
+        or not content
+        or not opener.strip()
+        or not closer.strip()
+        or len(opener + closer) > _MAX_TEXT
+    ):
         return None
     return ReasoningSpec(name="template", opener=opener, closer=closer)
 
@@ -120,7 +128,7 @@ def _object(one: str, two: str) -> CallSpec | None:
     listed = _span(one, lambda value: isinstance(value, list) and len(value) == 1 and _is_call(value[0]))
     if listed is not None:
         start, end, value = listed
-        second = _span(two, lambda value: isinstance(value, list) and len(value) == 2)
+        second = _span(two, _is_pair)
         if second is None:
             return None
         inner = _layout(two[second[0] : second[1]])
@@ -145,21 +153,21 @@ def _layout(text: str) -> tuple[str, str, str]:
 def _object_call(
     value: Mapping[str, Any], array: bool = False, layout: tuple[str, str, str] | None = None
 ) -> ObjectCall:
-    name = next(key for key, item in value.items() if item == _NAMES[0])
-    arguments = next(key for key, item in value.items() if item == _ARGUMENTS)
+    name = next(key for key, item in value.items() if item == NAMES[0])
+    arguments = next(key for key, item in value.items() if item == ARGUMENTS)
     written_id = next((key for key, item in value.items() if item == _IDS[0]), "")
     return ObjectCall(name, arguments, written_id, array, *([layout] if layout else []))
 
 
 def _headed(one: str, two: str) -> CallSpec | None:
     """Calls with a head that has the name, and JSON."""
-    name = one.find(_NAMES[0])
-    arguments = _span(one, lambda value: value == _ARGUMENTS, name)
+    name = one.find(NAMES[0])
+    arguments = _span(one, lambda value: value == ARGUMENTS, name)
     if arguments is None:
         return None
-    middle = one[name + len(_NAMES[0]) : arguments[0]]
-    second = two.find(_NAMES[1])
-    end = _span(two, lambda value: value == _ARGUMENTS)
+    middle = one[name + len(NAMES[0]) : arguments[0]]
+    second = two.find(NAMES[1])
+    end = _span(two, lambda value: value == ARGUMENTS)
     if second < 0 or end is None:
         return None
     before, between, after = one[:name], two[end[1] : second], one[arguments[1] :]
@@ -170,7 +178,7 @@ def _headed(one: str, two: str) -> CallSpec | None:
 
 def _tagged(one: str, two: str) -> CallSpec | None:
     """Calls with a head, and a pair of tags for each argument."""
-    places = [one.find(text) for text in (_NAMES[0], _KEYS[0], _VALUES[0], _KEYS[1], _VALUES[1])]
+    places = [one.find(text) for text in (NAMES[0], _KEYS[0], _VALUES[0], _KEYS[1], _VALUES[1])]
     if min(places) < 0 or places != sorted(places):
         return None
     name, key, value, other_key, other_value = places
@@ -178,11 +186,11 @@ def _tagged(one: str, two: str) -> CallSpec | None:
     if "=" in middle and "(" in one[name:key]:
         return None
     inner = one[value + len(_VALUES[0]) : other_key]
-    head_end = one[name + len(_NAMES[0]) : key]
+    head_end = one[name + len(NAMES[0]) : key]
     opened = _common_end(inner, head_end)
     close, name_end = inner[: len(inner) - len(opened)], head_end[: len(head_end) - len(opened)]
     rest = one[other_value + len(_VALUES[1]) :]
-    second = two.find(_NAMES[1])
+    second = two.find(NAMES[1])
     first_end = two.find(_VALUES[1]) + len(_VALUES[1])
     if not close.strip() or not rest.startswith(close) or second < 0 or not opened.strip():
         return None
@@ -199,9 +207,9 @@ def _tagged(one: str, two: str) -> CallSpec | None:
 
 def _python(one: str, two: str) -> CallSpec | None:
     """Calls in a list of Python."""
-    start = one.find(f"[{_NAMES[0]}(")
+    start = one.find(f"[{NAMES[0]}(")
     end = one.find(")]", start)
-    if start < 0 or end < 0 or f"{_KEYS[0]}=" not in one or _NAMES[1] not in two:
+    if start < 0 or end < 0 or f"{_KEYS[0]}=" not in one or NAMES[1] not in two:
         return None
     return _spec(PythonCall(), one[:start], one[end + 2 :], None, "")
 
@@ -216,7 +224,7 @@ def _with_heads(
     opener, closer, middle = before[: len(before) - len(head)], after[len(tail) :], rest[len(tail) :]
     if not opener.strip():
         opener, head = head, ""
-        return _spec(call((), ""), opener, tail, None, middle) if opener.strip() else None
+        return _spec(call((), tail), opener, "", None, middle) if opener.strip() else None
     return _spec(call((head,) if head else (), tail), opener, closer, middle, "")
 
 
@@ -238,8 +246,10 @@ def _regions(before: str, between: str, after: str) -> tuple[str, str, str | Non
     return before, closer, between or None, ""
 
 
-def _spec(call: Any, opener: str, closer: str, between: str | None, again: str) -> CallSpec:
+def _spec(call: Any, opener: str, closer: str, between: str | None, again: str) -> CallSpec | None:
     lead = opener[: len(opener) - len(opener.lstrip())]
+    if max(len(opener), len(closer)) > _MAX_TEXT:
+        return None
     return CallSpec(
         name="template",
         call=call,
@@ -251,12 +261,16 @@ def _spec(call: Any, opener: str, closer: str, between: str | None, again: str) 
     )
 
 
-def _is_call(value: Any, name: str = _NAMES[0]) -> bool:
-    return isinstance(value, dict) and name in value.values() and _ARGUMENTS in value.values()
+def _is_call(value: Any, name: str = NAMES[0]) -> bool:
+    return isinstance(value, dict) and name in value.values() and ARGUMENTS in value.values()
 
 
 def _is_other_call(value: Any) -> bool:
-    return _is_call(value, _NAMES[1])
+    return _is_call(value, NAMES[1])
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _is_call(value[0]) and _is_other_call(value[1])
 
 
 def _span(text: str, fits: Callable[[Any], bool], start: int = 0) -> tuple[int, int, Any] | None:

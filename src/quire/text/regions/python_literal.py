@@ -23,7 +23,10 @@ def _value(text: str) -> Any:
     except ValueError:
         import ast  # only for models that write Python
 
-        return _node(ast.parse(text.strip(), mode="eval").body)
+        try:
+            return _node(ast.parse(text.strip(), mode="eval").body)
+        except SyntaxError:  # templates write line breaks into strings as they are
+            return _node(ast.parse(text.strip().replace("\n", "\\n"), mode="eval").body)
 
 
 def _node(node: Any) -> Any:

@@ -15,6 +15,7 @@ from quire.text.regions.spec import ChannelCall, ObjectCall, PythonCall, RegionS
 __all__ = ["RegionReader", "Tools", "call_id", "read_whole"]
 
 _HELD_SPACE = 64  # characters of white space that may belong to a region behind it
+_TO = " to="
 _HEAD = re.compile(r"[^<\n\ud800-\udfff]*")
 _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"\bto=([^\s<]+)")
 
@@ -150,6 +151,8 @@ class RegionReader(CallReader):
         yield
         if self._thinking:
             yield from self._reason()
+        if self._channels and (yield from self._word(_TO)):  # the prompt has written the head up to here
+            yield from self._attempt(_TO, "head")
         while True:
             word = yield from self._text_until_region()
             if not word:

@@ -239,8 +239,5 @@ class Delimiters:
 
 
 def _beginning(word: str) -> str:
-    """A pattern for the proper beginnings of a word."""
-    pattern = ""
-    for char in reversed(word[1:-1]):
-        pattern = f"(?:{re.escape(char)}{pattern})?"
-    return re.escape(word[0]) + pattern
+    """A pattern for the proper beginnings of a word, the longest first."""
+    return f"(?:{'|'.join(re.escape(word[:size]) for size in range(len(word) - 1, 0, -1))})"
