@@ -18,11 +18,13 @@ from quire.parameters import (
     MAX_INTEGER,
     NameSource,
     Parameter,
+    Structure,
     integer,
     is_integer,
     is_number,
     number,
     several,
+    structure,
     switch,
 )
 
@@ -167,6 +169,7 @@ class SamplingParams:
     prompt_logprobs: int | None = integer(
         None, "report the N most likely tokens at every position of the prompt", 0, MAX_LOGPROBS, "N"
     )
+    structured: Structure | None = structure("what the text must look like; see docs/structured.md")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -176,6 +179,8 @@ class SamplingParams:
                 raise RequestError(name, refusal)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        if self.structured is not None and not isinstance(self.structured, Structure):
+            raise RequestError("structured", f"{type(self.structured).__name__} is not a StructuredOutput")
         self._check_named_tokens()
         _stop_strings(self.stop)
 
@@ -550,7 +555,7 @@ class Timings:
 
 @records.dataclass(slots=True, repr=False)
 class RequestOutput:
-    """The samples of a request, with its prompt, usage and timings."""
+    """The samples of a request, with its prompt, usage and timings; `dropped` are keywords of its schema not enforced."""
 
     request_id: str
     prompt: str | None
@@ -560,6 +565,7 @@ class RequestOutput:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     finished: bool = False
+    dropped: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         samples = "".join(f"\n  {output!r}," for output in self.outputs)
