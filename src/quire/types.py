@@ -298,6 +298,15 @@ class Grammar:
     digest: bytes
 
 
+@records.dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output of a request must look like: a grammar in llguidance's serialized form, compiled and checked
+    before admission. It speaks of bytes and is the same for every vocabulary. `digest` names it."""
+
+    source: str
+    digest: bytes
+
+
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to the engine, in token ids. It has `params.n` sequences.
