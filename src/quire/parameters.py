@@ -1,8 +1,8 @@
 """Everything about a parameter of a request, written once: where its field is declared.
 
-`types.SamplingParams` declares its fields with `number`, `integer`, `switch`, `several` and `structure`. The checks of values, the
-fields, bounds and descriptions of the HTTP API, the options of the command line, the values in checkpoints and the
-table in docs/sampling.md all come from there.
+`types.SamplingParams` declares its fields with `number`, `integer`, `switch`, `several` and `structure`. The checks of
+values, the fields, bounds and descriptions of the HTTP API, the options of the command line, the values in checkpoints
+and the table in docs/sampling.md all come from there.
 """
 
 from __future__ import annotations

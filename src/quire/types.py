@@ -298,15 +298,6 @@ class Grammar:
     digest: bytes
 
 
-@records.dataclass(frozen=True, slots=True)
-class Grammar:
-    """What the output of a request must look like: a grammar in llguidance's serialized form, compiled and checked
-    before admission. It speaks of bytes and is the same for every vocabulary. `digest` names it."""
-
-    source: str
-    digest: bytes
-
-
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to the engine, in token ids. It has `params.n` sequences.
@@ -548,7 +539,7 @@ class Timings:
 
 @records.dataclass(slots=True, repr=False)
 class RequestOutput:
-    """The samples of a request, with its prompt, usage and timings; `dropped` are keywords of its schema not enforced."""
+    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced."""
 
     request_id: str
     prompt: str | None

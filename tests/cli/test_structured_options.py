@@ -14,7 +14,12 @@ from quire.cli.elsewhere import explain
 from quire.cli.main import main
 
 FIXED = ("--max-tokens", "40", "--seed", "3", "--quiet")
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 22]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 
 
 def generate(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> str:
@@ -28,7 +33,9 @@ def test_generate_takes_every_kind(folder: Path, tmp_path: Path, capsys: pytest.
     (tmp_path / "yes.gbnf").write_text('root ::= "yes" | "no" [0-9]')
     assert re.fullmatch("[a-c]{3}", generate(capsys, folder, "--regex", "[a-c]{3}"))
     assert generate(capsys, folder, "--choice", "red", "--choice", "blue") in {"red", "blue"}
-    assert re.match(r"\s*\{\s*\"a\"", generate(capsys, folder, "--json-schema", str(tmp_path / "schema.json")))
+    assert re.match(
+        r"\s*\{\s*\"a\"", generate(capsys, folder, "--json-schema", str(tmp_path / "schema.json"))
+    )
     for name in ("yes.lark", "yes.gbnf"):
         assert re.fullmatch("yes|no[0-9]", generate(capsys, folder, "--grammar", str(tmp_path / name)))
     assert generate(capsys, folder, "--json-object").lstrip().startswith("{")

@@ -68,16 +68,19 @@ def parse(client: openai.OpenAI) -> None:
     try:
         client.chat.completions.create(messages=MESSAGES, response_format=bad, **FIXED)  # type: ignore[call-overload]
     except openai.BadRequestError as error:
-        assert error.param.startswith("response_format")
+        refused = error.param
     else:
-        raise AssertionError("a schema that cannot be enforced was taken")
+        refused = None
+    assert (refused or "").startswith("response_format")
     body = {"structured_outputs": {"choice": ["red", "blue"]}}  # vLLM's way
     chosen = client.chat.completions.create(messages=MESSAGES, extra_body=body, **FIXED)
     assert chosen.choices[0].message.content in {"red", "blue"}
 
 
 async def parse_async(client: openai.AsyncOpenAI) -> None:
-    asked = [client.chat.completions.parse(messages=MESSAGES, response_format=Person, **FIXED) for _ in range(8)]
+    asked = [
+        client.chat.completions.parse(messages=MESSAGES, response_format=Person, **FIXED) for _ in range(8)
+    ]
     found = {answer.choices[0].message.content for answer in await asyncio.gather(*asked)}
     assert len(found) == 1
 
@@ -86,7 +89,9 @@ def with_instructor(client: openai.OpenAI) -> None:
     for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):
         made = instructor.from_openai(client, mode=mode)
         if mode is instructor.Mode.JSON_SCHEMA:
-            person = made.chat.completions.create(messages=MESSAGES, response_model=Person, max_retries=0, **FIXED)
+            person = made.chat.completions.create(
+                messages=MESSAGES, response_model=Person, max_retries=0, **FIXED
+            )
             assert isinstance(person, Person)
         parts = made.chat.completions.create_partial(messages=MESSAGES, response_model=Person, **FIXED)
         if mode is instructor.Mode.JSON_SCHEMA:
@@ -95,7 +100,9 @@ def with_instructor(client: openai.OpenAI) -> None:
 
 def with_pydantic_ai(url: str) -> None:
     model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=url))
-    agent = Agent(model, output_type=NativeOutput(Person), model_settings={"max_tokens": 256, "seed": 3}, retries=0)
+    agent = Agent(
+        model, output_type=NativeOutput(Person), model_settings={"max_tokens": 256, "seed": 3}, retries=0
+    )
     assert isinstance(agent.run_sync(PROMPT).output, Person)
 
 

@@ -121,7 +121,10 @@ PERSON = {
         "tags": {"type": "array", "items": {"enum": ["kind", "tall", "new"]}, "maxItems": 2},
         "address": {
             "type": "object",
-            "properties": {"street": {"type": "string", "maxLength": 16}, "number": {"anyOf": [{"type": "null"}, {"enum": [1, 22]}]}},
+            "properties": {
+                "street": {"type": "string", "maxLength": 16},
+                "number": {"enum": [None, 1, 22]},
+            },
             "required": ["street"],
             "additionalProperties": False,
         },

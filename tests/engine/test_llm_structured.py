@@ -14,7 +14,12 @@ from quire import LLM, AsyncLLM, SamplingParams, StructuredOutput
 from quire.types import RequestError
 
 CHAT = [{"role": "user", "content": "Hi"}]
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 22]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 LETTERS = StructuredOutput(regex="[a-c]{3}")
 
 

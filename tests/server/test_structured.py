@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers.server import ENDLESS, LiveServer, Neighbour, request_bytes, serving, stream_text
+from helpers.server import LiveServer, Neighbour, request_bytes, serving, stream_text
 from quire.engine.api import CompiledStructure
 from quire.engine.front.grammars import GrammarService
 from quire.parameters import Structure
@@ -103,7 +103,9 @@ def test_every_field_is_enforced_whole_and_streamed(server: LiveServer, form: st
         if choice["finish_reason"] == "stop":
             assert fits(text), text
         else:  # random weights may fill a string to the end
-            assert form in {"OpenAI, object", "vLLM, object", "Ollama, json"} or "\n" in text or " " in text, text
+            assert (
+                form in {"OpenAI, object", "vLLM, object", "Ollama, json"} or "\n" in text or " " in text
+            ), text
             assert choice["finish_reason"] == "length"
 
 
@@ -144,7 +146,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
      "structured_outputs.disable_additional_properties", "additionalProperties"),
     ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "json"),
-    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "regex"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+     "structured_outputs.whitespace_pattern", "regex"),
     ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "("}}, "structured_outputs.whitespace_pattern", ""),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "guided_json"),
     ({"guided_decoding_backend": "outlines", "guided_regex": "a"}, "guided_decoding_backend", "guidance"),
@@ -163,12 +166,17 @@ def test_refusals_name_the_field(server: LiveServer, asked: dict[str, Any], para
 
 
 def test_two_fields_at_once_name_both(server: LiveServer) -> None:
-    message = server.complete(guided_choice=["a"], json_schema=SCHEMA).error(400, "invalid_value", "json_schema")
+    message = server.complete(guided_choice=["a"], json_schema=SCHEMA).error(
+        400, "invalid_value", "json_schema"
+    )
     assert message.startswith("guided_choice and json_schema both say")
 
 
 def test_what_strict_false_dropped_is_in_the_answer(server: LiveServer) -> None:
-    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "c": {"not": {"minLength": 3}, "contentEncoding": "x"}}}
+    schema = {
+        **SCHEMA,
+        "properties": {**SCHEMA["properties"], "c": {"not": {"minLength": 3}, "contentEncoding": "x"}},
+    }
     schema["properties"]["c"] = {"$ref": "https://example.com/other.json"}
     named = {"name": "s", "schema": schema}
     form = {"type": "json_schema", "json_schema": named}
@@ -200,9 +208,7 @@ class Slow:
         self.began, self.cancelled, self.free = 0, 0, threading.Event()
         real = GrammarService.compile
 
-        async def compile_slowly(
-            service: GrammarService, asked: Structure, tenant: str
-        ) -> CompiledStructure:
+        async def compile_slowly(service: GrammarService, asked: Structure, tenant: str) -> CompiledStructure:
             import asyncio
 
             self.began += 1
@@ -226,7 +232,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 
 def test_a_request_that_compiles_holds_up_no_other(server: LiveServer, slow: Slow) -> None:
     replies: list[Any] = []
-    asking = threading.Thread(target=lambda: replies.append(server.chat(guided_regex="[a-c]{3}", max_tokens=9)))
+    asking = threading.Thread(
+        target=lambda: replies.append(server.chat(guided_regex="[a-c]{3}", max_tokens=9))
+    )
     asking.start()
     server.wait(lambda: slow.began == 1)
     assert server.idle()  # nothing is queued before the grammar is known to be good

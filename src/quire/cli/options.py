@@ -226,7 +226,9 @@ def _add_structure_options(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="answer with this text, or with one of several; may be repeated",
     )
-    group.add_argument("--grammar", metavar="FILE", help="answer by the grammar in this file, in GBNF or Lark")
+    group.add_argument(
+        "--grammar", metavar="FILE", help="answer by the grammar in this file, in GBNF or Lark"
+    )
 
 
 def structure(args: argparse.Namespace) -> Structure | None:

@@ -98,7 +98,7 @@ class GenerateAsk:
 class CompiledStructure:
     """The grammar of a StructuredOutput. `dropped` are keywords of a schema that it does not enforce, with their paths.
 
-    `seconds` is the time that compiling took, 0 for a grammar that was known.
+    `seconds` is the time that it took, with the wait for others; 0 for a grammar that was known.
     """
 
     grammar: Grammar
@@ -281,8 +281,8 @@ class Engine(Protocol):
 
     async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
         """The grammar of an answer, for a request (see `constrained`), compiled off the event loop under limits of time
-        and memory; tenants take turns. Raises GrammarError naming the field of `asked`, RequestError without a tokenizer,
-        and OverloadedError.
+        and memory; tenants take turns. Raises GrammarError naming the field of `asked`, RequestError without a
+        tokenizer, and OverloadedError.
         """
 
     async def encode(

@@ -95,7 +95,9 @@ class Exposition(Collector):
         yield _family(CounterMetricFamily, "quire_grammar_cache_hits", "grammars that were compiled before", labels,
                       counts.hits)  # fmt: skip
         seconds = HistogramMetricFamily(
-            "quire_grammar_compile_seconds", "compiling a grammar, without waiting for others", labels=list(labels)
+            "quire_grammar_compile_seconds",
+            "compiling a grammar, and waiting for others",
+            labels=list(labels),
         )
         seconds.add_metric(list(labels.values()), counts.seconds.buckets(COMPILE), counts.seconds.total)
         yield seconds

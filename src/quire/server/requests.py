@@ -76,9 +76,13 @@ class StreamOptions(msgspec.Struct):
 
 # JSON as it was sent: a schema, or a value of several types. UNSET where it was left out.
 _Schema = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "boolean", "null"]})]
-_SchemaOrText = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})]
+_SchemaOrText = Annotated[
+    Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})
+]
 _Object = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "null"]})]
-_Objects = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "object"}})]
+_Objects = Annotated[
+    Raw | UnsetType, Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "object"}})
+]
 _TagText = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "string", "null"]})]
 _Choices = Annotated[list[str], Meta(max_length=MAX_CHOICES)]
 _LENIENT = "false: enforce what can be enforced, and list the rest in dropped_keywords of the answer"
@@ -129,9 +133,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     grammar: Annotated[str | None, Meta(description="GBNF or Lark")] = None
     json_object: bool | None = None
     structural_tag: _TagText = UNSET
-    disable_any_whitespace: Annotated[bool | None, Meta(description="JSON without spaces and line breaks")] = (
-        None
-    )
+    disable_any_whitespace: Annotated[
+        bool | None, Meta(description="JSON without spaces and line breaks")
+    ] = None
     disable_additional_properties: Annotated[
         bool | None, Meta(description="not supported; the schema says it with additionalProperties")
     ] = None

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from quire.engine.api import DeadlineError, GenerateAsk
+from quire.engine.api import DeadlineError, GenerateAsk, constrained
 from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -48,7 +48,9 @@ def find_structure(body: GenerationRequest) -> tuple[str, StructuredOutput] | No
     asked = list(_asked(body))
     if len(asked) > 1:
         first, second = asked[0].field, asked[1].field
-        raise bad_request(second, f"{first} and {second} both say what the answer must look like; set one of them")
+        raise bad_request(
+            second, f"{first} and {second} both say what the answer must look like; set one of them"
+        )
     if not asked:
         if body.guided_whitespace_pattern is not None:
             raise bad_request("guided_whitespace_pattern", "guided_whitespace_pattern: needs guided_json")
@@ -98,12 +100,18 @@ def _response_format(body: GenerationRequest) -> Iterator[Asked]:
                 yield Asked("response_format", "json_object", True, {})
         case JsonSchemaFormat(named):
             field = "response_format.json_schema.schema"
-            yield Asked(field, "json", _schema(field, _given(named.schema)), {"strict": named.strict is not False})
+            yield Asked(
+                field, "json", _schema(field, _given(named.schema)), {"strict": named.strict is not False}
+            )
         case StructuralTagFormat() as tag:
-            parts = {name: given for name in ("format", "structures") if (given := _given(getattr(tag, name)))}
+            parts = {
+                name: given for name in ("format", "structures") if (given := _given(getattr(tag, name)))
+            }
             if tag.triggers is not None:
                 parts["triggers"] = msgspec.json.encode(tag.triggers).decode()
-            text = ",".join(['"type":"structural_tag"', *(f'"{name}":{given}' for name, given in parts.items())])
+            text = ",".join(
+                ['"type":"structural_tag"', *(f'"{name}":{given}' for name, given in parts.items())]
+            )
             yield Asked("response_format", "structural_tag", f"{{{text}}}", {})
 
 
@@ -126,7 +134,9 @@ def _structured_outputs(given: StructuredOutputs) -> Iterator[Asked]:
         yield Asked(field, kind, value, options)
     if options and not found:
         name = next(iter(options))
-        raise bad_request(f"structured_outputs.{name}", f"structured_outputs.{name}: needs json or json_object")
+        raise bad_request(
+            f"structured_outputs.{name}", f"structured_outputs.{name}: needs json or json_object"
+        )
 
 
 def _given(raw: Raw | UnsetType) -> str:
@@ -145,7 +155,10 @@ def _schema(field: str, text: str) -> str:
 
 
 async def with_grammar(
-    context: ServerContext, exchange: Exchange, asks: Sequence[GenerateAsk], found: tuple[str, StructuredOutput]
+    context: ServerContext,
+    exchange: Exchange,
+    asks: Sequence[GenerateAsk],
+    found: tuple[str, StructuredOutput],
 ) -> tuple[list[GenerateAsk], tuple[str, ...]]:
     """The same requests with the grammar of their answers, and the keywords of a schema that it does not enforce.
 

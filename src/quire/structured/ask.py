@@ -9,6 +9,7 @@ from dataclasses import field, fields
 from typing import Any, Literal
 
 from quire import records
+from quire.parameters import Structure
 from quire.types import Grammar, RequestError
 from quire.util.sizes import format_size
 
@@ -32,7 +33,7 @@ class CompiledGrammar:
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutput:
+class StructuredOutput(Structure):
     """The form of an answer. Exactly one of these is given:
 
     json            a JSON Schema: an object, `True`, JSON text, or a class with `model_json_schema()` such as

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from quire.engine.api import CompiledStructure, OverloadedError
@@ -35,18 +36,19 @@ class GrammarService:
         """
         from quire.structured.pool import CompilerBusyError
 
+        start = time.monotonic()
         try:
             future = self._submit(asked, tenant)
             known = future.done()
             made = await asyncio.wrap_future(future)
         except CompilerBusyError as error:
             raise OverloadedError(str(error), error.retry_after) from None
-        return CompiledStructure(made.grammar, made.dropped, 0.0 if known else made.seconds)
+        return CompiledStructure(made.grammar, made.dropped, 0.0 if known else time.monotonic() - start)
 
     def compile_now(self, asked: Structure) -> CompiledStructure:
         """The same for a thread that can wait. Raises CompilerBusyError in place of OverloadedError."""
         made = self._submit(asked).result()
-        return CompiledStructure(made.grammar, made.dropped, made.seconds)
+        return CompiledStructure(made.grammar, made.dropped)
 
     def _submit(self, asked: Structure, tenant: str = "") -> Future[CompiledGrammar]:
         if not isinstance(asked, StructuredOutput):
