@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 
 from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
@@ -26,6 +27,7 @@ def compile_grammar(ask: StructuredOutput) -> CompiledGrammar:
 
     Sizes and nesting are bounded, time and memory are not: call it where both are.
     """
+    began = time.process_time()
     maker = _Maker(ask)
     try:
         source = maker.source()
@@ -38,7 +40,7 @@ def compile_grammar(ask: StructuredOutput) -> CompiledGrammar:
         )
     _validate(source, ask.kind)
     grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
-    return CompiledGrammar(grammar, tuple(maker.dropped))
+    return CompiledGrammar(grammar, tuple(maker.dropped), time.process_time() - began)
 
 
 def _validate(source: str, field: str) -> None:

@@ -88,6 +88,8 @@ class _Lines:
         if isinstance(tree, Then):
             return " ".join(self._atom(part, leaf, depth, Either) for part in tree.parts) or '""'
         if isinstance(tree, Times):
+            if tree.high == 0:
+                return '""'
             return self._atom(tree.part, leaf, depth, Either | Then | Times) + _times(tree.low, tree.high)
         return leaf(tree)
 

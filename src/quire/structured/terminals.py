@@ -73,9 +73,7 @@ def cut(rules: Rules, start: str) -> CutGrammar:
         if not wrong:
             return made
         if wrong <= split or any(isinstance(node, Opaque) for node in wrong):
-            raise GrammarError(
-                "structural_tag", "text or a value is not told apart from what may come beside or after it"
-            )
+            raise GrammarError("structural_tag", "the end of free text, or of a value, is ambiguous")
         split |= wrong
         cuts += 1
 

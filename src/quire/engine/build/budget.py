@@ -1,7 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
-    bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + requests
-            + per block · blocks
+    bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + compiler
+            + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -22,6 +22,7 @@ from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
+from quire.structured.bounds import PLANNED_BYTES
 from quire.types import MAX_LOGPROBS, MAX_MEAN_BYTES, MemoryBudgetError
 from quire.util.sizes import format_size
 
@@ -120,6 +121,7 @@ def _plan(
         "step": step_array_bytes(limits, len(program.cache_groups)),
         "sampler": kind.sampler_bytes(program, limits),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
+        "compiler": PLANNED_BYTES,
     }
     kv_bytes = kv_block_bytes(program, asked.cache.block_size)
     block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size
