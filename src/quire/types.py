@@ -324,6 +324,7 @@ class Request:
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     `soft_tokens` are in order and do not overlap.
+    `grammar` is enforced on the output of every sample. Such a request is `stepwise`.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     """
@@ -338,6 +339,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     stepwise: bool = False
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 class CacheGroup:
@@ -391,7 +393,7 @@ class NewSeq:
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
     `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
-    records only. `soft_tokens` are the request's: a row takes those at its positions.
+    records only. `soft_tokens` are the request's: a row takes those at its positions. `grammar` is the request's.
     """
 
     seq_id: int
@@ -404,6 +406,7 @@ class NewSeq:
     stop_ids: tuple[int, ...] = ()
     request_id: str = ""
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 @records.dataclass(slots=True)
@@ -506,25 +509,6 @@ class SeqEvent:
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     cached_tokens: int = 0
-
-
-@records.dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
-
-    step: int
-    start: float
-    schedule_seconds: float
-    execute_seconds: float
-    update_seconds: float
-    rows: int
-    prefill_tokens: int
-    decode_tokens: int
-    context_tokens: int
-    blocks_used: int
-    running: int
-    waiting: int
-    preempted: int
 
 
 @records.dataclass(slots=True, repr=False)

@@ -75,6 +75,7 @@ def new_seq(seq: Sequence) -> NewSeq:
         stop_ids=tuple(sorted(seq.stop_ids)),
         request_id=seq.state.request.request_id,
         soft_tokens=seq.state.request.soft_tokens,
+        grammar=seq.state.request.grammar,
     )
 
 

@@ -202,6 +202,25 @@ class EngineStats:
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
+
+    step: int
+    start: float
+    schedule_seconds: float
+    execute_seconds: float
+    update_seconds: float
+    rows: int
+    prefill_tokens: int
+    decode_tokens: int
+    context_tokens: int
+    blocks_used: int
+    running: int
+    waiting: int
+    preempted: int
+
+
 class Engine(Protocol):
     """An engine that serves many callers at once."""
 

@@ -8,8 +8,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.scheduler import Scheduler
+from quire.engine.api import StepRecord
 from quire.engine.whole_batches import BatchGate
-from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord, TokenBytes
+from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, TokenBytes
 
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts

@@ -17,7 +17,7 @@ import msgspec
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import EngineStats
+from quire.engine.api import EngineStats, StepRecord
 from quire.logprobs import LogprobTable
 from quire.types import (
     CacheGroup,
@@ -27,7 +27,6 @@ from quire.types import (
     Request,
     SlidingGroup,
     StateGroup,
-    StepRecord,
     TokenBytes,
     TokenIds,
 )
