@@ -139,21 +139,27 @@ def _unique(
     if counted or any(found is None for found in places):
         return None
     bits = {one: i for i, one in enumerate(dict.fromkeys(one for found in places for one in found or ()))}
-    if len(bits) > MAX_UNIQUE or (low > 0 and last > 1):
+    alike = all(found == places[0] for found in places)
+    if len(bits) > MAX_UNIQUE or (low > 0 and not alike):
         return None
-    if low > len(places[-1] or ()):
+    if low > len(bits):
         return NEVER
     name = values.rules.name("u")
     lines = []
     for i, found in enumerate(places):
+        if not found:
+            break
         comma = '"," ' if i else ""
         end = f'"" %if bit_count_ge(_, {low})' if low else '""'
         options = [end]
-        for one in found or ():
-            bound = f"and(bit_clear({bits[one]}), bit_count_lt(_, {high}))" if high < MAX_UNIQUE else f"bit_clear({bits[one]})"
-            options.append(f"{comma}{one} {name}x{min(i + 1, last)}::set_bit({bits[one]}) %if {bound}")
+        then = min(i + 1, last)
+        for one in found:
+            bit = bits[one]
+            unused = f"bit_clear({bit})" if high >= MAX_UNIQUE else f"and(bit_clear({bit}), bit_count_lt(_, {high}))"
+            after = f"{name}x{then}::set_bit({bit}) " if places[then] else ""
+            options.append(f"{comma}{one} {after}%if {unused}")
         lines.append(f"{name}x{i}::_ : {' | '.join(options)}")
-    if not bits:
-        return seq(_OPEN, _CLOSE) if low == 0 else NEVER
+    if not lines:
+        return seq(_OPEN, _CLOSE)
     values.rules.raw(lines)
     return seq(_OPEN, text(f"{name}x0::0x0"), _CLOSE)

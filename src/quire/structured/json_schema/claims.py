@@ -36,7 +36,7 @@ class Use(NamedTuple):
     key: str
     value: Any
     kind: str
-    tracking: bool
+    tracking: int  # 1: what keywords evaluate is noted; 2: all of it, by branches that exclude each other
 
     @property
     def holds(self) -> bool:
@@ -70,8 +70,8 @@ class Claims:
         self.strings = StringSets(Languages())
         self.dropped: dict[str, None] = {}
         self.checking = False  # contradictions are looked for: more values than are valid do no harm
-        self._known: dict[tuple[Claim, str, bool, bool], Branches] = {}
-        self._active: dict[tuple[Claim, str, bool, bool], None] = {}
+        self._known: dict[tuple[Claim, str, int, bool], Branches] = {}
+        self._active: dict[tuple[Claim, str, int, bool], None] = {}
         self._hopeless: dict[tuple[tuple[Atom, ...], str, int], bool] = {}
         self._steps = 0
 
@@ -115,7 +115,7 @@ class Claims:
 
     # Expansion
 
-    def expand(self, claim: Claim, kind: str, tracking: bool = False) -> Branches:
+    def expand(self, claim: Claim, kind: str, tracking: int = 0) -> Branches:
         """Branches that describe the values of a type for which a claim holds."""
         key = (claim, kind, tracking, self.checking)
         found = self._known.get(key)
@@ -131,7 +131,7 @@ class Claims:
                 del self._active[key]
         return found
 
-    def _expand(self, claim: Claim, kind: str, tracking: bool) -> Branches:
+    def _expand(self, claim: Claim, kind: str, tracking: int) -> Branches:
         schema, place = claim.place.schema, claim.place
         if isinstance(schema, Either):
             if claim.holds:
@@ -143,23 +143,35 @@ class Claims:
             raise SchemaError(place.path, "", "a schema is an object, true or false")
         keys = ["$ref"] if place.draft <= 7 and "$ref" in schema else [key for key in schema if key in self.handlers]
         last = {"object": "unevaluatedProperties", "array": "unevaluatedItems"}.get(kind, "")
-        inner = tracking or (claim.holds and last in schema)
+        inner = max(tracking, int(last in keys), 2 * int(last in keys and not claim.holds))
         uses = [Use(self, claim, key, schema[key], kind, inner) for key in keys if key != last]
         if not claim.holds:
+            options = [self.handlers[use.key](use) for use in uses]
             if last in keys:
-                uses.append(Use(self, claim, last, schema[last], kind, inner))
-            return self.limited(one_of_branches([self.handlers[use.key](use) for use in uses]), place, "not")
+                positive = claim.opposite()
+                branches = self._joined([use._replace(claim=positive) for use in uses])
+                options.append(self._unevaluated(Use(self, claim, last, None, kind, inner), branches))
+            return self.limited(one_of_branches(options), place, "not")
+        branches = self._joined(uses)
+        if last in keys:
+            branches = self._unevaluated(Use(self, claim, last, None, kind, inner), branches)
+        return branches if tracking else one_of_branches([tuple(branch._replace(seen=Seen()) for branch in branches)])
+
+    def _joined(self, uses: list[Use]) -> Branches:
         branches = TRUE
         for use in uses:
-            branches = self.product(branches, self.handlers[use.key](use), kind, place, use.key)
-        if last in keys:
-            use = Use(self, claim, last, schema[last], kind, inner)
-            unevaluated = [
-                self.product((branch,), self.handlers[last](use._replace(value=branch.seen)), kind, place, last)
+            branches = self.product(branches, self.handlers[use.key](use), use.kind, use.claim.place, use.key)
+        return branches
+
+    def _unevaluated(self, use: Use, branches: Branches) -> Branches:
+        """Branches of the other keywords with what is asked of the parts that they leave unevaluated."""
+        handler, place = self.handlers[use.key], use.claim.place
+        return one_of_branches(
+            [
+                self.product((branch,), handler(use._replace(value=branch.seen)), use.kind, place, use.key)
                 for branch in branches
             ]
-            branches = one_of_branches(unevaluated)
-        return branches if tracking else one_of_branches([tuple(branch._replace(seen=Seen()) for branch in branches)])
+        )
 
     def product(self, left: Branches, right: Branches, kind: str, place: Place, key: str) -> Branches:
         """The branches of both sides together."""
@@ -180,7 +192,7 @@ class Claims:
         return self.refuse(place, key, f"more than {MAX_BRANCHES} combinations of alternatives")
 
     def all_of(
-        self, claims: Iterable[Claim], kind: str, place: Place, key: str, tracking: bool = False
+        self, claims: Iterable[Claim], kind: str, place: Place, key: str, tracking: int = 0
     ) -> Branches:
         branches = TRUE
         for claim in claims:
@@ -200,7 +212,7 @@ class Claims:
     def contradict(self, claims: Iterable[Claim], kind: str) -> bool:
         """True if it shows that the claims never hold together for a value of a type."""
         state = self.state(claims)
-        return state is None or self._checked(state, (kind,), CHECKED_DEPTH)
+        return state is None or (bool(state) and self._checked(state, (kind,), CHECKED_DEPTH))
 
     def hopeless(self, branch: Branch, kind: str, depth: int = CHECKED_DEPTH) -> bool:
         """True if it shows that no value satisfies a branch."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from functools import cache
+from itertools import groupby
 from typing import NoReturn
 
 from quire.structured.json_schema.languages import Language, Languages, Ranges, inverted, merged
@@ -39,17 +39,20 @@ class PatternError(ValueError):
 
 
 @cache
+def _categories() -> dict[str, Ranges]:
+    """Characters of each general category of two letters. Planes without assigned characters are not looked at."""
+    found: dict[str, list[tuple[int, int]]] = {"Cn": [(0x33480, 0xDFFFF), (0xE01F0, 0xEFFFF)]}
+    found["Co"] = [(0xF0000, 0xFFFFD), (0x100000, 0x10FFFD)]
+    for codes in (range(0x33480), range(0xE0000, 0xE01F0)):
+        for name, group in groupby(codes, lambda code: unicodedata.category(chr(code))):
+            run = list(group)
+            found.setdefault(name, []).append((run[0], run[-1]))
+    return {name: merged(ranges) for name, ranges in found.items()}
+
+
 def _category(name: str) -> Ranges:
     """Characters of a general category, or of all that begin with a letter."""
-    found, start = [], None
-    for code in range(sys.maxunicode + 2):
-        inside = code <= sys.maxunicode and unicodedata.category(chr(code)).startswith(name)
-        if inside and start is None:
-            start = code
-        elif not inside and start is not None:
-            found.append((start, code - 1))
-            start = None
-    return merged(found)
+    return merged(part for one, ranges in _categories().items() if one.startswith(name) for part in ranges)
 
 
 _KNOWN = frozenset("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf L M N P S Z".split())

@@ -15,6 +15,7 @@ from quire.structured.json_schema.branches import (
     one_of_branches,
 )
 from quire.structured.json_schema.claims import Handler, Use
+from quire.structured.json_schema.refusal import MAX_ENDLESS
 from quire.structured.json_schema.schema_documents import Place
 from quire.structured.json_schema.value_keywords import always
 
@@ -52,8 +53,11 @@ def _any_of(use: Use) -> Branches:
         return _any(use, claims)
     if len(claims) > MAX_TRACKED:
         return use.refuse(f"more than {MAX_TRACKED} alternatives beside an unevaluated… keyword")
-    some = [list(few) for size in range(1, len(claims) + 1) for few in combinations(claims, size)]
-    return one_of_branches([_all(use, few) for few in some])
+    some = [few for size in range(1, len(claims) + 1) for few in combinations(claims, size)]
+    others = [[claim.opposite() for claim in claims if claim not in few] for few in some]
+    return one_of_branches(
+        [_all(use, [*few, *(rest if use.tracking > 1 else [])]) for few, rest in zip(some, others, strict=True)]
+    )
 
 
 def _one_of(use: Use) -> Branches:
@@ -118,28 +122,26 @@ def _dynamic_ref(use: Use) -> Branches:
 
 
 def _unevaluated(use: Use) -> Branches:
-    """For a claim that holds, `use.value` is what the other keywords of the branch have evaluated."""
+    """`use.value` is what the other keywords of the branch have evaluated."""
     kind = "object" if use.key == "unevaluatedProperties" else "array"
     if use.kind != kind:
         return always(use)
-    if not use.holds:
-        if use.value is True:
-            return ()
-        return use.refuse("not supported where its schema must not hold, as in not, if or an overlapping oneOf")
     seen: Seen = use.value
-    claim = use.below(use.key)
-    if kind == "object":
-        done = Branch(seen=Seen(rest=True))
-        if seen.rest or use.claims.trivial(claim):
-            return (done,)
-        return (done._replace(atoms=(("rest", seen.keys, seen.patterns, claim),)),)
-    done = Branch(seen=Seen(all_items=True))
-    if seen.all_items or use.claims.trivial(claim):
-        return (done,)
-    if seen.contained:
-        contained = sorted(seen.contained, key=lambda one: one.place.path)
-        claim = use.claims.either([*contained, claim], use.claim.place)
-    return (done._replace(atoms=(("from", seen.items, claim),)),)
+    claim, all_seen = use.below(use.key), seen.rest if kind == "object" else seen.all_items
+    if all_seen or use.claims.trivial(claim) == use.holds:
+        branches = always(use)
+    elif kind == "object":
+        atoms = atom("rest", seen.keys, seen.patterns, claim)
+        branches = atoms if use.holds else atom("some", None, seen.keys, seen.patterns, claim, None)
+    else:
+        if seen.contained:
+            contained = sorted(seen.contained, key=lambda one: one.place.path)
+            claim = use.claims.either([*contained, use.below(use.key, holds=True)], use.claim.place)
+            claim = claim if use.holds else claim.opposite()
+        branches = atom("from", seen.items, claim)
+        branches = branches if use.holds else atom("count", claim, seen.items, 1, MAX_ENDLESS)
+    done = Seen(rest=True) if kind == "object" else Seen(all_items=True)
+    return tuple(branch._replace(seen=done) for branch in branches)
 
 
 def _dependent(use: Use) -> Branches:

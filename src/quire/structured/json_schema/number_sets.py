@@ -14,12 +14,12 @@ from typing import Any
 
 from quire.records import dataclass
 
-MAX_DIGITS = 308
 ANY_NUMBER = (
-    "/-?(?:0|[1-9][0-9]{0,307})(?:\\.[0-9]{1,40})?/"
+    "/-?(?:0|[1-9][0-9]{0,308})(?:\\.[0-9]{1,40})?/"
     " | /-?[1-9](?:\\.[0-9]{1,40})?[eE][+-]?(?:[0-9]|[1-9][0-9]|[12][0-9][0-9]|30[0-7])/"
 )
-ANY_INTEGER = "/-?(?:0|[1-9][0-9]{0,307})/"
+ANY_INTEGER = "/-?(?:0|[1-9][0-9]{0,308})/"
+MAX_STEP = 10**9  # a lexer has a state for each remainder that a text leads to
 _SHORT = "[0-9.]{3,16}"  # a text that no double of a shorter text equals
 _DIGITS_OF_SUFFIX = 4
 
@@ -169,7 +169,7 @@ def json_number(numbers: Numbers, whitespace: str | None) -> dict[str, object] |
     """A schema that llguidance compiles exactly, for multiples that no short expression describes."""
     if numbers.multiple is None or numbers.banned or numbers.not_multiples or numbers.whole is False:
         return None
-    if numbers.step() is not None and (numbers.step() or 1) > 100_000:
+    if (numbers.step() or 1) > MAX_STEP:
         return None
     schema: dict[str, object] = {"type": "integer" if numbers.whole else "number"}
     step = numbers.step() or numbers.multiple
@@ -227,11 +227,11 @@ def _magnitudes(
 
 def _conditions(numbers: Numbers) -> list[str] | None:
     if numbers.whole:
-        out = ["/0|[1-9][0-9]{0,307}/"]
+        out = ["/0|[1-9][0-9]{0,308}/"]
     elif numbers.whole is False:
         out = [f"/(?:0|[1-9][0-9]*)\\.[0-9]*[1-9][0-9]*/ & /{_SHORT}/"]
     else:
-        out = ["/(?:0|[1-9][0-9]{0,307})(?:\\.[0-9]{1,40})?/"]
+        out = ["/(?:0|[1-9][0-9]{0,308})(?:\\.[0-9]{1,40})?/"]
     if numbers.multiple is not None:
         texts_of = _multiples(numbers.multiple)
         if texts_of is None:

@@ -17,12 +17,13 @@ def _dates() -> str:
 
 
 def _times() -> str:
-    """Leap seconds end a day of UTC: offsets of whole hours are followed, others have none."""
+    """Leap seconds end a day of UTC; offsets that are in use, by whole and half hours and :45, may have them."""
     fraction, offset = "(?:\\.[0-9]+)?", "(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
     leaps = [f"23:59:60{fraction}[zZ]"]
-    for hours in range(24):
-        leaps.append(f"{(23 + hours) % 24:02}:59:60{fraction}\\+{hours:02}:00")
-        leaps.append(f"{(23 - hours) % 24:02}:59:60{fraction}-{hours:02}:00")
+    for offset_minutes in (60 * hours + minutes for hours in range(24) for minutes in (0, 30, 45)):
+        zone = f"{offset_minutes // 60:02}:{offset_minutes % 60:02}"
+        for sign, local in (("\\+", 1439 + offset_minutes), ("-", 1439 - offset_minutes)):
+            leaps.append(f"{local // 60 % 24:02}:{local % 60:02}:60{fraction}{sign}{zone}")
     return f"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]{fraction}{offset}|{'|'.join(leaps)})"
 
 
@@ -34,7 +35,12 @@ def _duration() -> str:
 
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = f"(?:{_OCTET}\\.){{3}}{_OCTET}"
-_LABEL = "(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]{0,61}[a-zA-Z0-9])"
+# A label with hyphens at its third and fourth place says that it is encoded, and no pattern can check the encoding.
+_LETTER, _INNER = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+_LABEL = (
+    f"(?:{_LETTER}(?:{_INNER}{{0,2}}{_LETTER})?"
+    f"|{_LETTER}{_INNER}(?:{_LETTER}{_INNER}|-{_LETTER}){_INNER}{{0,58}}{_LETTER})"
+)
 _HOSTNAME = f"{_LABEL}(?:\\.{_LABEL})*"
 
 
@@ -63,7 +69,7 @@ def _uri(*, international: bool, relative: bool) -> str:
     marks, percent = "!$&'()*+,;=", "%[0-9a-fA-F]{2}"
     char = f"(?:[{letters}{marks}:@-]|{percent})"
     user, name = f"(?:[{letters}{marks}:-]|{percent})*", f"(?:[{letters}{marks}-]|{percent})*"
-    address = f"\\[(?:{_ipv6()}|v[0-9a-fA-F]+\\.[a-zA-Z0-9._~{marks}:-]+)\\]"
+    address = f"\\[(?:{_ipv6()}|[vV][0-9a-fA-F]+\\.[a-zA-Z0-9._~{marks}:-]+)\\]"
     authority = f"(?:{user}@)?(?:{address}|{name})(?::[0-9]*)?"
     absolute = f"/(?:{char}+(?:/{char}*)*)?"
     hierarchy = f"(?://{authority}(?:/{char}*)*|{absolute}|{char}+(?:/{char}*)*|)"
@@ -78,7 +84,7 @@ def _uri(*, international: bool, relative: bool) -> str:
 def _uri_template() -> str:
     name = "(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*"
     variable = f"{name}(?::[1-9][0-9]{{0,3}}|\\*)?"
-    other = "[^\\u0000- \"'%<>\\\\^`{|}\\u007F-\\u009F]|%[0-9a-fA-F]{2}"
+    other = "[^\\u0000- \"%<>\\\\^`{|}\\u007F-\\u009F]|%[0-9a-fA-F]{2}"
     return f"(?:{other}|\\{{[+#./;?&=,!@|]?{variable}(?:,{variable})*\\}})*"
 
 
@@ -110,8 +116,6 @@ FREE = frozenset({"password", "binary", "textarea", "multiline", "markdown"})
 INTEGERS = {"int32": 31, "int64": 63}
 FREE_NUMBERS = frozenset({"float", "double"})
 NAMES = (*_FORMATS, *_ALIASES)
-# A label with hyphens at its third and fourth place says that it is encoded; no pattern can say whether it is well encoded.
-UNLIKE = {"hostname": "(?:^|\\.)[a-zA-Z0-9-]{2}--"}
 LONGEST = {"hostname": 253}
 
 

@@ -9,7 +9,7 @@ from quire.records import dataclass
 from quire.structured.json_schema.ecma_patterns import read_pattern
 from quire.structured.json_schema.languages import ANY_TEXT, Language, Languages, lark
 from quire.structured.json_schema.refusal import MAX_ENDLESS
-from quire.structured.json_schema.string_formats import LONGEST, UNLIKE, format_pattern
+from quire.structured.json_schema.string_formats import LONGEST, format_pattern
 
 ANY_STRING = f'"\\"" /{ANY_TEXT}/ "\\""'
 _MAX_FORMAT = 1_000_000
@@ -56,8 +56,6 @@ class StringSets:
                 return None
             of = self.languages
             parts = [read_pattern(of, text, _MAX_FORMAT)]
-            if name in UNLIKE:
-                parts.append(of.no(read_pattern(of, UNLIKE[name])))
             if name in LONGEST:
                 parts.append(of.rep(of.anything, 0, LONGEST[name]))
             self._formats[name] = of.both(*parts)
