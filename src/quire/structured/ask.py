@@ -26,10 +26,13 @@ class GrammarError(RequestError):
 
 @records.dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that is enforced completely, but for the keywords `dropped` of a schema that is not strict."""
+    """A grammar that is enforced completely, but for the keywords `dropped` of a schema that is not strict. `seconds`
+    of processor time went into compiling it.
+    """
 
     grammar: Grammar
     dropped: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
