@@ -19,11 +19,13 @@ from quire.parameters import (
     MAX_INTEGER,
     NameSource,
     Parameter,
+    Structure,
     integer,
     is_integer,
     is_number,
     number,
     several,
+    structure,
     switch,
 )
 
@@ -167,6 +169,7 @@ class SamplingParams:
     prompt_logprobs: int | None = integer(
         None, "report the N most likely tokens at every position of the prompt", 0, MAX_LOGPROBS, "N"
     )
+    structured: Structure | None = structure("what the text must look like; see docs/structured.md")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -176,6 +179,8 @@ class SamplingParams:
                 raise RequestError(name, refusal)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        if self.structured is not None and not isinstance(self.structured, Structure):
+            raise RequestError("structured", f"{type(self.structured).__name__} is not a StructuredOutput")
         self._check_named_tokens()
         _stop_strings(self.stop)
 
@@ -292,28 +297,6 @@ class Grammar:
 
     source: str
     digest: bytes
-
-
-@records.dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRegions:
-    """Where in an answer its grammar holds, and how long the model may think: followed token by token in the engine
-    process (structured.region_machine).
-
-    `thinking`: the answer starts inside the thinking region. `opener` are the tokens that open that region; `closer` is
-    the token that closes it, -1 where the model has none: it is then spelled as `closer_bytes`. `close` are the tokens
-    that close the region when it has `budget` tokens. `triggers`: the grammar begins behind each of these tokens outside
-    of thinking, and behind the first alone if `once`. Without them it begins with the answer, or behind the thinking that
-    the prompt opened if there is a `closer`.
-    """
-
-    thinking: bool = False
-    opener: tuple[int, ...] = ()
-    closer: int = -1
-    closer_bytes: bytes = b""
-    close: tuple[int, ...] = ()
-    budget: int | None = None
-    triggers: tuple[int, ...] = ()
-    once: bool = False
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,7 +546,7 @@ class Timings:
 
 @records.dataclass(slots=True, repr=False)
 class RequestOutput:
-    """The samples of a request, with its prompt, usage and timings."""
+    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced."""
 
     request_id: str
     prompt: str | None
@@ -573,6 +556,7 @@ class RequestOutput:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     finished: bool = False
+    dropped: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         samples = "".join(f"\n  {output!r}," for output in self.outputs)

@@ -16,6 +16,7 @@ from quire.cli.options import (
     add_sampling_options,
     named_model,
     sampling_params,
+    structure,
 )
 from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
 from quire.cli.tools import ChatTools, chat_tools
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
+    structured = structure(args)
     with (
         chat_tools(args) as tools,
         LLM(named_model(args.model, quiet=args.quiet), progress=not args.quiet, **engine_fields(args)) as llm,
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             notice(llm)
         with ChatInput(keep=not args.no_history) as prompt:
-            params = sampling_params(args, llm.default_params())
+            params = sampling_params(args, llm.default_params(), structured)
             chat = Chat(llm, params, prompt, args.system, quiet=args.quiet, tools=tools)
             if prompt.interactive and not args.quiet:
                 print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)

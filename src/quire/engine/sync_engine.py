@@ -9,8 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.answers import AnswerPart
+from quire.engine.api import CompiledStructure, constrained
 from quire.engine.build.assemble import Built
+from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
+from quire.parameters import Structure
 from quire.records import dataclass
 from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
 
@@ -38,6 +41,7 @@ class SyncEngine:
         self.core = built.core
         self._following: dict[str, OutputBuilder] = {}
         self._ids = itertools.count()
+        self._grammars = GrammarService()
 
     def add(
         self,
@@ -52,7 +56,7 @@ class SyncEngine:
         """Queue a prompt (text or token ids); returns the output that grows as `step` is called.
 
         `prompt_text` is the text to report for a prompt given as ids. Raises RequestError naming the field when the
-        request could never complete.
+        request could never complete, or when what `params.structured` asks for cannot be enforced.
         """
         vocab = self.built.program.vocab
         eos = self.built.model.facts.generation.eos_token_ids
@@ -71,11 +75,32 @@ class SyncEngine:
             namespace=cache_salt,
             eos_token_ids=eos,
         )
+        made = None if params.structured is None else self.compile(params.structured)
+        if made is not None:
+            self._share_vocabulary()
+            request = constrained(request, made.grammar)
         finish = partial(self.core.finish, request.request_id)
         following = OutputBuilder(request, prompt_text, self.built.model.tokenizer, finish, reading=reading)
+        following.output.dropped = () if made is None else made.dropped
         self.core.add(request)
         self._following[request.request_id] = following
         return following.output
+
+    def compile(self, asked: Structure) -> CompiledStructure:
+        """The grammar of an answer; any thread may call this. Raises GrammarError naming the field of `asked`."""
+        return self._grammars.compile_now(asked)
+
+    def close(self) -> None:
+        """End what was started beside the steps."""
+        self._grammars.close()
+
+    def _share_vocabulary(self) -> None:
+        """Give the core the bytes of all tokens, before the first request with a grammar."""
+        if self.core.vocabulary is None:
+            tokenizer = self.built.model.tokenizer
+            if tokenizer is None:
+                raise RequestError("structured", "this model folder has no tokenizer, which a grammar needs")
+            self.core.vocabulary = tokenizer.all_bytes(self.built.program.vocab)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, including the special tokens that the checkpoint adds."""

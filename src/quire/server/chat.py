@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from quire.server.requests import ChatCompletionRequest, Documents, Messages, To
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask
+from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.text.tools import ToolUse, read_functions, read_tools
 from quire.types import TokenIds, check_window
@@ -101,6 +102,7 @@ async def chat_completions(
     check_streaming(body)
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
     tools = await off_loop(read.size, lambda: tools_of(body))
+    structure = await off_loop(read.size, lambda: find_structure(body))
     prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
     body.messages = []
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -108,16 +110,19 @@ async def chat_completions(
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(context, exchange, body, params, prompt, envelope.id)
     ask = replace(ask, reading=context.engine.reading(tools))
+    dropped: tuple[str, ...] = ()
+    if structure is not None:
+        (ask,), dropped = await with_grammar(context, exchange, [ask], structure)
     form = MessageForm(reasoning=body.include_reasoning is not False, older=bool(tools and tools.older))
     if not body.stream:
         timings = wants_timings(exchange, body)
 
         def pieces_of(run: HttpGeneration) -> Iterator[bytes]:
-            return _answer(context, body, envelope, run, form, prompt, timings=timings)
+            return _answer(context, body, envelope, run, form, prompt, timings=timings, dropped=dropped)
 
         await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
         return
-    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body))
+    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body), dropped=dropped)
     events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
     stream = EventStream(context, exchange, body, chunks, logprobs="top_logprobs")
     await stream.write([ask], events.chunk_of)
@@ -132,6 +137,7 @@ def _answer(
     prompt: TokenIds,
     *,
     timings: bool,
+    dropped: Sequence[str],
 ) -> Iterator[bytes]:
     """The JSON of a responses.ChatCompletion."""
     (output,) = run.outputs
@@ -143,6 +149,8 @@ def _answer(
         rest.append(("prompt_token_ids", pieces.numbers(prompt)))
     if timings:
         rest.append(("timings", pieces.value(run.timings())))
+    if dropped:
+        rest.append(("dropped_keywords", pieces.value(dropped)))
     samples = zip(output.outputs, run.answers, strict=True)
     choices = pieces.items(choice_pieces(*sample, form, texts, ids=ids) for sample in samples)
     return pieces.fields([*envelope_fields(envelope), ("choices", choices), *rest])

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from quire.answers import AnswerRegions
 from quire.records import dataclass
 from quire.structured.ask import StructuredOutput
 from quire.structured.tool_grammar import ToolChoice, ToolFunction, answer_grammar, tool_grammar
 from quire.text.reading import Reading
 from quire.text.tools import ToolUse
-from quire.types import AnswerRegions, Grammar
+from quire.types import Grammar
 
 _ANY = '{"grammars": [{"json_schema": {}}]}'
 Compiled = tuple[str, Sequence[str]]  # the source of a grammar, and the keywords that it lacks

@@ -9,6 +9,7 @@ from dataclasses import field, fields
 from typing import Any, Literal
 
 from quire import records
+from quire.parameters import Structure
 from quire.types import Grammar, RequestError
 from quire.util.sizes import format_size
 
@@ -25,14 +26,17 @@ class GrammarError(RequestError):
 
 @records.dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that is enforced completely, but for the keywords `dropped` of a schema that is not strict."""
+    """A grammar that is enforced completely, but for the keywords `dropped` of a schema that is not strict. `seconds`
+    of processor time went into compiling it.
+    """
 
     grammar: Grammar
     dropped: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutput:
+class StructuredOutput(Structure):
     """The form of an answer. Exactly one of these is given:
 
     json            a JSON Schema: an object, `True`, JSON text, or a class with `model_json_schema()` such as

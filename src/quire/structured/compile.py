@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 
 from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
@@ -26,6 +27,7 @@ def compile_grammar(ask: StructuredOutput) -> CompiledGrammar:
 
     Sizes and nesting are bounded, time and memory are not: call it where both are.
     """
+    began = time.process_time()
     maker = _Maker(ask)
     try:
         source = maker.source()
@@ -38,7 +40,7 @@ def compile_grammar(ask: StructuredOutput) -> CompiledGrammar:
         )
     _validate(source, ask.kind)
     grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
-    return CompiledGrammar(grammar, tuple(maker.dropped))
+    return CompiledGrammar(grammar, tuple(maker.dropped), time.process_time() - began)
 
 
 def _validate(source: str, field: str) -> None:
@@ -91,9 +93,13 @@ class _Maker:
 
         ask = self._ask
         try:
-            made = compile_json_schema(schema, strict=ask.strict)
+            made = compile_json_schema(
+                schema, strict=ask.strict, whitespace=not ask.disable_any_whitespace
+            )
         except SchemaError as error:
-            raise GrammarError(ask.kind, str(error)) from None
+            if ask.kind != "json":
+                raise GrammarError(ask.kind, str(error)) from None
+            raise GrammarError("json" + dotted(f"{error.path}/{error.keyword}"), error.message) from None
         self.dropped += made.dropped
         return made.source
 
@@ -104,6 +110,11 @@ class _Maker:
         name = f"json{len(self._beside)}"
         self._beside[name] = self._schema(schema)
         return name
+
+
+def dotted(pointer: str) -> str:
+    """A JSON pointer as the rest of the name of a field: "/properties/a" becomes ".properties.a"."""
+    return "".join(f".{part.replace('~1', '/').replace('~0', '~')}" for part in pointer.split("/") if part)
 
 
 def _parse(text: str, field: str) -> object:

@@ -57,7 +57,7 @@ def _answer(values: dict[str, object]) -> dict[str, object]:
         return {"field": error.field, "message": error.message}
     except MemoryError:
         return {"memory": True}
-    return {"source": made.grammar.source, "dropped": made.dropped}
+    return {"source": made.grammar.source, "dropped": made.dropped, "seconds": made.seconds}
 
 
 def _limit_memory() -> None:

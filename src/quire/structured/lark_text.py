@@ -14,11 +14,12 @@ from quire.structured.rules import (
     Opaque,
     Range,
     Rules,
+    Terminal,
     Text,
     Then,
     Times,
 )
-from quire.structured.terminals import Terminal, Tree, cut
+from quire.structured.terminals import cut
 
 _MAX_GROUPS = 8  # in each other; llguidance has a limit of 30
 
@@ -30,7 +31,7 @@ def write_lark(rules: Rules, start: str) -> str:
     named = {rule: tokens.name(rule) for rule in made.regular}
     terminals: dict[int, str] = {}
 
-    def token_leaf(node: Tree) -> str:
+    def token_leaf(node: Node) -> str:
         if isinstance(node, Named):
             name = named[node.name]
             tokens.define(name, made.regular[node.name], token_leaf)
@@ -49,7 +50,7 @@ def write_lark(rules: Rules, start: str) -> str:
             tokens.define(name, node, token_leaf)
         return name
 
-    def rule_leaf(tree: Tree) -> str:
+    def rule_leaf(tree: Node) -> str:
         if isinstance(tree, Terminal):
             if tree.index not in terminals:
                 terminals[tree.index] = terminal(made.terminals[tree.index])
@@ -76,22 +77,24 @@ class _Lines:
         name = f"{self._prefix}{self._count}{'_' if shown else ''}{shown}"
         return name.upper() if self._prefix.isupper() else name
 
-    def define(self, name: str, tree: Tree, leaf: Callable[[Tree], str]) -> None:
+    def define(self, name: str, tree: Node, leaf: Callable[[Node], str]) -> None:
         """Define a name once."""
         if name not in self.lines:
             self.lines[name] = ""
             self.lines[name] = self._write(tree, leaf, 0)
 
-    def _write(self, tree: Tree, leaf: Callable[[Tree], str], depth: int) -> str:
+    def _write(self, tree: Node, leaf: Callable[[Node], str], depth: int) -> str:
         if isinstance(tree, Either):
             return " | ".join(self._write(part, leaf, depth) for part in tree.parts)
         if isinstance(tree, Then):
             return " ".join(self._atom(part, leaf, depth, Either) for part in tree.parts) or '""'
         if isinstance(tree, Times):
+            if tree.high == 0:
+                return '""'
             return self._atom(tree.part, leaf, depth, Either | Then | Times) + _times(tree.low, tree.high)
         return leaf(tree)
 
-    def _atom(self, tree: Tree, leaf: Callable[[Tree], str], depth: int, grouped: object) -> str:
+    def _atom(self, tree: Node, leaf: Callable[[Node], str], depth: int, grouped: object) -> str:
         if not isinstance(tree, grouped):  # type: ignore[arg-type]
             return self._write(tree, leaf, depth)
         if depth < _MAX_GROUPS:
@@ -106,7 +109,7 @@ def _times(low: int, high: int | None) -> str:
     return marks.get((low, high)) or f"{{{low},{'' if high is None else high}}}"
 
 
-def _leaf(tree: Tree) -> str:
+def _leaf(tree: Node) -> str:
     if isinstance(tree, Text):
         return quoted(tree.text)
     assert isinstance(tree, OneOf)

@@ -227,7 +227,7 @@ class GrammarPool:
             self.counts.compiled += 1
             source = reply["source"]
             grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
-            return CompiledGrammar(grammar, tuple(reply["dropped"]))
+            return CompiledGrammar(grammar, tuple(reply["dropped"]), reply["seconds"])
         self.counts.refused += 1
         if "memory" in reply:
             return GrammarError(ask.kind, _REASONS[-signal.SIGABRT])

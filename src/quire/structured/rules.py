@@ -82,7 +82,14 @@ class Opaque:
     group: int = 0
 
 
-Node: TypeAlias = Text | OneOf | Then | Either | Times | Named | Opaque
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A terminal, by its number, in a rule that has been cut."""
+
+    index: int
+
+
+Node: TypeAlias = Text | OneOf | Then | Either | Times | Named | Opaque | Terminal
 Rules = Mapping[str, Node]
 NOTHING = Text("")
 ANY = OneOf(((0, LAST),))
@@ -197,7 +204,7 @@ def _closure(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
     changed = True
     while changed:
         changed = False
-        for name, node in reversed(rules.items()):
+        for name, node in reversed([*rules.items()]):
             if name not in found and holds(node, found):
                 found.add(name)
                 changed = True

@@ -177,7 +177,7 @@ class _Tags:
         if kind in _TIMES or kind == "repeat":
             low, high = _TIMES.get(kind) or self._limits(form)
             return Times(self.make(form.child("content"), (), depth + 1), low, high)
-        make = {
+        make: Callable[[], Node] | None = {
             "const_string": lambda: Text(form.take("value", str)),
             "json_schema": lambda: self._json_schema(form),
             "regex": lambda: parse_regex(form.take("pattern", str), f"{form.where}.pattern"),

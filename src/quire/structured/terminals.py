@@ -23,10 +23,12 @@ from quire.structured.rules import (
     OneOf,
     Opaque,
     Rules,
+    Terminal,
     Text,
     Then,
     Times,
     bits,
+    children,
     is_nullable,
     names,
     nullable_rules,
@@ -40,20 +42,10 @@ WHOLE_ROUNDS = 12  # in which only the last part of a terminal is cut off
 
 
 @dataclass(frozen=True, slots=True)
-class Terminal:
-    """A place where a terminal stands, in a rule that has been cut."""
-
-    index: int
-
-
-Tree = Node | Terminal
-
-
-@dataclass(frozen=True, slots=True)
 class CutGrammar:
     """Rules over terminals, and what each terminal accepts. `regular`: the rules that terminals may name."""
 
-    rules: dict[str, Tree]
+    rules: dict[str, Node]
     terminals: list[Node]
     regular: dict[str, Node]
 
@@ -73,9 +65,7 @@ def cut(rules: Rules, start: str) -> CutGrammar:
         if not wrong:
             return made
         if wrong <= split or any(isinstance(node, Opaque) for node in wrong):
-            raise GrammarError(
-                "structural_tag", "text or a value is not told apart from what may come beside or after it"
-            )
+            raise GrammarError("structural_tag", "the end of free text, or of a value, is ambiguous")
         split |= wrong
         cuts += 1
 
@@ -151,16 +141,16 @@ class _Cutter:
         self._terminals: dict[Node, int] = {}
 
     def run(self, start: str) -> CutGrammar:
-        made: dict[str, Tree] = {}
+        made: dict[str, Node] = {}
         waiting = [start]
         while waiting:
             name = waiting.pop()
             if name not in made:
                 made[name] = tree = self._cut(self._rules[name])
-                waiting += reversed(list(names(tree)))  # type: ignore[arg-type]
+                waiting += reversed(list(names(tree)))
         return CutGrammar(made, list(self._terminals), self._regular)
 
-    def _terminal(self, node: Node) -> Tree:
+    def _terminal(self, node: Node) -> Node:
         index = self._terminals.setdefault(node, len(self._terminals))
         if index >= MAX_TERMINALS:
             raise GrammarError(
@@ -171,18 +161,18 @@ class _Cutter:
     def _is_regular(self, node: Node) -> bool:
         return all(name in self._regular for name in names(node)) and not _has_opaque(node)
 
-    def _cut(self, node: Node) -> Tree:
+    def _cut(self, node: Node) -> Node:
         if node == NOTHING or (isinstance(node, Times) and node.high == 0):
             return NOTHING
         if isinstance(node, Opaque) or (self._is_regular(node) and node not in self._split):
             return self._terminal(node)
-        made: Tree = node
+        made: Node = node
         if isinstance(node, Text):
-            made = Then(tuple(self._terminal(Text(char)) for char in node.text))  # type: ignore[arg-type]
+            made = Then(tuple(self._terminal(Text(char)) for char in node.text))
         elif isinstance(node, Times):
-            made = Times(self._cut(node.part), node.low, node.high)  # type: ignore[arg-type]
+            made = Times(self._cut(node.part), node.low, node.high)
         elif isinstance(node, Then | Either):
-            made = type(node)(tuple(self._cut(part) for part in self._parts(node)))  # type: ignore[arg-type]
+            made = type(node)(tuple(self._cut(part) for part in self._parts(node)))
         elif isinstance(node, OneOf):
             made = self._terminal(node)
         return made
@@ -194,7 +184,7 @@ class _Cutter:
             if part is not None and self._is_regular(part):
                 run.append(part)
                 continue
-            ends = []
+            ends: list[Node] = []
             while len(run) > 1 and kind(tuple(run)) in self._split:
                 if self._finely:
                     ends, run = [*run, *ends], []
@@ -324,7 +314,7 @@ class _Lexer:
         firsts: dict[str, int] = dict.fromkeys(rules, 0)
         after: dict[str, int] = dict.fromkeys(rules, 0)
 
-        def first(tree: Tree) -> tuple[int, bool]:
+        def first(tree: Node) -> tuple[int, bool]:
             if isinstance(tree, Terminal):
                 return 1 << tree.index, self._nullable[tree.index]
             if isinstance(tree, Named):
@@ -342,7 +332,7 @@ class _Lexer:
                     total |= found
             return total, empty
 
-        def flow(tree: Tree, coming: int) -> None:
+        def flow(tree: Node, coming: int) -> None:
             if isinstance(tree, Terminal):
                 self._after[tree.index] |= coming
             elif isinstance(tree, Named):
@@ -398,7 +388,7 @@ class _Lexer:
             return first, last, empty or node.low == 0
         if isinstance(node, Then):
             return self._series(machine, node.parts)
-        parts = [self._places(machine, part) for part in node.parts]  # type: ignore[union-attr]
+        parts = [self._places(machine, part) for part in children(node)]
         return (
             [place for first, _, _ in parts for place in first],
             [place for _, last, _ in parts for place in last],

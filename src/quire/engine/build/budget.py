@@ -1,7 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
     bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + grammars
-            + requests + per block · blocks
+            + compiler + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -22,6 +22,7 @@ from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
+from quire.structured.bounds import PLANNED_BYTES
 from quire.text.token_bytes import MAX_MEAN_BYTES
 from quire.types import MAX_LOGPROBS, MemoryBudgetError
 from quire.util.sizes import format_size
@@ -130,6 +131,7 @@ def _plan(
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         # Two lines of a bitmask per row: filled with others, or apart.
         "grammars": held["grammars"] + program.vocab * (GRAMMAR_TOKEN + 2 * limits.max_logit_rows // 8),
+        "compiler": PLANNED_BYTES,
     }
     kv_bytes = kv_block_bytes(program, asked.cache.block_size)
     block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size

@@ -167,7 +167,7 @@ def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec
 def _warn(what: str, form: str, spec: CallSpec | ReasoningSpec) -> None:
     option = "--tool-call-parser" if form else "--reasoning-parser"
     logger.warning(
-        "the chat template is of no known family. What it makes of a probe says of its %s: %sopened by %r, closed by %r. "
-        "Name another format with %s",
+        "the chat template is of no known family. What it makes of a probe says of its %s: %sopened by %r, closed by "
+        "%r. Name another format with %s",
         what, form, spec.opener[:_SHOWN], spec.closer[:_SHOWN], option,
     )  # fmt: skip
