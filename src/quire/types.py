@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from quire import records
-from quire.answers import ToolCall
+from quire.answers import AnswerRegions, ToolCall
 from quire.logprobs import LogprobTable, PositionLogprobs
 from quire.parameters import (
     MAX_INTEGER,
@@ -325,6 +325,7 @@ class Request:
     stepwise: bool = False
     soft_tokens: tuple[SoftSpan, ...] = ()
     grammar: Grammar | None = None
+    regions: AnswerRegions | None = None
 
 
 class CacheGroup:
@@ -392,6 +393,7 @@ class NewSeq:
     request_id: str = ""
     soft_tokens: tuple[SoftSpan, ...] = ()
     grammar: Grammar | None = None
+    regions: AnswerRegions | None = None
 
 
 @records.dataclass(slots=True)

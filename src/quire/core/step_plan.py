@@ -76,6 +76,7 @@ def new_seq(seq: Sequence) -> NewSeq:
         request_id=seq.state.request.request_id,
         soft_tokens=seq.state.request.soft_tokens,
         grammar=seq.state.request.grammar,
+        regions=seq.state.request.regions,
     )
 
 

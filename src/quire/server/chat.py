@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
 
 from quire.server import fields, pieces
+from quire.server.answer_forms import check_budget, tools_of, with_form
 from quire.server.answering import (
     EventStream,
     answer_whole,
@@ -21,7 +21,6 @@ from quire.server.answering import (
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
-from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration
 from quire.server.logprob_bodies import TokenTexts, prompt_pieces
@@ -29,9 +28,9 @@ from quire.server.requests import ChatCompletionRequest, Documents, Messages, To
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask
-from quire.server.structured import find_structure, with_grammar
+from quire.server.structured import find_structure
 from quire.text.chat_renderer import ChatAsk
-from quire.text.tools import ToolUse, read_functions, read_tools
+from quire.text.tools import ToolUse, read_tools
 from quire.types import TokenIds, check_window
 
 
@@ -80,14 +79,6 @@ def chat_ask(body: _Conversation, messages: list[dict[str, Any]], tools: ToolUse
     )
 
 
-def tools_of(body: ChatCompletionRequest) -> ToolUse | None:
-    """The functions that an answer may call. Raises ApiError or RequestError naming the field."""
-    if body.tools and body.functions:
-        raise bad_request("functions", "functions: cannot be combined with tools")
-    tools = read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
-    return tools or read_functions(body.functions, body.function_call)
-
-
 def texts_of(context: ServerContext, body: ChatCompletionRequest) -> TokenTexts:
     """How tokens are spelled in logprobs."""
     return context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
@@ -101,6 +92,7 @@ async def chat_completions(
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
+    check_budget(body.thinking_token_budget)
     tools = await off_loop(read.size, lambda: tools_of(body))
     structure = await off_loop(read.size, lambda: find_structure(body))
     prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
@@ -109,10 +101,7 @@ async def chat_completions(
     check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(context, exchange, body, params, prompt, envelope.id)
-    ask = replace(ask, reading=context.engine.reading(tools))
-    dropped: tuple[str, ...] = ()
-    if structure is not None:
-        (ask,), dropped = await with_grammar(context, exchange, [ask], structure)
+    ask, dropped = await with_form(context, exchange, ask, tools, structure, body.thinking_token_budget)
     form = MessageForm(reasoning=body.include_reasoning is not False, older=bool(tools and tools.older))
     if not body.stream:
         timings = wants_timings(exchange, body)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from quire.engine.api import DeadlineError, GenerateAsk, constrained
+from quire.engine.api import CompiledStructure, DeadlineError, GenerateAsk, constrained
 from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -162,7 +162,21 @@ async def with_grammar(
 ) -> tuple[list[GenerateAsk], tuple[str, ...]]:
     """The same requests with the grammar of their answers, and the keywords of a schema that it does not enforce.
 
-    The grammar is compiled off the event loop, before anything is queued; this ends early when the client hangs up.
+    Raises what `compiled_for` raises.
+    """
+    made = await compiled_for(context, exchange, asks, found)
+    return [replace(ask, request=constrained(ask.request, made.grammar)) for ask in asks], made.dropped
+
+
+async def compiled_for(
+    context: ServerContext,
+    exchange: Exchange,
+    asks: Sequence[GenerateAsk],
+    found: tuple[str, StructuredOutput],
+) -> CompiledStructure:
+    """The grammar of a structure, and the field that asked for it.
+
+    It is compiled off the event loop, before the requests are queued; this ends early when the client hangs up.
     Raises ApiError 400 for what cannot be enforced, DeadlineError, and what Engine.compile raises.
     """
     (field, asked), grammars = found, context.metrics.grammars
@@ -177,7 +191,7 @@ async def with_grammar(
         grammars.refused[asked.kind] += 1
         raise _named(error, field, asked.kind) from None
     grammars.count(asked.kind, made.seconds)
-    return [replace(ask, request=constrained(ask.request, made.grammar)) for ask in asks], made.dropped
+    return made
 
 
 def _named(error: RequestError, field: str, kind: str) -> ApiError:

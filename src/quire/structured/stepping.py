@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from quire.structured.answer_state import AnswerState
 from quire.structured.matcher import GrammarState, Line
 from quire.structured.prototypes import Prototypes, yield_to_others
+from quire.structured.region_machine import RegionMachine
 from quire.text.token_bytes import TokenBytes
 from quire.types import FinishReason, Grammar, NewSeq, RequestError, ScheduledSeq, SchedulerOutput, StepOutput
 
@@ -42,7 +44,7 @@ class _Row:
     def __init__(self, new: NewSeq, grammar: Grammar, words: int) -> None:
         self.new, self.grammar = new, grammar
         self.tokens = new.token_ids[new.prompt_len :]
-        self.state: GrammarState | None = None
+        self.state: GrammarState | AnswerState | None = None
         self.line: Line = np.zeros(words, np.uint32)  # a mask that is filled apart
         self.filled = False  # that line is the mask of the state
         self.job: Future[None] | None = None  # owns the row until it has ended
@@ -214,9 +216,14 @@ class GrammarStepper:
         else:
             self._rebuild(row, prototype)
 
-    @staticmethod
-    def _rebuild(row: _Row, prototype: LLMatcher) -> None:
-        state = GrammarState(prototype.deep_copy())
+    def _rebuild(self, row: _Row, prototype: LLMatcher) -> None:
+        state: GrammarState | AnswerState
+        if row.new.regions is None:
+            state = GrammarState(prototype.deep_copy())
+        else:
+            pieces = self._prototypes.pieces
+            machine = RegionMachine(row.new.regions, None if pieces is None else pieces.__getitem__)
+            state = AnswerState(machine, prototype)
         state.step(row.tokens)
         row.state, row.filled = state, False
 
