@@ -20,6 +20,7 @@ from quire.text.reading import Reading
 from quire.text.tools import ToolUse
 from quire.types import Grammar
 
+NEVER = -1  # a trigger that is no token
 _ANY = '{"grammars": [{"json_schema": {}}]}'
 Compiled = tuple[str, Sequence[str]]  # the source of a grammar, and the keywords that it lacks
 
@@ -73,7 +74,9 @@ class AnswerPlan:
             response[0],
         )
         if made is None:
-            return None
+            if self.budget is None:
+                return None
+            made = self._unbound()
         source, regions, dropped = made
         grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
         return AnswerForm(grammar, replace(regions, budget=self.budget), (*dropped, *response[1]))
@@ -94,6 +97,12 @@ class AnswerPlan:
             spec, markers, functions, choice, thinking=self.thinking, compile_schema=compile_schema
         )
         return None if called is None else (called.source, called.regions, called.dropped)
+
+    def _unbound(self) -> tuple[str, AnswerRegions, Sequence[str]]:
+        """Any answer: only its thinking is followed."""
+        regions = self.reading.regions
+        made = answer_grammar(regions.spec, regions.markers, _ANY, thinking=self.thinking)
+        return made.source, replace(made.regions, triggers=(NEVER,)), ()
 
     def _field_of(self, schema: Any) -> str:
         """The place of a schema: of all arguments of a function, or of one of them."""
