@@ -11,7 +11,7 @@ from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
 from quire.structured.lark import check_lark, no_duplicates
 from quire.structured.lark_text import alternatives, write_lark
-from quire.structured.limits import MAX_SOURCE_BYTES, parser_limits
+from quire.structured.grammar_limits import MAX_SOURCE_BYTES, parser_limits
 from quire.structured.regex import parse_regex
 from quire.structured.rules import Node
 from quire.structured.structural_tag import TOP, parse_structural_tag
@@ -93,13 +93,10 @@ class _Maker:
 
         ask = self._ask
         try:
-            made = compile_json_schema(
-                schema, strict=ask.strict, whitespace=not ask.disable_any_whitespace
-            )
+            spaced = not ask.disable_any_whitespace and ask.whitespace_pattern is None
+            made = compile_json_schema(schema, strict=ask.strict, whitespace=spaced)
         except SchemaError as error:
-            if ask.kind != "json":
-                raise GrammarError(ask.kind, str(error)) from None
-            raise GrammarError("json" + dotted(f"{error.path}/{error.keyword}"), error.message) from None
+            raise GrammarError(ask.kind, str(error)) from None
         self.dropped += made.dropped
         return made.source
 
@@ -110,11 +107,6 @@ class _Maker:
         name = f"json{len(self._beside)}"
         self._beside[name] = self._schema(schema)
         return name
-
-
-def dotted(pointer: str) -> str:
-    """A JSON pointer as the rest of the name of a field: "/properties/a" becomes ".properties.a"."""
-    return "".join(f".{part.replace('~1', '/').replace('~0', '~')}" for part in pointer.split("/") if part)
 
 
 def _parse(text: str, field: str) -> object:

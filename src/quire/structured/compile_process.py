@@ -7,9 +7,16 @@ whatever it does. It runs at idle priority, ends with its parent, and reads asks
 from __future__ import annotations
 
 import contextlib
+import os
+
+if __name__ == "__main__":  # the imports below take a tenth of a second; idle from here on
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
 import importlib
 import json
-import os
 import resource
 import signal
 import socket
@@ -70,14 +77,6 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
 
 
-def _yield_processors() -> None:
-    """Run when nothing else wants to."""
-    with contextlib.suppress(OSError):
-        os.nice(19)
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
 def main() -> None:
     """Entry point of the process."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
@@ -87,7 +86,6 @@ def main() -> None:
     importlib.import_module("llguidance")
     importlib.import_module("quire.structured.compile")
     _limit_memory()
-    _yield_processors()
     with socket.socket(fileno=fd) as sock, contextlib.suppress(EOFError, ConnectionError):
         send(sock, {})
         grown = False
