@@ -19,7 +19,7 @@ ANY_NUMBER = (
     " | /-?[1-9](?:\\.[0-9]{1,40})?[eE][+-]?(?:[0-9]|[1-9][0-9]|[12][0-9][0-9]|30[0-7])/"
 )
 ANY_INTEGER = "/-?(?:0|[1-9][0-9]{0,308})/"
-MAX_STEP = 10**9  # a lexer has a state for each remainder that a text leads to
+MAX_STEP = 1000  # a lexer may look at a state for each remainder
 _SHORT = "[0-9.]{3,16}"  # a text that no double of a shorter text equals
 _DIGITS_OF_SUFFIX = 4
 
