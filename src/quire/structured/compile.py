@@ -93,9 +93,7 @@ class _Maker:
 
         ask = self._ask
         try:
-            made = compile_json_schema(
-                schema, strict=ask.strict, whitespace=not ask.disable_any_whitespace
-            )
+            made = compile_json_schema(schema, strict=ask.strict)
         except SchemaError as error:
             if ask.kind != "json":
                 raise GrammarError(ask.kind, str(error)) from None
