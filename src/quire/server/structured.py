@@ -67,7 +67,8 @@ def _asked(body: GenerationRequest) -> Iterator[Asked]:
     yield from _response_format(body)
     if body.structured_outputs is not None:
         yield from _structured_outputs(body.structured_outputs)
-    spaces = {"whitespace_pattern": body.guided_whitespace_pattern} if body.guided_whitespace_pattern else {}
+    pattern = body.guided_whitespace_pattern
+    spaces = {} if pattern is None else {"whitespace_pattern": pattern}
     if schema := _given(body.guided_json):
         yield Asked("guided_json", "json", _schema("guided_json", schema), spaces)
     for kind in ("regex", "choice", "grammar"):
@@ -122,7 +123,7 @@ def _structured_outputs(given: StructuredOutputs) -> Iterator[Asked]:
         message = f"{name}: not supported; write additionalProperties: false into the schema"
         raise bad_request(name, message, "unsupported_parameter")
     names = ("disable_any_whitespace", "whitespace_pattern")
-    options = {name: value for name in names if (value := getattr(given, name))}
+    options = {name: value for name in names if (value := getattr(given, name)) not in {None, False}}
     found = 0
     for kind in KINDS:
         field, value = f"structured_outputs.{kind}", getattr(given, kind)

@@ -93,10 +93,11 @@ class _Maker:
 
         ask = self._ask
         try:
-            spaced = not ask.disable_any_whitespace and ask.whitespace_pattern is None
-            made = compile_json_schema(schema, strict=ask.strict, whitespace=spaced)
+            made = compile_json_schema(schema, strict=ask.strict)
         except SchemaError as error:
-            raise GrammarError(ask.kind, str(error)) from None
+            if ask.kind != "json":
+                raise GrammarError(ask.kind, str(error)) from None
+            raise GrammarError("json" + dotted(f"{error.path}/{error.keyword}"), error.message) from None
         self.dropped += made.dropped
         return made.source
 
@@ -107,6 +108,11 @@ class _Maker:
         name = f"json{len(self._beside)}"
         self._beside[name] = self._schema(schema)
         return name
+
+
+def dotted(pointer: str) -> str:
+    """A JSON pointer as the rest of the name of a field: "/properties/a" becomes ".properties.a"."""
+    return "".join(f".{part.replace('~1', '/').replace('~0', '~')}" for part in pointer.split("/") if part)
 
 
 def _parse(text: str, field: str) -> object:
