@@ -54,6 +54,8 @@ class SharedEngine:
         for ask in asks:  # before the turn: it may take long
             if ask.params.structured is not None:
                 self._engine.compile(ask.params.structured)
+            if ask.reading is not None and ask.reading.tools is not None:
+                self._compile_calls(ask.reading)
         outputs: list[RequestOutput] = []
         with self._turns:
             self._check()
@@ -75,6 +77,13 @@ class SharedEngine:
             if stream:
                 self._news |= {output.request_id: deque() for output in outputs}
         return outputs
+
+    def _compile_calls(self, reading: Reading) -> None:
+        """Have the schemas of the functions that may be called compiled: they are known from then on."""
+        from quire.structured.answer_form import AnswerPlan
+
+        for part in AnswerPlan(reading=reading).asks():
+            self._engine.compile(part.ask)
 
     def advance(self, outputs: Sequence[RequestOutput]) -> None:
         """Run a step unless all of these have already finished."""

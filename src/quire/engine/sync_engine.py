@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.answers import AnswerPart
-from quire.engine.api import CompiledStructure, constrained
+from quire.engine.api import CompiledStructure
 from quire.engine.build.assemble import Built
+from quire.engine.front.forming import asked_part, formed_now, forming
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.parameters import Structure
@@ -75,13 +76,15 @@ class SyncEngine:
             namespace=cache_salt,
             eos_token_ids=eos,
         )
-        made = None if params.structured is None else self.compile(params.structured)
-        if made is not None:
+        form = formed_now(forming(request, reading, asked_part(params)), lambda part: self.compile(part.ask))
+        request = form.request
+        if request.grammar is not None:
             self._share_vocabulary()
-            request = constrained(request, made.grammar)
         finish = partial(self.core.finish, request.request_id)
-        following = OutputBuilder(request, prompt_text, self.built.model.tokenizer, finish, reading=reading)
-        following.output.dropped = () if made is None else made.dropped
+        following = OutputBuilder(
+            request, prompt_text, self.built.model.tokenizer, finish, reading=form.reading
+        )
+        following.output.dropped = form.dropped
         self.core.add(request)
         self._following[request.request_id] = following
         return following.output

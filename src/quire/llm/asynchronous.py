@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta, constrained
+from quire.engine.api import CompiledStructure, GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta
 from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.front.forming import asked_part, formed, forming
 from quire.llm.asked import (
     Message,
     Prompt,
@@ -30,6 +31,7 @@ from quire.text.chat_renderer import ChatAsk
 from quire.types import QuireError, Request, RequestError, RequestOutput, SamplingParams, TokenIds
 
 if TYPE_CHECKING:
+    from quire.structured.answer_form import AskedPart
     from quire.text.reading import Reading
 
 # Requests in the engine at once; more wait here and only occupy their prompts.
@@ -207,16 +209,17 @@ class AsyncLLM:
         )
         while True:
             try:
-                if params.structured is not None and request.grammar is None:
-                    made = await self._engine.compile(params.structured)
-                    request = constrained(request, made.grammar)
-                ask = GenerateAsk(request=request, prompt_text=text, reading=reading)
+                form = await formed(forming(request, reading, asked_part(params)), self._compile)
+                ask = GenerateAsk(request=form.request, prompt_text=text, reading=form.reading)
                 running = self._engine.generate(ask)
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after)
             else:
-                running.output.dropped = made.dropped if request.grammar is not None else ()
+                running.output.dropped = form.dropped
                 return running
+
+    async def _compile(self, part: AskedPart) -> CompiledStructure:
+        return await self._engine.compile(part.ask)
 
     def _check(self) -> None:
         if self._state:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.engine.api import GenerateAsk, constrained
+from quire.engine.api import CompiledStructure, GenerateAsk
+from quire.engine.front.forming import formed, forming
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
 from quire.server.requests import MAX_THINKING_TOKENS, ChatCompletionRequest
-from quire.server.structured import compiled_for, with_grammar
-from quire.structured.answer_form import AnswerPlan, AskedPart
+from quire.server.structured import compiled_for
+from quire.structured.answer_form import AskedPart
 from quire.structured.ask import StructuredOutput
 from quire.text.tools import ToolUse, read_functions, read_tools
 
@@ -40,29 +41,14 @@ async def with_form(
 ) -> tuple[GenerateAsk, tuple[str, ...]]:
     """The same request with the grammar of its answer, and the keywords of lenient schemas that it does not enforce.
 
-    `found` is what the text of the answer must look like, and the field that says so. Raises what `with_grammar` does.
+    `found` is what the text of the answer must look like, and the field that says so. Raises what `compiled_for` does,
+    and RequestError for tools that cannot be called.
     """
-    reading = context.engine.reading(tools)
-    ask = replace(ask, reading=reading)
-    if reading is None:
-        if found is None:
-            return ask, ()
-        (ask,), dropped = await with_grammar(context, exchange, [ask], found)
-        return ask, dropped
+
+    async def compile_part(part: AskedPart) -> CompiledStructure:
+        return await compiled_for(context, exchange, [ask], (part.field, part.ask))
+
     response = None if found is None else AskedPart(*found)
-    plan = AnswerPlan(
-        reading=reading,
-        tools=tools,
-        thinking=reading.thinking(ask.request.prompt_token_ids),
-        response=response,
-        budget=budget,
-    )
-    sources = {}
-    for part in plan.asks():
-        made = await compiled_for(context, exchange, [ask], (part.field, part.ask))
-        sources[part.ask.digest()] = made.grammar.source, made.dropped
-    form = plan.joined(sources)
-    if form is None:
-        return ask, ()
-    request = replace(constrained(ask.request, form.grammar), regions=form.regions)
-    return replace(ask, request=request, reading=replace(reading, eager=True)), form.dropped
+    work = forming(ask.request, context.engine.reading(tools), response, budget)
+    made = await formed(work, compile_part)
+    return replace(ask, request=made.request, reading=made.reading), made.dropped

@@ -88,7 +88,8 @@ class ChatEvents:
             null = False
         else:
             data = b"".join(self._parted(choice, delta, delta.parts))
-            null = bool(delta.parts) and delta.parts[0].kind is not PartKind.TEXT
+            first = delta.parts[0].kind if delta.parts else None
+            null = first is not PartKind.TEXT and (first is not None or delta.finish_reason is None)
         if choice not in self._opened and (data or delta.parts is None):
             self._opened.add(choice)
             data = self._chunks.role(choice, null=null) + data

@@ -161,7 +161,8 @@ class HttpGeneration:
         completion = sum(c.completion_tokens for c in counts)
         cached = sum(c.cached_tokens for c in counts)
         usage = UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
-        if self._asks[0].reading is not None:
+        reading = self._asks[0].reading
+        if reading is not None and reading.regions.spec.reasoning is not None:
             reasoning = sum(c.reasoning_tokens for c in counts)
             usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return usage

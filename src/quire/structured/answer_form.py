@@ -17,7 +17,6 @@ from quire.records import dataclass
 from quire.structured.ask import StructuredOutput
 from quire.structured.tool_grammar import ToolChoice, ToolFunction, answer_grammar, tool_grammar
 from quire.text.reading import Reading
-from quire.text.tools import ToolUse
 from quire.types import Grammar
 
 NEVER = -1  # a trigger that is no token
@@ -44,12 +43,11 @@ class AnswerForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """The form of the answers to a prompt: calls of `tools`, a `response` format. `thinking`: the prompt has opened the
+    """The form of the answers to a prompt: calls of the reading's tools, a `response` format. `thinking`: the prompt has opened the
     reasoning. `budget` is the most tokens of it.
     """
 
     reading: Reading
-    tools: ToolUse | None = None
     thinking: bool = False
     response: AskedPart | None = None
     budget: int | None = None
@@ -85,8 +83,8 @@ class AnswerPlan:
         self, compile_schema: Callable[[object, bool], Compiled], response: str
     ) -> tuple[str, AnswerRegions, Sequence[str]] | None:
         spec, markers = self.reading.regions.spec, self.reading.regions.markers
-        tools = self.tools
-        if tools is None or self.reading.schemas is None:
+        tools = self.reading.tools
+        if tools is None:
             if self.response is None:
                 return None
             made = answer_grammar(spec, markers, response, thinking=self.thinking)
@@ -106,7 +104,7 @@ class AnswerPlan:
 
     def _field_of(self, schema: Any) -> str:
         """The place of a schema: of all arguments of a function, or of one of them."""
-        tools = self.tools
+        tools = self.reading.tools
         for index, function in enumerate(tools.callable if tools is not None else ()):
             place = f"tools[{self._place(function.name, index)}].function.parameters"
             if schema == function.parameters or schema == ToolFunction("", function.parameters).schema:
@@ -118,6 +116,6 @@ class AnswerPlan:
 
     def _place(self, name: str, index: int) -> int:
         """The position of a function among all tools, of which only some may be called."""
-        assert self.tools is not None
-        names = [tool["function"]["name"] for tool in self.tools.rendered]
+        assert self.reading.tools is not None
+        names = [tool["function"]["name"] for tool in self.reading.tools.rendered]
         return names.index(name) if name in names else index
