@@ -217,6 +217,68 @@ def test_tools_through_the_template(llm: LLM) -> None:
     assert named > len(items) / 2
 
 
+def call_items() -> list[Any]:
+    """Prompts written by hand whose answer is a call."""
+    return [item for item in load() if item.checks and item.checks[0][0] == "call"][:6]
+
+
+def test_tool_calls_through_every_interface(
+    server: LiveServer,
+    llm: LLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same calls whole and streamed, over HTTP, from Python and in the chat; each fits the schema it was given."""
+    items = call_items()
+    for item in items:
+        chat, tools = [turn.message() for turn in item.turns], list(item.tools)
+        body = {"messages": chat, "tools": tools, "tool_choice": "required", **FIELDS, "max_tokens": 120}
+        (choice,) = server.post("/v1/chat/completions", body).json["choices"]
+        called = [
+            (call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in choice["message"]["tool_calls"]
+        ]
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+        for name, arguments in called:
+            assert set(schemas[name].get("required", ())) <= set(arguments)
+        assert choice["finish_reason"] == "tool_calls"
+        params = SamplingParams(temperature=0.0, max_tokens=120)
+        (output,) = llm.chat(chat, params, tools=tools, tool_choice="required")
+        found = [(call.name, json.loads(call.arguments)) for call in output.outputs[0].tool_calls]
+        assert found == called
+    stream = llm.stream_chat(chat, params, tools=tools)
+    parts = [part for delta in stream for part in delta.parts or ()]
+    assert [part.text for part in parts if part.kind == "call"] == [
+        call.name for call in stream.output.outputs[0].tool_calls
+    ]
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps(tools))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{chat[-1]['content']}\nresult\n"))
+    assert (
+        main(["chat", "--no-history", "--temperature", "0", "--max-tokens", "120", "--tools", str(path)]) == 0
+    )
+    assert f"→ {called[0][0]}(" in capsys.readouterr().err
+
+
+def test_async_tool_calls(llm: LLM) -> None:
+    item = call_items()[0]
+    chat, tools = [turn.message() for turn in item.turns], list(item.tools)
+    params = SamplingParams(temperature=0.0, max_tokens=120)
+    (output,) = llm.chat(chat, params, tools=tools)
+
+    async def ask() -> tuple[Any, list[Any]]:
+        async with AsyncLLM(max_num_seqs=8, memory=memory_for(2**30)) as model:
+            (whole,) = await model.chat(chat, params, tools=tools)
+            return whole, [delta async for delta in model.stream_chat(chat, params, tools=tools)]
+
+    whole, deltas = asyncio.run(ask())
+    expected = [(call.name, call.arguments) for call in output.outputs[0].tool_calls]
+    assert [(call.name, call.arguments) for call in whole.outputs[0].tool_calls] == expected
+    parts = [part for delta in deltas for part in delta.parts or ()]
+    assert "".join(p.text for p in parts if p.kind == "arguments") == "".join(text for _, text in expected)
+
+
 def test_samples_differ_and_are_sound(llm: LLM) -> None:
     """At temperature 0.8 a story comes out another each time, and none is garbage in form."""
     params = SamplingParams(temperature=0.8, seed=1, n=5, max_tokens=200)

@@ -80,10 +80,13 @@ class Script:
 
     @contextlib.contextmanager
     def played(self) -> Iterator[None]:
-        """Engines in this process follow the script."""
+        """Engines in this process follow the script, without grammars; steps without scripted rows are as ever."""
+        ordinary = EngineCore._execute
 
         def execute(core: Any, out: SchedulerOutput) -> StepOutput:
             self._begin(out)
+            if self._rest.keys().isdisjoint(row.seq_id for row in out.scheduled):
+                return ordinary(core, out)
             core._worker.forward(out)
             masks = {row.seq_id: self._masks(row.seq_id, int(row.logits)) for row in out.scheduled}
             result = core._worker.sample({seq: mask for seq, mask in masks.items() if mask is not None})

@@ -37,9 +37,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Script:
     made.says("two calls", TWO)
     made.says("thinks", "<think>\nIs it 4?\n</think>\n\nIt is 4.")
     made.says("ponders", "<think>\nThe weather.\n</think>\n\n" + ONE)
-    made.says(
-        "broken", 'See:\n<tool_call>\n{"name": "get_weather", "arguments": {"city": \n</tool_call> done'
-    )
+    made.says("broken", "See:\n<tool_call>\nno call\n</tool_call> done")
     made.says("plain", "Just text.")
     made.says("stranger", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>')
     made.says("differ", "First.", ONE, "<think>\nhm\n</think>\n\nThird.")
@@ -143,7 +141,7 @@ def test_whole_and_streamed(server: LiveServer, key: str) -> None:
 
 def test_malformed_calls_come_back_as_text(server: LiveServer) -> None:
     (choice,) = whole(server, "broken", tools=TOOLS)
-    assert '{"name": "get_weather", "arguments": {"city": ' in choice["message"]["content"]
+    assert "no call" in choice["message"]["content"]
     assert choice["message"]["content"].endswith("done")
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"
@@ -156,11 +154,121 @@ def test_a_call_of_no_function_is_the_agents_to_answer(server: LiveServer) -> No
 
 
 def test_without_tools_calls_are_text(server: LiveServer) -> None:
-    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        (choice,) = whole(server, "one call", **fields)
-        assert "tool_calls" not in choice["message"]
-        assert '"get_weather"' in choice["message"]["content"]
-        assert choice["finish_reason"] == "stop"
+    (choice,) = whole(server, "one call")
+    assert "tool_calls" not in choice["message"]
+    assert '"get_weather"' in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_none_bans_the_token_that_begins_a_call(server: LiveServer) -> None:
+    server.chat("one call", tools=TOOLS, tool_choice="none").error(400, "no_token_left")
+    assert whole(server, "plain", tools=TOOLS, tool_choice="none")[0]["message"]["content"] == "Just text."
+
+
+CITY: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "visit",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Paris", "Rome"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+ON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+FLAG: dict[str, Any] = {"type": "function", "function": {"name": "flag", "parameters": ON}}
+
+
+def fits(call: dict[str, Any]) -> bool:
+    """Whether a call fits the schema of its function."""
+    name, given = call["function"]["name"], json.loads(call["function"]["arguments"])
+    if name == "flag":
+        return set(given) == {"on"} and isinstance(given["on"], bool)
+    return (
+        set(given) == {"city", "days"}
+        and given["city"] in {"Paris", "Rome"}
+        and given["days"] in range(1, 10)
+    )
+
+
+ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name": "visit"}}]}
+CHOICES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "required": ({"tool_choice": "required"}, {"visit", "flag"}),
+    "named": ({"tool_choice": {"type": "function", "function": {"name": "flag"}}}, {"flag"}),
+    "allowed": ({"tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED}}, {"visit"}),
+    "one": ({"tool_choice": "required", "parallel_tool_calls": False}, {"visit", "flag"}),
+}
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_random_weights_call_what_they_must(server: LiveServer, key: str) -> None:
+    """Whatever the model would say: from the first token on, calls of the functions that are allowed, which fit."""
+    fields, names = CHOICES[key]
+    asked = {"tools": [CITY, FLAG], "temperature": 1.5, "max_tokens": 400, "n": 4, "seed": 7, **fields}
+    choices = whole(server, "anything", **asked)
+    for choice in choices:
+        calls = choice["message"]["tool_calls"]
+        assert {call["function"]["name"] for call in calls} <= names
+        if choice["finish_reason"] == "length":  # many calls in a row: the last one may be cut off
+            calls = calls[:-1]
+        assert all(map(fits, calls))
+        if key == "one":
+            assert len(calls) == 1
+            assert choice["finish_reason"] == "tool_calls"
+    streamed = folded(server.chat("anything", stream=True, **asked))
+    assert without_ids(streamed) == without_ids(choices)
+
+
+def test_schemas_that_cannot_be_enforced_are_named(server: LiveServer) -> None:
+    for schema in ({"type": "string", "pattern": "(?<=x)y"}, {"$ref": "http://127.0.0.1:1/x.json"}):
+        parameters = {"type": "object", "properties": {"a": schema}}
+        strict = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+        reply = server.chat("plain", tools=[FLAG, strict])
+        reply.error(400, "invalid_value")
+        assert reply.json["error"]["param"].startswith("tools[1].function.parameters"), reply.text
+
+
+def test_thinking_ends_with_its_budget(server: LiveServer, script: Script) -> None:
+    """Random weights do not close their thinking by themselves."""
+    asked: dict[str, Any] = {
+        "chat_template_kwargs": {"thinking": True},
+        "temperature": 1.0,
+        "seed": 5,
+        "max_tokens": 60,
+    }
+    closer = len(script.ids("</think>"))
+    free = server.chat("anything", **asked).json
+    assert free["usage"]["completion_tokens_details"]["reasoning_tokens"] > 20
+    assert free["choices"][0]["message"]["content"] is None
+    for budget in (0, 7):
+        body = server.chat("anything", thinking_token_budget=budget, **asked).json
+        message = body["choices"][0]["message"]
+        thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert budget + closer <= thought <= budget + closer + 3, thought
+        assert message["content"]
+        streamed = server.chat("anything", thinking_token_budget=budget, stream=True, **asked)
+        assert without_ids(folded(streamed)) == without_ids(body["choices"])
+    server.chat("anything", thinking_token_budget=-1).error(400, "invalid_value", "thinking_token_budget")
+
+
+def test_a_response_format_is_for_the_answer_not_the_thinking(server: LiveServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": ON, "strict": True}}
+    asked = {"response_format": form, "chat_template_kwargs": {"thinking": True}, "thinking_token_budget": 5}
+    (choice,) = whole(server, "anything", max_tokens=200, temperature=1.0, seed=3, **asked)
+    assert choice["message"]["reasoning"]
+    assert set(json.loads(choice["message"]["content"])) == {"on"}
+    assert choice["finish_reason"] == "stop"
 
 
 def test_several_samples(server: LiveServer) -> None:
