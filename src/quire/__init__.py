@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "StructuredOutput", "__version__"]
 
 if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.llm.asynchronous import AsyncLLM
+    from quire.structured.ask import StructuredOutput
     from quire.types import RequestOutput, SamplingParams
 
 _HOMES = {
@@ -17,6 +18,7 @@ _HOMES = {
     "LLM": "quire.llm",
     "RequestOutput": "quire.types",
     "SamplingParams": "quire.types",
+    "StructuredOutput": "quire.structured.ask",
 }
 
 

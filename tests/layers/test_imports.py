@@ -14,11 +14,11 @@ import quire
 ROOT = Path(quire.__file__).parent
 RANKS = [
     {"records", "_native"},
-    {"logprobs", "parameters"},
+    {"answers", "logprobs", "parameters"},
     {"types"},
     {"config", "util"},
-    {"core", "spec", "text"},
-    {"program"},
+    {"core", "mcp", "spec", "text"},
+    {"program", "structured"},
     {"quant"},
     {"loader"},
     {"executor"},

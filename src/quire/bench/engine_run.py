@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -105,6 +105,9 @@ class _Recorder:
     @property
     def plans(self) -> PlanCounts:
         return self.worker.plans
+
+    def count(self, added: Mapping[int, list[int]]) -> None:
+        self.worker.count(added)
 
     def forward(self, out: SchedulerOutput) -> None:
         self.scheduled = out.scheduled

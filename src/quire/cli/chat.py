@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from quire.answers import PartKind
 from quire.cli.generate import engine_fields
 from quire.cli.notices import notice
 from quire.cli.options import (
@@ -15,12 +16,15 @@ from quire.cli.options import (
     add_sampling_options,
     named_model,
     sampling_params,
+    structure,
 )
 from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
-from quire.types import ContextLengthError, RequestError, SamplingParams
+from quire.cli.tools import ChatTools, chat_tools
+from quire.types import CompletionOutput, ContextLengthError, RequestError, SamplingParams
 from quire.util.printable import printable_lines
 
 if TYPE_CHECKING:
+    from quire.engine.sync_engine import TextDelta
     from quire.llm import LLM
 
 # Share of the context that is free after the oldest turns are dropped.
@@ -34,6 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-history", action="store_true", help="do not save the input history for the next chat"
     )
+    parser.add_argument(
+        "--tools",
+        metavar="FILE",
+        help="functions as in the API, in JSON; the next line is the result of a call",
+    )
+    parser.add_argument(
+        "--mcp",
+        metavar="FILE",
+        help="tool servers of the Model Context Protocol, in JSON; see docs/server.md",
+    )
     add_sampling_options(parser)
     add_engine_options(parser, seed=False)
 
@@ -41,15 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
-    with LLM(
-        named_model(args.model, quiet=args.quiet), progress=not args.quiet, **engine_fields(args)
-    ) as llm:
+    structured = structure(args)
+    with (
+        chat_tools(args) as tools,
+        LLM(named_model(args.model, quiet=args.quiet), progress=not args.quiet, **engine_fields(args)) as llm,
+    ):
         if not args.quiet:
             notice(llm)
         with ChatInput(keep=not args.no_history) as prompt:
-            chat = Chat(
-                llm, sampling_params(args, llm.default_params()), prompt, args.system, quiet=args.quiet
-            )
+            params = sampling_params(args, llm.default_params(), structured)
+            chat = Chat(llm, params, prompt, args.system, quiet=args.quiet, tools=tools)
             if prompt.interactive and not args.quiet:
                 print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)
             while (line := prompt.read()) is not None and chat.take(line):
@@ -61,11 +76,19 @@ class Chat:
     """A conversation with a model. An interrupted answer stays in the conversation."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, prompt: ChatInput, system: str | None, *, quiet: bool
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        prompt: ChatInput,
+        system: str | None,
+        *,
+        quiet: bool,
+        tools: ChatTools | None = None,
     ) -> None:
         self._llm, self._params, self._prompt = llm, params, prompt
-        self._start = [{"role": "system", "content": system}] if system else []
+        self._start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._start)
+        self._tools, self._quiet = tools, quiet
         self._rates = prompt.interactive and not quiet
 
     def take(self, line: str) -> bool:
@@ -94,39 +117,72 @@ class Chat:
             )
 
     def _answer(self) -> None:
-        """Answer the last message. A refused message is removed."""
-        while True:
+        """Answer the last message, with calls of functions in between. A refused message is removed."""
+        asked = self._last_question()
+        for _ in range(self._tools.rounds if self._tools is not None else 1):
             try:
                 reply = self._generate()
             except ContextLengthError as error:
                 if self._make_room(error):
+                    asked = self._last_question()
                     continue
-                self._messages.pop()
+                del self._messages[asked:]
+                return
             except RequestError as error:
-                self._messages.pop()
+                del self._messages[asked:]
                 _tell(str(error))
-            else:
-                self._messages.append({"role": "assistant", "content": reply})
-            return
+                return
+            self._messages.append(reply)
+            if self._tools is None or not reply.get("tool_calls"):
+                return
+            for call in reply["tool_calls"]:
+                self._messages.append(self._called(self._tools, call))
+        if self._tools is not None:
+            _tell(f"stopped: {self._tools.rounds} rounds of calls without an answer")
 
-    def _generate(self) -> str:
-        stream = self._llm.stream_chat(self._messages, self._params)
-        reply, started = "", time.perf_counter()
+    def _last_question(self) -> int:
+        """The position of the last message of the user, which the present turn answers."""
+        return max(i for i, message in enumerate(self._messages) if message["role"] == "user")
+
+    def _called(self, tools: ChatTools, call: dict[str, Any]) -> dict[str, Any]:
+        """Show a call, and return its result as a message."""
+        function = call["function"]
+        _tell(f"→ {function['name']}({function['arguments']})")
+        if function["name"] in tools.typed:
+            text = self._prompt.result(function["name"]) or ""
+        else:
+            text = tools.call(function["name"], function["arguments"])
+            _tell(f"← {text}")
+        return {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": text}
+
+    def _generate(self) -> dict[str, Any]:
+        """The next message of the assistant."""
+        given = {} if self._tools is None else {"tools": self._tools.tools}
+        stream = self._llm.stream_chat(self._messages, self._params, **given)
+        started = time.perf_counter()
         first = started
         try:
             with stream:
                 for delta in stream:
                     first = time.perf_counter() if first == started else first
-                    reply += delta.text
-                    print(delta.text, end="", flush=True)
+                    self._show(delta)
         except KeyboardInterrupt:
             pass  # the text so far stays in the conversation
+        (sample,) = stream.output.outputs
         print(flush=True)
         self._report(stream.output.usage.completion_tokens, first - started, time.perf_counter() - first)
         used = stream.output.usage.prompt_tokens + stream.output.usage.completion_tokens
         if used >= self._window:
             _tell(f"the answer was cut off: the context of {self._window} tokens is full")
-        return reply
+        return _message(sample)
+
+    def _show(self, delta: TextDelta) -> None:
+        """Text goes to standard output, reasoning beside it."""
+        if not self._quiet:
+            for part in delta.parts or ():
+                if part.kind is PartKind.REASONING:
+                    print(_dim(printable_lines(part.text)), end="", file=sys.stderr, flush=True)
+        print(delta.text, end="", flush=True)
 
     def _report(self, tokens: int, wait: float, seconds: float) -> None:
         if self._rates and tokens > 1:
@@ -141,12 +197,12 @@ class Chat:
     def _make_room(self, error: ContextLengthError) -> bool:
         """Ask what to drop when the conversation no longer fits; True if it fits afterwards."""
         _tell(str(error))
-        last = self._messages[-1]
-        if not self._prompt.interactive or len(self._messages) == len(self._start) + 1:
+        asked = self._last_question()
+        if not self._prompt.interactive or asked == len(self._start):
             return False
         choice = self._prompt.ask("Drop the oldest turns, clear the conversation, or cancel? [d/c/N] ")
         if choice == "c":
-            self._messages = [*self._start, last]
+            self._messages = [*self._start, *self._messages[asked:]]
             return True
         if choice != "d":
             return False
@@ -158,7 +214,7 @@ class Chat:
     def _drop_oldest(self) -> bool:
         """Drop the oldest user message and its answer. False if it is the only one."""
         turns = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
-        unanswered = bool(self._messages) and self._messages[-1]["role"] == "user"
+        unanswered = bool(self._messages) and self._messages[-1]["role"] in {"user", "tool"}
         if len(turns) < 1 + unanswered:
             return False
         end = turns[1] if len(turns) > 1 else len(self._messages)
@@ -166,6 +222,23 @@ class Chat:
         return True
 
 
+def _message(sample: CompletionOutput) -> dict[str, Any]:
+    """A sample as the message that goes on in the conversation."""
+    message: dict[str, Any] = {"role": "assistant", "content": sample.text}
+    if sample.reasoning:
+        message["reasoning_content"] = sample.reasoning
+    if sample.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in sample.tool_calls
+        ]
+    return message
+
+
 def _tell(text: str) -> None:
     text = printable_lines(text)
-    print(f"\033[2m{text}\033[0m" if sys.stderr.isatty() else f"quire: {text}", file=sys.stderr, flush=True)
+    print(_dim(text) if sys.stderr.isatty() else f"quire: {text}", file=sys.stderr, flush=True)
+
+
+def _dim(text: str) -> str:
+    return f"\033[2m{text}\033[0m" if sys.stderr.isatty() else text

@@ -60,6 +60,10 @@ class ChatInput:
             lines.append(more)
         return "\n".join(lines).removesuffix(_FENCE)
 
+    def result(self, function: str) -> str | None:
+        """Read the result of a called function; None at the end of input."""
+        return self._line(f"{function} returns> ")
+
     def ask(self, question: str) -> str:
         """Ask and return the first letter of the answer in lower case, "" for none. It is not saved."""
         try:

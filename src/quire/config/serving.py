@@ -66,6 +66,12 @@ class ServingConfig:
     chat_template: str | None = option(
         None, "file with a chat template that replaces the checkpoint's", metavar="FILE"
     )
+    tool_call_parser: str | None = option(
+        None, "format of tool calls, with vLLM's names (default: found from the checkpoint)", metavar="NAME"
+    )
+    reasoning_parser: str | None = option(
+        None, "format of reasoning, with vLLM's names (default: found from the checkpoint)", metavar="NAME"
+    )
     ssl_keyfile: str | None = option(None, "private key for TLS, PEM", metavar="FILE")
     ssl_certfile: str | None = option(None, "certificate chain for TLS, PEM", metavar="FILE")
     allowed_hosts: tuple[str, ...] = option(

@@ -7,18 +7,21 @@ called on the thread of the event loop; none of them blocks it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quire.answers import AnswerPart
 from quire.logprobs import LogprobTable
+from quire.parameters import Structure
 from quire.records import dataclass
-from quire.types import FinishReason, QuireError, Request, RequestOutput
+from quire.types import FinishReason, Grammar, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
-    from quire.text.chat_renderer import (
-        ChatAsk,  # imports the template engine, which the engine process does without
-    )
+    # imports the template engine, which the engine process does without
+    from quire.text.chat_renderer import ChatAsk
+    from quire.text.reading import Reading
+    from quire.text.tools import ToolUse
 
 REQUESTS = "requests"  # the part of a memory plan for requests: bodies, prompts, answers
 
@@ -81,6 +84,7 @@ class GenerateAsk:
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends with DeadlineError
     unless it has finished, or has been scheduled, by then. `prompt_text` is only repeated in the output.
     Tenants share the queue; the tenant "" may use all of it.
+    `reading` divides the answer into its text, reasoning and calls.
     Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
     """
@@ -91,11 +95,35 @@ class GenerateAsk:
     deadline: float | None = None
     queue_deadline: float | None = None
     keep_output: bool = True
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStructure:
+    """The grammar of a StructuredOutput. `dropped` are keywords of a schema that it does not enforce, with their paths.
+
+    `seconds` is the time that it took, with the wait for others; 0 for a grammar that was known.
+    """
+
+    grammar: Grammar
+    dropped: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def constrained(request: Request, grammar: Grammar) -> Request:
+    """The same request with a grammar in place of what it was made from."""
+    params = request.params
+    if params.structured is not None:
+        params = replace(params, structured=None)
+    return replace(request, params=params, grammar=grammar, stepwise=True)
 
 
 @dataclass(slots=True)
 class StreamDelta:
-    """The result of one step for one sample. Text may be empty while a character or stop string is incomplete."""
+    """The result of one step for one sample. Text may be empty while a character or stop string is incomplete.
+
+    `parts` are set for a request with a `reading`: all that is new in order, of which `text` has that of the answer.
+    """
 
     index: int
     text: str
@@ -103,6 +131,7 @@ class StreamDelta:
     logprobs: LogprobTable | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    parts: list[AnswerPart] | None = None
 
 
 class Stream(Protocol):
@@ -202,6 +231,25 @@ class EngineStats:
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
+
+    step: int
+    start: float
+    schedule_seconds: float
+    execute_seconds: float
+    update_seconds: float
+    rows: int
+    prefill_tokens: int
+    decode_tokens: int
+    context_tokens: int
+    blocks_used: int
+    running: int
+    waiting: int
+    preempted: int
+
+
 class Engine(Protocol):
     """An engine that serves many callers at once."""
 
@@ -239,6 +287,12 @@ class Engine(Protocol):
         RequestBlockedError, or DeadlineError when its deadline has already passed.
         """
 
+    async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
+        """The grammar of an answer, for a request (see `constrained`), compiled off the event loop under limits of time
+        and memory; tenants take turns. Raises GrammarError naming the field of `asked`, RequestError without a
+        tokenizer, and OverloadedError.
+        """
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
@@ -249,6 +303,9 @@ class Engine(Protocol):
 
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation, off the event loop."""
+
+    def reading(self, tools: ToolUse | None) -> Reading | None:
+        """How an answer in the format of the model is divided; None if it is nothing but text."""
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids, off the event loop."""

@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quire.engine.build.assemble import Built
 from quire.engine.sync_engine import SyncEngine, TextDelta
 from quire.records import dataclass
 from quire.types import QuireError, RequestOutput, SamplingParams
 from quire.util.turns import Turns, interrupts_wait
+
+if TYPE_CHECKING:
+    from quire.text.reading import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,7 @@ class Ask:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    reading: Reading | None = None
 
 
 class SharedEngine:
@@ -46,6 +51,11 @@ class SharedEngine:
             ask.prompt if text is None else self._engine.encode(text)
             for ask, text in zip(asks, texts, strict=True)
         ]
+        for ask in asks:  # before the turn: it may take long
+            if ask.params.structured is not None:
+                self._engine.compile(ask.params.structured)
+            if ask.reading is not None and ask.reading.tools is not None:
+                self._compile_calls(ask.reading)
         outputs: list[RequestOutput] = []
         with self._turns:
             self._check()
@@ -58,6 +68,7 @@ class SharedEngine:
                             priority=ask.priority,
                             cache_salt=ask.cache_salt,
                             prompt_text=text,
+                            reading=ask.reading,
                         )
                     )
             except BaseException:
@@ -66,6 +77,13 @@ class SharedEngine:
             if stream:
                 self._news |= {output.request_id: deque() for output in outputs}
         return outputs
+
+    def _compile_calls(self, reading: Reading) -> None:
+        """Have the schemas of the functions that may be called compiled: they are known from then on."""
+        from quire.structured.answer_form import AnswerPlan
+
+        for part in AnswerPlan(reading=reading).asks():
+            self._engine.compile(part.ask)
 
     def advance(self, outputs: Sequence[RequestOutput]) -> None:
         """Run a step unless all of these have already finished."""
@@ -112,6 +130,7 @@ class SharedEngine:
         with self._turns:
             first = self._ended != _CLOSED
             self._ended = _CLOSED
+            self._engine.close()
         return first
 
     def _step(self) -> None:

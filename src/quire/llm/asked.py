@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.types import RequestError
 from quire.util.sizes import parse_size
+
+if TYPE_CHECKING:
+    from quire.text.tools import ToolUse
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -107,6 +110,17 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
                 "messages", f"item {i} must be a message or a list of messages, not {_kind(item)}"
             )
     return items
+
+
+def taken_tools(options: dict[str, Any]) -> ToolUse | None:
+    """The tools of a chat. Takes their options out, and puts in the functions that the template renders."""
+    from quire.text.tools import read_tools
+
+    given = options.pop("tools", None), options.pop("tool_choice", None)
+    tools = read_tools(*given, parallel=options.pop("parallel_tool_calls", None))
+    if tools is not None:
+        options["tools"] = tools.rendered
+    return tools
 
 
 def _listed(value: Any) -> list[Any] | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta
+from quire.engine.api import CompiledStructure, GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta
 from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.front.forming import asked_part, formed, forming
 from quire.llm.asked import (
     Message,
     Prompt,
@@ -23,10 +24,15 @@ from quire.llm.asked import (
     one_prompt,
     priority_list,
     prompt_list,
+    taken_tools,
 )
 from quire.loader import DEFAULT_MODEL
 from quire.text.chat_renderer import ChatAsk
 from quire.types import QuireError, Request, RequestError, RequestOutput, SamplingParams, TokenIds
+
+if TYPE_CHECKING:
+    from quire.structured.answer_form import AskedPart
+    from quire.text.reading import Reading
 
 # Requests in the engine at once; more wait here and only occupy their prompts.
 _AT_ONCE = 1024
@@ -86,17 +92,10 @@ class AsyncLLM:
         each = one_each("params", params, len(items), SamplingParams, self._default)
         ranks = priority_list(priorities, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
-        tasks = [
-            asyncio.create_task(self._whole(prompt, one, rank, cache_salt))
+        return await _all(
+            self._whole(prompt, one, rank, cache_salt)
             for prompt, one, rank in zip(items, each, ranks, strict=True)
-        ]
-        try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        )
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -105,8 +104,14 @@ class AsyncLLM:
         self._check()
         item = one_prompt(prompt)
         (one,) = one_each("params", params, 1, SamplingParams, self._default)
+        async for delta in self._stream(item, one):
+            yield delta
+
+    async def _stream(
+        self, prompt: Prompt, params: SamplingParams, reading: Reading | None = None
+    ) -> AsyncIterator[StreamDelta]:
         async with self._places:
-            running = await self._submit(item, one)
+            running = await self._submit(prompt, params, reading=reading)
             try:
                 async for delta in running:
                     yield delta
@@ -114,19 +119,30 @@ class AsyncLLM:
                 running.cancel()
 
     async def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, rendered with the checkpoint's chat template."""
+        """Answer one conversation or several, rendered with the checkpoint's chat template; options as in LLM.chat."""
         self._check()
-        return await self.generate(
-            [await self.encode_chat(conversation) for conversation in conversations(messages)], params
+        tools = taken_tools(options)
+        prompts = [await self.encode_chat(chat, **options) for chat in conversations(messages)]
+        each = one_each("params", params, len(prompts), SamplingParams, self._default)
+        reading = self._engine.reading(tools)
+        return await _all(
+            self._whole(prompt, one, reading=reading) for prompt, one in zip(prompts, each, strict=True)
         )
 
     async def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[StreamDelta]:
-        """Answer one conversation and yield the delta of each step."""
-        async for delta in self.stream(await self.encode_chat(messages), params):
+        """Answer one conversation and yield the delta of each step; options as in LLM.chat."""
+        self._check()
+        tools = taken_tools(options)
+        prompt = await self.encode_chat(messages, **options)
+        (one,) = one_each("params", params, 1, SamplingParams, self._default)
+        async for delta in self._stream(prompt, one, self._engine.reading(tools)):
             yield delta
 
     async def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -154,10 +170,15 @@ class AsyncLLM:
         return SamplingParams(**fields)
 
     async def _whole(
-        self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+        reading: Reading | None = None,
     ) -> RequestOutput:
         async with self._places:
-            running = await self._submit(prompt, params, priority, cache_salt)
+            running = await self._submit(prompt, params, priority, cache_salt, reading)
             try:
                 async for _ in running:
                     pass
@@ -166,7 +187,12 @@ class AsyncLLM:
         return running.output
 
     async def _submit(
-        self, prompt: Prompt, params: SamplingParams, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+        reading: Reading | None = None,
     ) -> Stream:
         text = prompt if isinstance(prompt, str) else None
         ids = await self._engine.encode(prompt) if isinstance(prompt, str) else prompt
@@ -181,16 +207,35 @@ class AsyncLLM:
             namespace=cache_salt,
             eos_token_ids=self._engine.card.eos_token_ids,
         )
-        ask = GenerateAsk(request=request, prompt_text=text)
         while True:
             try:
-                return self._engine.generate(ask)
+                form = await formed(forming(request, reading, asked_part(params)), self._compile)
+                ask = GenerateAsk(request=form.request, prompt_text=text, reading=form.reading)
+                running = self._engine.generate(ask)
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after)
+            else:
+                running.output.dropped = form.dropped
+                return running
+
+    async def _compile(self, part: AskedPart) -> CompiledStructure:
+        return await self._engine.compile(part.ask)
 
     def _check(self) -> None:
         if self._state:
             raise QuireError(f"this AsyncLLM is {self._state}")
+
+
+async def _all(running: Iterable[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
+    """The outputs in order. If one fails, the others are aborted."""
+    tasks = [asyncio.create_task(one) for one in running]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 _CLOSED = "closed; create a new one"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from quire.engine.api import StepRecord
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import kept_files, open_model
 from quire.engine.shared_engine import Ask, SharedEngine
@@ -23,14 +24,16 @@ from quire.llm.asked import (
     one_prompt,
     priority_list,
     prompt_list,
+    taken_tools,
 )
 from quire.loader import DEFAULT_MODEL
-from quire.types import RequestError, RequestOutput, SamplingParams, StepRecord
+from quire.types import RequestError, RequestOutput, SamplingParams
 from quire.util.progress import ByteProgress
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.text.chat_renderer import ChatRenderer
+    from quire.text.reading import AnswerFormat
 
 
 class LLM:
@@ -56,6 +59,7 @@ class LLM:
             self._built = build(opened, config, bar, startup=self._startup)
         self._engine = SharedEngine(self._built)
         self._chat: ChatRenderer | None = None
+        self._format: AnswerFormat | None = None
         self._startup.mark("ready")
 
     def __repr__(self) -> str:
@@ -108,6 +112,10 @@ class LLM:
             Ask(prompt=prompt, params=one, priority=rank, cache_salt=cache_salt)
             for prompt, one, rank in zip(items, each, ranks, strict=True)
         ]
+        return self._whole(asks, progress=progress)
+
+    def _whole(self, asks: list[Ask], *, progress: bool = True) -> list[RequestOutput]:
+        """Run requests to their end."""
         outputs = self._engine.add(asks)
         try:
             self._run(outputs, progress)
@@ -120,23 +128,54 @@ class LLM:
         """Generate from one prompt and yield the delta of each step. Closing the stream aborts the request."""
         item = one_prompt(prompt)
         (one,) = self._params(params, 1)
-        (output,) = self._engine.add([Ask(prompt=item, params=one)], stream=True)
+        return self._stream(Ask(prompt=item, params=one))
+
+    def _stream(self, ask: Ask) -> TextStream:
+        (output,) = self._engine.add([ask], stream=True)
         return TextStream(self._engine, output, self._startup)
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, rendered with the checkpoint's chat template."""
-        prompts = [self.encode_chat(conversation) for conversation in conversations(messages)]
-        return self.generate(prompts, params)
+        """Answer one conversation or several, rendered with the checkpoint's chat template.
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> TextStream:
-        """Answer one conversation and yield the delta of each step."""
-        return self.stream(self.encode_chat(messages), params)
+        Options are those of ChatAsk, and `tools`, `tool_choice` and `parallel_tool_calls` as in OpenAI's API. Each
+        output has the `text` of the answer, its `reasoning` and its `tool_calls`.
+        """
+        return self._whole(self._chats(conversations(messages), params, options))
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+    ) -> TextStream:
+        """Answer one conversation and yield the delta of each step; its `parts` are text, reasoning and calls."""
+        (ask,) = self._chats([messages], params, options)
+        return self._stream(ask)
+
+    def _chats(
+        self,
+        chats: Sequence[Sequence[Message]],
+        params: SamplingParams | None,
+        options: dict[str, Any],
+    ) -> list[Ask]:
+        tools = taken_tools(options)
+        each = self._params(params, len(chats))
+        prompts = [self.encode_chat(chat, **options) for chat in chats]
+        reading = self._answer_format().reading(tools)
+        return [
+            Ask(prompt=prompt, params=one, reading=reading) for prompt, one in zip(prompts, each, strict=True)
+        ]
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Token ids of a conversation with the checkpoint's chat template; options are those of ChatAsk."""
-        from quire.text.chat_renderer import ChatAsk, ChatRenderer
+        from quire.text.chat_renderer import ChatAsk
+
+        return self._renderer().encode(ChatAsk(messages=messages, **options))
+
+    def _renderer(self) -> ChatRenderer:
+        from quire.text.chat_renderer import ChatRenderer
 
         if self._chat is None:
             tokenizer = self._built.model.tokenizer
@@ -145,7 +184,15 @@ class LLM:
                     "messages", "this model folder has no tokenizer and therefore no chat template"
                 )
             self._chat = ChatRenderer(tokenizer)
-        return self._chat.encode(ChatAsk(messages=messages, **options))
+        return self._chat
+
+    def _answer_format(self) -> AnswerFormat:
+        from quire.text.reading import AnswerFormat
+
+        if self._format is None:
+            assert self._built.model.tokenizer is not None  # the conversation was rendered
+            self._format = AnswerFormat(self._built.model.tokenizer)
+        return self._format
 
     def step_records(self) -> list[StepRecord]:
         """Records of the latest steps: contents and cost."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from quire.engine.api import StreamDelta
 from quire.server import fields, pieces
+from quire.server.answer_forms import check_budget, tools_of, with_form
 from quire.server.answering import (
     EventStream,
     answer_whole,
@@ -18,16 +18,19 @@ from quire.server.answering import (
     wants_timings,
     wants_usage,
 )
+from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.exchange import Body, Exchange, off_loop
-from quire.server.generation import HttpGeneration, finish_reason
-from quire.server.logprob_bodies import TokenTexts, chat_logprobs, chat_pieces, prompt_pieces
-from quire.server.requests import ChatCompletionRequest, Documents, Messages, Variables
+from quire.server.generation import HttpGeneration
+from quire.server.logprob_bodies import TokenTexts, prompt_pieces
+from quire.server.requests import ChatCompletionRequest, Documents, Messages, Tools, Variables
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask
+from quire.server.structured import find_structure
 from quire.text.chat_renderer import ChatAsk
+from quire.text.tools import ToolUse, read_tools
 from quire.types import TokenIds, check_window
 
 
@@ -41,6 +44,7 @@ class RenderRequest(msgspec.Struct, kw_only=True):
     documents: Documents | None = None
     chat_template_kwargs: Variables | None = None
     reasoning_effort: str | None = None
+    tools: Tools | None = None
 
 
 class RenderedPrompt(msgspec.Struct, kw_only=True):
@@ -61,17 +65,23 @@ class _Conversation(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
-def chat_ask(body: _Conversation, messages: list[dict[str, Any]]) -> ChatAsk:
+def chat_ask(body: _Conversation, messages: list[dict[str, Any]], tools: ToolUse | None = None) -> ChatAsk:
     """The conversation of a request."""
     opens = body.add_generation_prompt
     return ChatAsk(
         messages=messages,
+        tools=None if tools is None else tools.rendered,
         documents=getattr(body, "documents", None),
         add_generation_prompt=not body.continue_final_message if opens is None else opens,
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=body.chat_template_kwargs or {},
         reasoning_effort=getattr(body, "reasoning_effort", None),
     )
+
+
+def texts_of(context: ServerContext, body: ChatCompletionRequest) -> TokenTexts:
+    """How tokens are spelled in logprobs."""
+    return context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
 
 
 async def chat_completions(
@@ -82,37 +92,29 @@ async def chat_completions(
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
-    prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages)))
+    check_budget(body.thinking_token_budget)
+    tools = await off_loop(read.size, lambda: tools_of(body))
+    structure = await off_loop(read.size, lambda: find_structure(body))
+    prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
     body.messages = []
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(context, exchange, body, params, prompt, envelope.id)
-    texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
+    ask, dropped = await with_form(context, exchange, ask, tools, structure, body.thinking_token_budget)
+    form = MessageForm(reasoning=body.include_reasoning is not False, older=bool(tools and tools.older))
     if not body.stream:
         timings = wants_timings(exchange, body)
 
         def pieces_of(run: HttpGeneration) -> Iterator[bytes]:
-            return _answer(context, body, envelope, run, texts, prompt, timings=timings)
+            return _answer(context, body, envelope, run, form, prompt, timings=timings, dropped=dropped)
 
         await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
         return
-    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body))
-    opened: set[int] = set()
-    ids = bool(body.return_token_ids)
-
-    def chunk_of(choice: int, delta: StreamDelta) -> bytes:
-        if delta.logprobs is None and delta.finish_reason is None and not ids:
-            data = chunks.text(choice, delta.text) if delta.text else b""
-        else:
-            logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs, texts)
-            data = chunks.full(choice, delta, logprobs, ids=ids)
-        if choice not in opened:
-            opened.add(choice)
-            data = chunks.role(choice) + data
-        return data
-
-    await EventStream(context, exchange, body, chunks, logprobs="top_logprobs").write([ask], chunk_of)
+    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body), dropped=dropped)
+    events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
+    stream = EventStream(context, exchange, body, chunks, logprobs="top_logprobs")
+    await stream.write([ask], events.chunk_of)
 
 
 def _answer(
@@ -120,14 +122,15 @@ def _answer(
     body: ChatCompletionRequest,
     envelope: Envelope,
     run: HttpGeneration,
-    texts: TokenTexts,
+    form: MessageForm,
     prompt: TokenIds,
     *,
     timings: bool,
+    dropped: Sequence[str],
 ) -> Iterator[bytes]:
     """The JSON of a responses.ChatCompletion."""
     (output,) = run.outputs
-    ids = bool(body.return_token_ids)
+    ids, texts = bool(body.return_token_ids), texts_of(context, body)
     rest: list[tuple[str, pieces.Pieces]] = [("usage", pieces.value(run.usage()))]
     if output.prompt_logprobs is not None:
         rest.append(("prompt_logprobs", prompt_pieces(run.prompt_logprobs(0), context.engine)))
@@ -135,30 +138,18 @@ def _answer(
         rest.append(("prompt_token_ids", pieces.numbers(prompt)))
     if timings:
         rest.append(("timings", pieces.value(run.timings())))
-    choices = pieces.items(_choice(run, index, texts, ids=ids) for index in range(run.choices))
+    if dropped:
+        rest.append(("dropped_keywords", pieces.value(dropped)))
+    samples = zip(output.outputs, run.answers, strict=True)
+    choices = pieces.items(choice_pieces(*sample, form, texts, ids=ids) for sample in samples)
     return pieces.fields([*envelope_fields(envelope), ("choices", choices), *rest])
-
-
-def _choice(run: HttpGeneration, index: int, texts: TokenTexts, *, ids: bool) -> pieces.Pieces:
-    """The JSON of a responses.ChatChoice."""
-    sample, answer = run.outputs[0].outputs[index], run.answers[index]
-    message = [("role", pieces.value("assistant")), ("refusal", pieces.value(None))]
-    table = answer.logprobs
-    return pieces.fields([
-        ("index", pieces.value(index)),
-        ("message", pieces.fields([("content", pieces.text(answer.text)), *message])),
-        ("logprobs", pieces.value(None) if table is None else chat_pieces(table, texts)),
-        ("finish_reason", pieces.value(finish_reason(sample.finish_reason))),
-        ("stop_reason", pieces.value(sample.stop_reason)),
-        *([("token_ids", pieces.numbers(sample.token_ids))] if ids else ()),
-    ])  # fmt: skip
 
 
 async def render(context: ServerContext, _: Exchange, read: Body[RenderRequest]) -> RenderedPrompt:
     """The prompt that a chat request would make, as text and as token ids."""
     card, body = context.card(), read.value
     model = context.model(body.model)
-    ask = chat_ask(body, body.messages)
+    ask = chat_ask(body, body.messages, read_tools(body.tools))
     ids = await context.engine.encode_chat(ask)
     text = await context.engine.render_chat(ask)
     return RenderedPrompt(

@@ -23,10 +23,9 @@ RefusedFields = Mapping[str, tuple[Any, ...]]
 _COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "early_stopping": (False,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
+    "guided_decoding_backend": ("auto", "guidance", "llguidance"),
     "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
     "max_cost": (),
@@ -38,9 +37,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "lora_request": (),
     "mm_processor_kwargs": ({},),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
@@ -51,9 +47,6 @@ _COMMON |= {
     "do_sample": (True,),
     "dry_multiplier": (0, 0.0),
     "dynatemp_range": (0, 0.0),
-    "format": ("",),
-    "grammar": ("",),
-    "json_schema": ({},),
     "lora": ([],),
     "min_keep": (0,),
     "mirostat": (0,),
@@ -77,16 +70,15 @@ _CHAT: RefusedFields = {
     "best_of": (1,),
     "chat_template": (),
     "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "modalities": (["text"], []),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_COMPLETION: RefusedFields = {"suffix": ("",), "top_logprobs": (0,)}
+_COMPLETION: RefusedFields = {"suffix": ("",), "thinking_token_budget": (), "top_logprobs": (0,)}
 _WHY = {
+    "grammar_lazy": "not supported; a grammar applies from the first token",
+    "grammar_triggers": "not supported; a grammar applies from the first token",
+    "guided_decoding_backend": "must be auto or guidance; llguidance enforces every grammar",
     "chat_template": "not accepted; the template is part of the model",
     "prompt_embeds": "not supported; send text or token ids",
     "max_cost": "not supported; limit a request with max_tokens and deadline_ms",
@@ -107,7 +99,7 @@ for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).i
 
 CHAT: RefusedFields = {**_COMMON, **_CHAT}
 COMPLETION: RefusedFields = {**_COMMON, **_COMPLETION}
-CONVERSATION: RefusedFields = {"chat_template": (), "tools": ([],)}  # rendered, not answered
+CONVERSATION: RefusedFields = {"chat_template": ()}  # rendered, not answered
 
 
 class Unsupported:

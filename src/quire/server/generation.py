@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
+from quire.answers import AnswerPart, PartKind
 from quire.engine.api import GenerateAsk, Stream, StreamDelta
 from quire.logprobs import LogprobTable
+from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
-from quire.server.responses import PromptTokensDetails, TimingsBody, UsageBody
+from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
 from quire.types import FinishReason, RequestOutput, Timings
 
 Deltas = Sequence[tuple[int, StreamDelta]]
@@ -117,6 +119,12 @@ class HttpGeneration:
         if delta.finish_reason is FinishReason.NO_TOKEN:
             message = "no token can be sampled: the model gives probability 0 to every allowed token"
             raise ApiError(400, message, code="no_token_left")
+        if delta.finish_reason is FinishReason.GRAMMAR_DEAD_END:
+            message = "no token can be sampled: none continues the answer as its grammar wants it"
+            raise ApiError(400, message, code="grammar_dead_end")
+        if delta.finish_reason is FinishReason.GRAMMAR_LIMIT:
+            message = "the grammar of the answer took more time or memory than a request may"
+            raise ApiError(400, message, code="grammar_limit")
 
     def deliver(self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
@@ -152,14 +160,22 @@ class HttpGeneration:
         prompt = sum(c.prompt_tokens for c in counts)
         completion = sum(c.completion_tokens for c in counts)
         cached = sum(c.cached_tokens for c in counts)
-        return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+        usage = UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+        reading = self._asks[0].reading
+        if reading is not None and reading.regions.spec.reasoning is not None:
+            reasoning = sum(c.reasoning_tokens for c in counts)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning)
+        return usage
 
     def answer_size(self) -> int:
         """Approximate size in bytes of a complete answer, from its text, ids and logprobs: what it costs to make."""
         params, usage = self._asks[0].request.params, self.usage()
         generated = 0 if params.logprobs is None else usage.completion_tokens * (1 + params.logprobs)
         prompt = 0 if params.prompt_logprobs is None else usage.prompt_tokens * (1 + params.prompt_logprobs)
-        text = sum(len(answer.text) for answer in self.answers)
+        text = sum(
+            len(answer.text) + len(answer.reasoning) + sum(len(call.arguments) for call in answer.calls)
+            for answer in self.answers
+        )
         return text + usage.completion_tokens + _LOGPROB_BYTES * (generated + prompt)
 
     def timings(self) -> TimingsBody:
@@ -185,22 +201,47 @@ class HttpGeneration:
 
 
 class Answer:
-    """The content of one choice of an answer that is not streamed: text in UTF-8, and logprobs."""
+    """The content of one choice of an answer that is not streamed: texts in UTF-8, and logprobs."""
 
-    __slots__ = ("logprobs", "text")
+    __slots__ = ("calls", "logprobs", "reasoning", "text")
 
     def __init__(self) -> None:
         self.text = bytearray()
+        self.reasoning = bytearray()
+        self.calls: list[CallAnswer] = []
         self.logprobs: LogprobTable | None = None
 
     def add(self, delta: StreamDelta) -> int:
-        """Add a delta; returns the bytes of its text."""
-        text = delta.text.encode()
-        self.text += text
+        """Add a delta; returns the bytes of its texts."""
         if delta.logprobs is not None:
             self.logprobs = self.logprobs or LogprobTable()
             self.logprobs.extend(delta.logprobs)
+        if delta.parts is not None:
+            return sum(map(self._add_part, delta.parts))
+        text = delta.text.encode()
+        self.text += text
         return len(text)
+
+    def _add_part(self, part: AnswerPart) -> int:
+        text = part.text.encode()
+        if part.kind is PartKind.TEXT:
+            self.text += text
+        elif part.kind is PartKind.REASONING:
+            self.reasoning += text
+        elif part.kind is PartKind.CALL:
+            self.calls.append(CallAnswer(part.call_id, part.text, bytearray()))
+        else:
+            self.calls[-1].arguments += text
+        return len(text)
+
+
+@dataclass(slots=True)
+class CallAnswer:
+    """A call in an answer that is not streamed; its arguments in UTF-8."""
+
+    id: str
+    name: str
+    arguments: bytearray
 
 
 class ChoiceStream:

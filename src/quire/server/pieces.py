@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quire.answers import AnswerPart
 from quire.engine.api import StreamDelta
 from quire.logprobs import PositionLogprobs
 
@@ -98,17 +99,23 @@ def gathered(pieces: Pieces) -> Iterator[bytes]:
 
 
 def portions(delta: StreamDelta) -> Iterator[StreamDelta]:
-    """Parts of a delta that grew while its reader was slow: text, ids and logprobs, each in order."""
+    """Parts of a delta that grew while its reader was slow: text, ids and logprobs, each in order. An answer that is
+    read in parts has these before its ids.
+    """
     table, ids, text = delta.logprobs, delta.token_ids, delta.text
     step = _SLICE_NUMBERS if table is None else max(1, _SLICE_CANDIDATES // width_of(table))
     if len(ids) <= step and len(text) <= _SLICE_CHARS:
         yield delta
         return
+    parts: list[AnswerPart] | None = None
+    if delta.parts is not None:
+        yield StreamDelta(delta.index, text, [], parts=delta.parts)
+        text, parts = "", []
     count = max(-(-len(ids) // step), -(-len(text) // _SLICE_CHARS))
     for at in range(count):
         some = slice(at * step, (at + 1) * step)
         chars = text[at * _SLICE_CHARS : (at + 1) * _SLICE_CHARS]
-        part = StreamDelta(delta.index, chars, ids[some], None if table is None else table[some])
+        part = StreamDelta(delta.index, chars, ids[some], None if table is None else table[some], parts=parts)
         if at == count - 1:
             part.finish_reason, part.stop_reason = delta.finish_reason, delta.stop_reason
         yield part

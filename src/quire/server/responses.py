@@ -14,13 +14,22 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Generated tokens that are reasoning."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
-    """Token counts of a request; prompt tokens found in the prefix cache count as cached."""
+    """Token counts of a request; prompt tokens found in the prefix cache count as cached. A model that reasons has
+    details of its completion.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TimingsBody(msgspec.Struct):
@@ -76,14 +85,37 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
+# What strict: false left out: the path of each keyword in the schema, and why.
+Dropped = list[str]
+
+
+class FunctionBody(msgspec.Struct):
+    """A function that is called; `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct):
+    """A call of a function."""
+
+    id: str
+    function: FunctionBody
+    type: Literal["function"] = "function"
 
 
 class ChatMessage(msgspec.Struct):
-    """The assistant's answer."""
+    """The assistant's answer. `content` is null if there are only calls or reasoning. `reasoning` repeats
+    `reasoning_content` under its newer name.
+    """
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
+    function_call: FunctionBody | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -110,6 +142,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     timings: TimingsBody | UnsetType = UNSET
+    dropped_keywords: Dropped | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct):
@@ -136,6 +169,23 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: UsageBody
     timings: TimingsBody | UnsetType = UNSET
+    dropped_keywords: Dropped | UnsetType = UNSET
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """The name of a called function, or the next piece of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """A piece of the call number `index`; the first has its id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta | None = None
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -143,6 +193,10 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -167,3 +221,4 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     timings: TimingsBody | UnsetType = UNSET
+    dropped_keywords: Dropped | UnsetType = UNSET

@@ -9,9 +9,10 @@ from quire.server.chat import chat_ask
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
-from quire.server.requests import IdList, Messages, Variables
+from quire.server.requests import IdList, Messages, Tools, Variables
 from quire.server.routes import Post
 from quire.server.sampling import check_token_ids
+from quire.text.tools import read_tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -24,6 +25,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Variables | None = None
+    tools: Tools | None = None
     return_token_strs: bool | None = None
 
 
@@ -57,7 +59,7 @@ async def tokenize(context: ServerContext, _: Exchange, read: Body[TokenizeReque
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt", "prompt: set exactly one of prompt and messages")
     if body.messages is not None:
-        ids = await context.engine.encode_chat(chat_ask(body, body.messages))
+        ids = await context.engine.encode_chat(chat_ask(body, body.messages, read_tools(body.tools)))
     else:
         special = True if body.add_special_tokens is None else body.add_special_tokens
         ids = await context.engine.encode(body.prompt or "", add_special_tokens=special)

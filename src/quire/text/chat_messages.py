@@ -75,7 +75,8 @@ def check_messages(
     """Return messages as plain dictionaries without null entries, each with a role and a valid content.
 
     content is a string or a list of {"type": "text", "text": …} parts; null or missing only for an assistant that calls
-    tools. Tool-call arguments in JSON text (the OpenAI form) become objects, which templates print themselves. Raises
+    tools, or has reasoning. `function_call` and the role "function" become tool calls and their results. Tool-call
+    arguments in JSON text (the OpenAI form) become objects, which templates print themselves. Raises
     RequestError("messages", …) naming the wrong message.
     """
     if not isinstance(messages, list | tuple):
@@ -90,9 +91,8 @@ def check_messages(
             raise RequestError("messages", f"message {index} must be an object, not {type(message).__name__}")
         plain = copier.copy("messages", message)
         # as in transformers: a null entry would print as "None" or break a template that tests for presence
-        checked.append(
-            _check_message(index, {key: value for key, value in plain.items() if value is not None}, limits)
-        )
+        given = {key: value for key, value in plain.items() if value is not None}
+        checked.append(_check_message(index, _renew(index, given, checked), limits))
     return checked
 
 
@@ -106,12 +106,19 @@ def _check_message(index: int, message: Message, limits: MessageLimits) -> Messa
         )
     if "tool_calls" in message:
         _check_tool_calls(index, message["tool_calls"])
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    if reasoning is not None:
+        if not isinstance(reasoning, str):
+            raise RequestError("messages", f"message {index}: reasoning must be a string")
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     content = message.get("content")
     if content is None:
-        if role != "assistant" or not (message.get("tool_calls") or message.get("function_call")):
+        if role != "assistant" or not (message.get("tool_calls") or reasoning):
             raise RequestError(
                 "messages", f"message {index} has no content; only an assistant with tool_calls may"
             )
+        if not message.get("tool_calls"):
+            message["content"] = ""
     elif isinstance(content, list):
         for part in content:
             _check_part(index, part)
@@ -120,9 +127,22 @@ def _check_message(index: int, message: Message, limits: MessageLimits) -> Messa
             "messages",
             f"message {index}: content must be a string or a list of parts, not {type(content).__name__}",
         )
-    reasoning = next((message[name] for name in _REASONING if name in message), None)
-    if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message
+
+
+def _renew(index: int, message: Message, before: Sequence[Message]) -> Message:
+    """OpenAI's older form of calls and their results in the present form, which templates read."""
+    role, call = message.get("role"), message.pop("function_call", None)
+    if role == "assistant" and call is not None and not message.get("tool_calls"):
+        # nine letters and digits: templates of Mistral refuse other ids
+        message["tool_calls"] = [{"id": f"call{index:05d}", "type": "function", "function": call}]
+    elif role == "function":
+        if not isinstance(message.get("name"), str):
+            raise RequestError("messages", f"message {index} with the role function has no name")
+        message["role"] = "tool"
+        called = before[-1].get("tool_calls") if before else None
+        if called:
+            message.setdefault("tool_call_id", called[0].get("id"))
     return message
 
 
@@ -147,6 +167,12 @@ def _check_tool_calls(index: int, calls: Any) -> None:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError("messages", f"message {index}: a tool call needs a function with a name")
+        if function.get("arguments") is None:
+            function["arguments"] = "{}"
+        elif not isinstance(function["arguments"], str | dict):
+            raise RequestError(
+                "messages", f"message {index}: tool call arguments must be JSON text or an object"
+            )
 
 
 def _parse_arguments(index: int, text: str) -> Any:

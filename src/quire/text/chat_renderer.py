@@ -149,6 +149,11 @@ class ChatTemplate:
             if message["role"] in _ROLES:
                 message["role"] = TemplateText(message["role"])
         values["messages"] = messages
+        if ask.tools and "tools" not in self.variables:
+            raise RequestError(
+                "tools",
+                "this model's chat template does not read tools; one that does may be passed at start",
+            )
         if ask.documents and "documents" not in self.variables:
             raise RequestError("documents", "this model's chat template does not read documents")
         values["tools"] = _objects("tools", ask.tools, copier)

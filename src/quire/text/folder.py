@@ -32,6 +32,7 @@ class TokenizerFolder:
     """The contents of a tokenizer folder, checked for shape.
 
     `llama_prefix` is the Metaspace scheme of a Llama-family pipeline that replaces that of tokenizer.json, else None.
+    `response_template` says how answers are read, as in transformers.
     """
 
     tokenizer_json: bytes
@@ -40,6 +41,7 @@ class TokenizerFolder:
     added_tokens: dict[int, AddedToken] = field(default_factory=dict)
     chat_templates: dict[str, str] = field(default_factory=dict)
     llama_prefix: str | None = None
+    response_template: dict[str, object] | None = None
 
 
 def read_folder(path: Path, budget: LoadBudget) -> TokenizerFolder:
@@ -55,6 +57,8 @@ def read_folder(path: Path, budget: LoadBudget) -> TokenizerFolder:
     folder.added_tokens = _added_tokens(path, config, folder, budget)
     folder.chat_templates = _chat_templates(path, config, budget)
     folder.llama_prefix = _llama_prefix(path, config, data, budget)
+    declared = config.get("response_template")
+    folder.response_template = declared if isinstance(declared, dict) else None
     if folder.llama_prefix is not None:
         for name, text in (("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")):
             if name not in config:

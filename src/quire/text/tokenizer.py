@@ -18,6 +18,7 @@ from quire.text.growth import Growth, check_added
 from quire.text.guarded import GuardedEncoder
 from quire.text.kept_tokenizers import kept_tokenizer
 from quire.text.sparse import Ids, SparseTokenizer
+from quire.text.token_bytes import MAX_MEAN_BYTES, TokenBytes
 from quire.text.tokenizer_files import LoadBudget
 from quire.text.vocabulary import (
     ByteLevelDecoder,
@@ -27,7 +28,7 @@ from quire.text.vocabulary import (
     hide,
     recognise_decoder,
 )
-from quire.types import MAX_MEAN_BYTES, CheckpointError, RequestError, TokenBytes, check_window
+from quire.types import CheckpointError, RequestError, check_window
 from quire.util.kept import KeptFiles
 
 # From this length on, the library is called so that other threads can run; below, this would only cost time.
@@ -40,7 +41,7 @@ class Tokenizer:
 
     `special_tokens` maps role names ("bos_token", "eos_token", …) to token text, as in chat templates; `chat_templates`
     maps names to Jinja sources ("default" is the usual one). `unreadable` says why texts are refused; ids can be
-    decoded in any case.
+    decoded in any case. `response_template` is the checkpoint's description of its answers, as in transformers.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
         unreadable: str = "",
+        response_template: Mapping[str, object] | None = None,
     ) -> None:
         self._backend = backend
         self._unreadable = unreadable
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
+        self.response_template = response_template
         self._growth = _growth(backend)
         added = backend.get_added_tokens_decoder()
         self._special_text = frozenset(token.content for token in added.values() if token.special)
@@ -81,7 +84,12 @@ class Tokenizer:
         folder = read_folder(Path(path), budget or LoadBudget())
         size = len(folder.tokenizer_json)
         backend = kept_tokenizer(cache, _content(folder), size, lambda: _build(folder))
-        return cls(backend, special_tokens=folder.special_tokens, chat_templates=folder.chat_templates)
+        return cls(
+            backend,
+            special_tokens=folder.special_tokens,
+            chat_templates=folder.chat_templates,
+            response_template=folder.response_template,
+        )
 
     # -- sizes, ids and names ----------------------------------------------------------------------
 
@@ -189,6 +197,15 @@ class Tokenizer:
         self._check_readable()
         self._growth.check(text)
         return self._guarded.encode(text, own, max_tokens)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that continues another one: no space is put before it, and control tokens are plain text.
+
+        Raises as `encode`.
+        """
+        self._check_readable()
+        self._growth.check(text)
+        return self._guarded.encode_inside(text)
 
     @property
     def control_ids(self) -> frozenset[int]:

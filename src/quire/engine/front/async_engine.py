@@ -17,6 +17,7 @@ import msgspec
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
+    CompiledStructure,
     DeadlineError,
     EngineState,
     EngineStats,
@@ -29,6 +30,7 @@ from quire.engine.api import (
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import model_card
+from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
@@ -51,12 +53,16 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
+from quire.parameters import Structure
 from quire.text.chat_renderer import ChatAsk
-from quire.types import QuireError, RequestError, TokenBytes
+from quire.text.token_bytes import TokenBytes
+from quire.types import QuireError, RequestError
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles
+    from quire.text.reading import Reading
+    from quire.text.tools import ToolUse
 
 logger = logging.getLogger("quire.engine")
 
@@ -105,6 +111,7 @@ class AsyncEngine:
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
         self._lane = SuspectLane()
+        self._grammars = GrammarService()
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -188,6 +195,7 @@ class AsyncEngine:
                 logger.warning("%d requests were still running at shutdown", len(self._live))
         self._end_all("the server is shutting down")
         await self._client.stop()
+        self._grammars.close()
         if self._text is not None:
             self._text.close()
 
@@ -225,6 +233,9 @@ class AsyncEngine:
     async def render_chat(self, ask: ChatAsk) -> str:
         return await self._texts().render_chat(ask)
 
+    def reading(self, tools: ToolUse | None) -> Reading | None:
+        return self._texts().reading(tools)
+
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return await self._texts().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
@@ -233,6 +244,11 @@ class AsyncEngine:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts().token_bytes(token_id)
+
+    async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
+        made = await self._grammars.compile(asked, tenant)
+        await self.share_vocabulary()
+        return made
 
     async def share_vocabulary(self) -> None:
         """Give the engine the bytes of all tokens, unless it has them: before the first request that needs them.
@@ -268,7 +284,7 @@ class AsyncEngine:
         handle = next(self._numbers)
         stop = partial(self._stop_sample, handle)
         following = OutputBuilder(
-            request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output
+            request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
         )
         admission.admit(handle, ask, now)
         live = LiveRequest(handle, request, following, digest)
@@ -415,7 +431,11 @@ class AsyncEngine:
     def _open(self, folder: Path, files: GGUFFiles | None) -> tuple[Model, TextService]:
         template = read_template(self.serving.chat_template)
         model = open_model(folder, startup=self._startup, files=files, cache=kept_files(self._config))
-        return model, TextService(model.tokenizer, template)
+        names = {
+            "tool_call_parser": self.serving.tool_call_parser,
+            "reasoning_parser": self.serving.reasoning_parser,
+        }
+        return model, TextService(model.tokenizer, template, **names)
 
     def _texts(self) -> TextService:
         if self._text is None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from array import array
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from quire.answers import AnswerPart, PartKind
 from quire.engine.api import StreamDelta
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
 from quire.text.detokenizer import ByteLevelDetokenizer
+from quire.text.parts import PartedText, add_call_part
 from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer
@@ -22,6 +26,9 @@ from quire.types import (
     Timings,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from quire.text.reading import Reading  # imported by the requests that have one
 
 PRIME_TOKENS = 16
 
@@ -38,7 +45,8 @@ class OutputBuilder:
     """One request, and the RequestOutput that grows with it.
 
     `stop` is called with the index of a sample in whose text a stop string was found. Without `keep`, text and
-    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output. Raises RequestError for stop strings
+    logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output. `reading` divides answers into
+    parts. Raises RequestError for stop strings
     without a tokenizer.
     """
 
@@ -46,7 +54,7 @@ class OutputBuilder:
 
     def __init__(
         self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: Callable[[int], object],
-        *, keep: bool = True,
+        *, keep: bool = True, reading: Reading | None = None,
     ) -> None:  # fmt: skip
         params = self._params = request.params
         if params.stop and tokenizer is None:
@@ -65,8 +73,10 @@ class OutputBuilder:
             usage=Usage(prompt_tokens=len(request.prompt_token_ids)),
             timings=Timings(arrival=request.arrival),
         )
+        seed = "" if reading is None else uuid.uuid4().hex
         self.samples = [
-            Sample(completion, _text(request, tokenizer, stops)) for completion in self.output.outputs
+            Sample(completion, _text(request, tokenizer, stops, reading, f"{seed}-{completion.index}"))
+            for completion in self.output.outputs
         ]
         if keep and params.logprobs is not None:
             for completion in self.output.outputs:
@@ -88,12 +98,16 @@ class OutputBuilder:
         self.output.usage.cached_tokens = event.cached_tokens
         if event.prompt_logprobs:
             self._prompt_logprobs.extend(event.prompt_logprobs)
-        if output.logprobs is not None and event.logprobs:
-            output.logprobs.extend(event.logprobs)
         hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
         # the stop token is in token_ids, but not in the text
-        shown = event.new_token_ids[:-1] if hidden else event.new_token_ids
-        text = self._extend(sample, event.new_token_ids, shown, now, last=event.finish_reason is not None)
+        text, kept = self._extend(
+            sample, event.new_token_ids, now, hidden=int(hidden), last=event.finish_reason is not None
+        )
+        logprobs = event.logprobs
+        if logprobs and len(kept) < len(event.new_token_ids):
+            logprobs = logprobs[: len(kept)]
+        if output.logprobs is not None and logprobs:
+            output.logprobs.extend(logprobs)
         reason = event.finish_reason
         output.stop_reason = event.stop_token_id
         if sample.text is not None and sample.text.matched is not None:
@@ -101,7 +115,7 @@ class OutputBuilder:
         if reason is not None:
             self._finish(sample, reason, now)
         return StreamDelta(
-            event.sample_index, text, event.new_token_ids, event.logprobs, reason, output.stop_reason
+            event.sample_index, text, kept, logprobs, reason, output.stop_reason, self._parts(sample)
         )
 
     def grow(self, index: int, token_ids: list[int], now: float) -> StreamDelta | None:
@@ -109,12 +123,13 @@ class OutputBuilder:
         sample = self.samples[index]
         if sample.output.finish_reason is not None:
             return None
-        text = self._extend(sample, token_ids, token_ids, now)
+        text, kept = self._extend(sample, token_ids, now)
+        parts = self._parts(sample)
         if sample.text is None or sample.text.matched is None:
-            return StreamDelta(index, text, token_ids)
+            return StreamDelta(index, text, kept, parts=parts)
         reason, sample.output.stop_reason = self._matched(sample, sample.text.matched, running=True)
         self._finish(sample, reason, now)
-        return StreamDelta(index, text, token_ids, None, reason, sample.output.stop_reason)
+        return StreamDelta(index, text, kept, None, reason, sample.output.stop_reason, parts)
 
     def abort(self, now: float) -> None:
         """End every sample that is still running."""
@@ -123,32 +138,58 @@ class OutputBuilder:
                 self._finish(sample, FinishReason.ABORT, now)
 
     def _extend(
-        self, sample: Sample, token_ids: list[int], shown: list[int], now: float, *, last: bool = False
-    ) -> str:
-        """Add tokens and the text of `shown` to a sample; returns the new text."""
-        output = sample.output
+        self, sample: Sample, token_ids: list[int], now: float, *, hidden: int = 0, last: bool = False
+    ) -> tuple[str, list[int]]:
+        """Add tokens and their text to a sample, without that of the last `hidden`; returns the new text, and the
+        tokens up to where the text ends the sample.
+        """
+        output, text = sample.output, ""
+        if sample.text is not None:
+            text, token_ids = self._push(sample.text, token_ids, hidden)
+            if last:
+                text += sample.text.finish()
+            if self._keep:
+                # with one reference a string grows in place; with two it would be copied for every token
+                whole, output.text = output.text, ""
+                whole += text
+                output.text = whole
         if token_ids:
             if not output.token_ids:
                 timings = self.output.timings
                 timings.first_token = timings.first_token or now
             output.token_ids.extend(token_ids)
             self.output.usage.completion_tokens += len(token_ids)
-        if sample.text is None:
-            return ""
-        text = sample.text.push(shown)
-        if last:
-            text += sample.text.finish()
-        if self._keep:
-            # with one reference a string grows in place; with two it would be copied for every token
-            whole, output.text = output.text, ""
-            whole += text
-            output.text = whole
-        return text
+        return text, token_ids
 
-    def _matched(self, sample: Sample, stop: str, *, running: bool) -> tuple[FinishReason, str]:
+    def _push(self, text: SampleText, token_ids: list[int], hidden: int) -> tuple[str, list[int]]:
+        if isinstance(text, PartedText):
+            tokens, reasoning = text.tokens, text.reasoning_tokens
+            made = text.push(token_ids, hidden)
+            self.output.usage.reasoning_tokens += text.reasoning_tokens - reasoning
+            return made, token_ids[: text.tokens - tokens]
+        shown = token_ids[:-hidden] if hidden else token_ids
+        if len(shown) > 1 and self._params.stop:
+            return _up_to_stop(text, token_ids, shown)
+        return text.push(shown), token_ids
+
+    def _parts(self, sample: Sample) -> list[AnswerPart] | None:
+        """The new parts of a sample; None where its text is not divided."""
+        if not isinstance(sample.text, PartedText):
+            return None
+        parts = sample.text.take()
+        if self._keep:
+            for part in parts:
+                if part.kind is PartKind.REASONING:
+                    sample.output.reasoning += part.text
+                elif part.kind is not PartKind.TEXT:
+                    add_call_part(sample.output.tool_calls, part)
+        return parts
+
+    def _matched(self, sample: Sample, stop: str, *, running: bool) -> tuple[FinishReason, str | None]:
+        """How a sample ends for its text: at a stop string, or at a second call where there may be one."""
         if running:
             self._stop(sample.output.index)
-        return FinishReason.STOP, stop
+        return FinishReason.STOP, stop or None
 
     def _finish(self, sample: Sample, reason: FinishReason, now: float) -> None:
         """End a sample, and the request if it was the last one."""
@@ -164,7 +205,23 @@ class OutputBuilder:
             output.prompt_logprobs = [None, *table] if self._keep else table
 
 
-def _text(request: Request, tokenizer: Tokenizer | None, stops: StopStrings | None) -> SampleText | None:
+def _up_to_stop(text: SampleText, token_ids: list[int], shown: list[int]) -> tuple[str, list[int]]:
+    """Add the text of tokens one by one, as if each had come alone; the text, and the tokens up to a stop string."""
+    made = ""
+    for count, token in enumerate(shown, 1):
+        made += text.push([token])
+        if text.matched is not None:
+            return made, token_ids[:count]
+    return made, token_ids
+
+
+def _text(
+    request: Request,
+    tokenizer: Tokenizer | None,
+    stops: StopStrings | None,
+    reading: Reading | None,
+    seed: str,
+) -> SampleText | None:
     """How the tokens of a request become text."""
     if tokenizer is None:
         return None
@@ -173,7 +230,12 @@ def _text(request: Request, tokenizer: Tokenizer | None, stops: StopStrings | No
     if not isinstance(detokenizer, ByteLevelDetokenizer):
         # SentencePiece-style text drops a space at its very start; the output does not start there
         detokenizer.prime(list(request.prompt_token_ids[-PRIME_TOKENS:]))
-    if stops is None:
+    matcher = None if stops is None else stops.matcher(include=params.include_stop_str_in_output)
+    if reading is not None:
+        reader = reading.reader(request.prompt_token_ids, seed, hide=params.skip_special_tokens)
+        return PartedText(
+            detokenizer, reader, matcher, min_tokens=params.min_tokens, parallel=reading.parallel
+        )
+    if matcher is None:
         return detokenizer
-    matcher = stops.matcher(include=params.include_stop_str_in_output)
     return StoppedText(detokenizer, matcher, params.min_tokens)

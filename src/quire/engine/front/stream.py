@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
 from quire.engine.front.output import OutputBuilder, Sample
 from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
+from quire.text.parts import PartedText, append
 from quire.text.sample_text import StoppedText
 from quire.types import QuireError, Request, SeqEvent
 
@@ -187,7 +188,7 @@ class SinkPath:
     def opened(self) -> None:
         """The reader waits. A sample whose text may end it takes the other path."""
         sample = self._sample
-        ends = isinstance(sample.text, StoppedText) or sample.output.finish_reason is not None
+        ends = isinstance(sample.text, StoppedText | PartedText) or sample.output.finish_reason is not None
         self.open = bool(self._ids) and not ends
         self._settled = len(self._ids)
 
@@ -206,6 +207,8 @@ class SinkPath:
     def offer(self, delta: StreamDelta, now: float) -> bool:
         """Offer the sink a delta that `output` already includes; false when it must be read."""
         if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
+            return False
+        if delta.parts is not None:
             return False
         if len(self._ids) <= len(delta.token_ids):
             return False
@@ -299,5 +302,9 @@ def _merge(into: StreamDelta, delta: StreamDelta) -> None:
         into.logprobs = delta.logprobs
     elif delta.logprobs is not None:
         into.logprobs.extend(delta.logprobs)
+    if delta.parts:
+        into.parts = into.parts or []
+        for part in delta.parts:
+            append(into.parts, part)
     into.finish_reason = delta.finish_reason
     into.stop_reason = delta.stop_reason

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
+from quire.text.reading import AnswerFormat, Reading
+from quire.text.token_bytes import TokenBytes
 from quire.text.tokenizer import Tokenizer
-from quire.types import CheckpointError, ContextLengthError, RequestError, TokenBytes
+from quire.text.tools import ToolUse
+from quire.types import CheckpointError, ContextLengthError, RequestError
 from quire.util.strict_json import read_small_file
 from quire.util.threads import full_pool
 
@@ -27,9 +30,17 @@ T = TypeVar("T")
 class TextService:
     """Encodes, renders and decodes off the event loop. Short and long texts have separate threads."""
 
-    def __init__(self, tokenizer: Tokenizer | None, template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: str | None = None,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self._chat: ChatRenderer | None = None
+        self._format: AnswerFormat | None = None
         self._no_chat = "this model folder has no tokenizer, and therefore no chat template"
         if tokenizer is not None:
             try:
@@ -38,6 +49,9 @@ class TextService:
                 if template is not None:
                     raise
                 self._no_chat = str(error)  # text completion works without it
+            else:
+                names = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
+                self._format = AnswerFormat(tokenizer, template, **names)
         self._short = full_pool(2, "quire-text")
         self._long = full_pool(1, "quire-long-text")
         self._max_tokens = 0
@@ -85,6 +99,12 @@ class TextService:
         """A rendered conversation."""
         chat = self._require_chat()
         return await self._run("messages", _size(ask), lambda: chat.render(ask).text)
+
+    def reading(self, tools: ToolUse | None) -> Reading | None:
+        """How an answer to a conversation is read. Raises RequestError for calls that cannot be read."""
+        if self._format is None:
+            return None
+        return self._format.reading(tools)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids."""

@@ -1,0 +1,92 @@
+"""From what a request asks of its answer to what is enforced: the grammar, and the regions in which it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire.engine.api import CompiledStructure, constrained
+from quire.records import dataclass
+from quire.types import MAX_NAMED_TOKENS, Request, RequestError, SamplingParams
+
+if TYPE_CHECKING:
+    from quire.structured.answer_form import AskedPart
+    from quire.text.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A request with its grammar, how its answer is read, and the keywords of lenient schemas that are not enforced."""
+
+    request: Request
+    reading: Reading | None
+    dropped: tuple[str, ...] = ()
+
+
+# Yields the structures that must be compiled, one after the other, and is sent what came of them.
+Forming = Generator["AskedPart", CompiledStructure, Formed]
+
+
+def forming(
+    request: Request, reading: Reading | None, response: AskedPart | None, budget: int | None = None
+) -> Forming:
+    """The form of the answers to a request: calls of the tools of its `reading`, `response` for their text, and
+    `budget` for their thinking.
+    """
+    if reading is None:
+        if response is None:
+            return Formed(request, None)
+        made = yield response
+        return Formed(constrained(request, made.grammar), None, made.dropped)
+    from quire.structured.answer_form import AnswerPlan
+
+    thinking = reading.thinking(request.prompt_token_ids)
+    plan = AnswerPlan(reading=reading, thinking=thinking, response=response, budget=budget)
+    sources = {}
+    for part in plan.asks():
+        made = yield part
+        sources[part.ask.digest()] = made.grammar.source, made.dropped
+    form = plan.joined(sources)
+    params = request.params
+    if reading.banned and len(params.banned_token_ids) + len(reading.banned) <= MAX_NAMED_TOKENS:
+        banned = (*params.banned_token_ids, *reading.banned)
+        request = replace(request, params=replace(params, banned_token_ids=banned))
+    if form is None:
+        return Formed(request, reading)
+    request = replace(constrained(request, form.grammar), regions=form.regions)
+    return Formed(request, replace(reading, eager=True), form.dropped)
+
+
+def asked_part(params: SamplingParams) -> AskedPart | None:
+    """What parameters ask of the text of an answer. Raises RequestError for another kind of structure."""
+    if params.structured is None:
+        return None
+    from quire.structured.answer_form import AskedPart
+    from quire.structured.ask import StructuredOutput
+
+    if not isinstance(params.structured, StructuredOutput):
+        raise RequestError("structured", f"{type(params.structured).__name__} is not a StructuredOutput")
+    return AskedPart("structured", params.structured)
+
+
+def formed_now(work: Forming, compile_part: Callable[[AskedPart], CompiledStructure]) -> Formed:
+    """Compile in this thread what a form needs."""
+    try:
+        part = next(work)
+        while True:
+            part = work.send(compile_part(part))
+    except StopIteration as ended:
+        found: Formed = ended.value
+        return found
+
+
+async def formed(work: Forming, compile_part: Callable[[AskedPart], Awaitable[CompiledStructure]]) -> Formed:
+    """Compile off the event loop what a form needs."""
+    try:
+        part = next(work)
+        while True:
+            part = work.send(await compile_part(part))
+    except StopIteration as ended:
+        found: Formed = ended.value
+        return found

@@ -1,0 +1,108 @@
+"""The file that names the tool servers of a chat, in the form that other clients use, and which tools may be called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.records import dataclass
+from quire.types import RequestError
+from quire.util.strict_json import read_json_object
+
+MAX_FILE_BYTES = 2**20
+MAX_SERVERS = 32
+MAX_SECONDS = 3600
+MAX_ROUNDS = 100
+_LISTS, _TABLES, _TEXTS = ("args", "tools"), ("env", "headers"), ("command", "cwd", "url", "type")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """One tool server: a `command` that is started, or a `url`. Only `tools` may be called; "*" is all of them.
+
+    `timeout` limits each request to it, in seconds.
+    """
+
+    name: str
+    tools: frozenset[str] = frozenset()
+    timeout: float = 30.0
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def allows(self, tool: str) -> bool:
+        """Whether a tool may be called."""
+        return tool in self.tools or "*" in self.tools
+
+
+@dataclass(frozen=True, slots=True)
+class McpSettings:
+    """The servers of a file; `rounds` limits how often the model may call tools before it must answer."""
+
+    servers: tuple[ServerSettings, ...]
+    rounds: int = 8
+
+
+def read_settings(path: str) -> McpSettings:
+    """The servers of a file: {"mcpServers": {NAME: {"command": …} or {"url": …}}, "rounds": N}.
+
+    Raises CheckpointError for a file that is no JSON object, RequestError naming the key for what is wrong in it.
+    """
+    found = read_json_object(Path(path), MAX_FILE_BYTES)
+    servers, rounds = found.get("mcpServers"), found.get("rounds", 8)
+    if not isinstance(servers, dict) or not 0 < len(servers) <= MAX_SERVERS:
+        raise RequestError("mcpServers", f"must be an object with 1 to {MAX_SERVERS} servers")
+    if type(rounds) is not int or not 1 <= rounds <= MAX_ROUNDS:
+        raise RequestError("rounds", f"{rounds!r} is not an integer in [1, {MAX_ROUNDS}]")
+    return McpSettings(tuple(_server(name, given) for name, given in servers.items()), rounds)
+
+
+def _server(name: str, given: Any) -> ServerSettings:
+    where = f"mcpServers.{name}"
+    if not isinstance(given, dict):
+        raise RequestError(where, "must be an object")
+    for key, value in given.items():
+        _check(f"{where}.{key}", key, value)
+    command, url = given.get("command"), given.get("url", "")
+    if (command is None) == (not url):
+        raise RequestError(where, "needs either command or url")
+    if url and urlsplit(url).scheme not in {"http", "https"}:
+        raise RequestError(f"{where}.url", f"{url!r} is not an http or https address")
+    return ServerSettings(
+        name=name,
+        tools=frozenset(given.get("tools", ())),
+        timeout=given.get("timeout", 30.0),
+        command=(command, *given.get("args", ())) if command else (),
+        env=given.get("env", {}),
+        cwd=given.get("cwd"),
+        url=url,
+        headers=given.get("headers", {}),
+    )
+
+
+def _check(where: str, key: str, value: Any) -> None:
+    """Raise RequestError for a key that is unknown or has a value of another type."""
+    if key in _LISTS:
+        right, kind = (
+            isinstance(value, list) and all(isinstance(item, str) for item in value),
+            "a list of texts",
+        )
+    elif key in _TABLES:
+        right = isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+        kind = "an object of texts"
+    elif key in _TEXTS:
+        right, kind = isinstance(value, str) and bool(value), "a text"
+    elif key == "timeout":
+        right = type(value) in {int, float} and 0 < value <= MAX_SECONDS
+        kind = f"a number of seconds up to {MAX_SECONDS}"
+    else:
+        raise RequestError(
+            where, f"is not a key of a server: {', '.join((*_TEXTS, *_LISTS, *_TABLES, 'timeout'))}"
+        )
+    if not right:
+        raise RequestError(where, f"must be {kind}")

@@ -1,0 +1,121 @@
+"""What a chat asks of the form of its answer, as one grammar: calls of functions, a response format, both behind the
+thinking.
+
+The schemas in it are compiled first, each by itself, where compiling is bounded (`asks`). Joining what came of them
+costs little (`joined`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from quire.answers import AnswerRegions
+from quire.records import dataclass
+from quire.structured.ask import StructuredOutput
+from quire.structured.tool_grammar import ToolChoice, ToolFunction, answer_grammar, tool_grammar
+from quire.text.reading import Reading
+from quire.types import Grammar
+
+NEVER = -1  # a trigger that is no token
+_ANY = '{"grammars": [{"json_schema": {}}]}'
+Compiled = tuple[str, Sequence[str]]  # the source of a grammar, and the keywords that it lacks
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPart:
+    """A structure that a request asks for; `field` is its place in the request."""
+
+    field: str
+    ask: StructuredOutput
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What is enforced on an answer: `grammar` where `regions` say. `dropped` are keywords of lenient schemas."""
+
+    grammar: Grammar
+    regions: AnswerRegions
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """The form of the answers to a prompt: calls of the reading's tools, a `response` format. `thinking`: the prompt has opened the
+    reasoning. `budget` is the most tokens of it.
+    """
+
+    reading: Reading
+    thinking: bool = False
+    response: AskedPart | None = None
+    budget: int | None = None
+
+    def asks(self) -> list[AskedPart]:
+        """What must be compiled first."""
+        found: dict[bytes, AskedPart] = {}
+
+        def note(schema: object, strict: bool) -> Compiled:
+            ask = StructuredOutput(json=schema, strict=strict)
+            found.setdefault(ask.digest(), AskedPart(self._field_of(schema), ask))
+            return _ANY, ()
+
+        self._made(note, _ANY)
+        return [*found.values(), *([self.response] if self.response is not None else ())]
+
+    def joined(self, compiled: Mapping[bytes, Compiled]) -> AnswerForm | None:
+        """The form, from what `asks` named, by digest. None where any answer may be given."""
+        response = compiled[self.response.ask.digest()] if self.response is not None else ("", ())
+        made = self._made(
+            lambda schema, strict: compiled[StructuredOutput(json=schema, strict=strict).digest()],
+            response[0],
+        )
+        if made is None:
+            if self.budget is None:
+                return None
+            made = self._unbound()
+        source, regions, dropped = made
+        grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
+        return AnswerForm(grammar, replace(regions, budget=self.budget), (*dropped, *response[1]))
+
+    def _made(
+        self, compile_schema: Callable[[object, bool], Compiled], response: str
+    ) -> tuple[str, AnswerRegions, Sequence[str]] | None:
+        spec, markers = self.reading.regions.spec, self.reading.regions.markers
+        tools = self.reading.tools
+        if tools is None:
+            if self.response is None:
+                return None
+            made = answer_grammar(spec, markers, response, thinking=self.thinking)
+            return made.source, made.regions, ()
+        functions = [ToolFunction(f.name, f.parameters, f.strict) for f in tools.callable]
+        choice = ToolChoice(mode=tools.calls.value, parallel=tools.parallel)
+        called = tool_grammar(
+            spec, markers, functions, choice, thinking=self.thinking, compile_schema=compile_schema
+        )
+        return None if called is None else (called.source, called.regions, called.dropped)
+
+    def _unbound(self) -> tuple[str, AnswerRegions, Sequence[str]]:
+        """Any answer: only its thinking is followed."""
+        regions = self.reading.regions
+        made = answer_grammar(regions.spec, regions.markers, _ANY, thinking=self.thinking)
+        return made.source, replace(made.regions, triggers=(NEVER,)), ()
+
+    def _field_of(self, schema: Any) -> str:
+        """The place of a schema: of all arguments of a function, or of one of them."""
+        tools = self.reading.tools
+        for index, function in enumerate(tools.callable if tools is not None else ()):
+            place = f"tools[{self._place(function.name, index)}].function.parameters"
+            if schema == function.parameters or schema == ToolFunction("", function.parameters).schema:
+                return place
+            for name, part in function.parameters.get("properties", {}).items():
+                if schema == part:
+                    return f"{place}.properties.{name}"
+        return "tools"
+
+    def _place(self, name: str, index: int) -> int:
+        """The position of a function among all tools, of which only some may be called."""
+        assert self.reading.tools is not None
+        names = [tool["function"]["name"] for tool in self.reading.tools.rendered]
+        return names.index(name) if name in names else index

@@ -1,0 +1,98 @@
+"""How the answers of a model are read: its regions, and what one request wants of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.records import dataclass
+from quire.text.regions.detect import ModelRegions, model_regions
+from quire.text.regions.reader import RegionReader
+from quire.text.regions.spec import ChannelCall
+from quire.text.tokenizer import Tokenizer
+from quire.text.tools import Calls, ToolUse
+from quire.types import RequestError
+
+# The end of a prompt that shows whether the answer begins inside reasoning: an opener and white space behind it.
+_END_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the samples of one request are divided. `tools` are None if no calls are read. `eager`: a grammar keeps calls
+    to their format, so that they are delivered as they arrive. `banned` tokens would begin a call that is not wanted.
+    """
+
+    regions: ModelRegions
+    tokenizer: Tokenizer
+    tools: ToolUse | None = None
+    eager: bool = False
+    banned: tuple[int, ...] = ()
+
+    @property
+    def parallel(self) -> bool:
+        """Whether a sample may have several calls."""
+        return self.tools is None or self.tools.parallel
+
+    def thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt has opened the reasoning."""
+        reasoning = self.regions.spec.reasoning
+        if reasoning is None:
+            return False
+        end = self.tokenizer.decode(list(prompt[-_END_TOKENS:]), skip_special_tokens=False)
+        return reasoning.opened_by(end)
+
+    def reader(self, prompt: Sequence[int], seed: str, *, hide: bool) -> RegionReader:
+        """A reader of one sample; `seed` determines the ids of its calls, `hide` leaves out control tokens."""
+        tools = self.tools
+        return RegionReader(
+            self.regions.spec,
+            self.regions.markers,
+            tools=None if tools is None else {tool.name: tool.parameters for tool in tools.callable},
+            thinking=self.thinking(prompt),
+            eager=self.eager,
+            hide=hide,
+            seed=seed,
+        )
+
+
+class AnswerFormat:
+    """The format of a model's answers; see `regions.detect.model_regions` for the arguments and errors."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.regions = model_regions(
+            tokenizer, template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
+
+    def reading(self, tools: ToolUse | None) -> Reading | None:
+        """How an answer is read; None if it is nothing but text.
+
+        Raises RequestError for tools if the model's format of calls is not known.
+        """
+        spec = self.regions.spec
+        if tools is not None and tools.calls is not Calls.NONE:
+            if spec.calls is None:
+                raise RequestError(
+                    "functions" if tools.older else "tools",
+                    "the format in which this model writes calls is not known; --tool-call-parser names it",
+                )
+            return Reading(self.regions, self._tokenizer, tools)
+        banned = () if tools is None else self._call_openers()
+        if not banned and spec.reasoning is None and spec.answer == ("", ""):
+            return None
+        return Reading(self.regions, self._tokenizer, banned=banned)
+
+    def _call_openers(self) -> tuple[int, ...]:
+        """The tokens that begin a call and nothing else."""
+        spec, markers = self.regions.spec.calls, self.regions.markers
+        if spec is None or isinstance(spec.call, ChannelCall):
+            return ()
+        firsts = (next(iter(markers.split(text.strip())), "") for text in (spec.opener, *spec.others))
+        return tuple(first for first in firsts if isinstance(first, int))

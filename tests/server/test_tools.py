@@ -1,0 +1,430 @@
+"""Tool calls and reasoning over HTTP: every field, every shape; streamed and whole answers are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.scripted import Script, scripted_folder
+from helpers.server import LiveServer, Reply, serving
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+TOOLS = [WEATHER, ADD]
+PARIS = '{"city": "Paris, \\"Île\\""}'
+ONE = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+TWO = ONE + '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Script:
+    made = Script(scripted_folder(tmp_path_factory.mktemp("scripted") / "model"))
+    made.says("one call", "Let me look.\n" + ONE)
+    made.says("two calls", TWO)
+    made.says("thinks", "<think>\nIs it 4?\n</think>\n\nIt is 4.")
+    made.says("ponders", "<think>\nThe weather.\n</think>\n\n" + ONE)
+    made.says("broken", "See:\n<tool_call>\nno call\n</tool_call> done")
+    made.says("plain", "Just text.")
+    made.says("stranger", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>')
+    made.says("differ", "First.", ONE, "<think>\nhm\n</think>\n\nThird.")
+    made.says("stops", "One. Two. Three." + ONE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = next(tmp_path_factory.getbasetemp().glob("scripted*/model"))
+    options = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+    with script.played(), serving(folder, {"max_model_len": 2048}, **options) as live:
+        yield live
+
+
+def whole(server: LiveServer, text: str, **fields: Any) -> list[dict[str, Any]]:
+    reply = server.chat(text, **fields)
+    assert reply.status == 200, reply.text
+    return list(reply.json["choices"])
+
+
+def folded(reply: Reply) -> list[dict[str, Any]]:
+    """The choices that the chunks of a stream add up to, as OpenAI's clients add them."""
+    assert reply.status == 200, reply.text
+    choices: dict[int, dict[str, Any]] = {}
+    for event in reply.events[:-1]:
+        for chunk in event["choices"]:
+            choice = choices.setdefault(chunk["index"], {"message": {}, "logprobs": None})
+            assert choice.get("finish_reason") is None, "nothing follows the end"
+            choice["finish_reason"] = chunk["finish_reason"]
+            if chunk.get("logprobs"):
+                choice["logprobs"] = (choice["logprobs"] or []) + chunk["logprobs"]["content"]
+            message = choice["message"]
+            for name, value in chunk["delta"].items():
+                if name == "tool_calls":
+                    _fold_calls(message.setdefault("tool_calls", []), value)
+                elif name == "function_call":
+                    _fold_function(message.setdefault("function_call", {"arguments": ""}), value)
+                elif value is not None or name not in message:
+                    message[name] = value if message.get(name) is None else message[name] + value
+    return [choices[index] for index in sorted(choices)]
+
+
+def _fold_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
+    for delta in deltas:
+        if delta["index"] == len(calls):  # a call opens with its id, type and name
+            assert delta["type"] == "function"
+            assert delta["function"]["arguments"] == ""
+            calls.append({"id": delta["id"], "type": "function", "function": {"arguments": ""}})
+        else:
+            assert set(delta) == {"index", "function"}, "later pieces are arguments alone"
+        _fold_function(calls[delta["index"]]["function"], delta["function"])
+
+
+def _fold_function(function: dict[str, Any], delta: dict[str, Any]) -> None:
+    if "name" in delta:
+        assert "name" not in function
+        function["name"] = delta["name"]
+    function["arguments"] += delta["arguments"]
+
+
+def without_ids(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What two requests have in common: the ids of calls are each request's own."""
+    found = json.loads(json.dumps(choices))
+    for choice in found:
+        choice["message"].pop("refusal", None)
+        for call in choice["message"].get("tool_calls", ()):
+            assert call.pop("id").startswith("call_")
+    return [{"message": c["message"], "finish_reason": c["finish_reason"]} for c in found]
+
+
+SAID: dict[str, tuple[str | None, str | None, list[tuple[str, str]], str]] = {
+    "one call": ("Let me look.", None, [("get_weather", PARIS)], "tool_calls"),
+    "two calls": (None, None, [("get_weather", PARIS), ("add", '{"a": 1}')], "tool_calls"),
+    "thinks": ("It is 4.", "Is it 4?", [], "stop"),
+    "ponders": (None, "The weather.", [("get_weather", PARIS)], "tool_calls"),
+    "plain": ("Just text.", None, [], "stop"),
+}
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_whole_and_streamed(server: LiveServer, key: str) -> None:
+    content, reasoning, calls, reason = SAID[key]
+    (choice,) = whole(server, key, tools=TOOLS)
+    message = choice["message"]
+    assert choice["finish_reason"] == reason
+    assert message["role"] == "assistant"
+    assert (message["content"] and message["content"].strip()) == content
+    assert message.get("reasoning_content") == message.get("reasoning")
+    assert (message.get("reasoning") and message["reasoning"].strip()) == reasoning
+    found = message.get("tool_calls", [])
+    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in found] == [
+        (name, json.loads(arguments)) for name, arguments in calls
+    ]
+    assert len({call["id"] for call in found}) == len(found)
+    streamed = server.chat(key, tools=TOOLS, stream=True)
+    assert without_ids(folded(streamed)) == without_ids([choice])
+    first = streamed.events[0]["choices"][0]["delta"]
+    assert first == {"role": "assistant", "content": "" if content and not reasoning else None}
+
+
+def test_malformed_calls_come_back_as_text(server: LiveServer) -> None:
+    (choice,) = whole(server, "broken", tools=TOOLS)
+    assert "no call" in choice["message"]["content"]
+    assert choice["message"]["content"].endswith("done")
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+    assert without_ids(folded(server.chat("broken", tools=TOOLS, stream=True))) == without_ids([choice])
+
+
+def test_a_call_of_no_function_is_the_agents_to_answer(server: LiveServer) -> None:
+    (choice,) = whole(server, "stranger", tools=TOOLS)
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "unknown"
+
+
+def test_without_tools_calls_are_text(server: LiveServer) -> None:
+    (choice,) = whole(server, "one call")
+    assert "tool_calls" not in choice["message"]
+    assert '"get_weather"' in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_none_bans_the_token_that_begins_a_call(server: LiveServer) -> None:
+    server.chat("one call", tools=TOOLS, tool_choice="none").error(400, "no_token_left")
+    assert whole(server, "plain", tools=TOOLS, tool_choice="none")[0]["message"]["content"] == "Just text."
+
+
+CITY: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "visit",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Paris", "Rome"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+ON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+FLAG: dict[str, Any] = {"type": "function", "function": {"name": "flag", "parameters": ON}}
+
+
+def fits(call: dict[str, Any]) -> bool:
+    """Whether a call fits the schema of its function."""
+    name, given = call["function"]["name"], json.loads(call["function"]["arguments"])
+    if name == "flag":
+        return set(given) == {"on"} and isinstance(given["on"], bool)
+    return (
+        set(given) == {"city", "days"}
+        and given["city"] in {"Paris", "Rome"}
+        and given["days"] in range(1, 10)
+    )
+
+
+ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name": "visit"}}]}
+CHOICES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "required": ({"tool_choice": "required"}, {"visit", "flag"}),
+    "named": ({"tool_choice": {"type": "function", "function": {"name": "flag"}}}, {"flag"}),
+    "allowed": ({"tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED}}, {"visit"}),
+    "one": ({"tool_choice": "required", "parallel_tool_calls": False}, {"visit", "flag"}),
+}
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_random_weights_call_what_they_must(server: LiveServer, key: str) -> None:
+    """Whatever the model would say: from the first token on, calls of the functions that are allowed, which fit."""
+    fields, names = CHOICES[key]
+    asked = {"tools": [CITY, FLAG], "temperature": 1.5, "max_tokens": 400, "n": 4, "seed": 7, **fields}
+    choices = whole(server, "anything", **asked)
+    for choice in choices:
+        calls = choice["message"]["tool_calls"]
+        assert {call["function"]["name"] for call in calls} <= names
+        if choice["finish_reason"] == "length":  # many calls in a row: the last one may be cut off
+            calls = calls[:-1]
+        assert all(map(fits, calls))
+        if key == "one":
+            assert len(calls) == 1
+            assert choice["finish_reason"] == "tool_calls"
+    streamed = folded(server.chat("anything", stream=True, **asked))
+    assert without_ids(streamed) == without_ids(choices)
+
+
+def test_schemas_that_cannot_be_enforced_are_named(server: LiveServer) -> None:
+    for schema in ({"type": "string", "pattern": "(?<=x)y"}, {"$ref": "http://127.0.0.1:1/x.json"}):
+        parameters = {"type": "object", "properties": {"a": schema}}
+        strict = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+        reply = server.chat("plain", tools=[FLAG, strict])
+        reply.error(400, "invalid_value")
+        assert reply.json["error"]["param"].startswith("tools[1].function.parameters"), reply.text
+
+
+def test_thinking_ends_with_its_budget(server: LiveServer, script: Script) -> None:
+    """Random weights do not close their thinking by themselves."""
+    asked: dict[str, Any] = {
+        "chat_template_kwargs": {"thinking": True},
+        "temperature": 1.0,
+        "seed": 5,
+        "max_tokens": 60,
+    }
+    closer = len(script.ids("</think>"))
+    free = server.chat("anything", **asked).json
+    assert free["usage"]["completion_tokens_details"]["reasoning_tokens"] > 20
+    assert free["choices"][0]["message"]["content"] is None
+    for budget in (0, 7):
+        body = server.chat("anything", thinking_token_budget=budget, **asked).json
+        message = body["choices"][0]["message"]
+        thought = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert budget + closer <= thought <= budget + closer + 3, thought
+        assert message["content"]
+        streamed = server.chat("anything", thinking_token_budget=budget, stream=True, **asked)
+        assert without_ids(folded(streamed)) == without_ids(body["choices"])
+    server.chat("anything", thinking_token_budget=-1).error(400, "invalid_value", "thinking_token_budget")
+
+
+def test_a_response_format_is_for_the_answer_not_the_thinking(server: LiveServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": ON, "strict": True}}
+    asked = {"response_format": form, "chat_template_kwargs": {"thinking": True}, "thinking_token_budget": 5}
+    (choice,) = whole(server, "anything", max_tokens=200, temperature=1.0, seed=3, **asked)
+    assert choice["message"]["reasoning"]
+    assert set(json.loads(choice["message"]["content"])) == {"on"}
+    assert choice["finish_reason"] == "stop"
+
+
+def test_several_samples(server: LiveServer) -> None:
+    choices = whole(server, "differ", tools=TOOLS, n=3)
+    assert [c["message"]["content"] for c in choices[::2]] == ["First.", "Third."]
+    assert [c["finish_reason"] for c in choices] == ["stop", "tool_calls", "stop"]
+    assert choices[2]["message"]["reasoning"].strip() == "hm"
+    assert without_ids(folded(server.chat("differ", tools=TOOLS, n=3, stream=True))) == without_ids(choices)
+
+
+def test_the_older_form(server: LiveServer) -> None:
+    functions = [tool["function"] for tool in TOOLS]
+    (choice,) = whole(server, "two calls", functions=functions)
+    call = choice["message"]["function_call"]
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", json.loads(PARIS))
+    assert choice["finish_reason"] == "function_call"
+    assert "tool_calls" not in choice["message"]
+    assert without_ids(folded(server.chat("two calls", functions=functions, stream=True))) == without_ids(
+        [choice]
+    )
+
+
+def test_one_call_at_most(server: LiveServer) -> None:
+    (choice,) = whole(server, "two calls", tools=TOOLS, parallel_tool_calls=False)
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["get_weather"]
+    assert choice["finish_reason"] == "tool_calls"
+    streamed = server.chat("two calls", tools=TOOLS, parallel_tool_calls=False, stream=True)
+    assert without_ids(folded(streamed)) == without_ids([choice])
+
+
+def test_reasoning_can_be_left_out(server: LiveServer) -> None:
+    (choice,) = whole(server, "thinks", include_reasoning=False)
+    assert set(choice["message"]) == {"role", "content", "refusal"}
+    (streamed,) = folded(server.chat("thinks", include_reasoning=False, stream=True))
+    assert streamed["message"]["content"] == choice["message"]["content"]
+    assert "reasoning" not in streamed["message"]
+
+
+def test_usage_counts_reasoning(server: LiveServer, script: Script) -> None:
+    usage = server.chat("thinks").json["usage"]
+    thought = len(script.ids("<think>\nIs it 4?\n</think>"))
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": thought}
+    *_, last, _ = server.chat("thinks", stream=True, stream_options={"include_usage": True}).events
+    assert last["usage"] == usage | {"prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
+    assert server.chat("plain").json["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_stop_strings_end_the_text_and_no_call(server: LiveServer) -> None:
+    (choice,) = whole(server, "stops", tools=TOOLS, stop=["Two"])
+    assert choice["message"]["content"] == "One. "
+    assert choice["stop_reason"] == "Two"
+    (called,) = whole(server, "one call", tools=TOOLS, stop=["city", "get_weather"])
+    assert called["finish_reason"] == "tool_calls"  # the arguments contain both
+    streamed = server.chat("stops", tools=TOOLS, stop=["Two"], stream=True)
+    assert without_ids(folded(streamed)) == without_ids([choice])
+
+
+def test_logprobs_are_of_all_tokens(server: LiveServer, script: Script) -> None:
+    fields: dict[str, Any] = {"tools": TOOLS, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    (choice,) = whole(server, "ponders", **fields)
+    said = script.ids("<think>\nThe weather.\n</think>\n\n" + ONE)
+    assert len(choice["logprobs"]["content"]) == len(said) + 1  # and the end of the turn
+    assert choice["token_ids"][:-1] == said
+    reply = server.chat("ponders", stream=True, **fields)
+    (streamed,) = folded(reply)
+    assert streamed["logprobs"] == choice["logprobs"]["content"]
+    ids = [token for event in reply.events[:-1] for token in event["choices"][0].get("token_ids", ())]
+    assert ids == choice["token_ids"]
+
+
+def test_an_answer_cut_in_a_call(server: LiveServer) -> None:
+    """What there is of it is not lost, and it ended by length."""
+    (choice,) = whole(server, "one call", tools=TOOLS, max_tokens=40)
+    assert choice["finish_reason"] == "length"
+    said = json.dumps(choice["message"])
+    assert "get_weather" in said
+    streamed = server.chat("one call", tools=TOOLS, max_tokens=40, stream=True)
+    assert without_ids(folded(streamed)) == without_ids([choice])
+
+
+def test_a_conversation_with_calls_is_rendered(server: LiveServer) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+    }
+    chat = [
+        {"role": "user", "content": "Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Look it up."},
+        {"role": "tool", "tool_call_id": "call_1", "content": "21 °C"},
+    ]
+    body = {"messages": chat, "tools": TOOLS}
+    prompt = server.post("/v1/chat/completions/render", body).json["prompt"]
+    assert prompt.startswith("[tools] [")
+    written = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    assert f"[reasoning] Look it up.{written}" in prompt
+    assert "[tool] 21 °C for call_1" in prompt
+    assert server.post("/tokenize", body).json["count"] == len(
+        server.post("/v1/chat/completions/render", body).json["token_ids"]
+    )
+    older = [
+        chat[0],
+        {"role": "assistant", "content": None, "function_call": call["function"]},
+        {"role": "function", "name": "get_weather", "content": "21 °C"},
+    ]
+    prompt = server.post("/v1/chat/completions/render", {"messages": older}).json["prompt"]
+    assert written in prompt
+    assert "[tool] 21 °C for call00001" in prompt
+
+
+NAMED = {"type": "function", "function": {"name": "missing"}}
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "two functions"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing name"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name", "1 to 128"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "an object with a name"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "'custom'"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+     "tools[0].function.parameters", "JSON schema"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+     "tools[0].function.parameters.type", "'array'"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": 1}}}}]},
+     "tools[0].function.parameters.properties.a", "JSON schema"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+     "tools[0].function.strict", "true or false"),
+    ({"tools": [{**ADD, "function": {"name": f"f{i}"}} for i in range(5000)]}, "tools", "512"),
+    ({"tools": [{"type": "weird", "function": {"name": "f"}}]}, "tools[0].type", "'weird'"),
+    ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice", "'missing'"),
+    ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", '"required"'),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [NAMED]}}},
+     "tool_choice.allowed_tools.tools[0]", "'missing'"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"function_call": {"name": "f"}}, "function_call", "needs functions"),
+    ({"functions": [ADD["function"]], "function_call": {"name": "g"}}, "function_call", "'g'"),
+    ({"functions": [ADD["function"]], "tools": TOOLS}, "functions", "tools"),
+    ({"tools": "x"}, "tools", "array"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "text"), BAD)
+def test_wrong_tools_are_named(server: LiveServer, fields: dict[str, Any], param: str, text: str) -> None:
+    assert text in server.chat("plain", **fields).error(400, None, param)
+
+
+def test_deep_and_large_tools_are_refused(server: LiveServer) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(52):
+        deep = {"properties": {"a": deep}}
+    schema = {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep}}]}
+    assert "levels deep" in server.chat("plain", **schema).error(400)
+    large = {"type": "function", "function": {"name": "f", "description": "x" * (1 << 20)}}
+    assert "characters" in server.chat("plain", tools=[large]).error(400, None, "tools[0]")
+
+
+def test_templates_without_tools_refuse_them(folder: Path) -> None:
+    with serving(folder) as live:
+        message = live.chat("hi", tools=TOOLS).error(400, "invalid_value", "tools")
+        assert "template does not read tools" in message
