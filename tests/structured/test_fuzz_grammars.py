@@ -21,7 +21,7 @@ from helpers.random_grammars import random_gbnf
 from quire import StructuredOutput
 from quire.structured.ask import GrammarError
 from quire.structured.bounds import CPU_SECONDS, PROCESS_BYTES
-from quire.structured.limits import parser_limits
+from quire.structured.grammar_limits import parser_limits
 from quire.structured.pool import GrammarPool
 from quire.types import RequestError
 
