@@ -39,8 +39,8 @@ THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share 
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
 # A sixteenth of the rest, within these bounds.
 GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
-# What the first grammar adds: the library and its threads (5 MiB measured), and the trie of tokens, with the parts of it
-# that masks of texts take (650 bytes a token of quire-mini, 741 of 128k tokens with 10 bytes on the average).
+# What the first grammar adds: the library and its threads (5 MiB measured), and the trie of tokens, with those parts of
+# it that masks of texts take (650 bytes a token of quire-mini, 741 of 128k tokens with 10 bytes on the average).
 GRAMMAR_LIBRARY, GRAMMAR_TOKEN = 8 * 2**20, 768
 # The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
 VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
