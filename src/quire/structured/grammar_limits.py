@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 MAX_SOURCE_BYTES = 2**19  # of a grammar in its serialized form
-MAX_LEXER_STATES = 8192  # of a grammar, for all of its masks together
+MAX_LEXER_STATES = 4096  # of a grammar, for all of its masks together
 MAX_ROW_ITEMS = 1000  # ways in which the output so far can be read
 STEP_ITEMS = 20_000  # of one mask: a millisecond
 STEP_FUEL = 100_000  # of the lexer in one mask: seven milliseconds
