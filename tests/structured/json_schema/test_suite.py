@@ -13,7 +13,7 @@ import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +77,20 @@ def decimal_multiple(_: Any, step: Any, value: Any, __: Any) -> Iterator[Any]:
     """multipleOf in decimal numbers: in binary ones, 19.99 is no multiple of 0.01."""
     from jsonschema import ValidationError
 
-    if (
-        isinstance(value, int | float | Decimal)
-        and not isinstance(value, bool)
-        and Decimal(str(value)) % Decimal(str(step))
-    ):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and (Fraction(str(value)) / Fraction(str(step))).denominator != 1:
         yield ValidationError("no multiple")
 
 
-def ascii_pattern(validator: Any, pattern: str, value: Any, __: Any) -> Iterator[Any]:
-    """pattern with the classes of ECMA-262, where the judge's engine knows the pattern."""
+def ecma_pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[Any]:
+    """pattern, where the judge's engine knows it: its classes are those of ECMA-262 with one of two flags."""
     from jsonschema import ValidationError
 
     try:
-        if isinstance(value, str) and not re.search(pattern, value, re.ASCII):
-            yield ValidationError("does not match")
+        if isinstance(value, str):
+            value = value.replace("\ufeff", " ") if "\\s" in pattern else value
+            if not any(re.search(pattern, value, flag) for flag in (re.ASCII, 0)):
+                yield ValidationError("does not match")
     except re.error:
         return
 
@@ -101,12 +100,8 @@ def judge(schema: Any) -> Any:
     from jsonschema import validators
 
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)
-    more = {"multipleOf": decimal_multiple, "pattern": ascii_pattern}
+    more = {"multipleOf": decimal_multiple, "pattern": ecma_pattern}
     return validators.extend(kind, more)(schema)
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return dict(pairs)
 
 
 def judged(schema: Any, source: str, seeds: int) -> int:
@@ -162,11 +157,8 @@ def test_the_corpus(suite: Path) -> None:
         except SchemaError:
             continue
         taken += 1
-        ended += judged(
-            {key: value for key, value in schema.items() if key != "$schema" or "iglu" not in value},
-            source,
-            10,
-        )
+        known = "iglucentral" not in schema.get("$schema", "")
+        ended += judged(schema if known else {**schema, "$schema": DRAFTS["draft4"]}, source, 10)
     assert taken >= 190
     print(f"{taken} of 200 schemas, {ended} answers")
 
