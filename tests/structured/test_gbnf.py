@@ -71,6 +71,7 @@ def test_large_parts_are_terminals() -> None:
         ('root ::= "a', "line 1: a text without its end"),
         ("root ::= [a", "line 1: characters without their end"),
         ("root ::= []", "has no characters"),
+        (r"root ::= [^\x00-\U0010FFFF]", "excludes every character"),
         ("root ::= [z-a]", "the range z-a ends before it begins"),
         ('root ::= ("a"', r"line 1, rule root: '\(' without its end"),
         ('root ::= "a")', r"'\)' without its beginning"),

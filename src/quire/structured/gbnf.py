@@ -235,7 +235,10 @@ class _Body:
             ranges.append((first, last))
         if not ranges:
             raise self._error(f"{text} has no characters")
-        return OneOf(negate(ranges) if negated else merge(ranges))
+        node = OneOf(negate(ranges) if negated else merge(ranges))
+        if not node.ranges:
+            raise self._error(f"{text} excludes every character")
+        return node
 
     def _chars(self, text: str, dashes: bool = False) -> Iterator[str]:
         """Characters, with escapes resolved; with `dashes`, "" stands for a dash that is not escaped."""

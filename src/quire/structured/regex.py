@@ -288,7 +288,10 @@ class _Expression:
             ranges += [(ord(c), ord(c)) for c in _folded(ranges)]
         if classes:
             return OneOf(merge(ranges), tuple(classes), negated)
-        return OneOf(negate(ranges) if negated else merge(ranges))
+        node = OneOf(negate(ranges) if negated else merge(ranges))
+        if not node.ranges:
+            raise self._error("a class that excludes every character", place)
+        return node
 
     def _class_part(self, place: int, ranges: list[Range], classes: list[str]) -> str | None:
         """A character, or None after a class, which is added to the lists."""
