@@ -36,9 +36,6 @@ MAX_NAMED_TOKENS = 4096
 # Limit of allowed_token_ids before the vocabulary is known.
 MAX_ALLOWED_TOKENS = 2**20
 
-# Bytes of a token, on the average of a vocabulary that the engine may be given. Large vocabularies have 6 to 9.
-MAX_MEAN_BYTES = 10
-
 # Block-table entry of a sliding group for a block behind the window of a prefix hit: never read.
 NO_BLOCK = -1
 SOFT_DIGEST_BYTES = 32  # of what soft tokens stand for: a SHA-256
@@ -102,6 +99,8 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"  # the caller cancelled it
     ERROR = "error"  # numerical failure
     NO_TOKEN = "no_token"  # the model gives probability 0 to every token that the request allows
+    GRAMMAR_DEAD_END = "grammar_dead_end"  # no token continues the output as the grammar wants it
+    GRAMMAR_LIMIT = "grammar_limit"  # the grammar took more time or memory than a request may
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,26 +285,6 @@ class SoftSpan:
 
 
 @records.dataclass(frozen=True, slots=True)
-class TokenBytes:
-    """The bytes that each token adds to a text: token i is data[ends[i - 1]:ends[i]], with `ends` as int32.
-
-    The memory plan has room for MAX_MEAN_BYTES a token.
-    """
-
-    data: bytes
-    ends: bytes
-
-    def __len__(self) -> int:
-        return len(self.ends) // 4
-
-    def __getitem__(self, token_id: int) -> bytes:
-        if not 0 <= token_id < len(self):
-            raise IndexError(f"{token_id} is not a token id below {len(self)}")
-        ends = memoryview(self.ends).cast("i")
-        return self.data[ends[token_id - 1] if token_id else 0 : ends[token_id]]
-
-
-@records.dataclass(frozen=True, slots=True)
 class Grammar:
     """What the output of a request must look like: a grammar in llguidance's serialized form, compiled and checked
     before admission. It speaks of bytes and is the same for every vocabulary. `digest` names it."""
@@ -486,6 +465,9 @@ class StepOutput:
     later step.
 
     `filled` names blocks whose moves have ended, of this step or earlier ones: True if the content arrived.
+
+    `late` are rows that sampled nothing, as their masks were not ready: their last token runs again. `complete` are
+    rows whose sequence ends with the accepted tokens, because its grammar allows nothing after them.
     """
 
     token_ids: list[list[int]]
@@ -495,6 +477,8 @@ class StepOutput:
     seconds: dict[str, float] = field(default_factory=dict)
     drafts: dict[int, list[int]] = field(default_factory=dict)
     filled: dict[int, bool] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    complete: set[int] = field(default_factory=set)
 
 
 @records.dataclass(slots=True)

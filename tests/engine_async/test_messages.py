@@ -48,6 +48,7 @@ from quire.engine.host.messages import (
     unpack_logprobs,
 )
 from quire.logprobs import LogprobTable, TokenLogprob
+from quire.text.token_bytes import TokenBytes
 from quire.types import (
     FinishReason,
     FullGroup,
@@ -57,7 +58,6 @@ from quire.types import (
     SlidingGroup,
     SoftSpan,
     StateGroup,
-    TokenBytes,
     TokenIds,
 )
 from quire.util.startup_spans import Span

@@ -87,10 +87,21 @@ class SyncEngine:
     def step(self) -> list[TextDelta]:
         """Run one step; returns its deltas, sample by sample."""
         events = self.core.step()
+        if self.core.refused:
+            self._end_refused()
         for request_id in self.core.started:
             if request_id in self._following:
                 self._following[request_id].started(self.core.records[-1].start)
         return self._take(events)
+
+    def _end_refused(self) -> None:
+        """End requests whose grammars could not be compiled."""
+        refused, self.core.refused = self.core.refused, []
+        for request_id, _ in refused:
+            for sample in self._following[request_id].samples:
+                index = sample.output.index
+                event = SeqEvent(request_id, index, [], None, None, FinishReason.GRAMMAR_LIMIT)
+                self._take([event])
 
     def _take(self, events: list[SeqEvent]) -> list[TextDelta]:
         """Apply events; returns the deltas, sample by sample. Finished requests are forgotten."""

@@ -52,7 +52,8 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.spawn import Spawned
 from quire.text.chat_renderer import ChatAsk
-from quire.types import QuireError, RequestError, TokenBytes
+from quire.text.token_bytes import TokenBytes
+from quire.types import QuireError, RequestError
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:

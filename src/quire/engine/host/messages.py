@@ -19,6 +19,7 @@ from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats, StepRecord
 from quire.logprobs import LogprobTable
+from quire.text.token_bytes import TokenBytes
 from quire.types import (
     CacheGroup,
     FinishReason,
@@ -27,7 +28,6 @@ from quire.types import (
     Request,
     SlidingGroup,
     StateGroup,
-    TokenBytes,
     TokenIds,
 )
 from quire.util.startup_spans import Span
