@@ -19,10 +19,10 @@ from quire.structured.rules import (
     LAST,
     MAX_DEPTH,
     NOTHING,
-    Either,
-    Named,
+    Alternatives,
     Node,
     OneOf,
+    RuleRef,
     Text,
     Then,
     Times,
@@ -147,7 +147,7 @@ class _Body:
         while self._next() == ("mark", "|"):
             self._at += 1
             parts.append(self._then())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
     def _then(self) -> Node:
         parts: list[Node] = []
@@ -170,7 +170,7 @@ class _Body:
         if kind == "name":
             if self._next() == ("mark", "(") and text[:1].isupper() and self._touches():
                 raise self._error(f"the macro {text}(...) is not supported")
-            return Named(text)
+            return RuleRef(text)
         if kind == "text":
             return Text("".join(self._chars(text[1:-1])))
         return ANY if kind == "mark" else self._one_of(text)

@@ -15,7 +15,7 @@ from quire.structured.rules import (
     LAST,
     MAX_DEPTH,
     NOTHING,
-    Either,
+    Alternatives,
     Node,
     OneOf,
     Range,
@@ -86,7 +86,7 @@ class _Expression:
         while self._take("|"):
             parts.append(self._then())
         self._fold, self._dotall = flags
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
     def _then(self) -> Node:
         """Parts up to the end of an alternative; texts that follow each other are one."""

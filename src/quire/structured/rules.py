@@ -44,7 +44,7 @@ class Then:
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Alternatives:
     """One of these."""
 
     parts: tuple[Node, ...]
@@ -60,7 +60,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class RuleRef:
     """What another rule describes."""
 
     name: str
@@ -89,7 +89,7 @@ class Terminal:
     index: int
 
 
-Node: TypeAlias = Text | OneOf | Then | Either | Times | Named | Opaque | Terminal
+Node: TypeAlias = Text | OneOf | Then | Alternatives | Times | RuleRef | Opaque | Terminal
 Rules = Mapping[str, Node]
 NOTHING = Text("")
 ANY = OneOf(((0, LAST),))
@@ -139,7 +139,7 @@ ALL_BITS = _run(0, _bit(LAST))
 
 def children(node: Node) -> tuple[Node, ...]:
     """The parts of a node."""
-    if isinstance(node, Then | Either):
+    if isinstance(node, Then | Alternatives):
         return node.parts
     return (node.part,) if isinstance(node, Times) else ()
 
@@ -155,7 +155,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 def names(node: Node) -> Iterator[str]:
     """The rules that a node refers to."""
-    return (part.name for part in walk(node) if isinstance(part, Named))
+    return (part.name for part in walk(node) if isinstance(part, RuleRef))
 
 
 def check(rules: Rules, start: str, *, left_recursion: bool) -> dict[str, Node]:
@@ -212,20 +212,20 @@ def _closure(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
 
 
 def _can_end(node: Node, ends: set[str]) -> bool:
-    if isinstance(node, Named):
+    if isinstance(node, RuleRef):
         return node.name in ends
     if isinstance(node, OneOf):
         return bool(bits(node))
     if isinstance(node, Times):
         return node.low == 0 or _can_end(node.part, ends)
-    if isinstance(node, Then | Either):
+    if isinstance(node, Then | Alternatives):
         return (all if isinstance(node, Then) else any)(_can_end(part, ends) for part in node.parts)
     return True
 
 
 def is_nullable(node: Node, nullable: set[str]) -> bool:
     """Whether a node accepts the empty text, if the rules `nullable` do."""
-    if isinstance(node, Named):
+    if isinstance(node, RuleRef):
         return node.name in nullable
     if isinstance(node, Text):
         return not node.text
@@ -233,7 +233,7 @@ def is_nullable(node: Node, nullable: set[str]) -> bool:
         return node.nullable
     if isinstance(node, Times):
         return node.low == 0 or is_nullable(node.part, nullable)
-    if isinstance(node, Then | Either):
+    if isinstance(node, Then | Alternatives):
         return (all if isinstance(node, Then) else any)(is_nullable(part, nullable) for part in node.parts)
     return False
 
@@ -270,11 +270,11 @@ def _check_left(rules: Rules) -> None:
 
 def _left(node: Node, nullable: set[str]) -> Iterator[str]:
     """The rules that may come first in a node."""
-    if isinstance(node, Named):
+    if isinstance(node, RuleRef):
         yield node.name
     elif isinstance(node, Times):
         yield from _left(node.part, nullable)
-    elif isinstance(node, Either):
+    elif isinstance(node, Alternatives):
         for part in node.parts:
             yield from _left(part, nullable)
     elif isinstance(node, Then):
