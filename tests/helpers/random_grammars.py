@@ -6,6 +6,10 @@ import itertools
 import random
 from collections.abc import Mapping
 
+from helpers.byte_matcher import fits
+from quire.structured.ask import GrammarError
+from quire.structured.gbnf import parse_gbnf
+from quire.structured.lark_text import write_lark
 from quire.structured.rules import Alternatives, Node, OneOf, RuleRef, Text, Then, Times
 
 TEXTS = ["".join(word) for size in range(6) for word in itertools.product("ab", repeat=size)]
@@ -89,3 +93,17 @@ def _fits(rules: Mapping[str, Node], start: str, text: str) -> bool:
         return frozenset(found)
 
     return len(text) in ends(RuleRef(start), 0)
+
+
+def check_grammar(seed: int) -> bool:
+    """Compare a random grammar with the definition; False for one that is refused."""
+    text = random_gbnf(seed)
+    try:
+        rules = parse_gbnf(text)
+    except GrammarError:
+        return False
+    source = write_lark(rules, "root")
+    found = {word for word in TEXTS if fits(source, word)}
+    expected = reference_texts(rules, "root")
+    assert found == expected, (text, source, sorted(found ^ expected))
+    return True

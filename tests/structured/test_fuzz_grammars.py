@@ -14,10 +14,9 @@ from typing import Any
 
 import llguidance
 import pytest
-from test_terminals import check_grammar
 
 from helpers.grammar_bytes import END, byte_tokenizer
-from helpers.random_grammars import random_gbnf
+from helpers.random_grammars import check_grammar, random_gbnf
 from quire import StructuredOutput
 from quire.structured.ask import GrammarError
 from quire.structured.bounds import CPU_SECONDS, PROCESS_BYTES

@@ -57,6 +57,8 @@ def _validate(source: str, field: str) -> None:
     mask = matcher.compute_bitmask()
     if matcher.is_error():
         shown = " ".join(_SOURCE.sub("", matcher.get_error()).split())
+        if shown.startswith("panic"):
+            shown = "llguidance fails to compile it"
         raise GrammarError(field, shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "...")
     if not any(mask):
         raise GrammarError(field, "no text fits it")

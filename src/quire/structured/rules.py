@@ -17,6 +17,7 @@ LAST = 0x10FFFF
 Range = tuple[int, int]  # of code points, both ends included
 MAX_RULES = 2**13
 MAX_DEPTH = 128  # of groups in each other, and of rules that refer to each other
+_MAX_JOINED = 256  # characters of a text that stands for a repeated one
 MAX_REPEATS = 2**16  # of one thing, by all repetitions around it
 
 
@@ -156,6 +157,46 @@ def walk(node: Node) -> Iterator[Node]:
 def names(node: Node) -> Iterator[str]:
     """The rules that a node refers to."""
     return (part.name for part in walk(node) if isinstance(part, RuleRef))
+
+
+def simplified(node: Node, known: Rules) -> Node:
+    """The same with texts joined and each alternative once; `known` are rules that have been simplified.
+
+    llguidance 1.9 fails on `"a" "bc" | "abc"`: the same text, joined and not.
+    """
+    if isinstance(node, RuleRef):
+        found = known.get(node.name)
+        return found if isinstance(found, Text) else node
+    if isinstance(node, Times):
+        return _repeated(simplified(node.part, known), node.low, node.high)
+    if isinstance(node, Then):
+        return _joined(simplified(part, known) for part in node.parts)
+    if isinstance(node, Alternatives):
+        parts = (simplified(part, known) for part in node.parts)
+        flat = (one for part in parts for one in (part.parts if isinstance(part, Alternatives) else (part,)))
+        kept = tuple(dict.fromkeys(flat))
+        return kept[0] if len(kept) == 1 else Alternatives(kept)
+    return node
+
+
+def _repeated(part: Node, low: int, high: int | None) -> Node:
+    if high == 0 or part == NOTHING:
+        return NOTHING
+    if isinstance(part, Text) and low == high and low * len(part.text) <= _MAX_JOINED:
+        return Text(part.text * low)
+    return part if (low, high) == (1, 1) else Times(part, low, high)
+
+
+def _joined(parts: Iterable[Node]) -> Node:
+    out: list[Node] = []
+    for part in parts:
+        for one in part.parts if isinstance(part, Then) else (part,):
+            last = out[-1] if out else None
+            if isinstance(one, Text) and isinstance(last, Text):
+                out[-1] = Text(last.text + one.text)
+            elif one != NOTHING:
+                out.append(one)
+    return out[0] if len(out) == 1 else Then(tuple(out)) if out else NOTHING
 
 
 def check(rules: Rules, start: str, *, left_recursion: bool) -> dict[str, Node]:

@@ -32,6 +32,7 @@ from quire.structured.rules import (
     is_nullable,
     names,
     nullable_rules,
+    simplified,
     walk,
 )
 
@@ -55,7 +56,10 @@ def cut(rules: Rules, start: str) -> CutGrammar:
     cut does not end before what follows it.
     """
     rules = {name: _unrolled(name, node) for name, node in rules.items()}
-    regular = _regular(rules)
+    regular: dict[str, Node] = {}
+    for name, node in _regular(rules).items():
+        regular[name] = simplified(node, regular)
+    rules = {name: regular.get(name) or simplified(node, regular) for name, node in rules.items()}
     nullable = nullable_rules(rules)
     split: set[Node] = set()
     cuts = 0
