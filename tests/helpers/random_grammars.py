@@ -6,7 +6,11 @@ import itertools
 import random
 from collections.abc import Mapping
 
-from quire.structured.rules import Either, Named, Node, OneOf, Text, Then, Times
+from helpers.byte_matcher import fits
+from quire.structured.ask import GrammarError
+from quire.structured.gbnf import parse_gbnf
+from quire.structured.lark_text import write_lark
+from quire.structured.rules import Alternatives, Node, OneOf, RuleRef, Text, Then, Times
 
 TEXTS = ["".join(word) for size in range(6) for word in itertools.product("ab", repeat=size)]
 
@@ -55,7 +59,7 @@ def _fits(rules: Mapping[str, Node], start: str, text: str) -> bool:
     known: dict[tuple[str, int], frozenset[int]] = {}
 
     def ends(node: Node, at: int) -> frozenset[int]:
-        if isinstance(node, Named):
+        if isinstance(node, RuleRef):
             key = node.name, at
             if key not in known:
                 known[key] = ends(rules[node.name], at)
@@ -65,7 +69,7 @@ def _fits(rules: Mapping[str, Node], start: str, text: str) -> bool:
         if isinstance(node, OneOf):
             inside = at < len(text) and any(low <= ord(text[at]) <= high for low, high in node.ranges)
             return frozenset({at + 1} if inside else ())
-        if isinstance(node, Either):
+        if isinstance(node, Alternatives):
             return frozenset().union(*(ends(part, at) for part in node.parts))
         if isinstance(node, Then):
             places = frozenset({at})
@@ -88,4 +92,18 @@ def _fits(rules: Mapping[str, Node], start: str, text: str) -> bool:
             seen |= {(place, count) for place in places}
         return frozenset(found)
 
-    return len(text) in ends(Named(start), 0)
+    return len(text) in ends(RuleRef(start), 0)
+
+
+def check_grammar(seed: int) -> bool:
+    """Compare a random grammar with the definition; False for one that is refused."""
+    text = random_gbnf(seed)
+    try:
+        rules = parse_gbnf(text)
+    except GrammarError:
+        return False
+    source = write_lark(rules, "root")
+    found = {word for word in TEXTS if fits(source, word)}
+    expected = reference_texts(rules, "root")
+    assert found == expected, (text, source, sorted(found ^ expected))
+    return True

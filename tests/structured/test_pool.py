@@ -84,7 +84,7 @@ def test_the_process_is_of_low_priority_and_bounded(pool: GrammarPool) -> None:
 
 @pytest.mark.parametrize(
     ("grammar", "message", "killed"),
-    [(SLOW, "over 0.8 s of processor time", 1), (LARGE, "over 64.00 MiB of memory", 0)],
+    [(SLOW, "over 0.5 s of processor time", 1), (LARGE, "over 64.00 MiB of memory", 0)],
 )
 def test_a_grammar_over_a_limit_is_refused_alone(
     pool: GrammarPool, grammar: str, message: str, killed: int

@@ -74,6 +74,7 @@ def test_what_python_writes_differently(pattern: str, right: list[str], wrong: l
         ("a)", "without its beginning"),
         ("[a", "without its end"),
         ("[]", "an empty class"),
+        (r"a|[^\s\S]", "character 2: a class that excludes every character"),
         ("[z-a]", "the range z-a ends before it begins"),
         ("a{3,2}", "ends before it begins"),
         ("a{1,1000000000}", "over the limit of 65536"),

@@ -5,24 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helpers.byte_matcher import fits
-from helpers.random_grammars import TEXTS, random_gbnf, reference_texts
-from quire.structured.ask import GrammarError
+from helpers.random_grammars import check_grammar, reference_texts
 from quire.structured.gbnf import parse_gbnf
 from quire.structured.lark_text import write_lark
-
-
-def check_grammar(seed: int) -> bool:
-    """Compare a random grammar with the definition; False for one that is refused."""
-    text = random_gbnf(seed)
-    try:
-        rules = parse_gbnf(text)
-    except GrammarError:
-        return False
-    source = write_lark(rules, "root")
-    found = {word for word in TEXTS if fits(source, word)}
-    expected = reference_texts(rules, "root")
-    assert found == expected, (text, source, sorted(found ^ expected))
-    return True
 
 
 @pytest.mark.parametrize("part", range(4))

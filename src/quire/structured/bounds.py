@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-CPU_SECONDS = 0.8  # of processor time for a grammar
+CPU_SECONDS = 0.5  # of processor time for a grammar
 WALL_SECONDS = 30.0  # until a grammar that gets no processor is given up
 PROCESS_BYTES = (
     64 * 2**20

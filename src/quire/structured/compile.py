@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import time
+from functools import cache
+from typing import TYPE_CHECKING
 
 from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
@@ -17,6 +19,9 @@ from quire.structured.rules import Node
 from quire.structured.structural_tag import TOP, parse_structural_tag
 from quire.types import Grammar
 from quire.util.sizes import format_size
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 _SHOWN = 400  # characters of a message of llguidance
 _SOURCE = re.compile(r"\n *\d+ \|.*", re.S)  # the lines of a grammar in such a message
@@ -44,12 +49,39 @@ def compile_grammar(ask: StructuredOutput) -> CompiledGrammar:
 
 
 def _validate(source: str, field: str) -> None:
+    """Refuse what llguidance would refuse in the engine process, and what no text fits."""
     from llguidance import LLMatcher
 
-    message = LLMatcher.validate_grammar(source, limits=parser_limits())
-    if message:
-        shown = " ".join(_SOURCE.sub("", message).split())
+    # LLMatcher.validate_grammar leaves out the lexer, which costs the most.
+    matcher = LLMatcher(_bytes(), source, log_level=0, limits=parser_limits())
+    mask = matcher.compute_bitmask()
+    if matcher.is_error():
+        shown = " ".join(_SOURCE.sub("", matcher.get_error()).split())
+        if shown.startswith("panic"):
+            shown = "llguidance fails to compile it"
         raise GrammarError(field, shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "...")
+    if not any(mask):
+        raise GrammarError(field, "no text fits it")
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(_Bytes(), slices=[])  # type: ignore[arg-type]
+
+
+class _Bytes:
+    """A vocabulary of bytes: whether a grammar compiles does not depend on it."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id = None
+    bos_token_id = None
+    special_token_ids = ()
+    tokens = tuple(bytes([byte]) for byte in range(256))
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
 
 
 class _Maker:

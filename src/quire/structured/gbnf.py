@@ -19,10 +19,10 @@ from quire.structured.rules import (
     LAST,
     MAX_DEPTH,
     NOTHING,
-    Either,
-    Named,
+    Alternatives,
     Node,
     OneOf,
+    RuleRef,
     Text,
     Then,
     Times,
@@ -147,7 +147,7 @@ class _Body:
         while self._next() == ("mark", "|"):
             self._at += 1
             parts.append(self._then())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
     def _then(self) -> Node:
         parts: list[Node] = []
@@ -170,7 +170,7 @@ class _Body:
         if kind == "name":
             if self._next() == ("mark", "(") and text[:1].isupper() and self._touches():
                 raise self._error(f"the macro {text}(...) is not supported")
-            return Named(text)
+            return RuleRef(text)
         if kind == "text":
             return Text("".join(self._chars(text[1:-1])))
         return ANY if kind == "mark" else self._one_of(text)
@@ -235,7 +235,10 @@ class _Body:
             ranges.append((first, last))
         if not ranges:
             raise self._error(f"{text} has no characters")
-        return OneOf(negate(ranges) if negated else merge(ranges))
+        node = OneOf(negate(ranges) if negated else merge(ranges))
+        if not node.ranges:
+            raise self._error(f"{text} excludes every character")
+        return node
 
     def _chars(self, text: str, dashes: bool = False) -> Iterator[str]:
         """Characters, with escapes resolved; with `dashes`, "" stands for a dash that is not escaped."""

@@ -15,9 +15,9 @@ from quire.structured.ask import GrammarError
 from quire.structured.rules import (
     MAX_DEPTH,
     NOTHING,
-    Either,
-    Named,
+    Alternatives,
     Node,
+    RuleRef,
     Text,
     Then,
     Times,
@@ -170,7 +170,7 @@ class _Rule:
         if self._next() != "end":
             raise self._error(f"{self._next()!r} means nothing here")
         if self._tokens[0][0] == "terminal":  # llguidance compiles it as a whole
-            return Then(tuple(map(Named, names(node))))
+            return Then(tuple(map(RuleRef, names(node))))
         return node
 
     def _next(self) -> str:
@@ -200,7 +200,7 @@ class _Rule:
         while self._next() == "|":
             self._at += 1
             parts.append(self._then())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
     def _then(self) -> Node:
         parts: list[Node] = []
@@ -221,7 +221,7 @@ class _Rule:
                 self._next() == "::" or self._tokens[self._at + 1 :][:1][0][0] != "number"
             ):
                 raise self._error("templates and parametric rules are not supported")
-            return Named(found.lstrip("!?"))
+            return RuleRef(found.lstrip("!?"))
         if kind in {"text", "regex"}:
             if self._next() == "..":
                 self._at += 2

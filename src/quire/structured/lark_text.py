@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterable
 
 from quire.structured.rules import (
-    Either,
-    Named,
+    Alternatives,
     Node,
     OneOf,
     Opaque,
     Range,
+    RuleRef,
     Rules,
     Terminal,
     Text,
@@ -32,14 +32,14 @@ def write_lark(rules: Rules, start: str) -> str:
     terminals: dict[int, str] = {}
 
     def token_leaf(node: Node) -> str:
-        if isinstance(node, Named):
+        if isinstance(node, RuleRef):
             name = named[node.name]
             tokens.define(name, made.regular[node.name], token_leaf)
             return name
         return _leaf(node)
 
     def terminal(node: Node) -> str:
-        if isinstance(node, Named | Text | OneOf):
+        if isinstance(node, RuleRef | Text | OneOf):
             return token_leaf(node)
         if isinstance(node, Opaque) and not node.terminal:
             return node.lark
@@ -55,7 +55,7 @@ def write_lark(rules: Rules, start: str) -> str:
             if tree.index not in terminals:
                 terminals[tree.index] = terminal(made.terminals[tree.index])
             return terminals[tree.index]
-        return rule_names[tree.name] if isinstance(tree, Named) else _leaf(tree)
+        return rule_names[tree.name] if isinstance(tree, RuleRef) else _leaf(tree)
 
     rule_names = {rule: "start" if rule == start else parser.name(rule) for rule in made.rules}
     for rule, tree in made.rules.items():
@@ -84,14 +84,16 @@ class _Lines:
             self.lines[name] = self._write(tree, leaf, 0)
 
     def _write(self, tree: Node, leaf: Callable[[Node], str], depth: int) -> str:
-        if isinstance(tree, Either):
+        if isinstance(tree, Alternatives):
             return " | ".join(self._write(part, leaf, depth) for part in tree.parts)
         if isinstance(tree, Then):
-            return " ".join(self._atom(part, leaf, depth, Either) for part in tree.parts) or '""'
+            return " ".join(self._atom(part, leaf, depth, Alternatives) for part in tree.parts) or '""'
         if isinstance(tree, Times):
             if tree.high == 0:
                 return '""'
-            return self._atom(tree.part, leaf, depth, Either | Then | Times) + _times(tree.low, tree.high)
+            return self._atom(tree.part, leaf, depth, Alternatives | Then | Times) + _times(
+                tree.low, tree.high
+            )
         return leaf(tree)
 
     def _atom(self, tree: Node, leaf: Callable[[Node], str], depth: int, grouped: object) -> str:
@@ -134,4 +136,4 @@ def _char(point: int) -> str:
 def alternatives(texts: Iterable[str]) -> Node:
     """One of these texts."""
     parts = tuple(map(Text, dict.fromkeys(texts)))
-    return parts[0] if len(parts) == 1 else Either(parts)
+    return parts[0] if len(parts) == 1 else Alternatives(parts)

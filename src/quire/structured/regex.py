@@ -15,7 +15,7 @@ from quire.structured.rules import (
     LAST,
     MAX_DEPTH,
     NOTHING,
-    Either,
+    Alternatives,
     Node,
     OneOf,
     Range,
@@ -86,7 +86,7 @@ class _Expression:
         while self._take("|"):
             parts.append(self._then())
         self._fold, self._dotall = flags
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
 
     def _then(self) -> Node:
         """Parts up to the end of an alternative; texts that follow each other are one."""
@@ -288,7 +288,10 @@ class _Expression:
             ranges += [(ord(c), ord(c)) for c in _folded(ranges)]
         if classes:
             return OneOf(merge(ranges), tuple(classes), negated)
-        return OneOf(negate(ranges) if negated else merge(ranges))
+        node = OneOf(negate(ranges) if negated else merge(ranges))
+        if not node.ranges:
+            raise self._error("a class that excludes every character", place)
+        return node
 
     def _class_part(self, place: int, ranges: list[Range], classes: list[str]) -> str | None:
         """A character, or None after a class, which is added to the lists."""

@@ -17,6 +17,7 @@ LAST = 0x10FFFF
 Range = tuple[int, int]  # of code points, both ends included
 MAX_RULES = 2**13
 MAX_DEPTH = 128  # of groups in each other, and of rules that refer to each other
+_MAX_JOINED = 256  # characters of a text that stands for a repeated one
 MAX_REPEATS = 2**16  # of one thing, by all repetitions around it
 
 
@@ -44,7 +45,7 @@ class Then:
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Alternatives:
     """One of these."""
 
     parts: tuple[Node, ...]
@@ -60,7 +61,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class RuleRef:
     """What another rule describes."""
 
     name: str
@@ -89,7 +90,7 @@ class Terminal:
     index: int
 
 
-Node: TypeAlias = Text | OneOf | Then | Either | Times | Named | Opaque | Terminal
+Node: TypeAlias = Text | OneOf | Then | Alternatives | Times | RuleRef | Opaque | Terminal
 Rules = Mapping[str, Node]
 NOTHING = Text("")
 ANY = OneOf(((0, LAST),))
@@ -139,7 +140,7 @@ ALL_BITS = _run(0, _bit(LAST))
 
 def children(node: Node) -> tuple[Node, ...]:
     """The parts of a node."""
-    if isinstance(node, Then | Either):
+    if isinstance(node, Then | Alternatives):
         return node.parts
     return (node.part,) if isinstance(node, Times) else ()
 
@@ -155,7 +156,47 @@ def walk(node: Node) -> Iterator[Node]:
 
 def names(node: Node) -> Iterator[str]:
     """The rules that a node refers to."""
-    return (part.name for part in walk(node) if isinstance(part, Named))
+    return (part.name for part in walk(node) if isinstance(part, RuleRef))
+
+
+def simplified(node: Node, known: Rules) -> Node:
+    """The same with texts joined and each alternative once; `known` are rules that have been simplified.
+
+    llguidance 1.9 fails on `"a" "bc" | "abc"`: the same text, joined and not.
+    """
+    if isinstance(node, RuleRef):
+        found = known.get(node.name)
+        return found if isinstance(found, Text) else node
+    if isinstance(node, Times):
+        return _repeated(simplified(node.part, known), node.low, node.high)
+    if isinstance(node, Then):
+        return _joined(simplified(part, known) for part in node.parts)
+    if isinstance(node, Alternatives):
+        parts = (simplified(part, known) for part in node.parts)
+        flat = (one for part in parts for one in (part.parts if isinstance(part, Alternatives) else (part,)))
+        kept = tuple(dict.fromkeys(flat))
+        return kept[0] if len(kept) == 1 else Alternatives(kept)
+    return node
+
+
+def _repeated(part: Node, low: int, high: int | None) -> Node:
+    if high == 0 or part == NOTHING:
+        return NOTHING
+    if isinstance(part, Text) and low == high and low * len(part.text) <= _MAX_JOINED:
+        return Text(part.text * low)
+    return part if (low, high) == (1, 1) else Times(part, low, high)
+
+
+def _joined(parts: Iterable[Node]) -> Node:
+    out: list[Node] = []
+    for part in parts:
+        for one in part.parts if isinstance(part, Then) else (part,):
+            last = out[-1] if out else None
+            if isinstance(one, Text) and isinstance(last, Text):
+                out[-1] = Text(last.text + one.text)
+            elif one != NOTHING:
+                out.append(one)
+    return out[0] if len(out) == 1 else Then(tuple(out)) if out else NOTHING
 
 
 def check(rules: Rules, start: str, *, left_recursion: bool) -> dict[str, Node]:
@@ -212,20 +253,20 @@ def _closure(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
 
 
 def _can_end(node: Node, ends: set[str]) -> bool:
-    if isinstance(node, Named):
+    if isinstance(node, RuleRef):
         return node.name in ends
     if isinstance(node, OneOf):
         return bool(bits(node))
     if isinstance(node, Times):
         return node.low == 0 or _can_end(node.part, ends)
-    if isinstance(node, Then | Either):
+    if isinstance(node, Then | Alternatives):
         return (all if isinstance(node, Then) else any)(_can_end(part, ends) for part in node.parts)
     return True
 
 
 def is_nullable(node: Node, nullable: set[str]) -> bool:
     """Whether a node accepts the empty text, if the rules `nullable` do."""
-    if isinstance(node, Named):
+    if isinstance(node, RuleRef):
         return node.name in nullable
     if isinstance(node, Text):
         return not node.text
@@ -233,7 +274,7 @@ def is_nullable(node: Node, nullable: set[str]) -> bool:
         return node.nullable
     if isinstance(node, Times):
         return node.low == 0 or is_nullable(node.part, nullable)
-    if isinstance(node, Then | Either):
+    if isinstance(node, Then | Alternatives):
         return (all if isinstance(node, Then) else any)(is_nullable(part, nullable) for part in node.parts)
     return False
 
@@ -270,11 +311,11 @@ def _check_left(rules: Rules) -> None:
 
 def _left(node: Node, nullable: set[str]) -> Iterator[str]:
     """The rules that may come first in a node."""
-    if isinstance(node, Named):
+    if isinstance(node, RuleRef):
         yield node.name
     elif isinstance(node, Times):
         yield from _left(node.part, nullable)
-    elif isinstance(node, Either):
+    elif isinstance(node, Alternatives):
         for part in node.parts:
             yield from _left(part, nullable)
     elif isinstance(node, Then):

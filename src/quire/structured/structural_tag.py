@@ -22,10 +22,10 @@ from quire.structured.rules import (
     MAX_DEPTH,
     MAX_REPEATS,
     NOTHING,
-    Either,
-    Named,
+    Alternatives,
     Node,
     Opaque,
+    RuleRef,
     Text,
     Then,
     Times,
@@ -212,7 +212,7 @@ class _Tags:
         self._count += 1
         prefix = f"g{self._count}-"
         self.rules |= {prefix + name: _renamed(node, prefix) for name, node in parse_gbnf(text).items()}
-        return Named(prefix + START)
+        return RuleRef(prefix + START)
 
     def _tag(self, form: _Format, depth: int) -> Node:
         tag = self._read_tag(form, depth)
@@ -256,7 +256,7 @@ class _Tags:
         return _then(*out, alternatives(ends) if ends else NOTHING)
 
     def _separated(self, form: _Format, depth: int) -> Node:
-        tags = Either(tuple(_then(Text(tag.begin), tag.rest) for tag in self._read_tags(form, depth)))
+        tags = Alternatives(tuple(_then(Text(tag.begin), tag.rest) for tag in self._read_tags(form, depth)))
         separator = Text(form.take("separator", str))
         at_least_one, once = (
             form.take("at_least_one", bool, False),
@@ -326,7 +326,7 @@ class _Tags:
         close = _choice(stops[len(rules) :]) if ends else rest
         if loop:
             return _then(Times(calls, 0, None), close)
-        return Either((_then(calls, alternatives(ends) if ends else NOTHING), close))
+        return Alternatives((_then(calls, alternatives(ends) if ends else NOTHING), close))
 
     def _free(self, stops: list[str], excludes: list[str], where: str) -> tuple[Node, list[Node]]:
         """Text without any of these texts, and for each of `stops`, text that ends with its first occurrence."""
@@ -354,14 +354,14 @@ def _then(*parts: Node) -> Node:
 
 def _choice(parts: Iterable[Node]) -> Node:
     found = tuple(parts)
-    return found[0] if len(found) == 1 else Either(found)
+    return found[0] if len(found) == 1 else Alternatives(found)
 
 
 def _renamed(node: Node, prefix: str) -> Node:
-    if isinstance(node, Named):
-        return Named(prefix + node.name)
+    if isinstance(node, RuleRef):
+        return RuleRef(prefix + node.name)
     if isinstance(node, Times):
         return Times(_renamed(node.part, prefix), node.low, node.high)
-    if isinstance(node, Then | Either):
+    if isinstance(node, Then | Alternatives):
         return type(node)(tuple(_renamed(part, prefix) for part in node.parts))
     return node

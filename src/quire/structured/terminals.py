@@ -17,11 +17,11 @@ from quire.structured.ask import GrammarError
 from quire.structured.rules import (
     ALL_BITS,
     NOTHING,
-    Either,
-    Named,
+    Alternatives,
     Node,
     OneOf,
     Opaque,
+    RuleRef,
     Rules,
     Terminal,
     Text,
@@ -32,6 +32,7 @@ from quire.structured.rules import (
     is_nullable,
     names,
     nullable_rules,
+    simplified,
     walk,
 )
 
@@ -55,7 +56,10 @@ def cut(rules: Rules, start: str) -> CutGrammar:
     cut does not end before what follows it.
     """
     rules = {name: _unrolled(name, node) for name, node in rules.items()}
-    regular = _regular(rules)
+    regular: dict[str, Node] = {}
+    for name, node in _regular(rules).items():
+        regular[name] = simplified(node, regular)
+    rules = {name: regular.get(name) or simplified(node, regular) for name, node in rules.items()}
     nullable = nullable_rules(rules)
     split: set[Node] = set()
     cuts = 0
@@ -79,8 +83,8 @@ def _unrolled(name: str, node: Node) -> Node:
     for before, tail in _tails(node, name):
         if any(name in names(part) for part in before):
             return node
-        (again if tail == Named(name) else last).append(
-            _series([*before] if tail == Named(name) else [*before, tail])
+        (again if tail == RuleRef(name) else last).append(
+            _series([*before] if tail == RuleRef(name) else [*before, tail])
         )
     return Then((Times(_choice(again), 0, None), _choice(last)))
 
@@ -89,7 +93,7 @@ def _tails(node: Node, name: str) -> Iterator[tuple[list[Node], Node]]:
     """The alternatives of a node as what comes before, and a last part that is the rule itself or has nothing of it at
     its end.
     """
-    if isinstance(node, Either):
+    if isinstance(node, Alternatives):
         for part in node.parts:
             yield from _tails(part, name)
     elif isinstance(node, Then) and name in names(node.parts[-1]):
@@ -98,7 +102,7 @@ def _tails(node: Node, name: str) -> Iterator[tuple[list[Node], Node]]:
     elif isinstance(node, Times) and (node.low, node.high) == (0, 1) and name in names(node):
         yield from _tails(node.part, name)
         yield [], NOTHING
-    elif isinstance(node, Named) or name not in names(node):
+    elif isinstance(node, RuleRef) or name not in names(node):
         yield [], node
     else:
         yield [node], NOTHING
@@ -110,7 +114,7 @@ def _series(parts: list[Node]) -> Node:
 
 
 def _choice(parts: list[Node]) -> Node:
-    return parts[0] if len(parts) == 1 else Either(tuple(parts)) if parts else NOTHING
+    return parts[0] if len(parts) == 1 else Alternatives(tuple(parts)) if parts else NOTHING
 
 
 def _regular(rules: Rules) -> dict[str, Node]:
@@ -171,13 +175,13 @@ class _Cutter:
             made = Then(tuple(self._terminal(Text(char)) for char in node.text))
         elif isinstance(node, Times):
             made = Times(self._cut(node.part), node.low, node.high)
-        elif isinstance(node, Then | Either):
+        elif isinstance(node, Then | Alternatives):
             made = type(node)(tuple(self._cut(part) for part in self._parts(node)))
         elif isinstance(node, OneOf):
             made = self._terminal(node)
         return made
 
-    def _parts(self, node: Then | Either) -> Iterator[Node]:
+    def _parts(self, node: Then | Alternatives) -> Iterator[Node]:
         """The parts, with neighbours that may be one terminal together."""
         kind, run = type(node), list[Node]()
         for part in [*node.parts, None]:
@@ -317,12 +321,12 @@ class _Lexer:
         def first(tree: Node) -> tuple[int, bool]:
             if isinstance(tree, Terminal):
                 return 1 << tree.index, self._nullable[tree.index]
-            if isinstance(tree, Named):
+            if isinstance(tree, RuleRef):
                 return firsts[tree.name], tree.name in self._nullable_rules
             if isinstance(tree, Times):
                 found, empty = first(tree.part)
                 return found, empty or tree.low == 0
-            if isinstance(tree, Either):
+            if isinstance(tree, Alternatives):
                 parts = [first(part) for part in tree.parts]
                 return _union(found for found, _ in parts), any(empty for _, empty in parts)
             total, empty = 0, True
@@ -335,11 +339,11 @@ class _Lexer:
         def flow(tree: Node, coming: int) -> None:
             if isinstance(tree, Terminal):
                 self._after[tree.index] |= coming
-            elif isinstance(tree, Named):
+            elif isinstance(tree, RuleRef):
                 after[tree.name] |= coming
             elif isinstance(tree, Times):
                 flow(tree.part, coming | (first(tree.part)[0] if tree.high != 1 else 0))
-            elif isinstance(tree, Either):
+            elif isinstance(tree, Alternatives):
                 for part in tree.parts:
                     flow(part, coming)
             elif isinstance(tree, Then):
@@ -379,7 +383,7 @@ class _Lexer:
             machine.follow.append(set())
             place = [len(machine.chars) - 1]
             return place, place, False
-        if isinstance(node, Named):
+        if isinstance(node, RuleRef):
             return self._places(machine, self._made.regular[node.name])
         if isinstance(node, Times):
             first, last, empty = self._places(machine, node.part)
