@@ -179,6 +179,14 @@ def test_prompt_logprobs_and_token_ids(server: LiveServer) -> None:
         assert set(candidates[str(token)]) == {"logprob", "rank", "decoded_token"}
     chat = server.chat("hey", **fields).json
     assert len(chat["prompt_logprobs"]) == len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"]
+    last = server.complete("hey", prompt_logprobs_start=2, echo=True, logprobs=1, **fields).json["choices"][0]
+    assert last["prompt_logprobs"] == [None, None, body["prompt_logprobs"][2]]
+    assert [logprob is None for logprob in last["logprobs"]["token_logprobs"][:4]] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     as_ids = server.complete("hey", logprobs=1, return_tokens_as_token_ids=True, **GREEDY).json["choices"][0]
     assert as_ids["logprobs"]["tokens"] == [f"token_id:{token}" for token in body["token_ids"]]
 

@@ -207,7 +207,8 @@ class _Answer:
             ("stop_reason", pieces.value(None if self._scores_only else sample.stop_reason)),
         ]
         if body.prompt_logprobs is not None:
-            found.append(("prompt_logprobs", prompt_pieces(run.prompt_logprobs(p), self._context.engine)))
+            positions = run.prompt_logprobs(p), run.unscored(p)
+            found.append(("prompt_logprobs", prompt_pieces(*positions, self._context.engine)))
         if body.return_token_ids:
             found.append(("token_ids", pieces.numbers([] if self._scores_only else sample.token_ids)))
             found.append(("prompt_token_ids", pieces.numbers(prompt.token_ids)))
@@ -222,8 +223,11 @@ class _Answer:
         width = max(pieces.width_of(table), pieces.width_of(before or table))
 
         def entries() -> Iterator[LogprobEntry]:
+            unscored = itertools.repeat(None, run.unscored(p))
             echoed = (
-                () if before is None else zip(prompt.token_ids, itertools.chain((None,), before), strict=True)
+                ()
+                if before is None
+                else zip(prompt.token_ids, itertools.chain(unscored, before), strict=True)
             )
             return itertools.chain(echoed, zip(generated, table, strict=False))
 

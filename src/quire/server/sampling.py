@@ -120,11 +120,12 @@ def make_ask(
     request_id: str,
 ) -> GenerateAsk:
     """One prompt, ready for admission; its times count from the arrival of the request."""
-    entries = len(prompt) * ((params.prompt_logprobs or 0) + 1)
-    if params.prompt_logprobs is not None and entries > MAX_PROMPT_LOGPROB_ENTRIES:
+    scored = params.scored_tokens(len(prompt))
+    entries = scored * ((params.prompt_logprobs or 0) + 1)
+    if entries > MAX_PROMPT_LOGPROB_ENTRIES:
         raise bad_request(
             "prompt_logprobs",
-            f"prompt_logprobs: {entries} entries for {len(prompt)} prompt tokens are over the limit of "
+            f"prompt_logprobs: {entries} entries for {scored} prompt tokens are over the limit of "
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
     priority = body.priority or 0
@@ -167,14 +168,14 @@ def check_token_ids(name: str, ids: Sequence[int], vocab: int) -> None:
 
 def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, name: str) -> None:
     """Raise ApiError 400 when prompts of these lengths could get more logprobs than a response may hold."""
-    if params.prompt_logprobs is not None:
-        entries = sum(prompts) * (params.prompt_logprobs + 1)
-        if entries > MAX_LOGPROB_ENTRIES:
-            raise bad_request(
-                "prompt_logprobs",
-                f"prompt_logprobs: {entries} entries for {sum(prompts)} tokens of {len(prompts)} prompts are over the"
-                f" limit of {MAX_LOGPROB_ENTRIES}",
-            )
+    scored = sum(map(params.scored_tokens, prompts))
+    entries = scored * ((params.prompt_logprobs or 0) + 1)
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise bad_request(
+            "prompt_logprobs",
+            f"prompt_logprobs: {entries} entries for {scored} tokens of {len(prompts)} prompts are over the"
+            f" limit of {MAX_LOGPROB_ENTRIES}",
+        )
     if params.logprobs is None:
         return
     longest = [min(params.max_tokens or window, window - length) for length in prompts]
